@@ -1,0 +1,45 @@
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.built
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo run test kill-test lint format clean
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+env: $(STAMP) ## Build the environment in .venv (every target does so by itself)
+
+$(STAMP): pyproject.toml setup.cfg
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not one)." >&2; \
+		echo "Name another interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Building .venv (about half a minute, once) ..."; rm -rf .venv; $(PYTHON) -m venv .venv; }
+	@$(PIP) install -qq -e '.[test]'
+	@touch $@
+
+demo: $(STAMP) ## Run the example for half a minute, kill two of its processes, print what the database says
+	@$(BIN)/python example_project/manage.py demo $(ARGS)
+
+run: $(STAMP) ## Run the example until Ctrl-C: site with admin, two schedulers, two workers
+	@exec $(BIN)/python example_project/manage.py run $(ARGS)
+
+test: $(STAMP) ## Run everything on every server that is found or can be started (ARGS="--only sqlite", "--list", "--strict")
+	@exec $(BIN)/python -m tests $(ARGS)
+
+kill-test: $(STAMP) ## Kill and replace the only worker, 20 times a trial, at default settings (long)
+	@exec $(BIN)/python -m tests --kill-trials $(ARGS)
+
+lint: $(STAMP) ## Only ruff, mypy --strict and the import contracts
+	@exec $(BIN)/python -m tests --only checks
+
+format: $(STAMP) ## Let ruff order the imports and lay out the code
+	@$(BIN)/ruff check -q --fix-only .
+	@$(BIN)/ruff format .
+
+clean: ## Remove the environment and all that was built or cached
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

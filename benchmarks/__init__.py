@@ -1,0 +1,1 @@
+"""How fast we are, beside others, on one machine in one run: ``python -m benchmarks --help``."""

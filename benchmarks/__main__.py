@@ -1,0 +1,134 @@
+"""Measure ourselves beside others, on this machine, in one run.
+
+Contenders take turns, round after round; each figure is the median of its rounds. Progress is told on stderr, figures
+on stdout. Databases, queues and one Redis database of the run's own are used, and removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from benchmarks.contenders import BareCelery, Ours
+from benchmarks.contest import hold
+from benchmarks.environments import known, python_of
+from benchmarks.machine import machine
+from benchmarks.processes import Failed
+from benchmarks.programme import DEFAULT_N, PROGRAMMES, Stage
+from benchmarks.report import as_json, as_table
+from benchmarks.servers import BROKERS, NotMeasurable, Servers, default_url, servers_for_a_run
+
+EXAMPLES = """
+examples:
+  python -m benchmarks enqueue                                 .delay() and bulk, beside every peer, as a table
+  python -m benchmarks run --peers celery --brokers rabbitmq   no-ops a second, beside bare Celery on RabbitMQ
+  python -m benchmarks dispatch --peers none --rounds 1        due rows that one scheduler publishes a second
+  python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
+  python -m benchmarks graph --large --rounds 1                whole graphs, beside Celery's chord, group and chain
+  python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile
+  python -m benchmarks all --format json > figures.jsonl       everything, one object a line
+
+what each figure means: benchmarks/README.md
+"""
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    sizes = ", ".join(f"{name} {number:,}" for name, number in DEFAULT_N.items())
+    parser.add_argument("name", choices=[*PROGRAMMES, "all"], help="what to measure")
+    parser.add_argument("--format", choices=["table", "json"], default="table", help="json: one object a line")
+    parser.add_argument(
+        "--peers", default="all", metavar="NAMES", help=f"all, none, or some of {','.join(known())} (default: all)"
+    )
+    parser.add_argument("--brokers", default=",".join(BROKERS), metavar="NAMES", help="default: %(default)s")
+    parser.add_argument("--rounds", type=_number, default=3, help="default: %(default)s")
+    parser.add_argument("-n", type=_number, metavar="N", help=f"how many a round (default: {sizes})")
+    parser.add_argument("--large", action="store_true", help="graph: a layered graph of 10 x N too")
+    parser.add_argument("--profile", action="store_true", help="profile ours instead, on each of the brokers")
+    parser.add_argument("--python", metavar="PATH", help="the interpreter for the peers' environments")
+    for server in ("postgresql", "redis", "rabbitmq"):
+        parser.add_argument(f"--{server}", default=default_url(server), metavar="URL", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    options.peers = _names(parser, "--peers", options.peers, list(known()))
+    options.brokers = _names(parser, "--brokers", options.brokers, list(BROKERS))
+    if not options.brokers:
+        parser.error("--brokers names none")
+    return options
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _names(parser: argparse.ArgumentParser, option: str, given: str, there: list[str]) -> tuple[str, ...]:
+    if given in ("all", "none"):
+        return tuple(there) if given == "all" else ()
+    names = tuple(given.split(","))
+    for name in names:
+        if name not in there:
+            parser.error(f"{option} has no {name!r}; it has: {', '.join(there)}")
+    return names
+
+
+def _pythons(peers: tuple[str, ...], wished: str | None) -> dict[str, str]:
+    found = {}
+    for name in peers:
+        try:
+            found[name] = python_of(known()[name], wished)
+        except Failed as error:
+            print(f"LEFT OUT: {error}", file=sys.stderr)
+    return found
+
+
+def _profile(servers: Servers, names: list[str], options: argparse.Namespace) -> None:
+    n = options.n or 1_000
+    if "graph" in names:
+        raise NotMeasurable("graph has no profile: profile run, whose tasks pass the same gate")
+    for name in [verb for named in names for verb in ((named, "bulk") if named == "enqueue" else (named,))]:
+        for broker in options.brokers:
+            ours = Ours(servers, broker)
+            print(f"\n# {name} on postgresql + {broker}\n{ours.profile(name, n)}", flush=True)
+            if name == "run":
+                seconds = ours.run(n, 1, published=False)
+                print(f"== worker with two children beside one scheduler: {n / seconds:,.0f}/s; processor time a task:")
+                print(ours.accounts.text, flush=True)
+                for python in _pythons(("celery",), options.python).values():
+                    bare = BareCelery(servers, broker, python)
+                    print(f"== bare Celery: {n / bare.run(n, 1):,.0f}/s; processor time a task:")
+                    print(bare.accounts.text, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print, clean up; return the exit code."""
+    options = _options(arguments)
+    names = list(PROGRAMMES) if options.name == "all" else [options.name]
+    try:
+        with servers_for_a_run(options.postgresql, options.redis, options.rabbitmq) as servers:
+            if options.profile:
+                _profile(servers, names, options)
+                return 0
+            pythons, about, complete = _pythons(options.peers, options.python), machine(servers), True
+            for name in names:
+                stage = Stage(servers, options.brokers, options.n or DEFAULT_N[name], pythons, options.large)
+                contenders = PROGRAMMES[name](stage)
+                figures = hold(contenders, options.rounds)
+                complete &= all(len(contender.ended) == options.rounds for contender in contenders)
+                print((as_json if options.format == "json" else as_table)(figures, about), flush=True)
+    except (NotMeasurable, Failed) as error:
+        print(f"Cannot measure: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as after Ctrl-C
+    sys.exit(main(sys.argv[1:]))

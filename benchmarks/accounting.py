@@ -1,0 +1,95 @@
+"""Whose CPU a task costs: processor time of each process of this machine (Linux), between two moments."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_SERVERS = {"postgres": "postgresql", "redis-server": "redis", "beam.smp": "rabbitmq"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: its name, its parent, and the processor time it has had (seconds)."""
+
+    name: str
+    parent: int
+    seconds: float
+
+
+def snapshot() -> dict[int, Process]:
+    """Return the processes of this machine; empty where there is no /proc."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            _, _, rest = (folder / "stat").read_text().partition("(")
+            name, _, numbers = rest.rpartition(")")
+            fields = numbers.split()
+            found[int(folder.name)] = Process(name, int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICK)
+    return found
+
+
+def spent(before: Mapping[int, Process], after: Mapping[int, Process], known: Mapping[int, str]) -> dict[str, float]:
+    """Return the seconds by role: the known processes, their children, the servers, and the rest of the machine."""
+    by_role: defaultdict[str, float] = defaultdict(float)
+    for pid, process in after.items():
+        seconds = process.seconds - (before[pid].seconds if pid in before else 0.0)
+        by_role[_role(pid, process, known)] += seconds
+    return by_role
+
+
+def _role(pid: int, process: Process, known: Mapping[int, str]) -> str:
+    if pid in known:
+        return known[pid]
+    if process.parent in known:
+        return f"{known[process.parent]}'s children"
+    return _SERVERS.get(process.name, "others on this machine")
+
+
+def table(by_role: Mapping[str, float], number: int, wall: float) -> str:
+    """Return lines: microseconds of processor a task, by role."""
+    lines = [
+        f"  {1e6 * seconds / number:8,.0f} us  {role}"
+        for role, seconds in sorted(by_role.items(), key=lambda item: -item[1])
+        if seconds
+    ]
+    cores = len(os.sched_getaffinity(0))
+    total, others = sum(by_role.values()), by_role.get("others on this machine", 0.0)
+    lines.append(
+        f"  {1e6 * wall / number:8,.0f} us  by the clock; the {cores} cores were {total / wall / cores:.0%} busy"
+    )
+    if total > others:
+        bound = cores * number / (total - others)
+        lines.append(f"  so that {cores} cores to ourselves would allow at most {bound:,.0f}/s")
+    return "\n".join(lines)
+
+
+class Accounts:
+    """The account of the last measurement, from its first ended tasks to its last."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    @contextmanager
+    def of(self, known: Mapping[int, str]) -> Iterator[Callable[[int], int]]:
+        """Give a function that takes how many tasks have ended, and returns the same."""
+        counts: list[int] = []
+        seen: list[tuple[int, float, dict[int, Process]]] = []
+
+        def look(number: int) -> int:
+            if number and not seen:
+                seen.append((number, time.monotonic(), snapshot()))
+            counts.append(number)
+            return number
+
+        yield look
+        first, began, before = seen[0]
+        if counts[-1] > first:
+            wall = time.monotonic() - began
+            self.text = table(spent(before, snapshot(), known), counts[-1] - first, wall)

@@ -1,0 +1,235 @@
+"""Who takes part, and how each is measured once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from benchmarks.accounting import Accounts
+from benchmarks.peers import tally
+from benchmarks.processes import Failed, figures, output, running, wait_until
+from benchmarks.servers import Servers, depth
+
+WORKER = [
+    "-P",
+    "prefork",
+    "-c",
+    "2",
+    "-l",
+    "WARNING",
+    "--without-gossip",
+    "--without-mingle",
+    "--without-heartbeat",
+    "-n",
+]
+# Far above any n, so that no measurement stops at the window of a queue without a worker.
+WIDE_WINDOW = {"QUEUE_WINDOW": 10_000_000, "PAYLOAD_MAX_BYTES": 65_536}
+_RAN = """
+    SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8
+    FROM durable_tasks_execution_log WHERE status = 'SUCCESS'
+"""
+
+
+def patience(n: int) -> float:
+    """Return how long (seconds) a measurement of n may take."""
+    return 60 + n / 50
+
+
+@dataclass
+class Ours:
+    """Us, on PostgreSQL and one broker."""
+
+    servers: Servers
+    broker: str
+    ready: bool = field(default=False, init=False)
+    accounts: Accounts = field(default_factory=Accounts, init=False)
+
+    def variable(self, **durable: Any) -> dict[str, str]:
+        """Return the environment variable that the project's settings read."""
+        given = {
+            "database": self.servers.database("ours"),
+            "broker": self.servers.broker(self.broker),
+            "queue": self.servers.queue("ours"),
+            "durable": durable,
+        }
+        return {"BENCHMARK": json.dumps(given), "DJANGO_SETTINGS_MODULE": "benchmarks.project.settings"}
+
+    def prepare(self) -> None:
+        """Make the database, once."""
+        if not self.ready:
+            self.servers.make_database("ours")
+            figures([sys.executable, "-m", "benchmarks.ours", "prepare"], {}, 120, **self.variable())
+            self.ready = True
+
+    def profile(self, verb: str, n: int) -> str:
+        """Return a profile of a verb of ``benchmarks.profiling``."""
+        self.prepare()
+        try:
+            command = [sys.executable, "-m", "benchmarks.profiling", verb]
+            variables = self.variable(**WIDE_WINDOW)
+            unsynced = output(
+                command, {"n": n, "deep": False}, patience(n), **variables, PGOPTIONS="-c synchronous_commit=off"
+            )
+            found = output(command, {"n": n}, patience(n), **variables)
+            return f"{found}-- the same with synchronous_commit=off: what is saved is the wait for the disk\n{unsynced}"
+        finally:
+            self.servers.clear_broker(self.broker)
+
+    def tell(self, verb: str, given: dict[str, Any], seconds: float, **durable: Any) -> float:
+        """Do a verb of ``benchmarks.ours``."""
+        command = [sys.executable, "-m", "benchmarks.ours"]
+        self.prepare()
+        return float(figures([*command, verb], given, seconds, **self.variable(**durable))["seconds"])
+
+    def enqueue(self, n: int, **durable: Any) -> float:
+        """Time ``.delay()``."""
+        try:
+            return self.tell("enqueue", {"n": n}, patience(n), **(WIDE_WINDOW | durable))
+        finally:
+            self.servers.clear_broker(self.broker)
+
+    def bulk(self, n: int) -> float:
+        """Time ``schedule_many``."""
+        return self.tell("bulk", {"n": n}, patience(n), **WIDE_WINDOW)
+
+    def dispatch(self, n: int, *, keep: bool = False) -> float:
+        """Time the loop of one scheduler from its start until n messages stand at the broker."""
+        self.servers.clear_broker(self.broker)
+        self.tell("bulk", {"n": n}, patience(n))
+        variable = self.variable(**WIDE_WINDOW)
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            begin = Path(folder, "begin")
+            command = [sys.executable, "-m", "benchmarks.ours", "loop", json.dumps({"begin": str(begin)})]
+            with running(command, **variable) as loop:
+                queue = self.servers.queue("ours")
+                wait_until(lambda: depth(self.servers, self.broker, queue) >= n, loop, within=patience(n), every=0.01)
+                seconds = time.monotonic() - float(begin.read_text())
+        if not keep:
+            self.servers.clear_broker(self.broker)
+        return seconds
+
+    def run(self, n: int, prefetch: int, *, published: bool) -> float:
+        """Time n no-ops of one worker beside one scheduler, from rows: first start to last success."""
+        if published:
+            self.dispatch(n, keep=True)
+        else:
+            self.servers.clear_broker(self.broker)
+            self.tell("bulk", {"n": n}, patience(n))
+        variable = self.variable()
+        loop = [sys.executable, "-m", "django", "run_scheduler"]
+        worker = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "benchmarks.project",
+            "worker",
+            *WORKER,
+            f"bench-{self.servers.run}@%h",
+        ]
+        worker.append(f"--prefetch-multiplier={prefetch}")
+        try:
+            with (
+                running(loop, **variable) as scheduler,
+                running(worker, **variable) as process,
+                psycopg.connect(self.servers.database("ours"), autocommit=True) as database,
+            ):
+                with self.accounts.of({scheduler.pid: "scheduler", process.pid: "worker"}) as look:
+                    wait_until(lambda: look(self._ran(database)[0]) >= n, scheduler, process, within=patience(n))
+                number, seconds = self._ran(database)
+        finally:
+            self.servers.clear_broker(self.broker)
+        if number != n:
+            raise Failed(f"{number} successes were recorded for {n} tasks")
+        return seconds
+
+    @staticmethod
+    def _ran(database: psycopg.Connection) -> tuple[int, float]:
+        found = database.execute(_RAN).fetchone() or (0, 0.0)
+        return int(found[0]), float(found[1] or 0.0)
+
+
+@dataclass
+class BareCelery:
+    """Celery alone on one broker."""
+
+    servers: Servers
+    broker: str
+    python: str
+    accounts: Accounts = field(default_factory=Accounts, init=False)
+
+    def variable(self, folder: str = "") -> dict[str, str]:
+        """Return the environment variables that its app reads."""
+        return {
+            "BENCHMARK_BROKER": self.servers.broker(self.broker),
+            "BENCHMARK_QUEUE": self.servers.queue("celery"),
+            "BENCHMARK_TALLY": folder,
+        }
+
+    def _publish(self, n: int) -> float:
+        command = [self.python, "-m", "benchmarks.peers.bare_celery", "publish"]
+        return float(figures(command, {"n": n}, patience(n), **self.variable())["seconds"])
+
+    def enqueue(self, n: int) -> float:
+        """Time ``.delay()``."""
+        try:
+            return self._publish(n)
+        finally:
+            self.servers.clear_broker(self.broker)
+
+    def run(self, n: int, prefetch: int) -> float:
+        """Time n published no-ops of one worker, from the first body to the last."""
+        folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self.servers.clear_broker(self.broker)
+        self._publish(n)
+        command = [
+            self.python,
+            "-m",
+            "celery",
+            "-A",
+            "benchmarks.peers.bare_celery",
+            "worker",
+            *WORKER,
+            f"bench-{self.servers.run}@%h",
+        ]
+        command.append(f"--prefetch-multiplier={prefetch}")
+        try:
+            with (
+                running(command, **self.variable(str(folder))) as worker,
+                self.accounts.of({worker.pid: "worker"}) as look,
+            ):
+                wait_until(lambda: look(tally.count(folder)) >= n, worker, within=patience(n))
+            return tally.seconds(folder)
+        finally:
+            shutil.rmtree(folder)
+            self.servers.clear_broker(self.broker)
+
+
+@dataclass
+class DatabaseQueue:
+    """A peer whose queue is PostgreSQL itself: a program with the verbs prepare, enqueue, bulk and run."""
+
+    servers: Servers
+    name: str
+    program: str
+    python: str
+    settings: str = ""
+    ready: bool = field(default=False, init=False)
+
+    def tell(self, verb: str, n: int, **more: int) -> float:
+        """Do a verb of the peer's program; the database is made before the first."""
+        command = [self.python, "-m", self.program]
+        variables = {"BENCHMARK_DATABASE": self.servers.database(self.name), "DJANGO_SETTINGS_MODULE": self.settings}
+        if not self.ready:
+            self.servers.make_database(self.name)
+            figures([*command, "prepare"], {}, 120, **variables)
+            self.ready = True
+        return float(figures([*command, verb], {"n": n, **more}, patience(n), **variables)["seconds"])

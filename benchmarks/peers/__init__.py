@@ -1,0 +1,1 @@
+"""Programs that run in the peers' environments, where our package is not installed."""

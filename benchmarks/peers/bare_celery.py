@@ -1,0 +1,44 @@
+"""Celery without us, in its own environment: the app of its worker, and a program.
+
+Run ``python -m benchmarks.peers.bare_celery publish '{"n": 1000}'`` to publish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from celery import Celery
+
+from benchmarks.peers.tally import Tally
+
+app = Celery("bare_celery", broker=os.environ["BENCHMARK_BROKER"])
+app.conf.update(
+    task_ignore_result=True,
+    task_default_queue=os.environ["BENCHMARK_QUEUE"],
+    broker_connection_retry_on_startup=True,
+)
+tally = Tally(os.environ.get("BENCHMARK_TALLY", ""))
+
+
+@app.task(name="noop")
+def noop(n: int) -> None:
+    """Do nothing but be counted."""
+    tally.add()
+
+
+def publish(n: int) -> float:
+    """Call ``.delay()`` n times."""
+    for number in range(50):
+        noop.delay(number)
+    app.control.purge()
+    began = time.perf_counter()
+    for number in range(n):
+        noop.delay(number)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    print(json.dumps({"seconds": publish(**json.loads(sys.argv[2]))}))

@@ -1,0 +1,77 @@
+"""oban-py in its own environment: ``python -m benchmarks.peers.oban_jobs VERB '{"n": 1000}'``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from oban import Oban, worker
+from oban.schema import install
+from psycopg_pool import AsyncConnectionPool
+
+_BATCH = 1_000
+
+
+@worker(queue="default")
+class _Noop:
+    async def process(self, job: Any) -> None:
+        """Do nothing: only enqueueing is measured."""
+
+
+_new: Callable[[dict[str, int]], Any] = _Noop.new  # type: ignore[attr-defined]  # the decorator adds it
+
+
+async def _prepare(pool: AsyncConnectionPool) -> float:
+    await install(pool)
+    return 0.0
+
+
+async def _sender(pool: AsyncConnectionPool) -> Oban:
+    async with pool.connection() as connection:
+        await connection.execute("TRUNCATE oban_jobs RESTART IDENTITY CASCADE")
+    oban = Oban(pool=pool, queues={}, name="sender")
+    await oban.start()
+    return oban
+
+
+async def _enqueue(pool: AsyncConnectionPool, n: int) -> float:
+    oban = await _sender(pool)
+    for number in range(50):
+        await oban.enqueue(_new({"n": number}))
+    began = time.perf_counter()
+    for number in range(n):
+        await oban.enqueue(_new({"n": number}))
+    seconds = time.perf_counter() - began
+    await oban.stop()
+    return seconds
+
+
+async def _bulk(pool: AsyncConnectionPool, n: int) -> float:
+    oban = await _sender(pool)
+    began = time.perf_counter()
+    for start in range(0, n, _BATCH):
+        await oban.enqueue_many([_new({"n": number}) for number in range(start, min(n, start + _BATCH))])
+    seconds = time.perf_counter() - began
+    await oban.stop()
+    return seconds
+
+
+VERBS: dict[str, Callable[..., Awaitable[float]]] = {"prepare": _prepare, "enqueue": _enqueue, "bulk": _bulk}
+
+
+async def main(verb: str, given: dict[str, Any]) -> None:
+    """Do one verb and print its seconds."""
+    pool = AsyncConnectionPool(os.environ["BENCHMARK_DATABASE"], min_size=4, max_size=20, open=False)
+    await pool.open()
+    seconds = await VERBS[verb](pool, **given)
+    await pool.close()
+    print(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))

@@ -1,0 +1,1 @@
+"""django-ox in its own environment."""

@@ -1,0 +1,159 @@
+"""What bounds ours: ``python -m benchmarks.profiling VERB '{"n": 1000}'`` prints wall and CPU time and a profile.
+
+``run`` passes messages through Celery's tracer and our gate in this process, as a prefork child does after it has read
+a message from its pipe: what a worker spends besides is its parent, the broker and the database.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import json
+import platform
+import pstats
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import django
+from django.db import connection, connections
+
+_LINES = 28
+
+
+def _enqueue(n: int) -> Callable[[], None]:
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+
+    def work() -> None:
+        for number in range(n):
+            noop.delay(number)
+
+    for number in range(50):
+        noop.delay(number)
+    return work
+
+
+def _bulk(n: int) -> Callable[[], None]:
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+
+    def work() -> None:
+        noop.schedule_many([(number,) for number in range(n)])
+
+    return work
+
+
+def _dispatch(n: int) -> Callable[[], None]:
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from django_durable_tasks.scheduler.loop import Scheduler  # noqa: PLC0415 - it needs loaded models
+
+    noop.schedule_many([(number,) for number in range(n)])
+    scheduler = Scheduler("profile")
+
+    def work() -> None:
+        while scheduler.run_once():
+            pass
+
+    return work
+
+
+def _run(n: int) -> Callable[[], None]:
+    from celery import signals  # noqa: PLC0415 - the worker's rooms load after Django
+    from celery.app import trace  # noqa: PLC0415
+
+    from benchmarks.project import celery_app  # noqa: PLC0415
+    from benchmarks.project.tasks import noop  # noqa: PLC0415
+    from django_durable_tasks.celery.publisher import (  # noqa: PLC0415
+        _BODY,
+        _headers,
+        queue_of,
+    )
+    from django_durable_tasks.lifecycle import claims  # noqa: PLC0415
+    from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415
+    from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415
+
+    noop.schedule_many([(number,) for number in range(n)])
+    rings = claims.claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4())
+    hostname = f"profile@{platform.node()}"
+    connections.close_all()  # a child begins without its parent's; Celery would close their sockets underneath us
+    signals.worker_init.send(sender=celery_app)
+    signals.worker_process_init.send(sender=None)
+    trace.setup_worker_optimizations(celery_app, hostname)
+    task = celery_app.tasks[noop.name]
+    task.__trace__ = trace.build_tracer(noop.name, task, celery_app.loader, hostname, app=celery_app)
+    with own():
+        database_now()  # so that the gate's connection stands before the clock runs
+    more = {"hostname": hostname, "delivery_info": {}, "reply_to": "", "redelivered": False}
+
+    def work() -> None:
+        for ring in rings:
+            headers = _headers(ring)
+            request = {**headers, **more, "correlation_id": headers["id"]}
+            trace.fast_trace_task(ring.name, headers["id"], request, _BODY, "application/json", "utf-8")
+
+    return work
+
+
+VERBS: dict[str, Callable[[int], Callable[[], None]]] = {
+    "enqueue": _enqueue, "bulk": _bulk, "run": _run, "dispatch": _dispatch,
+}  # fmt: skip
+
+
+def _backends() -> list[int]:
+    """Return the processes that serve this database, our own connections' among them."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+def _processor_time(pids: list[int]) -> float:
+    """Return the seconds of processor that local processes have had (Linux); 0 where that cannot be read."""
+    total = 0.0
+    for pid in pids:
+        with suppress(OSError):
+            total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+def _table(profile: cProfile.Profile, order: str, *which: str | int) -> str:
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats(order).print_stats(*which)
+    return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
+
+
+def _ours(profile: cProfile.Profile) -> str:
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats("django_durable_tasks/", _LINES)
+    return "\n".join(line for line in text.getvalue().splitlines() if "django_durable_tasks/" in line)
+
+
+def main(verb: str, given: dict[str, Any]) -> None:
+    """Do a verb twice, once timed and once profiled, and print what was found."""
+    django.setup()
+    n = int(given["n"])
+    work = VERBS[verb](n)
+    pids = _backends()
+    wall, cpu, server = time.perf_counter(), time.process_time(), _processor_time(pids)
+    work()
+    wall, cpu, server = time.perf_counter() - wall, time.process_time() - cpu, _processor_time(pids) - server
+    each = 1e6 / n
+    print(
+        f"== {verb} x {n:,} in one process: {n / wall:,.0f}/s; each {wall * each:,.0f} us, of which"
+        f" {cpu * each:,.0f} us are CPU of this process and {(wall - cpu) * each:,.0f} us wait for servers"
+        + (f" ({server * each:,.0f} us of PostgreSQL's processor time)" if server > 0 else "")
+    )
+    if not given.get("deep", True):
+        return
+    profile = cProfile.Profile(time.thread_time)  # by processor time: waiting and a busy machine do not show
+    profile.runcall(VERBS[verb](n))
+    print("-- processor time by function (profiled: slower than above)")
+    print(_table(profile, "tottime", _LINES))
+    print("-- of our package, by time with what it calls")
+    print(_ours(profile))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,149 @@
+"""The benchmarks: which contenders take their turns, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
+from benchmarks.contest import OURS, Contender, Measured
+from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
+from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
+from benchmarks.servers import Servers
+
+DEFAULT_N = {"enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000}
+BULK_TIMES = 10
+"""A bulk call makes so many times more rows than single calls are made."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a programme needs: servers, brokers, how many, and the interpreters of the peers that take part."""
+
+    servers: Servers
+    brokers: tuple[str, ...]
+    n: int
+    pythons: dict[str, str]
+    large: bool = False
+
+
+_PROGRAMS = {
+    "procrastinate": ("benchmarks.peers.procrastinate_jobs", ""),
+    "django-ox": ("benchmarks.peers.ox.jobs", "benchmarks.peers.ox.settings"),
+    "oban": ("benchmarks.peers.oban_jobs", ""),
+}
+_BEAT = "django-celery-beat"
+_CONCURRENCIES = {"procrastinate": (1, 20), "django-ox": (1, 4)}
+
+
+def _queues(stage: Stage) -> dict[str, DatabaseQueue]:
+    return {
+        name: DatabaseQueue(stage.servers, name.replace("-", "_"), program, stage.pythons[name], settings)
+        for name, (program, settings) in _PROGRAMS.items()
+        if name in stage.pythons
+    }
+
+
+def _contender(
+    stage: Stage, benchmark: str, what: str, peer: str, broker: str | None, measure: Callable[[], float | Measured],
+    *, n: int | None = None, rival: str = "", database: str | None = "postgresql",
+) -> Contender:  # fmt: skip
+    return Contender(benchmark, what, peer, database, broker, n or stage.n, measure, rival)
+
+
+def enqueue(stage: Stage) -> list[Contender]:
+    """Compare handing over work: one by one, and in bulk."""
+    found, many = [], BULK_TIMES * stage.n
+    for broker in stage.brokers:
+        ours = Ours(stage.servers, broker)
+        found.append(_contender(stage, "enqueue", "single", OURS, broker, partial(ours.enqueue, stage.n)))
+        if "celery" in stage.pythons:
+            celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
+            measure = partial(celery.enqueue, stage.n)
+            found.append(_contender(stage, "enqueue", "single", "celery", broker, measure, database=None))
+    ours = Ours(stage.servers, stage.brokers[0])
+    unrung = partial(ours.enqueue, stage.n, FAST_PATH=False)
+    found.append(_contender(stage, "enqueue", "single, not rung", OURS, None, unrung))
+    found.append(_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many))
+    for name, peer in _queues(stage).items():
+        found.append(_contender(stage, "enqueue", "single", name, None, partial(peer.tell, "enqueue", stage.n)))
+        found.append(_contender(stage, "enqueue", "bulk", name, None, partial(peer.tell, "bulk", many), n=many))
+    return found
+
+
+def run(stage: Stage) -> list[Contender]:
+    """Compare running no-ops."""
+    found = []
+    for broker in stage.brokers:
+        ours = Ours(stage.servers, broker)
+        for what, prefetch, published in (
+            ("PENDING first, prefetch 1", 1, False),
+            ("QUEUED first, prefetch 1", 1, True),
+            ("QUEUED first, prefetch 4", 4, True),
+        ):
+            measure = partial(ours.run, stage.n, prefetch, published=published)
+            found.append(_contender(stage, "run", what, OURS, broker, measure))
+        if "celery" in stage.pythons:
+            celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
+            found += [
+                _contender(
+                    stage, "run", f"published first, prefetch {prefetch}", "celery", broker,
+                    partial(celery.run, stage.n, prefetch), database=None, rival="PENDING first, prefetch 1",
+                )
+                for prefetch in (1, 4)
+            ]  # fmt: skip
+    for name, concurrencies in _CONCURRENCIES.items():
+        if peer := _queues(stage).get(name):
+            found += [
+                _contender(
+                    stage, "run", f"rows first, concurrency {concurrency}", name, None,
+                    partial(peer.tell, "run", stage.n, concurrency=concurrency), rival="PENDING first, prefetch 1",
+                )
+                for concurrency in concurrencies
+            ]  # fmt: skip
+    return found
+
+
+def dispatch(stage: Stage) -> list[Contender]:
+    """Measure publishing due rows by one scheduler."""
+    return [
+        _contender(stage, "dispatch", "due rows", OURS, broker, partial(Ours(stage.servers, broker).dispatch, stage.n))
+        for broker in stage.brokers
+    ]
+
+
+def recurring(stage: Stage) -> list[Contender]:
+    """Compare serving rows that are due every ten seconds, n of them and a fifth; and time ticks of ours. On Redis."""
+    ours, found = OurRows(stage.servers, "redis"), []
+    beat = Beat(stage.servers, stage.pythons[_BEAT]) if _BEAT in stage.pythons else None
+    for rows in (stage.n // 5, stage.n):
+        what, wanted = f"{rows:,} rows every {EVERY} s", round(rows * WATCHED / EVERY)
+        found.append(_contender(stage, "recurring", what, OURS, "redis", partial(ours.keep_up, rows), n=wanted))
+        if beat is not None:
+            found.append(_contender(stage, "recurring", what, _BEAT, "redis", partial(beat.keep_up, rows), n=wanted))
+    for rows in sizes(stage.n):
+        what = f"a tick, {DUE_AT_ONCE} rows due of {rows:,}"
+        found.append(_contender(stage, "recurring", what, OURS, None, partial(ours.tick, rows), n=DUE_AT_ONCE))
+    return found
+
+
+def graph(stage: Stage) -> list[Contender]:
+    """Compare whole graphs: n into one, one into n, a chain of n/10, and with ``--large`` layers of 10 n. On Redis."""
+    ours, found, n = OurGraphs(stage.servers, "redis"), [], stage.n
+    canvas = Canvas(stage.servers, "redis", stage.pythons["celery"]) if "celery" in stage.pythons else None
+    for shape, nodes in (("fan-in", n + 1), ("fan-out", n + 1), ("chain", n // 10)):
+        found.append(_contender(stage, "graph", shape, OURS, "redis", partial(ours.run_graph, shape, nodes), n=nodes))
+        if canvas is not None:
+            measure = partial(canvas.run_canvas, shape, nodes)
+            found.append(_contender(stage, "graph", shape, "celery", "redis", measure, n=nodes, database=None))
+    if stage.large:
+        measure = partial(ours.run_graph, "layered", 10 * n)
+        found.append(_contender(stage, "graph", "layered", OURS, "redis", measure, n=10 * n))
+    found.append(_contender(stage, "graph", "validate edges", OURS, None, ours.validate, n=EDGES_CHECKED))
+    return found
+
+
+PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
+    "enqueue": enqueue, "run": run, "dispatch": dispatch, "recurring": recurring, "graph": graph,
+}  # fmt: skip

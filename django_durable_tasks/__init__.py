@@ -1,0 +1,32 @@
+"""Durable, exactly accounted background work for Django teams that use Celery.
+
+The public names load on first use (PEP 562), so that importing the app never touches Celery before Django is set up.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_durable_tasks.decorators import durable_task, recurring
+    from django_durable_tasks.rules.followups import Schedule
+    from django_durable_tasks.rules.retries import Retry
+    from django_durable_tasks.workflows import Workflow
+
+__version__ = "0.1.0.dev0"
+__all__ = ["Retry", "Schedule", "Workflow", "__version__", "durable_task", "recurring"]
+
+_HOMES = {
+    "durable_task": "django_durable_tasks.decorators",
+    "recurring": "django_durable_tasks.decorators",
+    "Schedule": "django_durable_tasks.rules.followups",
+    "Workflow": "django_durable_tasks.workflows",
+    "Retry": "django_durable_tasks.rules.retries",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,28 @@
+"""Screens on Django's stock admin; one screen a file, and each action one call of the lifecycle."""
+
+from django_durable_tasks.admin.calendars import CalendarAdmin
+from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
+from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
+from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
+from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
+from django_durable_tasks.admin.nodes import NodeAdmin, SchedulerLeaseAdmin
+from django_durable_tasks.admin.queues import QueueControlAdmin
+from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
+from django_durable_tasks.admin.tasks import TaskAdmin
+from django_durable_tasks.admin.tenants import TenantAdmin
+from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
+
+__all__ = [
+    "CalendarAdmin",
+    "DeadLetterAdmin",
+    "NodeAdmin",
+    "OccurrenceRecordAdmin",
+    "QueueControlAdmin",
+    "RecurringTaskAdmin",
+    "SchedulerLeaseAdmin",
+    "TaskAdmin",
+    "TaskDependencyAdmin",
+    "TaskExecutionLogAdmin",
+    "TenantAdmin",
+    "WorkflowRunAdmin",
+]

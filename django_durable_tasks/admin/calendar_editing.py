@@ -1,0 +1,122 @@
+"""The page on which a calendar is made or edited, with dates taken in from holidays or a file, and its year shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_durable_tasks.admin import actions, display
+from django_durable_tasks.admin.calendar_dates import Taken, picture, written
+from django_durable_tasks.admin.calendar_form import CalendarForm
+from django_durable_tasks.admin.fields import refuse
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.lifecycle import calendars
+from django_durable_tasks.lifecycle.agendas import business_days
+from django_durable_tasks.models import Calendar
+
+_TOLD = 200
+
+
+def _known(screen: Any, request: HttpRequest, object_id: int | None) -> Calendar | None:
+    if object_id is None:
+        if not screen.has_add_permission(request):
+            raise PermissionDenied
+        return None
+    if not (screen.has_edit_permission(request) and screen.has_view_permission(request)):
+        raise PermissionDenied
+    found: Calendar | None = screen.get_queryset(request).filter(pk=object_id).first()
+    if found is None:
+        raise Http404(_("No calendar has this id."))
+    return found
+
+
+def _taken(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
+    """Refuse to edit by adding: the name of another calendar is refused beside its field."""
+    if form.known is not None:
+        return False
+    given = form.keywords()
+    found = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"]).exists()
+    if found:
+        form.add_error("name", _("A calendar of this name is there already: edit that one."))
+    return bool(found)
+
+
+def _saved(form: CalendarForm) -> Calendar | None:
+    """Say the one verb; None when it was refused, which the form tells."""
+    try:
+        return calendars.upsert(**form.keywords())
+    except DurableTasksError as refused:
+        refuse(form, refused)
+        return None
+
+
+def editing_for(screen: Any) -> Callable[..., HttpResponse]:
+    """Return the view, inside the site of this screen."""
+
+    def view(request: HttpRequest, object_id: int | None = None) -> HttpResponse:
+        known = _known(screen, request, object_id)
+        special = business_days(known).special if known else ()
+        if request.method != "POST":
+            return _page(screen, request, CalendarForm(known=known, days=special))
+        form = CalendarForm(request.POST, request.FILES, known=known, days=special)
+        if not form.is_valid() or _taken(form, screen, request):
+            return _page(screen, request, form)
+        if "_take" in request.POST:
+            return _page(screen, request, *_with_taken(form, request))
+        if "_look" in request.POST:
+            return _page(screen, request, form)
+        saved = _saved(form)
+        return _page(screen, request, form) if saved is None else _told(screen, request, saved, known is None)
+
+    return view
+
+
+def _with_taken(form: CalendarForm, request: HttpRequest) -> tuple[CalendarForm, Taken | None]:
+    """Return the form with the dates taken in, still to be saved."""
+    taken = form.take_in()
+    if taken is None:
+        return form, None
+    data = request.POST.copy()
+    data["days"], data["origin"] = written(taken.days), form.source()
+    filled = CalendarForm(data, known=form.known)
+    filled.is_valid()
+    return filled, taken
+
+
+def _told(screen: Any, request: HttpRequest, saved: Calendar, added: bool) -> HttpResponse:
+    actions.remember(screen, request, [saved.pk], _("Made.") if added else _("Edited."))
+    number = len(calendars.naming(saved.name, saved.tenant_id))
+    told = ngettext("%d schedule follows it from now on.", "%d schedules follow it from now on.", number) % number
+    screen.message_user(request, _("Calendar %(name)s is saved. %(told)s") % {"name": saved.name, "told": told})
+    may_look = screen.has_view_permission(request)
+    return HttpResponseRedirect(display.page_of("calendar", saved.pk) if may_look else request.path)
+
+
+def _page(screen: Any, request: HttpRequest, form: CalendarForm, taken: Taken | None = None) -> HttpResponse:
+    known = form.known
+    shown = form.is_bound and not form.errors
+    year = _year(form, taken) if shown else 0
+    context = {
+        **screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,
+        "taken": taken, "added": taken.added[:_TOLD] if taken else (),
+        "changed": taken.changed[:_TOLD] if taken else (),
+        "months": picture(form.value(), year) if shown else [], "year": year,
+        "title": _("Edit calendar %s") % known.name if known else _("Add a calendar"),
+        "back": display.page_of("calendar", known.pk) if known else display.list_of("calendar"),
+    }  # fmt: skip
+    return TemplateResponse(request, "admin/django_durable_tasks/calendar/edit.html", context)
+
+
+def _year(form: CalendarForm, taken: Taken | None) -> int:
+    """Return this year, or the first one that dates were taken in for."""
+    this_year = timezone.localdate().year
+    days: list[date] = [one.day for one in taken.added] if taken else []
+    return this_year if not days or any(day.year == this_year for day in days) else min(days).year

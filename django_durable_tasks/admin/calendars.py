@@ -1,0 +1,141 @@
+"""The screen of calendars: their week, a picture of a year, their dates, and the schedules that follow them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db import transaction
+from django.db.models import Count, IntegerField, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.dates import WEEKDAYS_ABBR
+from django.utils.translation import gettext as _t
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin import actions, display, filters
+from django_durable_tasks.admin.calendar_dates import picture, year_of
+from django_durable_tasks.admin.calendar_editing import editing_for
+from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.exceptions import InvalidCalendar
+from django_durable_tasks.lifecycle import calendars
+from django_durable_tasks.lifecycle.agendas import business_days
+from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
+
+_UPDATED = display.instant_of("updated_at", _("updated at"))
+_SHOWN = 100
+
+
+def _delete(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
+    rows = Calendar.objects.using(conf.settings().DATABASE).filter(pk__in=keys).order_by("name")
+    with transaction.atomic(using=rows.db):
+        gone = sum(calendars.delete(row.name, tenant=row.tenant_id) for row in rows)
+    return gone, ngettext("%d calendar is gone.", "%d calendars are gone.", gone) % gone
+
+
+DELETE = actions.Verb(
+    title=_("Delete calendars"), movable=Q(), do=_delete,
+    warning=_("They and their dates are gone for good. A calendar that a schedule names is not deleted."),
+)  # fmt: skip
+
+
+@admin.register(Calendar)
+class CalendarAdmin(ScreenAdmin):
+    """Calendars."""
+
+    named_by = ("name",)
+    list_display = ("name", "description", "week", "dates", "origin", _UPDATED)
+    list_filter = (filters.TenantFilter,)
+    sortable_by = ()
+    ordering = ("tenant_id", "name")
+    search_fields = ("name", "description")
+    actions = ("delete",)
+    change_form_template = "admin/django_durable_tasks/calendar/change_form.html"
+    fieldsets: ClassVar = ((None, {"fields": (("week", "dates"), "description", ("origin", _UPDATED), "tenant")}),)
+    readonly_fields = ("week", "dates", _UPDATED)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        days = CalendarDay.objects.filter(calendar=OuterRef("pk")).order_by().values("calendar")
+        number = Subquery(days.annotate(number=Count("pk")).values("number"), output_field=IntegerField())
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(number=Coalesce(number, 0))
+        return rows.select_related("tenant")
+
+    def get_urls(self) -> list[URLPattern]:
+        edit = self.admin_site.admin_view(editing_for(self))
+        return [
+            path("add/", edit, name="django_durable_tasks_calendar_add"),
+            path("<int:object_id>/edit/", edit, name="django_durable_tasks_calendar_edit"),
+            *super().get_urls(),
+        ]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Add the picture of a year, its dates, the schedules that follow the calendar, and the buttons."""
+        row = context["original"]
+        year = year_of(request.GET.get("year", ""), timezone.localdate().year)
+        context |= {**_picture(row, year), **_followers(row), "year": year, "before": year - 1, "after": year + 1,
+                    "buttons": self._buttons(request, row)}  # fmt: skip
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def _buttons(self, request: HttpRequest, row: Calendar) -> list[dict[str, str]]:
+        edit = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
+        found = [{"url": edit, "title": _t("Edit, or take dates in…")}] if self.has_edit_permission(request) else []
+        return [*found, {"action": "delete", "title": _t("Delete…")}] if self.has_removal_permission(request) else found
+
+    # Who may ------------------------------------------------------------------------------------------------------
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse the stock form: a calendar is changed by ``upsert``, on a page of its own."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse the stock page: a calendar that a schedule names must stay."""
+        return False
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("django_durable_tasks.change_calendar"))
+
+    def has_removal_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("django_durable_tasks.delete_calendar"))
+
+    @admin.action(permissions=["removal"], description=_("Delete…"))
+    def delete(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
+        """Delete calendars that no schedule names."""
+        answer = actions.run(self, request, rows, DELETE)
+        gone = actions.CONFIRMED in request.POST and not rows.exists()
+        return HttpResponseRedirect(display.list_of("calendar")) if gone else answer
+
+    # Columns and fields -------------------------------------------------------------------------------------------
+
+    @admin.display(description=_("working days"))
+    def week(self, row: Calendar) -> str:
+        """Show the days of the week that are open."""
+        return ", ".join(str(WEEKDAYS_ABBR[day - 1]) for day in row.working_days) or display.NOTHING
+
+    @admin.display(description=_("dates"))
+    def dates(self, row: Any) -> str:
+        """Show how many dates are not as their weekday is."""
+        return f"{row.number:,}"
+
+
+def _picture(row: Calendar, year: int) -> dict[str, Any]:
+    try:
+        days = business_days(row)
+    except InvalidCalendar as broken:
+        return {"months": [], "special": [], "problem": str(broken)}
+    return {"months": picture(days, year), "special": [one for one in days.special if one.day.year == year]}
+
+
+def _followers(row: Calendar) -> dict[str, Any]:
+    keys = calendars.naming(row.name, row.tenant_id)
+    found = (
+        RecurringTask.objects.using(row._state.db).filter(pk__in=keys[:_SHOWN]).order_by("name").only("name", "status")
+    )
+    shown = [{"name": one.name, "status": display.badge(f"schedule-{one.status}", one.status),
+              "url": display.page_of("recurringtask", one.pk)} for one in found]  # fmt: skip
+    return {"followers": shown, "number": len(keys), "unshown": max(0, len(keys) - _SHOWN)}

@@ -1,0 +1,201 @@
+"""The screen of dependencies: which task waits for which, or for a person, and what became of it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin import dependency_form, display, filters, task_graph, waiting
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.models import Task, TaskDependency, Tenant, WorkflowRun
+from django_durable_tasks.rules.graphs import DependencyType, Gate
+
+_RESOLVED = display.instant_of("resolved_at", _("resolved at"))
+LOOKED_AT = 200_000
+"""What no index holds is looked for in so many of the newest edges, unless one task is asked for."""
+_OF_ONE = ("task__id__exact", "depends_on__id__exact")
+
+
+class _AmongNewest(filters.ScreenFilter):
+    """A filter that reads no more than the newest edges."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        found = super().queryset(request, queryset)
+        if found is None or any(name in request.GET for name in _OF_ONE):
+            return found
+        edges = TaskDependency.objects.using(found.db).order_by("-pk")
+        newest = edges.values_list("pk", flat=True).first() or 0
+        return found.filter(pk__gt=newest - LOOKED_AT)
+
+
+class StandingFilter(_AmongNewest):
+    """By whether it is still waited for, and how it ended."""
+
+    title = _("standing")
+    parameter_name = "standing"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("waits", _("waits")), ("met", _("met")), ("unmet", _("not met"))]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the edges that stand so."""
+        asked = {"waits": Q(resolved_at=None), "met": Q(resolved_at__isnull=False, met=True), "unmet": Q(met=False)}
+        return rows.filter(asked[value]) if value in asked else rows.none()
+
+
+class KindFilter(_AmongNewest):
+    """By what is waited for: an upstream that must end so, or a gate."""
+
+    title = _("type")
+    parameter_name = "kind"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(str(kind), str(kind)) for kind in (*DependencyType, *Gate)]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the edges of this type, or the gates of this kind."""
+        return rows.filter(gate=value) if value in set(Gate) else rows.filter(depends_on__isnull=False,
+                                                                              dependency_type=value[:12])  # fmt: skip
+
+
+class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
+    """By the tenant of the task that waits."""
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the edges of this tenant's tasks."""
+        return rows.filter(task__tenant_id=int(value)) if value.isdecimal() and len(value) < 19 else rows.none()
+
+
+@admin.register(TaskDependency)
+class TaskDependencyAdmin(ReadOnlyAdmin):
+    """Dependencies; they are added and removed by the lifecycle alone."""
+
+    list_display = ("waiter", "upstream", "kind", "policy", "state", _RESOLVED, "tenant", "told")
+    list_display_links = ("kind",)
+    list_filter = (StandingFilter, KindFilter, TenantOfTaskFilter)
+    lookups_allowed = frozenset(_OF_ONE)
+    sortable_by = ()
+    ordering = ("-id",)
+    search_fields = ("task__id",)
+    search_help_text = _("The id of a task, or of a workflow run, whole.")
+    actions = ()
+    fieldsets: ClassVar = (
+        (None, {"fields": (("waiter", "upstream"), ("kind", "policy"), ("state", _RESOLVED), ("tenant", "workflow"),
+                           ("placed_by", "resolved_by"), "said")}),
+    )  # fmt: skip
+    readonly_fields = ("waiter", "upstream", "kind", "policy", "state", _RESOLVED, "tenant", "workflow", "said")
+    change_form_template = "admin/django_durable_tasks/taskdependency/change_form.html"
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Edges are added by a form that calls the lifecycle."""
+        return bool(request.user.has_perm("django_durable_tasks.add_taskdependency"))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        key = filters.key_in(search_term)
+        if key is None:
+            return (queryset.none() if search_term.strip() else queryset), False
+        # Two questions, each by an index; one OR over both tables would read them whole.
+        of_run = WorkflowRun.objects.using(queryset.db).filter(pk=key).exists()
+        return queryset.filter(Q(task__workflow=key) if of_run else Q(task=key) | Q(depends_on=key)), False
+
+    def get_urls(self) -> list[URLPattern]:
+        remove = self.admin_site.admin_view(dependency_form.unlink_view(self))
+        return [
+            path("<int:edge_id>/remove/", remove, name="django_durable_tasks_graph_unlink"),
+            *super().get_urls(),
+        ]
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Ask for an edge, and place it by the lifecycle."""
+        return dependency_form.add(self, request)
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Read the page, then the tasks of its edges; a task may be long gone."""
+        page = super().get_changelist_instance(request)
+        page.result_list = list(page.result_list)
+        _attach(page.result_list)
+        return page
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Read the edge and its two tasks."""
+        edge = super().get_object(request, object_id, from_field)
+        if edge is not None:
+            _attach([edge])
+        return edge
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Add the buttons of what may be done about it."""
+        edge = context["original"]
+        context["buttons"] = task_graph.buttons_of_edge(request, edge, edge.known.get(edge.task_id))
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    # Columns and fields -------------------------------------------------------------------------------------------
+
+    @admin.display(description=_("task"))
+    def waiter(self, edge: Any) -> SafeString:
+        """Link the task that waits."""
+        return waiting.task_link(edge.task_id, edge.known)
+
+    @admin.display(description=_("waits for"))
+    def upstream(self, edge: Any) -> Any:
+        """Link the task that it waits for; a gate waits for a person."""
+        return _("a person") if edge.depends_on_id is None else waiting.task_link(edge.depends_on_id, edge.known)
+
+    @admin.display(description=_("type"))
+    def kind(self, edge: TaskDependency) -> str:
+        """Show how the upstream must end, or the kind of gate."""
+        return edge.gate or edge.dependency_type
+
+    @admin.display(description=_("otherwise"))
+    def policy(self, edge: TaskDependency) -> Any:
+        """Show what becomes of the task when the upstream ends otherwise."""
+        return edge.on_upstream_failure or (display.NOTHING if edge.gate else _("the task's own"))
+
+    @admin.display(description=_("standing"))
+    def state(self, edge: TaskDependency) -> SafeString:
+        """Show whether it is still waited for, and how it ended."""
+        return task_graph.standing(edge)
+
+    @admin.display(description=_("tenant"))
+    def tenant(self, edge: Any) -> str:
+        """Show whose task it is."""
+        return edge.tenant_name or display.NOTHING
+
+    @admin.display(description=_("who and why"))
+    def told(self, edge: TaskDependency) -> str:
+        """Show who placed and opened it, and what they said."""
+        return task_graph.who(edge) or display.NOTHING
+
+    @admin.display(description=_("note"))
+    def said(self, edge: TaskDependency) -> str:
+        """Show what was said."""
+        return display.clean(edge.note) or display.NOTHING
+
+    @admin.display(description=_("workflow"))
+    def workflow(self, edge: Any) -> SafeString | str:
+        """Link the run that the task is a part of."""
+        task = Task.objects.using(conf.settings().DATABASE).filter(pk=edge.task_id).first()
+        return task_graph.workflow_link(task) if task else display.NOTHING
+
+
+def _attach(edges: list[Any]) -> None:
+    """Read names and statuses of both ends, and the tenants: two statements for any number of edges."""
+    known = waiting.named([key for edge in edges for key in (edge.task_id, edge.depends_on_id)])
+    wanted = {task.tenant_id for task in known.values()}
+    tenants = {row.pk: str(row) for row in Tenant.objects.using(conf.settings().DATABASE).filter(pk__in=wanted)}
+    for edge in edges:
+        task = known.get(edge.task_id)
+        edge.known, edge.tenant_name = known, "" if task is None else tenants.get(task.tenant_id, "")

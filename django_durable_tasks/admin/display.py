@@ -1,0 +1,197 @@
+"""How values look on a screen: everything is escaped, secrets are masked, marks are classes of the style sheet."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.apps import apps
+from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.rules.explanations import ago
+from django_durable_tasks.rules.masking import masked, masked_positional, masked_text
+
+NOTHING = "-"
+_ERROR_LINE = 120
+_SHORT = 60
+
+
+def badge(kind: str, text: Any) -> SafeString:
+    """Return a mark; ``kind`` is one of our own class names."""
+    return format_html('<span class="durable-badge durable-{}">{}</span>', kind.lower(), text)
+
+
+def badges(marks: list[tuple[str, str]]) -> SafeString | str:
+    """Return marks side by side."""
+    return format_html_join(" ", "{}", ((badge(kind, text),) for kind, text in marks))
+
+
+_SIGNS = {"SUCCESS": "✓", "DISPATCHED": "✓", "ROLLED": "✓", "FAILED": "✗", "FAILED_TO_CREATE": "✗", "MISSED": "✗",
+          "RUNNING": "…", "QUEUED": "…", "PENDING": "…", "MANUAL": "…"}  # fmt: skip
+
+_SIGN = '<span class="durable-mark durable-{0}" role="img" aria-label="{1}" title="{1}">{2}</span>'
+
+
+def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
+    """Return one small sign for each word, with the word, its instant and its count for those who point or listen."""
+    signs = [
+        (word.lower(), f"{word} {instant(moment)}{f' ({count:,})' if count > 1 else ''}", _SIGNS.get(word, "–"))
+        for word, moment, count in told
+    ]
+    if not signs:
+        return NOTHING
+    each = format_html_join("", _SIGN, signs)
+    return format_html('<span class="durable-marks">{}</span>', each)
+
+
+def beneath(upper: Any, lower: str) -> SafeString | str:
+    """Return a value with a small line under it, for what people look for first."""
+    return format_html('{}<span class="durable-beneath">{}</span>', upper, lower) if lower else str(upper)
+
+
+def lines(texts: Iterable[str]) -> SafeString:
+    """Return texts each on a line of its own."""
+    return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
+
+
+def block(text: str) -> SafeString | str:
+    """Return a text as it was laid out, in a box that scrolls."""
+    return format_html('<pre class="durable-text">{}</pre>', text) if text else NOTHING
+
+
+def folded(summary: Any, text: str) -> SafeString | str:
+    """Return a long text that opens on a click, without a script."""
+    if not text:
+        return NOTHING
+    return format_html(
+        '<details class="durable-fold"><summary>{}</summary><pre class="durable-text">{}</pre></details>', summary, text
+    )
+
+
+def link(url: str, text: Any) -> SafeString:
+    """Return a link."""
+    return format_html('<a href="{}">{}</a>', url, text)
+
+
+def page_of(model: str, key: Any) -> str:
+    """Return the address of a row's page."""
+    return reverse(f"admin:django_durable_tasks_{model}_change", args=[key])
+
+
+def list_of(model: str, **filters: Any) -> str:
+    """Return the address of a list, narrowed by filters."""
+    address = reverse(f"admin:django_durable_tasks_{model}_changelist")
+    return f"{address}?{urlencode(filters)}" if filters else address
+
+
+def short(key: Any) -> str:
+    """Return the telling end of an id; those of one minute begin alike."""
+    return str(key)[-8:]
+
+
+def duration(seconds: float | None) -> str:
+    """Return a span of time as people read it; exact below two minutes."""
+    if seconds is None:
+        return NOTHING
+    return f"{max(seconds, 0.0):.3g} s" if abs(seconds) < 120 else ago(seconds)
+
+
+def instant(moment: datetime | None) -> str:
+    """Return an instant to the second, in the site's time zone."""
+    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S}" if moment else NOTHING
+
+
+def instant_of(field: str, label: Any) -> Any:
+    """Return the column or field that shows this instant of a row to the second: that is what logs are compared by."""
+
+    @admin.display(description=label)
+    def shown(row: Any) -> str:
+        return instant(getattr(row, field))
+
+    return shown
+
+
+def since(moment: datetime | None, now: datetime) -> str:
+    """Return how long ago or in how long."""
+    if moment is None:
+        return NOTHING
+    seconds = (now - moment).total_seconds()
+    return f"{ago(seconds)} ago" if seconds >= 0 else f"in {ago(seconds)}"
+
+
+# Secrets ----------------------------------------------------------------------------------------------------------
+
+
+def reads_secrets(request: HttpRequest) -> bool:
+    """Return whether this person may read unmasked arguments and results."""
+    return bool(request.user.has_perm("django_durable_tasks.view_task_arguments"))
+
+
+def clean(text: str) -> str:
+    """Return a text with its secrets masked."""
+    return masked_text(text, conf.settings().SECRET_NAMES)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error, masked and short."""
+    line = clean(text).partition("\n")[0]
+    return line if len(line) <= _ERROR_LINE else f"{line[:_ERROR_LINE]}…"
+
+
+def pretty(value: Any) -> str:
+    """Return JSON as people read it; what is short stands on one line."""
+    short = json.dumps(value, ensure_ascii=False)
+    return short if len(short) < _SHORT else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def value_block(value: Any, *, plain: bool) -> SafeString | str:
+    """Return a JSON value, masked unless ``plain``."""
+    if value is None:
+        return NOTHING
+    return block(pretty(value if plain else masked(value, conf.settings().SECRET_NAMES)))
+
+
+def arguments_block(name: str, called_with: Task | DeadLetter, *, plain: bool) -> SafeString | str:
+    """Return the arguments as a call of this task, masked by the names of their parameters unless ``plain``."""
+    names = conf.settings().SECRET_NAMES
+    args = called_with.args if plain else masked_positional(called_with.args, parameters_of(name), names)
+    kwargs: Mapping[str, Any] = called_with.kwargs if plain else masked(called_with.kwargs, names)
+    lines = [pretty(value) for value in args] + [f"{name}={pretty(value)}" for name, value in kwargs.items()]
+    return block(",\n".join(lines)) if lines else NOTHING
+
+
+def parameters_of(name: str) -> list[str] | None:
+    """Return the names of the positional parameters of a durable task, None when this process does not know it."""
+    if registry.find(name) is None:
+        wiring.load_tasks()
+    known = registry.find(name)
+    if known is None:
+        return None
+    return [parameter.name for parameter in known.signature.parameters.values()
+            if parameter.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)]  # fmt: skip
+
+
+# Neighbours -------------------------------------------------------------------------------------------------------
+
+
+def stored_result(celery_id: str) -> SafeString | str:
+    """Return a link to what django-celery-results stored for this Celery id, where it is installed."""
+    if not celery_id or not apps.is_installed("django_celery_results"):
+        return celery_id or NOTHING
+    try:
+        results = reverse("admin:django_celery_results_taskresult_changelist")
+    except NoReverseMatch:
+        return celery_id
+    return link(f"{results}?{urlencode({'task_id__exact': celery_id})}", celery_id)

@@ -1,0 +1,115 @@
+"""The screen of attempts: each with where it ran, how it ended, and its traceback; also as part of a task's page."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin import display, filters
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ReadOnlyInline
+from django_durable_tasks.models import TaskExecutionLog
+
+ON_A_PAGE = 50
+_STARTED = display.instant_of("started_at", _("started at"))
+_COMPLETED = display.instant_of("completed_at", _("completed at"))
+
+
+class _Attempt:
+    """Columns of one attempt."""
+
+    @admin.display(description=_("status"))
+    def state(self, row: TaskExecutionLog) -> SafeString:
+        """Show how it ended."""
+        return display.badge(row.status, row.status)
+
+    @admin.display(description=_("duration"))
+    def took(self, row: TaskExecutionLog) -> str:
+        """Show how long it took."""
+        return display.duration(row.duration)
+
+    @admin.display(description=_("error"))
+    def error_text(self, row: TaskExecutionLog) -> SafeString | str:
+        """Show the whole error."""
+        return display.block(display.clean(row.error_message))
+
+    @admin.display(description=_("traceback"))
+    def trace(self, row: TaskExecutionLog) -> SafeString | str:
+        """Show the traceback, folded."""
+        return display.folded(_("traceback"), display.clean(row.traceback))
+
+    @admin.display(description=_("Celery id"))
+    def carried_by(self, row: TaskExecutionLog) -> SafeString | str:
+        """Show the message that rang, with what django-celery-results stored for it."""
+        return display.stored_result(row.celery_id)
+
+    @admin.display(description=_("node"))
+    def node_link(self, row: TaskExecutionLog) -> SafeString | str:
+        """Link the process it ran in."""
+        return display.link(display.page_of("node", row.node), row.node) if row.node else display.NOTHING
+
+
+class AttemptsInline(_Attempt, ReadOnlyInline):
+    """The last attempts of a task, the newest first."""
+
+    model = TaskExecutionLog
+    template = "admin/django_durable_tasks/attempts.html"
+    verbose_name_plural = _("attempts")
+    fields = readonly_fields = (
+        "attempt_number", "state", _STARTED, "took", "worker", "error_text", "trace", "carried_by",
+    )  # fmt: skip
+    ordering = ("-id",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request).using(conf.settings().DATABASE)
+        newest = TaskExecutionLog.objects.filter(task=OuterRef("task")).order_by("-id").values("id")
+        return rows.filter(id__gte=Coalesce(Subquery(newest[ON_A_PAGE - 1 : ON_A_PAGE]), 0))
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("django_durable_tasks.view_taskexecutionlog"))
+
+
+@admin.register(TaskExecutionLog)
+class TaskExecutionLogAdmin(_Attempt, ReadOnlyAdmin):
+    """Attempts of all tasks."""
+
+    list_display = ("id", "task_name", "attempt_number", "state", _STARTED, _COMPLETED, "took", "worker")
+    list_filter = (
+        "status", filters.QueueOfTaskFilter, filters.NameOfTaskFilter, filters.TenantFilter,
+    )  # fmt: skip
+    lookups_allowed = frozenset({"status__exact", "task__id__exact"})
+    sortable_by = ()
+    search_fields = ("task__name",)
+    search_help_text = _("A task's id or a Celery id, whole; or a part of a task's name.")
+    fieldsets: ClassVar = (
+        (None, {"fields": ("task_link", ("attempt_number", "state"), (_STARTED, _COMPLETED), "took")}),
+        (_("Error"), {"fields": ("error_text", "trace")}),
+        (_("Where"), {"fields": ("worker", "node_link", "run_id", "carried_by", "tenant")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request).select_related("task", "tenant")
+        fields = (field.name for field in TaskExecutionLog._meta.concrete_fields if field.name != "traceback")
+        return rows.only(*fields, "task__name", "tenant__name", "tenant__slug")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return queryset.filter(filters.search(search_term, "task__")), False
+
+    @admin.display(description=_("task"))
+    def task_name(self, row: TaskExecutionLog) -> SafeString | str:
+        """Link the task by its name, and show the error."""
+        task = display.link(display.page_of("task", row.task_id), row.task.name)
+        return display.beneath(task, display.first_line(row.error_message))
+
+    @admin.display(description=_("task"))
+    def task_link(self, row: TaskExecutionLog) -> SafeString:
+        """Link the task by name and id."""
+        return display.link(display.page_of("task", row.task_id), row.task)

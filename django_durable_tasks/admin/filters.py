@@ -1,0 +1,225 @@
+"""The filters of the lists: their choices cost at most one bounded statement, their questions go by an index."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task, Tenant
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.identifiers import first_uuid7_of
+
+SHOWN = 50
+LOOKED_AT = 500
+_DAY = 86_400
+_SPANS = {"hour": 3_600, "day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
+
+REASONS_OF_FAILURE = ("EXHAUSTED", "GAVE_UP", "REJECTED", "CRASHED", "ORPHANED")
+REASONS = (*REASONS_OF_FAILURE, "CANCELLED", "REPLACED", "EXPIRED", "IGNORED", "REVOKED", "completed by")
+
+
+def search(term: str, prefix: str = "") -> Q:
+    """Return the question for a search: an id or a Celery id, a key of any kind, or a part of a name."""
+    keys = (f"{prefix}{key}" for key in ("name__icontains", "key", "idempotency_key", "unique_key"))
+    return by_id_or(term, *keys, prefix=prefix)
+
+
+def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:
+    """Return the question for a whole id, else for any of these lookups; nothing asked for asks nothing."""
+    term = term.strip()
+    if not term:
+        return Q()
+    key = key_in(term)
+    if key is not None:
+        return Q(**{f"{prefix}pk": key})
+    return functools.reduce(operator.or_, (Q(**{lookup: term}) for lookup in lookups))
+
+
+def key_in(term: str) -> uuid.UUID | None:
+    """Return the id in a search, that of a task also from one of its Celery ids; None when it is no id."""
+    try:
+        return uuid.UUID(term.strip().partition(".")[0])
+    except ValueError:
+        return None
+
+
+class ScreenFilter(admin.SimpleListFilter):
+    """A filter whose value goes to ``narrow``; a value that no row can have finds nothing."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        return queryset.none() if "\x00" in value else self.narrow(queryset, value)
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows of this value."""
+        raise NotImplementedError
+
+
+class _RecentValues(ScreenFilter):
+    """Offers the values of the newest rows: to offer those of all would read the whole table."""
+
+    field = ""
+    path = ""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = Task.objects.using(conf.settings().DATABASE).order_by("-pk")
+        values = set(newest.values_list(self.field, flat=True)[:LOOKED_AT])
+        chosen = self.used_parameters.get(self.parameter_name or "")
+        if isinstance(chosen, str):
+            values.add(chosen)
+        return [(value, value) for value in sorted(values)][:SHOWN]
+
+    def has_output(self) -> bool:
+        """Show itself also with one choice: its name tells which."""
+        return bool(self.lookup_choices)
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows of this value."""
+        return rows.filter(**{self.path or self.field: value})
+
+
+class NameFilter(_RecentValues):
+    """By the name of the durable task."""
+
+    title = _("name")
+    parameter_name = field = "name"
+
+
+class QueueFilter(_RecentValues):
+    """By queue."""
+
+    title = _("queue")
+    parameter_name = field = "queue"
+
+
+class NameOfTaskFilter(NameFilter):
+    """By the name of the task that a row belongs to."""
+
+    path = "task__name"
+
+
+class QueueOfTaskFilter(QueueFilter):
+    """By the queue of the task that a row belongs to."""
+
+    path = "task__queue"
+
+
+class TenantFilter(ScreenFilter):
+    """By tenant; with many of them, the list of tenants links here."""
+
+    title = _("tenant")
+    parameter_name = "tenant"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        found = Tenant.objects.using(conf.settings().DATABASE).order_by("slug")[: SHOWN + 1]
+        return [(str(tenant.pk), str(tenant)) for tenant in found]
+
+    def has_output(self) -> bool:
+        """Hide itself where there is one tenant, or more than fit; a chosen one always counts."""
+        return self.value() is not None or 1 < len(self.lookup_choices) <= SHOWN
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows of this tenant."""
+        return rows.filter(tenant_id=int(value)) if value.isdecimal() and len(value) < 19 else rows.none()
+
+
+class ReasonFilter(ScreenFilter):
+    """By the reason of an ending."""
+
+    title = _("reason")
+    parameter_name = "reason"
+    reasons: tuple[str, ...] = REASONS
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(reason, reason) for reason in self.reasons]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows whose reason begins so; who did it stands behind."""
+        return rows.filter(reason__startswith=value)
+
+
+class ReasonOfFailureFilter(ReasonFilter):
+    """By the reason for giving up."""
+
+    reasons = REASONS_OF_FAILURE
+
+
+class BornFilter(ScreenFilter):
+    """By age; ids sort by birth, so that this reads one range of the primary key."""
+
+    title = _("created within the last")
+    parameter_name = "born"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("hour", _("hour")), ("day", _("day")), ("week", _("week")), ("month", _("month"))]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows of this age."""
+        if value not in _SPANS:
+            return rows.none()
+        first = database_now() - timedelta(seconds=_SPANS[value])
+        return rows.filter(pk__gte=first_uuid7_of(int(first.timestamp() * 1_000)))
+
+
+class ConditionFilter(ScreenFilter):
+    """By the questions on a row that are no statuses."""
+
+    title = _("condition")
+    parameter_name = "condition"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("due", _("due, not started")), ("retrying", _("retrying")), ("unanswered", _("published in vain")),
+            ("overdue", _("overdue")), ("silent", _("worker silent")), ("stopping", _("asked to stop")),
+        ]  # fmt: skip
+
+    def narrow(self, rows: Any, value: str) -> TaskQuerySet:
+        """Return the rows of which this is true."""
+        found: TaskQuerySet = {
+            "due": lambda: rows.pending().filter(alarm_at__lte=database_now()),
+            "retrying": rows.retrying,
+            "unanswered": lambda: rows.queued().filter(publish_count__gt=1),
+            "overdue": lambda: rows.overdue(database_now()),
+            "silent": lambda: rows.lease_over(database_now()),
+            "stopping": lambda: rows.running().filter(cancel_requested_at__isnull=False),
+        }.get(value, rows.none)()
+        return found
+
+
+class OpenFilter(ScreenFilter):
+    """By whether somebody has closed the case; the open ones are shown unless others are asked for."""
+
+    title = _("case")
+    parameter_name = "case"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("all", _("All")), ("REPLAYED", _("replayed")), ("DISCARDED", _("discarded"))]
+
+    def choices(self, changelist: Any) -> Any:
+        """Offer the open ones first, as what an empty choice means."""
+        for value, title in ((None, _("open")), *self.lookup_choices):
+            yield {
+                "selected": self.value() == value,
+                "query_string": changelist.get_query_string(
+                    {self.parameter_name: value} if value else {}, [] if value else [self.parameter_name]
+                ),
+                "display": title,
+            }
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        if value is None:
+            return queryset.filter(Q(open_task__isnull=False))
+        return queryset if value == "all" else queryset.filter(resolution=value[:9])

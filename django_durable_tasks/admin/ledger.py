@@ -1,0 +1,185 @@
+"""The screen of the ledger: what became of each fire time, by whom it was decided, and the task that was born of it."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin import display, filters, fires
+from django_durable_tasks.admin.outcomes import MISSED, SKIPPED
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.rules.recurring import Fate
+
+_FIRED = display.instant_of("fire_time", _("fire time"))
+_LAST = display.instant_of("last_fire_time", _("last fire time"))
+_EFFECTIVE = display.instant_of("effective_at", _("effective at"))
+_CREATED = display.instant_of("created_at", _("told at"))
+LOOKED_AT = 200_000
+"""An outcome is looked for in so many of the newest lines: no index holds outcomes."""
+OF_ONE = 1_000
+"""How many lines of one schedule are listed at a time."""
+
+
+class OutcomeFilter(filters.ScreenFilter):
+    """By outcome; without a schedule among the newest LOOKED_AT lines."""
+
+    title = _("outcome")
+    parameter_name = "outcome"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("unrun", _("missed or skipped")), *((fate.value, fate.value) for fate in Fate)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        found = super().queryset(request, queryset)
+        if found is None or "schedule" in request.GET:
+            return found
+        newest = OccurrenceRecord.objects.using(found.db).order_by("-pk").values_list("pk", flat=True).first() or 0
+        return found.filter(pk__gt=newest - LOOKED_AT)
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the lines of this outcome."""
+        return rows.filter(outcome__in=[*MISSED, *SKIPPED] if value == "unrun" else [value])
+
+
+class ScheduleFilter(filters.ScreenFilter):
+    """By recurring task, its newest OF_ONE lines at a time; reached by links, for there may be a million schedules.
+
+    The value is a schedule's id, or with a comma the fire time from which older lines are shown.
+    """
+
+    title = _("schedule")
+    parameter_name = "schedule"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        self.chosen = _chosen(str(self.used_parameters.get("schedule", "")))
+        self.keys, oldest = _newest_of(*self.chosen) if self.chosen else ([], None)
+        if self.chosen is None:
+            return []
+        row, until = self.chosen
+        older = [
+            (f"{row.pk},{one.isoformat()}", f"{row.name}, {display.instant(one)}") for one in (until, oldest) if one
+        ]
+        return [(str(row.pk), row.name), *older]
+
+    def has_output(self) -> bool:
+        """Show itself where a schedule is chosen: its name tells which, and "All" leads out of it."""
+        return self.value() is not None
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the lines that were found by the indexes of fire times."""
+        return rows.filter(pk__in=self.keys)
+
+
+def _chosen(value: str) -> tuple[RecurringTask, datetime | None] | None:
+    name, comma, until = value.partition(",")
+    try:
+        key, moment = uuid.UUID(name), datetime.fromisoformat(until) if comma else None
+    except ValueError:
+        return None
+    if moment is not None and moment.tzinfo is None:
+        return None
+    row = RecurringTask.objects.using(conf.settings().DATABASE).only("name").filter(pk=key).first()
+    return None if row is None else (row, moment)
+
+
+def _newest_of(row: RecurringTask, until: datetime | None) -> tuple[list[int], datetime | None]:
+    """Return the newest lines up to this fire time, and the fire time from which older ones are found."""
+    told = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
+    single, other = (
+        told.single().order_by("-unique_fire_time"),
+        told.filter(unique_fire_time=None).order_by("-fire_time"),
+    )
+    if until is not None:
+        single, other = single.filter(unique_fire_time__lte=until), other.filter(fire_time__lte=until)
+    lines = [*single.values_list("fire_time", "pk")[:OF_ONE], *other.values_list("fire_time", "pk")[:OF_ONE]]
+    newest = sorted(lines, reverse=True)[:OF_ONE]
+    return [pk for _fire_time, pk in newest], newest[-1][0] if len(newest) == OF_ONE else None
+
+
+@admin.register(OccurrenceRecord)
+class OccurrenceRecordAdmin(ReadOnlyAdmin):
+    """The ledger."""
+
+    list_display = ("at", "schedule", "state", "how_many", "task_link", "why", "term", _CREATED)
+    list_filter = (OutcomeFilter, ScheduleFilter, filters.TenantFilter)
+    sortable_by = ()
+    fieldsets: ClassVar = (
+        (None, {"fields": ("schedule", ("state", "how_many"), (_FIRED, _LAST), (_EFFECTIVE, _CREATED), "task_link",
+                           "why", ("term", "request_id"), "tenant")}),
+    )  # fmt: skip
+    readonly_fields = ("schedule", "state", "how_many", "task_link", "why", _FIRED, _LAST, _EFFECTIVE, _CREATED)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).select_related("tenant")
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        """Order the lines of one schedule by fire time, those of all by when they were told."""
+        return ("-fire_time", "-id") if "schedule" in request.GET else ("-id",)
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Read the page, then the schedules and tasks of its lines; a task may be long gone."""
+        page = super().get_changelist_instance(request)
+        page.result_list = list(page.result_list)
+        _attach(page.result_list)
+        return page
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Read the line, its schedule and its task."""
+        line = super().get_object(request, object_id, from_field)
+        if line is not None:
+            _attach([line])
+        return line
+
+    @admin.display(description=_("fire time"))
+    def at(self, line: Any) -> SafeString | str:
+        """Show the fire time, or first and last of a range."""
+        return display.beneath(
+            display.instant(line.fire_time), f"to {display.instant(line.last_fire_time)}" if line.last_fire_time else ""
+        )
+
+    @admin.display(description=_("schedule"))
+    def schedule(self, line: Any) -> SafeString | str:
+        """Link the schedule; one that is gone by its id."""
+        if not line.schedule_name:
+            return display.short(line.recurring_task_id)
+        return display.link(display.page_of("recurringtask", line.recurring_task_id), line.schedule_name)
+
+    @admin.display(description=_("outcome"))
+    def state(self, line: OccurrenceRecord) -> SafeString:
+        """Show what became of it."""
+        return display.badge(line.outcome, line.outcome)
+
+    @admin.display(description=_("how many"))
+    def how_many(self, line: OccurrenceRecord) -> str:
+        """Show how many fire times the line tells."""
+        return f"{'' if line.count_is_exact else '≥ '}{line.count:,}"
+
+    @admin.display(description=_("task"))
+    def task_link(self, line: Any) -> Any:
+        """Link the task, or the one that was in its way."""
+        return fires.task_link(line, line.task_status)
+
+    @admin.display(description=_("reason"))
+    def why(self, line: OccurrenceRecord) -> str:
+        """Show the reason."""
+        return display.clean(line.reason) or display.NOTHING
+
+
+def _attach(lines: list[Any]) -> None:
+    """Read names of schedules and statuses of tasks: two statements for any number of lines."""
+    database = conf.settings().DATABASE
+    schedules = RecurringTask.objects.using(database).filter(pk__in={line.recurring_task_id for line in lines})
+    tasks = Task.objects.using(database).filter(pk__in={line.task_id for line in lines if line.task_id})
+    names, statuses = dict(schedules.values_list("pk", "name")), dict(tasks.values_list("pk", "status"))
+    for line in lines:
+        line.schedule_name = names.get(line.recurring_task_id, "")
+        line.task_status = statuses.get(line.task_id)

@@ -1,0 +1,130 @@
+"""The screens of nodes and of the leader's lease: which processes live, which fell silent, and who leads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar, cast
+
+from django.contrib import admin
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.admin import display
+from django_durable_tasks.admin.filters import ScreenFilter
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.lifecycle import nodes
+from django_durable_tasks.models import Node, SchedulerLease
+from django_durable_tasks.models.clock import DatabaseNow
+
+_STARTED = display.instant_of("started_at", _("started at"))
+_SEEN = display.instant_of("last_seen_at", _("last seen at"))
+_STOPPED = display.instant_of("stopped_at", _("stopped at"))
+_ACQUIRED = display.instant_of("acquired_at", _("acquired at"))
+_EXPIRES = display.instant_of("expires_at", _("expires at"))
+
+
+class AliveFilter(ScreenFilter):
+    """By whether the process is there."""
+
+    title = _("process")
+    parameter_name = "process"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("alive", _("alive")), ("left", _("left on purpose")), ("dead", _("declared dead"))]
+
+    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
+        """Return the nodes of which this is true."""
+        found: QuerySet[Any] = {
+            "alive": rows.alive,
+            "left": lambda: rows.filter(stopped_at__isnull=False, declared_dead=False),
+            "dead": lambda: rows.filter(declared_dead=True),
+        }.get(value, rows.none)()
+        return found
+
+
+@admin.register(Node)
+class NodeAdmin(ReadOnlyAdmin):
+    """Schedulers and workers."""
+
+    list_display = ("name", "kind", "state", "last_beat", "listens", "slots", "pool", "process", _STARTED)
+    list_filter = (AliveFilter, "kind")
+    lookups_allowed = frozenset({"kind__exact"})
+    sortable_by = ("name", "kind")
+    search_fields = ("name", "host")
+    change_list_template = "admin/django_durable_tasks/node/change_list.html"
+    fieldsets: ClassVar = (
+        (None, {"fields": ("id", ("name", "kind"), "state", ("last_beat", "beats"), "runs")}),
+        (_("Process"), {"fields": (("host", "pid"), "version", ("pool", "slots"), "listens")}),
+        (_("Times"), {"fields": (_STARTED, _SEEN, _STOPPED)}),
+    )
+    readonly_fields = ("state", "last_beat", "listens", "runs", _STARTED, _SEEN, _STOPPED)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
+        asked = {"seen_at": DatabaseNow(), "leads": Exists(leads), "term": Subquery(leads.values("term")[:1])}
+        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        leading = self.get_queryset(request).filter(leads=True).first()
+        return super().changelist_view(request, {**(extra_context or {}), "leading": leading})
+
+    @admin.display(description=_("state"))
+    def state(self, node: Any) -> SafeString | str:
+        """Show whether it lives, and whether it leads."""
+        silent = node.seen_at - node.last_seen_at > timedelta(seconds=nodes.timeout())
+        if node.stopped_at is not None:
+            marks = [("failed", "declared dead")] if node.declared_dead else [("cancelled", "left")]
+        else:
+            marks = [("overdue", "silent")] if silent else [("success", "alive")]
+        return display.badges(marks + ([("leader", "leader")] if node.leads else []))
+
+    @admin.display(description=_("last heartbeat"))
+    def last_beat(self, node: Any) -> str:
+        """Show when it was last heard of."""
+        return display.since(node.last_seen_at, node.seen_at)
+
+    @admin.display(description=_("queues"))
+    def listens(self, node: Node) -> str:
+        """Show the queues it listens on."""
+        return ", ".join(map(str, node.queues)) or display.NOTHING
+
+    @admin.display(description=_("process"))
+    def process(self, node: Node) -> SafeString | str:
+        """Show where it runs, and which version."""
+        return display.beneath(f"{node.host} {node.pid}", node.version)
+
+    @admin.display(description=_("runs"))
+    def runs(self, node: Node) -> SafeString:
+        """Link what it runs."""
+        return display.link(
+            display.list_of("task", status__exact="RUNNING", node__exact=node.pk), _("what it runs now")
+        )
+
+
+@admin.register(SchedulerLease)
+class SchedulerLeaseAdmin(ReadOnlyAdmin):
+    """The leader's lease."""
+
+    list_display = ("name", "held", "term", _ACQUIRED, _EXPIRES)
+    sortable_by = ()
+    fields = ("name", "held", "holder_link", "term", _ACQUIRED, _EXPIRES)
+    readonly_fields = ("held", "holder_link", _ACQUIRED, _EXPIRES)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        names = Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
+        asked = {"seen_at": DatabaseNow(), "holder_name": Subquery(names)}
+        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
+
+    @admin.display(description=_("held by"))
+    def held(self, lease: Any) -> SafeString | str:
+        """Show who holds it now."""
+        if lease.holder is None or lease.expires_at < lease.seen_at:
+            return display.badge("failed", _("nobody"))
+        return str(lease.holder_name or lease.holder)
+
+    @admin.display(description=_("last holder"))
+    def holder_link(self, lease: SchedulerLease) -> SafeString | str:
+        """Link the last holder."""
+        return display.link(display.page_of("node", lease.holder), lease.holder) if lease.holder else display.NOTHING

@@ -1,0 +1,123 @@
+"""The first page at three in the morning: what waits, what runs, who leads, who lives, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.admin.display import list_of, since
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.lifecycle.overview import Overview, overview
+from django_durable_tasks.lifecycle.queues import Depth
+from django_durable_tasks.models import NodeKind
+from django_durable_tasks.rules.explanations import ago
+
+COUNTED = ("PENDING", "QUEUED", "RUNNING")
+
+
+def troubles(seen: Overview) -> Iterator[str]:
+    """Give what is wrong, the gravest first, each with what to do."""
+    if not seen.alive(NodeKind.SCHEDULER):
+        yield _("No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`.")
+    elif not seen.is_led:
+        yield _("No scheduler leads: silent runs are not handed on, and lost messages are not published again.")
+    for depth in seen.depths:
+        yield from _troubles_of(depth, seen.now)
+    yield from _troubles_of_schedules(seen)
+    for name, number in seen.unknown.items():
+        yield _("%(number)d tasks wait for %(name)s, which this process does not have.") % {
+            "number": number,
+            "name": name,
+        }
+    if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
+        yield ngettext("%d dead letter is open.", "%d dead letters are open.", seen.dead_letters) % seen.dead_letters
+
+
+def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
+    if seen.quarantined:
+        yield (
+            ngettext(
+                "%d schedule is QUARANTINED: it could not be triggered. Mend it, then resume it.",
+                "%d schedules are QUARANTINED: they could not be triggered. Mend them, then resume them.",
+                seen.quarantined,
+            )
+            % seen.quarantined
+        )
+    if seen.late_schedules and seen.is_led:
+        yield (
+            ngettext(
+                "%d schedule is late: nobody looked at its fire time.",
+                "%d schedules are late: nobody looked at their fire times.",
+                seen.late_schedules,
+            )
+            % seen.late_schedules
+        )
+
+
+def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
+    told = {"queue": depth.queue, "number": depth.due + depth.queued}
+    late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
+    if depth.paused_at:
+        yield _("Queue %(queue)s is paused, %(number)d tasks are held.") % told
+    elif told["number"] and not depth.workers:
+        yield _("Queue %(queue)s has %(number)d tasks to start and no live worker.") % told
+    elif late > conf.settings().OLDEST_DUE_MAX:
+        yield _("Queue %(queue)s is late: its oldest task could have started %(late)s ago.") % {
+            **told,
+            "late": ago(late),
+        }
+
+
+def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
+    """Return the queues as the tables show them."""
+    return [
+        {
+            "depth": depth,
+            "age": since(depth.oldest_due_at, now),
+            "paused": since(depth.paused_at, now) if depth.paused_at else "",
+            "urls": {status: list_of("task", queue=depth.queue, status__exact=status) for status in COUNTED},
+            "unstarted": not depth.paused_at and not depth.workers and bool(depth.due + depth.queued),
+        }
+        for depth in depths
+    ]
+
+
+def _facts() -> dict[str, Any]:
+    problems = [problem for problem in (wiring.load_tasks(),) if problem]
+    seen = overview(registry.names())
+    broker = wiring.broker_problem()
+    if broker:
+        problems.insert(0, _("The broker does not answer from here: %s.") % broker)
+    workers = seen.alive(NodeKind.WORKER)
+    return {
+        "seen": seen,
+        "troubles": [*problems, *troubles(seen)],
+        "queues": rows_of(seen.depths, seen.now),
+        "totals": [(status, list_of("task", status__exact=status),
+                    sum(getattr(depth, status.lower()) for depth in seen.depths)) for status in COUNTED],
+        "due": sum(depth.due for depth in seen.depths),
+        "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
+        "workers": len(workers),
+        "slots": sum(node.slots for node in workers),
+    }  # fmt: skip
+
+
+def view_for(screen: Any) -> Callable[[HttpRequest], HttpResponse]:
+    """Return the view of the overview, inside the site of this screen."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        if not screen.has_view_permission(request):
+            raise PermissionDenied
+        context = {**screen.admin_site.each_context(request), **_facts(), "opts": screen.opts, "media": screen.media,
+                   "title": _("Overview")}  # fmt: skip
+        return TemplateResponse(request, "admin/django_durable_tasks/overview.html", context)
+
+    return view

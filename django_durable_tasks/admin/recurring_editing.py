@@ -1,0 +1,112 @@
+"""The page on which a schedule is made or edited, with a look at its next fires before anything is saved."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+
+from django_durable_tasks.admin import actions, display, fires
+from django_durable_tasks.admin.fields import refuse
+from django_durable_tasks.admin.recurring_form import RecurringForm
+from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
+from django_durable_tasks.lifecycle.previews import Preview, preview
+from django_durable_tasks.lifecycle.schedules import upsert
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.rules.recurring import RecurringStatus
+
+SHOWN = 10
+
+
+def _looked(form: RecurringForm) -> Preview | None:
+    """Return what the form would make; None when that is refused, which the form tells."""
+    try:
+        return preview(number=SHOWN, **form.keywords())
+    except DurableTasksError as refused:
+        _refuse(form, refused)
+        return None
+
+
+def _saved(form: RecurringForm) -> RecurringTask | None:
+    """Say the one verb; None when it was refused, which the form tells."""
+    try:
+        return upsert(**form.keywords())
+    except DurableTasksError as refused:
+        _refuse(form, refused)
+        return None
+
+
+def _refuse(form: RecurringForm, refused: DurableTasksError) -> None:
+    if isinstance(refused, InvalidArguments) and "args" in form.fields:
+        form.add_error("args", str(refused))
+    else:
+        refuse(form, refused)
+
+
+def _row(screen: Any, request: HttpRequest, object_id: uuid.UUID | None) -> RecurringTask | None:
+    if object_id is None:
+        if not screen.has_add_permission(request):
+            raise PermissionDenied
+        return None
+    if not (screen.has_edit_permission(request) and screen.has_view_permission(request)):
+        raise PermissionDenied
+    rows = screen.get_queryset(request).exclude(status=RecurringStatus.CANCELLED)
+    row: RecurringTask | None = rows.filter(pk=object_id).first()
+    if row is None:
+        raise Http404(_("No schedule that goes on has this id."))
+    return row
+
+
+def _taken(form: RecurringForm, screen: Any, request: HttpRequest) -> bool:
+    """Refuse to edit by adding: the name of another schedule is refused beside its field."""
+    if form.row is not None:
+        return False
+    given = form.keywords()
+    found = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"]).exists()
+    if found:
+        form.add_error("name", _("A schedule of this name is there already: edit that one."))
+    return bool(found)
+
+
+def editing_for(screen: Any) -> Callable[..., HttpResponse]:
+    """Return the view, inside the site of this screen."""
+
+    def view(request: HttpRequest, object_id: uuid.UUID | None = None) -> HttpResponse:
+        row = _row(screen, request, object_id)
+        posted = request.method == "POST"
+        form = RecurringForm(request.POST if posted else None, row=row, secrets=display.reads_secrets(request))
+        looked = None
+        if posted and form.is_valid() and not _taken(form, screen, request):
+            if "_look" in request.POST:
+                looked = _looked(form)
+            elif saved := _saved(form):
+                return _told(screen, request, saved, row is None)
+        return _page(screen, request, form, looked)
+
+    return view
+
+
+def _told(screen: Any, request: HttpRequest, saved: RecurringTask, added: bool) -> HttpResponse:
+    actions.remember(screen, request, [saved.pk], _("Made.") if added else _("Edited."))
+    told = _("Schedule %s is saved. Nothing of the past fires.") % saved.name
+    screen.message_user(request, told)
+    may_look = screen.has_view_permission(request)
+    return HttpResponseRedirect(display.page_of("recurringtask", saved.pk) if may_look else request.path)
+
+
+def _page(screen: Any, request: HttpRequest, form: RecurringForm, looked: Preview | None) -> HttpResponse:
+    row = form.row
+    shown = None if looked is None else fires.shown(looked.fires, looked.row, looked.now)
+    context = {
+        **screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,
+        "row": row, "looked": looked, "fires": shown, "source": row.source if row else "",
+        "resting": looked is not None and form.is_paused(form.cleaned_data),
+        "title": _("Edit schedule %s") % row.name if row else _("Add a schedule"),
+        "back": display.page_of("recurringtask", row.pk) if row else display.list_of("recurringtask"),
+    }  # fmt: skip
+    return TemplateResponse(request, "admin/django_durable_tasks/recurringtask/edit.html", context)

@@ -1,0 +1,235 @@
+"""The form of a schedule: from a row to its fields, and from its fields to the keywords of ``upsert``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.admin.display import pretty
+from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask, Tenant
+from django_durable_tasks.rules.calendars import Roll
+from django_durable_tasks.rules.recurring import CatchUp, CatchUpOrder, Overlap, RecurringStatus
+from django_durable_tasks.rules.timetables.building import checked
+from django_durable_tasks.rules.timetables.values import DstGap, DstOverlap
+from django_durable_tasks.rules.timetables.zones import zone, zone_names
+
+SECRETS = ("args", "kwargs", "options")
+_OFFERED = 500
+_WHEN = ("cron", "interval", "rrule", "parts")
+_COLUMNS = {"timezone": "time_zone", "calendar": "calendars"}
+"""Where a keyword of ``upsert`` has another name than its column."""
+_SEEN = ("description", "task", "queue", "priority", "timezone", "dst_gap", "dst_overlap", "calendar", "roll",
+         "max_runs", "expires_in", "catch_up_mode", "misfire_grace", "catchup_window", "max_catchup_runs",
+         "catchup_order", "catchup_pace", "overlap", "overlap_key")  # fmt: skip
+
+FIELDSETS = (
+    (_("What"), ("name", "tenant", "task", "args", "kwargs", "queue", "priority", "description")),
+    (_("When: any of these, together"), ("cron", "interval", "rrule", "parts")),
+    (_("Where the clock is read, and which days count"), ("timezone", "dst_gap", "dst_overlap", "calendar", "roll")),
+    (_("Bounds"), ("start_time", "end_time", "max_runs", "jitter", "expires_in")),
+    (_("When a fire time is noticed late"), (
+        "catch_up_mode", "misfire_grace", "catchup_window", "max_catchup_runs", "catchup_order", "catchup_pace")),
+    (_("When an earlier run is still open"), ("overlap", "overlap_key")),
+    (_("More"), ("options", "paused")),
+)  # fmt: skip
+
+
+def _words(words: type[StrEnum], label: Any = None) -> forms.ChoiceField:
+    return forms.ChoiceField(choices=[(word.value, word.value) for word in words], label=label)
+
+
+def _lines(help_text: Any, label: Any = None) -> forms.CharField:
+    widget = forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"})
+    return forms.CharField(required=False, max_length=30_000, widget=widget, help_text=help_text, label=label)
+
+
+def _seconds(help_text: Any, *, label: Any = None, required: bool = False) -> forms.FloatField:
+    return forms.FloatField(required=required, min_value=0, help_text=help_text, label=label)
+
+
+class RecurringForm(forms.Form):
+    """A schedule; fields have the names of the keywords of ``upsert``."""
+
+    name = forms.CharField(max_length=200, help_text=_("Its identity: never changed later."))
+    tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
+    task = forms.ChoiceField()
+    args = JsonField(list, rows=2, label=_("Arguments"), help_text=_("A JSON list, by position."))
+    kwargs = JsonField(dict, rows=2, label=_("Keyword arguments"), help_text=_("A JSON object, by name."))
+    queue = forms.CharField(required=False, max_length=200, help_text=_("Empty: the task's own."))
+    priority = forms.IntegerField(required=False, min_value=0, max_value=9, help_text=_("0 to 9; empty: the task's."))
+    description = forms.CharField(required=False, max_length=500)
+
+    cron = _lines(_("Five fields or @daily; one expression a line."))
+    interval = forms.FloatField(
+        required=False, help_text=_("Seconds of elapsed time, counted from the start time without drift.")
+    )
+    rrule = _lines(_("RFC 5545: FREQ=MONTHLY;BYDAY=-1FR"), _("RRULE"))
+    parts = JsonField(
+        list, rows=3, label=_("Other parts"),
+        help_text=_('A JSON list: [{"every": "month", "day": "last working", "time": "09:00"}], '
+                    '[{"solar": "sunset", "latitude": 51.5, "longitude": -0.1}], [{"at": ["2026-03-08T07:00:00Z"]}]'),
+    )  # fmt: skip
+
+    timezone = forms.ChoiceField(label=_("Time zone"))
+    dst_gap = _words(DstGap, _("Where clocks jump ahead"))
+    dst_overlap = _words(DstOverlap, _("Where clocks go back"))
+    calendar = forms.MultipleChoiceField(
+        required=False, label=_("Calendars"), widget=forms.CheckboxSelectMultiple,
+        help_text=_("Closed where any of them is."),
+    )  # fmt: skip
+    roll = _words(Roll, _("On a closed day"))
+
+    start_time = InstantField(required=False, help_text=_("Empty: from now on. In the schedule's zone."))
+    end_time = InstantField(required=False, help_text=_("Included. In the schedule's zone."))
+    max_runs = forms.IntegerField(required=False, min_value=1)
+    jitter = forms.CharField(required=False, max_length=30, help_text=_("Seconds, or 10% of the way to the next fire."))
+    expires_in = _seconds(_("Seconds after its fire time at which a run is too late."))
+
+    catch_up_mode = _words(CatchUp, _("Catch-up mode"))
+    misfire_grace = _seconds(_("Seconds after which a fire time counts as missed."), required=True)
+    catchup_window = _seconds(
+        _("Seconds; what is older is not caught up. Empty: no bound."), label=_("Catch-up window")
+    )
+    max_catchup_runs = forms.IntegerField(min_value=1, max_value=1_000, label=_("Most runs caught up"))
+    catchup_order = _words(CatchUpOrder, _("Catch-up order"))
+    catchup_pace = _seconds(_("Seconds between two runs that are caught up."), label=_("Catch-up pace"), required=True)
+
+    overlap = _words(Overlap)
+    overlap_key = forms.CharField(
+        required=False, max_length=200,
+        help_text=_("A template over the arguments, {0} or {name}; schedules of the same key exclude each other."),
+    )  # fmt: skip
+    options = JsonField(dict, rows=2, help_text=_("As for .using() of the task."))
+    paused = forms.BooleanField(required=False, help_text=_("Begin paused, until somebody resumes it."))
+
+    def __init__(self, data: Any = None, *, row: RecurringTask | None = None, secrets: bool = False) -> None:
+        self.row = row
+        super().__init__(data, initial=_initial_of(row))
+        database = conf.settings().DATABASE
+        tenants = Tenant.objects.using(database)
+        self._choose("task", _task_names(row))
+        self._choose("timezone", sorted(zone_names() | ({row.time_zone} if row else set())))
+        self._choose("calendar", _calendar_names(row))
+        if row is not None or len(tenants.order_by()[:2]) < 2:
+            del self.fields["tenant"]
+        else:
+            self.fields["tenant"].queryset = tenants.order_by("slug")  # type: ignore[attr-defined]
+        gone = [*(("name", "paused") if row else ()), *(() if secrets else SECRETS)]
+        for name in gone:
+            del self.fields[name]
+        chosen = str(self.data.get("timezone") or "")
+        in_zone(self, chosen if chosen in zone_names() else row.time_zone if row else None)
+
+    def _choose(self, name: str, values: Iterable[str]) -> None:
+        self.fields[name].choices = [(value, value) for value in values]  # type: ignore[attr-defined]
+
+    def fieldsets(self) -> list[tuple[Any, list[forms.BoundField]]]:
+        """Return the fields that this form has, in their groups."""
+        groups = ((title, [self[name] for name in names if name in self.fields]) for title, names in FIELDSETS)
+        return [(title, fields) for title, fields in groups if fields]
+
+    def clean(self) -> dict[str, Any]:
+        """Check each kind of part beside its own field."""
+        given: dict[str, Any] = super().clean() or {}
+        for name in _WHEN:
+            try:
+                parts = _parts_of(name, given.get(name))
+                if parts:
+                    checked(parts, seed=self.name_of(given), allow_never=self.is_paused(given))
+            except DurableTasksError as refused:
+                self.add_error(name, str(refused))
+        return given
+
+    def name_of(self, given: dict[str, Any]) -> str:
+        """Return the name of the schedule."""
+        return self.row.name if self.row else str(given.get("name", ""))
+
+    def is_paused(self, given: dict[str, Any]) -> bool:
+        """Return whether the schedule rests anyway, and so may be one that never fires."""
+        return self.row.status == RecurringStatus.PAUSED if self.row else bool(given.get("paused"))
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords of ``upsert``: of a new row all that were filled in, of an old one those that differ."""
+        given, row = self.cleaned_data, self.row
+        changed = set(self.changed_data) if row else {name for name in given if given[name] not in (None, "", [], {})}
+        found: dict[str, Any] = {name: given[name] for name in changed - {*_WHEN, "name", "tenant", "jitter"}}
+        if changed.intersection(_WHEN):
+            found["parts"] = [part for name in _WHEN for part in _parts_of(name, given.get(name))]
+        if "jitter" in changed:
+            found["jitter"] = _jitter_of(given["jitter"])
+        if not given.get("start_time"):
+            found.pop("start_time", None)  # a start cannot be taken away, only moved
+        tenant = row.tenant_id if row else getattr(given.get("tenant"), "pk", DEFAULT_TENANT_ID)
+        found |= {"name": self.name_of(given), "task": given["task"], "tenant": tenant}
+        return found | {"paused": self.is_paused(given)}
+
+
+def _parts_of(name: str, value: Any) -> list[dict[str, Any]]:
+    if value in (None, "", []):
+        return []
+    if name == "cron":
+        return [{"cron": line.strip()} for line in value.splitlines() if line.strip()]
+    if name == "parts":
+        return list(value)
+    return [{name: value.replace("\r\n", "\n") if isinstance(value, str) else value}]
+
+
+def _jitter_of(text: str) -> float | str:
+    text = text.strip()
+    if text.endswith("%"):
+        return text
+    try:
+        return float(text or 0)
+    except ValueError:
+        return text
+
+
+def _task_names(row: RecurringTask | None) -> list[str]:
+    wiring.load_tasks()
+    return sorted(registry.names() | ({row.task} if row else set()))
+
+
+def _calendar_names(row: RecurringTask | None) -> list[str]:
+    calendars = Calendar.objects.using(conf.settings().DATABASE).order_by("name")
+    if row is not None:
+        calendars = calendars.filter(tenant=row.tenant_id)
+    offered = calendars.values_list("name", flat=True).distinct()[:_OFFERED]
+    return sorted({*offered, *(row.calendars if row else ())})
+
+
+# From a row -------------------------------------------------------------------------------------------------------
+
+
+def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
+    if row is None:
+        fresh = RecurringTask()
+        seen = {name: getattr(fresh, _COLUMNS.get(name, name)) for name in _SEEN}
+        return seen | {"args": "[]", "kwargs": "{}", "options": "{}", "parts": "[]", "jitter": "0"}
+    seen = {name: getattr(row, _COLUMNS.get(name, name)) for name in _SEEN}
+    percent = f"{row.jitter_percent:g}%" if row.jitter_percent else f"{row.jitter:g}"
+    times = {name: _local(getattr(row, name), row.time_zone) for name in ("start_time", "end_time")}
+    secrets = {name: pretty(getattr(row, name)) for name in SECRETS}
+    return {**seen, **secrets, **times, **_when_of(row.timetable), "jitter": percent}
+
+
+def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Spread the parts over the fields; what fits none of the simple ones stays as it is kept."""
+    plain = [part for part in parts if len(part) == 1]
+    crons = [part["cron"] for part in plain if "cron" in part]
+    first = {kind: next((part for part in plain if kind in part), None) for kind in ("interval", "rrule")}
+    shown = {kind: part[kind] for kind, part in first.items() if part is not None}
+    rest = [part for part in parts if part not in first.values() and not (len(part) == 1 and "cron" in part)]
+    return {"cron": "\n".join(crons), **shown, "parts": pretty(rest)}
+
+
+def _local(moment: datetime | None, name: str) -> str:
+    return moment.astimezone(zone(name)).isoformat() if moment else ""

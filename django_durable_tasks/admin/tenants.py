@@ -1,0 +1,32 @@
+"""The screen of tenants: made and named here, never deleted, for rows of work point at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.admin import display
+from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.models import Tenant
+
+
+@admin.register(Tenant)
+class TenantAdmin(ScreenAdmin):
+    """Tenants."""
+
+    list_display = ("slug", "name", "created_at", "work")
+    sortable_by = ("slug", "name")
+    search_fields = ("slug", "name")
+    fields = ("slug", "name")
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @admin.display(description=_("work"))
+    def work(self, tenant: Tenant) -> SafeString:
+        """Link the tenant's tasks."""
+        return display.link(display.list_of("task", tenant=tenant.pk), _("tasks"))

@@ -1,0 +1,60 @@
+"""The filters of the list of workflow runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import F, QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin.filters import LOOKED_AT, SHOWN, ScreenFilter
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import WorkflowRun
+
+
+class WorkflowNameFilter(ScreenFilter):
+    """By the name of the workflow; offers those of the newest runs."""
+
+    title = _("name")
+    parameter_name = "name"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = WorkflowRun.objects.using(conf.settings().DATABASE).order_by("-pk")
+        names = set(newest.values_list("name", flat=True)[:LOOKED_AT])
+        chosen = self.used_parameters.get("name")
+        return [(name, name) for name in sorted(names | ({chosen} if isinstance(chosen, str) else set()))][:SHOWN]
+
+    def has_output(self) -> bool:
+        """Show itself also with one choice: its name tells which."""
+        return bool(self.lookup_choices)
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the runs of this workflow."""
+        return rows.filter(name=value)
+
+
+class RunConditionFilter(ScreenFilter):
+    """By the questions on a run that are no statuses."""
+
+    title = _("condition")
+    parameter_name = "condition"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("open", _("not ended")), ("late", _("late: past its deadline")), ("stopping", _("asked to stop")),
+            ("whole", _("no part of another run")), ("part", _("part of another run")),
+        ]  # fmt: skip
+
+    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
+        """Return the runs of which this is true."""
+        found: dict[str, Any] = {
+            "open": rows.open,
+            "late": lambda: rows.open().filter(deadline_at__lte=database_now()),
+            "stopping": lambda: rows.open().filter(cancel_requested_at__isnull=False),
+            "whole": lambda: rows.filter(root=F("pk")),
+            "part": lambda: rows.exclude(root=F("pk")),
+        }
+        narrowed: QuerySet[Any] = found.get(value, rows.none)()
+        return narrowed

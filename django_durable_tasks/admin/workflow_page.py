@@ -1,0 +1,159 @@
+"""What stands on the page of a workflow run beside its columns: progress, picture, tasks, neighbours, buttons."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.db.models import Count
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from django_durable_tasks.admin import display, graph_images, graph_verbs, progress, situation, waiting
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.explanations import Level, Sentence
+from django_durable_tasks.rules.graphs import layers
+from django_durable_tasks.rules.pictures import Picture
+from django_durable_tasks.rules.pictures.wording import natural
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.workflows import WorkflowStatus
+
+TASKS = 50
+RUNS = 200
+_DEEPEST = 8
+_HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
+
+
+def of_page(screen: Any, request: HttpRequest, run: Any) -> dict[str, Any]:
+    """Return everything that the page of a run shows beside its columns."""
+    looks = graph_images.may_look(request)
+    return {
+        "sentences": sentences(run), "buttons": graph_verbs.buttons_of_run(screen, request, run),
+        "bar": progress.bar(run), "words": progress.words(run), "looks": looks,
+        "callbacks": _callbacks(run), "family": _family(run), "family_more": display.list_of("workflowrun",
+                                                                                            root__exact=run.root),
+        **(_graph(request, run) if looks else {}),
+        "forces": graph_verbs.may_force(request), "chosen_verbs": graph_verbs.buttons_of_chosen(),
+    }  # fmt: skip
+
+
+def sentences(run: Any) -> list[Sentence]:
+    """Return what is to be known about a run, the gravest first; none for one that simply goes on or is done."""
+    found = []
+    if run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at:
+        late = display.since(run.deadline_at, run.seen_at)
+        found.append(Sentence(Level.TROUBLE, _("Its deadline was %s: what has not ended is to be cancelled.") % late))
+    if run.status == WorkflowStatus.STARTING:
+        found.append(Sentence(Level.WAIT, _("Its rows are still being written; nothing of it runs before all are.")))
+    if run.is_open and run.cancel_requested_at is not None:
+        asked = display.since(run.cancel_requested_at, run.seen_at)
+        found.append(Sentence(Level.WAIT, _("It was asked to stop %s.") % asked))
+    if run.status == WorkflowStatus.FAILED:
+        why = f" ({display.clean(run.reason)})" if run.reason else ""
+        found.append(Sentence(Level.TROUBLE, _("It failed%s.") % why))
+    return found
+
+
+def _numbers(run: WorkflowRun) -> dict[str, int]:
+    rows = Task.objects.using(run._state.db).of_workflow(run).order_by()
+    there = dict(rows.values_list("status").annotate(Count("pk")))
+    return {str(status): there.get(str(status), 0) for status in Status}
+
+
+# Graph ------------------------------------------------------------------------------------------------------------
+
+
+def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
+    numbers = _numbers(run)
+    asked = "draw" in request.GET or sum(numbers.values()) <= graph_images.AT_ONCE
+    picture = graph_images.of_run(run) if asked else None
+    return {
+        "drawing": graph_images.inline(picture) if picture else "",
+        "files": graph_images.files_of("workflowrun", run.pk), **_tasks(request, run, numbers, picture),
+    }  # fmt: skip
+
+
+def _tasks(request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], picture: Picture | None) -> dict[str, Any]:
+    """Return one page of its tasks: where the graph was read, each after what it waits for; else by id."""
+    state = request.GET.get("state", "")
+    state = state if state in numbers else ""
+    total = numbers[state] if state else sum(numbers.values())
+    pages = max(1, -(-total // TASKS))
+    page = min(max(1, _whole(request.GET.get("p", ""))), pages)
+    rows: Any = Task.objects.using(run._state.db).of_workflow(run)
+    these, part = (rows.filter(status=state) if state else rows).order_by("pk"), slice((page - 1) * TASKS, page * TASKS)
+    keys = these.values_list("pk", flat=True)
+    keys = _in_order(picture, list(keys))[part] if picture else list(keys[part])
+    found = rows.defer(*_HEAVY).annotate(seen_at=DatabaseNow()).in_bulk(keys)
+    return {
+        "tasks": _lines([found[key] for key in keys if key in found]), "state": state, "page": page, "pages": pages,
+        "number": total, "states": progress.by_status(numbers), "all": sum(numbers.values()),
+        "tasks_list": display.list_of("task", workflow__id__exact=run.pk),
+    }  # fmt: skip
+
+
+def _in_order(picture: Picture, keys: list[uuid.UUID]) -> list[uuid.UUID]:
+    """Return these tasks so that each comes after what it waits for, and siblings by their labels."""
+    wanted = {str(key): key for key in keys}
+    above: dict[str, list[str]] = {
+        node.id: [] for node in sorted(picture.nodes, key=lambda node: (natural(node.label), node.id))
+    }
+    for edge in picture.edges:
+        above.setdefault(edge.target, []).append(edge.source)
+    told = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
+    return told + sorted(set(keys) - set(told))
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 1
+
+
+def _lines(tasks: list[Any]) -> list[dict[str, Any]]:
+    held = waiting.of_tasks(task.pk for task in tasks if task.status == Status.BLOCKED)
+    upstreams = [edge.depends_on_id for waits in held.values() for edge in waits.edges]
+    known = waiting.named([*upstreams, *(task.cause for task in tasks)])
+    return [
+        {
+            "task": task, "link": display.link(display.page_of("task", task.pk), waiting.title(task)),
+            "state": display.badges([(task.status, task.status), *situation.labels(task)]),
+            "waits": waiting.cell(held.get(task.pk, waiting.Waits()), known), "took": situation.took(task),
+            "cause": waiting.task_link(task.cause, known) if task.cause else "",
+            "why": display.clean(task.reason) or display.first_line(task.last_error),
+        }
+        for task in tasks
+    ]  # fmt: skip
+
+
+# Neighbours -------------------------------------------------------------------------------------------------------
+
+
+def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
+    """Return which durable tasks are created when it ends, and those that were."""
+    keys = {f"workflow-{run.pk}-{kind}": kind for kind in run.callbacks}
+    rows = Task.objects.using(run._state.db).filter(tenant_id=run.tenant_id, idempotency_key__in=list(keys))
+    born = {keys[task.idempotency_key]: task for task in rows.only("name", "status", "idempotency_key") if keys}
+    return [
+        {"kind": kind, "name": name, "task": born.get(kind),
+         "state": waiting.task_link(born[kind].pk, {born[kind].pk: born[kind]}) if kind in born else ""}
+        for kind, name in run.callbacks.items()
+    ]  # fmt: skip
+
+
+def _family(run: WorkflowRun) -> list[dict[str, Any]]:
+    """Return the outermost run with all its parts, each under its parent; the first RUNS of them."""
+    rows = list(WorkflowRun.objects.using(run._state.db).filter(root=run.root).order_by("pk")[:RUNS])
+    below: dict[Any, list[WorkflowRun]] = {}
+    there = {row.pk for row in rows}
+    for row in rows:
+        below.setdefault(row.parent if row.parent in there else None, []).append(row)
+    found, rest = [], [(row, 0) for row in reversed(below.get(None, []))]
+    while rest:
+        row, depth = rest.pop()
+        found.append({
+            "run": row, "depth": min(depth, _DEEPEST), "here": row.pk == run.pk,
+            "link": display.link(display.page_of("workflowrun", row.pk), row.name),
+            "state": display.badge(row.status, row.status), "progress": progress.cell(row),
+        })  # fmt: skip
+        rest += [(child, depth + 1) for child in reversed(below.get(row.pk, []))]
+    return found if len(found) > 1 else []

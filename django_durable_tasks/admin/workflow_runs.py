@@ -1,0 +1,130 @@
+"""The screen of workflow runs: how far each is, what it looks like, and the verbs that change it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.admin import (
+    display,
+    filters,
+    graph_images,
+    graph_pages,
+    progress,
+    workflow_filters,
+    workflow_page,
+)
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.models import RecurringTask, WorkflowRun
+from django_durable_tasks.models.clock import DatabaseNow
+
+_CREATED = display.instant_of("created_at", _("started at"))
+_COMPLETED = display.instant_of("completed_at", _("completed at"))
+_DEADLINE = display.instant_of("deadline_at", _("deadline"))
+_ASKED = display.instant_of("cancel_requested_at", _("asked to stop at"))
+_FIRED = display.instant_of("fire_time", _("fire time"))
+_UPDATED = display.instant_of("updated_at", _("counted at"))
+
+
+@admin.register(WorkflowRun)
+class WorkflowRunAdmin(ReadOnlyAdmin):
+    """Runs of workflows."""
+
+    named_by = ("name",)
+    list_display = ("named", "state", "progressed", "tenant", "key", "started", "took", "due")
+    list_filter = (
+        "status", workflow_filters.RunConditionFilter, workflow_filters.WorkflowNameFilter, filters.TenantFilter,
+        filters.BornFilter,
+    )  # fmt: skip
+    lookups_allowed = frozenset({"status__exact", "root__exact"})
+    sortable_by = ()
+    search_fields = ("name",)
+    search_help_text = _("An id or a key, whole; or a part of a name.")
+    actions = ()
+    change_form_template = "admin/django_durable_tasks/workflowrun/change_form.html"
+    readonly_fields = (
+        "state", "took", "why_it_ended", "schedule_link", _CREATED, _COMPLETED, _DEADLINE, _ASKED, _FIRED, _UPDATED,
+    )  # fmt: skip
+    fieldsets: ClassVar = (
+        (None, {"fields": (("state", "why_it_ended"), ("tenant", "key"), (_CREATED, _COMPLETED), ("took", _DEADLINE),
+                           ("schedule_link", _FIRED), (_ASKED, _UPDATED))}),
+    )  # fmt: skip
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
+        return rows.select_related("tenant")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return queryset.filter(filters.by_id_or(search_term, "name__icontains", "key")), False
+
+    def get_urls(self) -> list[URLPattern]:
+        picture = self.admin_site.admin_view(graph_images.file_view(self, graph_images.of_run))
+        verbs = self.admin_site.admin_view(graph_pages.run_view(self))
+        return [
+            path("<uuid:object_id>/graph.<str:ending>", picture, name="django_durable_tasks_workflowrun_graph"),
+            path("<uuid:object_id>/do/<str:name>/", verbs, name="django_durable_tasks_graph_run"),
+            *super().get_urls(),
+        ]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Add progress, picture, tasks, neighbours and the buttons of what may be done about it."""
+        context.update(workflow_page.of_page(self, request, context["original"]))
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    # Columns and fields -------------------------------------------------------------------------------------------
+
+    @admin.display(description=_("workflow"))
+    def named(self, run: WorkflowRun) -> SafeString | str:
+        """Show the name; under it the end of the id, and whether it is a part of another run."""
+        part = _("part of %s") % display.short(run.parent) if run.parent else ""
+        return display.beneath(run.name, " · ".join(str(told) for told in (display.short(run.pk), part) if told))
+
+    @admin.display(description=_("status"))
+    def state(self, run: Any) -> SafeString | str:
+        """Show the status and what is true beside it."""
+        return display.badges(progress.marks(run))
+
+    @admin.display(description=_("progress"))
+    def progressed(self, run: WorkflowRun) -> SafeString:
+        """Show how much of it has ended, and how."""
+        return progress.cell(run)
+
+    @admin.display(description=_("started"))
+    def started(self, run: Any) -> str:
+        """Show the age."""
+        return display.since(run.created_at, run.seen_at)
+
+    @admin.display(description=_("duration"))
+    def took(self, run: Any) -> str:
+        """Show how long it took, or takes."""
+        return progress.took(run)
+
+    @admin.display(description=_("deadline"))
+    def due(self, run: Any) -> str:
+        """Show in how long it is cancelled."""
+        return display.since(run.deadline_at, run.seen_at) if run.is_open else display.instant(run.deadline_at)
+
+    @admin.display(description=_("reason"))
+    def why_it_ended(self, run: WorkflowRun) -> str:
+        """Show the reason of the ending."""
+        return display.clean(run.reason) or display.NOTHING
+
+    @admin.display(description=_("recurring task"))
+    def schedule_link(self, run: WorkflowRun) -> SafeString | str:
+        """Link the schedule that it was born of; one that is gone by its id."""
+        if run.recurring_task is None:
+            return display.NOTHING
+        row = RecurringTask.objects.using(run._state.db).only("name").filter(pk=run.recurring_task).first()
+        if row is None:
+            return display.short(run.recurring_task)
+        return display.link(display.page_of("recurringtask", row.pk), row.name)

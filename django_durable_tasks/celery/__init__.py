@@ -1,0 +1,1 @@
+"""Celery carries: the only package that knows Celery and Kombu."""

@@ -1,0 +1,99 @@
+"""The calling forms of a durable task: Celery's habits and ``.using(...)`` all become one ``Call``."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.lifecycle import scheduling
+from django_durable_tasks.lifecycle.scheduling import Call
+from django_durable_tasks.models import Task
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.durations import instant, seconds
+from django_durable_tasks.rules.options import CallOptions, call_options
+
+_CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
+_ADDRESS = ("exchange", "routing_key")
+_TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority", "queue": "queue"}
+
+
+@dataclass(frozen=True, slots=True)
+class Using:
+    """A durable task with options for the calls made through it."""
+
+    registered: Registered
+    options: CallOptions
+
+    def using(self, **options: Any) -> Using:
+        """Return the same with more options."""
+        return Using(self.registered, call_options(self.options, options))
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Task:
+        """Create the row in the caller's transaction and return it; ``run_at`` may stand among the arguments."""
+        return scheduling.schedule(self._call(args, kwargs))
+
+    def delay(self, *args: Any, **kwargs: Any) -> DurableResult:
+        """Create the row in the caller's transaction and return its result."""
+        return DurableResult(scheduling.submit(Call(self.registered, args, kwargs, self.options)))
+
+    def schedule_many(self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None) -> list[uuid.UUID]:
+        """Create one row for each tuple of arguments, by one statement a batch; return their ids."""
+        options = self.options if run_at is None else call_options(self.options, {"run_at": run_at})
+        return scheduling.schedule_many([Call(self.registered, tuple(args), {}, options) for args in arguments])
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **celery_options: Any) -> DurableResult:
+        """Create the row as Celery's ``apply_async`` would send the message."""
+        options = call_options(self.options, translated(celery_options))
+        return DurableResult(scheduling.submit(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options)))
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        options = self.options
+        if "run_at" in kwargs and "run_at" not in self.registered.signature.parameters:
+            options = call_options(options, {"run_at": kwargs["run_at"]})
+            kwargs = {name: value for name, value in kwargs.items() if name != "run_at"}
+        return Call(self.registered, args, kwargs, options)
+
+
+def of(name: str) -> Using:
+    """Return the calling forms of the durable task of this name; raises UnknownTask."""
+    return Using(registry.get(name), CallOptions())
+
+
+def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Celery's options mean for us; raises InvalidOption for those that a row cannot keep."""
+    for option in _CANVAS:
+        if celery_options.get(option):
+            raise InvalidOption(
+                f"{option}=... cannot be kept by a durable task: its callbacks would travel on the message and be lost"
+                " or doubled by a retry. Give the canvas to Workflow.from_canvas(...), or return Schedule(...)."
+            )
+    for option in _ADDRESS:
+        if celery_options.get(option) is not None:
+            raise InvalidOption(f"{option}={celery_options[option]!r}: name the queue instead, queue=...")
+    options = {ours: celery_options.get(theirs) for theirs, ours in _TRANSLATED.items()}
+    options["run_at"] = _start(celery_options.get("eta"), celery_options.get("countdown"))
+    expires = celery_options.get("expires")
+    if isinstance(expires, int | float | timedelta) and not isinstance(expires, bool):
+        options["expires_in"] = seconds("expires", expires)
+    elif expires is not None:
+        options["expires_at"] = instant("expires", expires)
+    if celery_options.get("task_id") is not None:
+        options["task_id"] = celery_options["task_id"]
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _start(eta: object, countdown: object) -> datetime | None:
+    if eta is not None:
+        return instant("eta", eta)
+    if not countdown and countdown != 0.0:
+        return None
+    wait = seconds("countdown", countdown)
+    return timezone.now() + timedelta(seconds=wait) if wait else None

@@ -1,0 +1,93 @@
+"""``self.durable``: what a body may know of its run, and say about it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery.runs import LiveRun
+from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
+from django_durable_tasks.models import Task, Tenant
+from django_durable_tasks.rules.building import Growth
+from django_durable_tasks.rules.masking import shortened
+
+
+class Durable:
+    """The run in hand, for its body."""
+
+    def __init__(self, live: LiveRun) -> None:
+        self._live = live
+
+    @property
+    def task(self) -> Task:
+        """The row of this run, read anew from the database."""
+        row: Task = Task.objects.using(conf.settings().DATABASE).get(pk=self._live.run.task_id)
+        return row
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose work this is."""
+        return Tenant.objects.using(conf.settings().DATABASE).get(pk=self._live.run.tenant_id)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this start, from 1; it never falls and is not set back by a replay."""
+        return self._live.run.attempt
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key to hand to outside systems: the same for every attempt and replay of this task."""
+        return self._live.run.idempotency_key
+
+    @property
+    def fence(self) -> int:
+        """A number that only rises with each owner of the row: outside systems can refuse lower ones."""
+        return self._live.run.epoch
+
+    @property
+    def workflow(self) -> Growth:
+        """The workflow that this run is a part of: what is added to it is written with the success of this run.
+
+        Whatever waits for this task waits for the last of the added ones too. Raises InvalidOption outside a workflow.
+        """
+        live = self._live
+        if live.run.workflow_id is None:
+            raise InvalidOption("self.durable.workflow: this task is no part of a workflow.")
+        if live.growth is None:
+            live.growth = Growth("growth")
+        return live.growth
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: somebody asked, the row has another owner, or the time is over. Told by heartbeats."""
+        live = self._live
+        return live.cancel_requested or live.lost or live.silent_too_long or live.out_of_time
+
+    def check(self) -> None:
+        """Raise RunCancelled, RunLost or RunOutOfTime when the body should stop; call it in long loops."""
+        live = self._live
+        if live.lost:
+            raise RunLost
+        if live.cancel_requested:
+            raise RunCancelled
+        if live.out_of_time:
+            raise RunOutOfTime(f"The run is over its time limit of {live.timeout:g} s.")
+        if live.silent_too_long:
+            raise RunLost("No heartbeat reached the database for almost a lease: another run may have taken over.")
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the run is; the next heartbeat writes it to ``Task.progress``. Raises InvalidOption."""
+        whole = None if total is None else _number("total", total)
+        self._live.progress = {"done": _number("done", done), "total": whole, "note": shortened(str(note), 200)}
+
+
+def _number(name: str, value: Any) -> int | float:
+    """Refuse here what the heartbeat could not write: all leases of the process hang on that one statement."""
+    try:
+        number = value if isinstance(value, int) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not -(2**63) <= number < 2**63:
+        raise InvalidOption(f"progress({name}={value!r}): give a finite number.")
+    return number

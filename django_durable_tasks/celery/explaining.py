@@ -1,0 +1,40 @@
+"""Why a task stands where it stands, with what only Celery knows: whether its code is here and the broker answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.lifecycle import overview
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.explanations import Level, Sentence, Situation, explain
+from django_durable_tasks.rules.states import ALARMED, Status
+
+
+def sentences(task: Task) -> list[Sentence]:
+    """Return what keeps the task from its next step, the gravest first; at least one sentence.
+
+    Asks the broker whether it answers, within the time limits of a ring, where the row waits for a message.
+    """
+    problem = wiring.load_tasks()
+    situation, led = overview.situation(task, known=registry.find(task.name) is not None)
+    found = explain(situation)
+    troubles = list(_around(task, situation, led=led))
+    if problem is not None:
+        troubles.append(f"The modules of tasks cannot be imported here: {problem}")
+    at = sum(sentence.level == Level.TROUBLE for sentence in found)
+    return [*found[:at], *(Sentence(Level.TROUBLE, text) for text in troubles), *found[at:]]
+
+
+def _around(task: Task, situation: Situation, *, led: bool) -> Iterator[str]:
+    """The troubles that the row itself does not show: nobody leads, the broker is away."""
+    stuck = situation.publish_count > 1 or (task.lease_until is not None and task.lease_until < situation.now)
+    if situation.schedulers and not led and task.status in (Status.QUEUED, Status.RUNNING) and stuck:
+        yield "No scheduler leads, so nobody publishes it again or takes it from a silent worker."
+    if task.status not in ALARMED or task.alarm_at is None:
+        return
+    if task.status == Status.QUEUED or task.alarm_at <= situation.now:
+        broker = wiring.broker_problem()
+        if broker is not None:
+            yield f"The broker does not answer from here: {broker}."

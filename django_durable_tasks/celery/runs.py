@@ -1,0 +1,176 @@
+"""The runs of this process, and the one thread that keeps their leases.
+
+A run enters when it starts and leaves when it is closed or given up, whatever happened: what has left is ended by its
+lease. The thread lives in the process that runs bodies, so a stuck child is judged by its own silence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import Error
+
+from django_durable_tasks import conf
+from django_durable_tasks.lifecycle import attempts
+from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.rules.building import Growth
+from django_durable_tasks.rules.endings import Verdict
+from django_durable_tasks.rules.followups import FollowUp, followups_of
+from django_durable_tasks.rules.runs import Run
+
+logger = logging.getLogger("django_durable_tasks.runs")
+
+
+class LiveRun:
+    """A run in progress, as its own process sees it."""
+
+    def __init__(self, run: Run, *, lease: float, timeout: float | None, worker: str, eager: bool) -> None:
+        self.run, self.lease, self.timeout, self.worker, self.eager = run, lease, timeout, worker, eager
+        self.began = self.renewed = time.monotonic()
+        self.cancel_requested = self.lost = False
+        self.progress: dict[str, Any] | None = None
+        self.told = False
+        self.growth: Growth | None = None
+        self.verdict: Verdict | None = None
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the run is over its time limit (for pools in which Celery cannot interrupt a body)."""
+        return self.timeout is not None and time.monotonic() - self.began > self.timeout
+
+    @property
+    def silent_too_long(self) -> bool:
+        """Whether others may have taken over: no renewal for a lease less one heartbeat, by our own clock."""
+        return time.monotonic() - self.renewed > self.lease - conf.settings().HEARTBEAT
+
+    def followups(self, value: object) -> tuple[FollowUp, ...]:
+        """Return what this run wants created with its success: what the body returned, and what it added."""
+        grown = () if self.growth is None or not len(self.growth) else (self.growth,)
+        return (*followups_of(value), *grown)
+
+    def news(self) -> str | None:
+        """Return the progress as JSON, None when there is nothing new."""
+        return None if self.progress is None else json.dumps(self.progress)
+
+
+class Heart:
+    """One thread, one UPDATE for all runs of the process, every HEARTBEAT seconds by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[uuid.UUID, LiveRun] = {}
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def add(self, live: LiveRun) -> None:
+        """Keep the lease of this run from now on."""
+        with self._lock:
+            self._runs[live.run.run_id] = live
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._beat_on, name="durable-heartbeat", daemon=True)
+                self._thread.start()
+
+    def remove(self, live: LiveRun) -> None:
+        """Keep the lease of this run no longer; idempotent."""
+        with self._lock:
+            self._runs.pop(live.run.run_id, None)
+
+    def holds(self, live: LiveRun) -> bool:
+        """Return whether the lease of this run is kept."""
+        return live.run.run_id in self._runs
+
+    def _beat_on(self) -> None:
+        beat_at = time.monotonic()
+        while True:
+            beat_at += conf.settings().HEARTBEAT
+            if self._stop.wait(max(0.0, beat_at - time.monotonic())):
+                return
+            try:
+                self.beat()
+            except Exception:
+                logger.exception("A heartbeat failed; without the next ones every run of this process would be lost.")
+
+    def beat(self) -> None:
+        """Renew the leases of all runs that are within their time limit."""
+        began = time.monotonic()
+        with self._lock:
+            runs = {key: live for key, live in self._runs.items() if not live.out_of_time}
+        if self._renew(runs) or len(runs) == 1:
+            return
+        # A row that somebody's open transaction holds must not cost the others their leases.
+        for key, live in runs.items():
+            if time.monotonic() - began < conf.settings().HEARTBEAT:
+                self._renew({key: live})
+
+    def _renew(self, runs: dict[uuid.UUID, LiveRun]) -> bool:
+        if not runs:
+            return True
+        began = time.monotonic()
+        beats = [(live.run.task_id, live.run.epoch, live.run.run_id, live.lease, live.news()) for live in runs.values()]
+        try:
+            with own():
+                owned = attempts.heartbeat(beats)
+        except Error as error:
+            logger.warning("A heartbeat for %d runs did not reach the database: %s", len(runs), type(error).__name__)
+            return False
+        for key, live in runs.items():
+            if key in owned:
+                live.renewed, live.cancel_requested = began, owned[key]
+            elif self.holds(live):
+                live.lost = True
+                self.remove(live)
+        return True
+
+
+heart = Heart()
+
+
+class _Current(threading.local):
+    live: LiveRun | None = None
+
+
+_current = _Current()
+_by_celery_id: dict[str, LiveRun] = {}
+
+
+def current() -> LiveRun | None:
+    """Return the run whose body this thread runs."""
+    return _current.live
+
+
+@contextmanager
+def running(live: LiveRun) -> Iterator[None]:
+    """Make this the run of the thread, and find it by its Celery id until its message is finished."""
+    before, _current.live = _current.live, live
+    _by_celery_id[live.run.celery_id] = live
+    try:
+        yield
+    finally:
+        _current.live = before
+
+
+def find(celery_id: str) -> LiveRun | None:
+    """Return the run of this process that this message started."""
+    return _by_celery_id.get(celery_id)
+
+
+def forget(celery_id: str) -> None:
+    """Forget a run whose message is finished."""
+    _by_celery_id.pop(celery_id, None)
+
+
+def _new_process() -> None:
+    global heart
+    heart = Heart()
+    _by_celery_id.clear()
+
+
+os.register_at_fork(after_in_child=_new_process)

@@ -1,0 +1,209 @@
+"""settings.DURABLE_TASKS, read once into one frozen, typed object. Nothing else reads django.conf.settings.
+
+The ``help`` of each field is its documentation: docs/reference/settings.md is generated from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+
+class InvalidSetting(ImproperlyConfigured):
+    """A key or value in settings.DURABLE_TASKS cannot be used."""
+
+
+def _duration(default: float | None, help: str) -> Any:
+    return field(default=default, metadata={"help": help, "kind": "duration"})
+
+
+def _count(default: int | None, help: str) -> Any:
+    return field(default=default, metadata={"help": help, "kind": "count"})
+
+
+def _value(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help, "kind": "value"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of django_durable_tasks; durations in seconds."""
+
+    LEASE: float = _duration(60, "How long a run may stay silent before its row is given to another run.")
+    HEARTBEAT: float = _duration(15, "How often a process renews the leases of all its runs with one UPDATE.")
+    NODE_HEARTBEAT: float = _duration(5, "How often a scheduler or a worker says that it lives.")
+    NODE_TIMEOUT: float | None = _duration(
+        None, "A node silent for so long is dead: its runs are lost, its claims rung again. None: 20, on SQLite 60."
+    )
+    LEADER_LEASE: float | None = _duration(None, "How long a leader stays leader unseen. None: 4, on SQLite 20.")
+    LEADER_RENEW: float | None = _duration(None, "How often the leader renews. None: 1, on SQLite 5.")
+    RING_AGAIN: float = _duration(15, "How long a published row waits for its start before it is rung again.")
+    RING_AGAIN_MAX: float = _duration(
+        900, "The wait between two rings doubles up to this; it is four times this from the eighth on."
+    )
+    POLL: float = _duration(1, "How long a scheduler sleeps when nothing is due.")
+    BATCH_SIZE: int = _count(500, "How many rows one claim, sweep or prune statement takes at most.")
+    DATABASE: str = _value("default", "The alias of the database that holds the tables.")
+    FAST_PATH: bool = _value(True, "Publish a task that is due now right after COMMIT instead of at the next poll.")
+    FAST_PATH_MAX: int = _count(100, "How many tasks of one transaction take the fast path; the rest wait for a poll.")
+    QUEUE_WINDOW: int | None = _count(
+        None, "How many published rows may wait per queue. None: 2 x slots + two seconds' starts, 1,000 with no worker."
+    )
+    PAYLOAD_MAX_BYTES: int = _count(65_536, "The largest arguments, as JSON in bytes; at most 262,144.")
+    RESULT_MAX_BYTES: int = _count(65_536, "The largest result, as JSON in bytes.")
+    ERROR_MAX_BYTES: int = _count(16_384, "Error texts and tracebacks are cut to so many bytes.")
+    REFERENCES_MAX_BYTES: int = _count(
+        1_048_576, "The largest results, as JSON in bytes, that the arguments of one task may refer to together."
+    )
+    WORKFLOW_MAX_TASKS: int = _count(10_000, "The most tasks of one workflow, those added while it runs included.")
+    WORKFLOW_MAX_EDGES: int = _count(50_000, "The most edges of one workflow.")
+    JSON_MAX_DEPTH: int = _count(16, "The deepest nesting of arguments and results.")
+    DELAY_MAX: float = _duration(31_536_000, "The longest countdown or distance of run_at; one year.")
+    ENDING_TIMEOUT: float = _duration(300, "How long an ending that cannot be written is tried again.")
+    PUBLISH_TIMEOUT: float = _duration(2, "The longest wait for the broker in one publish.")
+    BREAKER_PAUSE: float = _duration(5, "How long nothing is published after the broker failed.")
+    UNKNOWN_TASK_DELAY: float = _duration(30, "How long a row waits after a worker did not know its task.")
+    PLAIN_MESSAGES: bool = _value(
+        False, "Run messages that ring for no row, with their own arguments: those sent before it was a durable task."
+    )
+    RETENTION: Mapping[str, Any] | None = _value(
+        None, "How long finished rows stay, by status; a status with None stays for ever. None: a week, FAILED 30 days."
+    )
+    LEDGER_RETENTION: float = _duration(
+        31_536_000, "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One year."
+    )
+    SCHEDULES: Mapping[str, Mapping[str, Any]] | None = _value(
+        None, "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable sync` makes rows."
+    )
+    SYNC_SCHEDULES_ON_MIGRATE: bool = _value(False, "Do what `durable sync` does after each `migrate` of our tables.")
+    CARRY: Sequence[str] = _value(
+        (), "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of names."
+    )
+    SHADOW_RETENTION: float = _duration(604_800, "How long what was heard of beat is kept for `durable shadow`.")
+    AUDIT: str | None = _value(
+        None,
+        "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync` makes the schedule.",
+    )
+    DEAD_LETTERS_MAX: int = _count(0, "More open dead letters than this warn and make `durable status` exit with 1.")
+    OLDEST_DUE_MAX: float = _duration(60, "An older due row than this makes `durable status` exit with 1.")
+    SECRET_NAMES: str = _value(
+        r"password|passwd|secret|token|api[_-]?key|authorization|cookie|session|private|credential|card|cvv|ssn|iban",
+        "Values under names that match this pattern are masked in tracebacks, the admin and listings.",
+    )
+    PREPARED_STATEMENTS: bool | None = _value(
+        None, "Prepare the hot statements on PostgreSQL. None: unless the database has DISABLE_SERVER_SIDE_CURSORS."
+    )
+
+
+_ENDLESS = 100 * 31_557_600  # no database can add more to its now
+
+
+def _seconds(key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta.")
+    return float(value)
+
+
+def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
+    kind = spec.metadata["kind"]
+    if value is None and spec.default is not None:
+        raise InvalidSetting(f"DURABLE_TASKS[{spec.name!r}] is None: leave the key out for its default.")
+    if kind == "duration":
+        return _seconds(spec.name, value)
+    if kind == "count" and value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise InvalidSetting(f"DURABLE_TASKS[{spec.name!r}] is {value!r}: give a whole number of 0 or more.")
+    return value
+
+
+def read(raw: Mapping[str, Any]) -> Settings:
+    """Turn the mapping into Settings; unknown keys are refused with the nearest right one."""
+    specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
+    for key in raw:
+        if key not in specs:
+            near = difflib.get_close_matches(str(key), specs, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}.{hint}")
+    found = Settings(**{key: _checked(specs[key], value) for key, value in raw.items()})
+    if found.HEARTBEAT * 2 > found.LEASE:
+        raise InvalidSetting(f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT.")
+    if not found.BATCH_SIZE:
+        raise InvalidSetting("DURABLE_TASKS['BATCH_SIZE'] is 0: nothing would ever be dispatched; give 1 or more.")
+    try:
+        re.compile(found.SECRET_NAMES)
+    except (re.error, TypeError) as error:
+        raise InvalidSetting(f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}.") from None
+    if found.PAYLOAD_MAX_BYTES > 262_144:
+        raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
+    _check_schedules(found.SCHEDULES)
+    _check_audit(found.AUDIT)
+    if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
+        raise InvalidSetting(f"DURABLE_TASKS['CARRY'] is {found.CARRY!r}: give a list of names of Celery tasks.")
+    return found
+
+
+def _check_schedules(schedules: object) -> None:
+    if schedules is None:
+        return
+    if not isinstance(schedules, Mapping):
+        raise InvalidSetting(f"DURABLE_TASKS['SCHEDULES'] is {schedules!r}: give a mapping of names to schedules.")
+    for name, schedule in schedules.items():
+        if not isinstance(schedule, Mapping) or not isinstance(schedule.get("task"), str):
+            raise InvalidSetting(
+                f"DURABLE_TASKS['SCHEDULES'][{name!r}] is {schedule!r}: give a mapping whose 'task' is the registered "
+                "name of a durable task."
+            )
+
+
+def _check_audit(audit: object) -> None:
+    if audit is not None and not isinstance(audit, str):
+        raise InvalidSetting(f"DURABLE_TASKS['AUDIT'] is {audit!r}: give a cron text such as '40 3 * * *', or None.")
+
+
+_KEPT = {"SUCCESS": 604_800, "FAILED": 2_592_000, "CANCELLED": 604_800, "SKIPPED": 604_800, "EXPIRED": 604_800}
+
+
+def retention() -> dict[str, float | None]:
+    """Return, for each ended status, how long (seconds) its rows stay; None keeps them."""
+    given = settings().RETENTION or {}
+    for status in given:
+        if status not in _KEPT:
+            raise InvalidSetting(f"DURABLE_TASKS['RETENTION'] has no status {status!r}; it has: {', '.join(_KEPT)}.")
+    return {status: _seconds(f"RETENTION[{status}]", kept) for status, kept in {**_KEPT, **given}.items()}
+
+
+@functools.cache
+def settings() -> Settings:
+    """Return the settings in force; raises InvalidSetting."""
+    return read(getattr(django_settings, "DURABLE_TASKS", {}))
+
+
+def beat_knows_zones() -> bool:
+    """Return whether django-celery-beat reads a crontab in the crontab's own zone (DJANGO_CELERY_BEAT_TZ_AWARE)."""
+    return bool(getattr(django_settings, "DJANGO_CELERY_BEAT_TZ_AWARE", True))
+
+
+def uses_time_zones() -> bool:
+    """Return whether Django stores aware datetimes (USE_TZ)."""
+    return bool(django_settings.USE_TZ)
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    if setting == "DURABLE_TASKS":
+        settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_durable_tasks.conf")

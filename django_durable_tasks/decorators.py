@@ -1,0 +1,182 @@
+"""``@durable_task``: a Celery shared task of class DurableTask, checked here and entered in the registry.
+
+``@recurring``: a schedule that the code declares for it; it stands above or below ``@durable_task``, once or often.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from celery import shared_task
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery.calls import Using
+from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.celery.task import DurableTask, signature_of
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models import Task
+from django_durable_tasks.registry import Declaration, Registered
+from django_durable_tasks.rules.declarations import CODE, ScheduleOptions
+from django_durable_tasks.rules.options import checked_key, task_options
+from django_durable_tasks.rules.recurring_options import KINDS, columns
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+T = TypeVar("T")
+
+_CELERY = frozenset({
+    "bind", "autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_backoff", "retry_backoff_max", "retry_jitter",
+    "ignore_result", "track_started", "trail", "store_errors_even_if_ignored",
+})  # fmt: skip
+_OURS = frozenset({
+    "name", "queue", "priority", "max_attempts", "max_crashes", "backoff", "backoff_base", "backoff_max", "jitter",
+    "retry_for", "give_up_on", "timeout", "soft_timeout", "lease", "expected_duration", "expires_in", "unique",
+    "unique_for", "unique_on_conflict", "atomic", "on_orphan", "rate_limit", "max_concurrency",
+})  # fmt: skip
+
+
+class Durable(Protocol[P, R_co]):
+    """A durable task as type checkers see it: every calling form has the signature of the body."""
+
+    name: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult:
+        """Create the row in the caller's transaction and return its result."""
+
+    @overload
+    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Task: ...
+    @overload
+    def schedule(self, *args: Any, run_at: datetime, **kwargs: Any) -> Task: ...
+    def schedule(self, *args: Any, **kwargs: Any) -> Task:
+        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest start."""
+
+    def using(self, **options: Any) -> Using:
+        """Return this task with options for the calls made through the returned object."""
+
+    def schedule_many(self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None) -> list[uuid.UUID]:
+        """Create one row for each tuple of arguments."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult:
+        """Create the row as Celery's ``apply_async`` would send the message."""
+
+    def s(self, *args: Any, **kwargs: Any) -> Any:
+        """Return Celery's signature of a call, a part of a canvas for ``Workflow.from_canvas``."""
+
+    def si(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a signature that takes no results of others."""
+
+    def map(self, it: Iterable[Any]) -> Any:
+        """Return a signature that calls the task for each item, one after the other."""
+
+    def starmap(self, it: Iterable[Iterable[Any]]) -> Any:
+        """Return a signature that calls the task for each list of arguments, one after the other."""
+
+    def chunks(self, it: Iterable[Iterable[Any]], n: int) -> Any:
+        """Return a signature that does as ``starmap`` in parts of n."""
+
+
+class _Plain(Protocol):
+    def __call__(self, function: Callable[P, R], /) -> Durable[P, R]: ...
+
+
+class _Bound(Protocol):
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Durable[P, R]: ...
+
+
+@overload
+def durable_task(function: Callable[P, R], /) -> Durable[P, R]: ...
+@overload
+def durable_task(*, bind: Literal[True], **options: Any) -> _Bound: ...
+@overload
+def durable_task(*, bind: Literal[False] = False, **options: Any) -> _Plain: ...
+
+
+def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a function a durable task: its calls become rows, Celery runs them, and nothing committed is lost.
+
+    Options (durations in seconds or timedelta): name, queue, priority (0-9, 9 first), max_attempts, backoff
+    (FIXED, LINEAR, EXPONENTIAL, a list or a callable), backoff_base, backoff_max, jitter, retry_for, give_up_on,
+    max_crashes, on_orphan (RETRY, DEAD_LETTER), timeout, soft_timeout, lease, expected_duration, expires_in, unique,
+    unique_for, unique_on_conflict, atomic, bind. Raises InvalidOption, at import, naming option, value and remedy.
+    """
+    if function is not None:
+        return _decorate(function, options)
+
+    def decorate(body: Callable[..., Any]) -> Any:
+        return _decorate(body, options)
+
+    return decorate
+
+
+def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable[..., Any]:
+    _check_names(given)
+    if inspect.iscoroutinefunction(function):
+        raise InvalidOption(f"{function.__qualname__} is async: Celery runs plain functions; call asyncio.run() in it.")
+    options = task_options(given.get("name") or f"{function.__module__}.{function.__name__}",
+                           {key: value for key, value in given.items() if key in _OURS and key != "name"})  # fmt: skip
+    bound = bool(given.get("bind"))
+    registry.add(Registered(options, signature_of(function, bound=bound), function))
+    # The row is the result; a result backend stores a second one only when asked to.
+    celery_options = {"ignore_result": True} | {key: value for key, value in given.items() if key in _CELERY}
+    task = shared_task(
+        base=DurableTask, name=options.name, durable_options=options, time_limit=options.timeout,
+        soft_time_limit=options.soft_timeout, **celery_options,
+    )(function)  # fmt: skip
+    _built[id(task)] = task, options.name
+    for schedule, timing in _below.pop(id(function), (function, ()))[1]:
+        registry.declare(Declaration(schedule, options.name, timing, CODE), function)
+    return cast("Durable[..., Any]", task)
+
+
+_built: dict[int, tuple[Any, str]] = {}
+"""The tasks made here and their names, by identity: to ask Celery's proxy its name would call for the application."""
+_below: dict[int, tuple[Callable[..., Any], tuple[tuple[str, Mapping[str, Any]], ...]]] = {}
+"""Functions under ``@recurring`` that are no durable task yet, by identity."""
+
+
+def recurring(name: str, /, **options: Unpack[ScheduleOptions]) -> Callable[[T], T]:
+    """Declare a schedule of a durable task: ``manage.py durable sync`` makes it a row. Returns the task itself.
+
+    The options are those of ``RecurringTask.objects.upsert``: one of interval, cron, rrule, solar, at, every or parts,
+    and what else the schedule is to keep. Raises InvalidSchedule or InvalidOption, at import.
+    """
+    checked_key("name", name)
+    timing: dict[str, Any] = dict(options)
+    if not columns(name, timing).get("timetable"):
+        raise InvalidOption(f"@recurring({name!r}) needs one of {', '.join(KINDS)}.")
+
+    def declare(task: T) -> T:
+        _, known = _built.get(id(task), (task, None))
+        if known is not None:
+            registry.declare(Declaration(name, known, timing, CODE), registry.get(known).function)
+        else:
+            function = cast("Callable[..., Any]", task)
+            _below[id(task)] = function, (*_below.get(id(task), (function, ()))[1], (name, timing))
+        return task
+
+    return declare
+
+
+def stray_schedules() -> dict[str, str]:
+    """Return the schedules that stand on a function that is no durable task, by name, and that function's name."""
+    return {
+        schedule: f"{function.__module__}.{function.__qualname__}"
+        for function, schedules in _below.values()
+        for schedule, _ in schedules
+    }
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    for option in given:
+        if option not in _OURS | _CELERY:
+            near = difflib.get_close_matches(option, _OURS | _CELERY, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidOption(f"@durable_task has no option {option!r}.{hint}")

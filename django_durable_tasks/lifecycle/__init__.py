@@ -1,0 +1,1 @@
+"""The lifecycle acts: the stories of a task's life, each one transaction. It knows no Celery."""

@@ -1,0 +1,270 @@
+"""An attempt is opened by its message, and ends: it succeeds, fails, is cancelled or lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.lifecycle import records, scheduling, transitions, workflow_runs
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.building import Builder, Growth
+from django_durable_tasks.rules.endings import Budgets, End, Kind, Outcome, Verdict, judge
+from django_durable_tasks.rules.followups import FollowUp, Schedule
+from django_durable_tasks.rules.retries import RetryPolicy
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.workflows import Plan
+
+logger = logging.getLogger("django_durable_tasks.runs")
+
+
+class Refusal(StrEnum):
+    """Why a message did not start a run."""
+
+    MISSING = "MISSING"
+    STALE = "STALE"
+    TERMINAL = "TERMINAL"
+    EXPIRED = "EXPIRED"
+    PAUSED = "PAUSED"
+    DUPLICATE = "DUPLICATE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run runs: the node's id, the worker's name, and the lease (seconds) of its run."""
+
+    node: uuid.UUID
+    worker: str
+    lease: float
+
+
+def open_run(
+    task_id: uuid.UUID,
+    epoch: int,
+    place: Place,
+    celery_id: str,
+    unique_for: float | None,
+    *,
+    name: str | None = None,
+    run_id: uuid.UUID | None = None,
+) -> Run | Refusal:
+    """Start the row on its message's epoch, or say why not; a refused message changes no owner.
+
+    ``name``: only a row of this task. ``run_id``: the token of the run, for a caller that may have to read it back.
+    """
+    if unique_for is not None and _is_duplicate(task_id, epoch, unique_for, place, celery_id):
+        return Refusal.DUPLICATE
+    columns = transitions.start(task_id, epoch, run_id or uuid.uuid4(), place.node, place.lease, name)
+    if columns is None:
+        return _refusal(task_id, epoch)
+    return run_of(columns, place.node, celery_id)
+
+
+def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: Place, celery_id: str) -> Run | None:
+    """Return the run that was started under this token although nobody heard of it, None where there is none."""
+    row = transitions.tasks().running().filter(pk=task_id, run_id=run_id).values_list(*transitions.RUN_COLUMNS).first()
+    return None if row is None else run_of(row, place.node, celery_id)
+
+
+def take(question: TaskQuerySet, limit: int, place: Place) -> list[Run]:
+    """Claim and start due rows at once, for a process that runs them itself without a broker."""
+    columns = transitions.take(question, limit, place.node, place.lease)
+    return [run_of(row, place.node, "") for row in columns]
+
+
+def run_of(columns: Sequence[Any], node: uuid.UUID, celery_id: str) -> Run:
+    """Return the run that these RUN_COLUMNS describe."""
+    (task_id, name, queue, tenant_id, epoch, run_id, attempts, failures, crashes, max_attempts, args, kwargs, options,
+     idempotency_key, started_at, run_at, workflow_id, has_dependents) = columns  # fmt: skip
+    return Run(
+        task_id=task_id, name=name, queue=queue, tenant_id=tenant_id, epoch=epoch, run_id=run_id, attempt=attempts,
+        failures=failures, crashes=crashes, max_attempts=max_attempts, args=_json(args), kwargs=_json(kwargs),
+        options=_json(options) or {}, idempotency_key=idempotency_key or str(task_id), node=node,
+        started_at=_aware(started_at), run_at=_aware(run_at), celery_id=celery_id,
+        workflow_id=workflow_id, has_dependents=bool(has_dependents),
+    )  # fmt: skip
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _aware(value: datetime) -> datetime:
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def _refusal(task_id: uuid.UUID, epoch: int) -> Refusal:
+    row = transitions.tasks().filter(pk=task_id).only("status", "epoch", "queue", "expires_at", "reason").first()
+    if row is None:
+        return Refusal.MISSING
+    if row.status != Status.QUEUED or row.epoch != epoch:
+        return Refusal.STALE if row.is_open else Refusal.TERMINAL
+    this = transitions.tasks().filter(pk=task_id, epoch=epoch)
+    if row.expires_at is not None and row.expires_at <= database_now():
+        transitions.expire(this, 1)
+        return Refusal.EXPIRED
+    if QueueControl.objects.using(transitions.database()).filter(name=row.queue, paused_at__isnull=False).exists():
+        transitions.hand_back(this, 0)
+        return Refusal.PAUSED
+    return Refusal.STALE
+
+
+def _is_duplicate(task_id: uuid.UUID, epoch: int, unique_for: float, place: Place, celery_id: str) -> bool:
+    this = transitions.tasks().filter(pk=task_id, status=Status.QUEUED, epoch=epoch)
+    row = this.first()
+    if row is None or row.unique_key is None:
+        return False
+    recent = transitions.tasks().filter(
+        tenant_id=row.tenant_id, unique_key=row.unique_key, status=Status.SUCCESS,
+        completed_at__gt=database_now() - timedelta(seconds=unique_for),
+    )  # fmt: skip
+    if not recent.exists():
+        return False
+    with transitions.atomic():
+        if transitions.skip(this, "DUPLICATE"):
+            closing = records.Closing(
+                task=row,
+                log=LogStatus.DUPLICATE,
+                outcome=Outcome(kind=Kind.IGNORED),
+                worker=place.worker,
+                celery_id=celery_id,
+            )
+            records.log_endings([closing])
+    return True
+
+
+def succeed(run: Run, result: str | None, worker: str, followups: Sequence[FollowUp] = ()) -> bool:
+    """Record the success with its log row and its follow-up tasks, all or nothing; False when it was fenced."""
+    if not followups:
+        accepted = transitions.succeed(run, result, worker)
+    else:
+        plans = [workflow_runs.planned(followup) if isinstance(followup, Builder) else None for followup in followups]
+        with transitions.atomic():
+            for followup, plan in zip(followups, plans, strict=True):
+                if plan is not None:
+                    workflow_runs.hold(run, plan, grows=isinstance(followup, Growth))
+            accepted = transitions.succeed(run, result, worker)
+            if accepted:
+                for followup, plan in zip(followups, plans, strict=True):
+                    _follow(run, followup, plan)
+    return accepted or _stands(run, LogStatus.SUCCESS)
+
+
+def _follow(run: Run, followup: FollowUp, plan: Plan | None) -> None:
+    if isinstance(followup, Schedule):
+        scheduling.schedule_followup(followup, run.tenant_id)
+    elif plan is not None and isinstance(followup, Growth):
+        workflow_runs.graft(run, plan)
+    elif plan is not None:
+        workflow_runs.start_after(run, plan)
+
+
+def succeeded(run: Run) -> bool:
+    """Return whether the success of this very run stands."""
+    return _stands(run, LogStatus.SUCCESS)
+
+
+def _stands(run: Run, *statuses: LogStatus) -> bool:
+    """Whether an ending of this very run stands already: a COMMIT whose reply was lost is read back by ``run_id``."""
+    return TaskExecutionLog.objects.using(transitions.database()).filter(
+        task_id=run.task_id, run_id=run.run_id, status__in=statuses
+    ).exists()  # fmt: skip
+
+
+def fence(run: Run, worker: str, error: str = "") -> None:
+    """Record that the ending of this run was refused, because another owner has the row."""
+    if transitions.tasks().filter(pk=run.task_id).exists() and not succeeded(run):
+        records.log_refused(run, LogStatus.FENCED, worker, error)
+
+
+def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
+    """Record a failure, a wish to try again, or a refusal of the body; None when the run was fenced."""
+    question = transitions.tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+    verdicts = end_runs(question, lambda _task: outcome, worker=worker, celery_id=run.celery_id)
+    if run.task_id in verdicts:
+        return verdicts[run.task_id]
+    return judge(outcome, spent(run)) if _stands(run, LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED) else None
+
+
+def spent(run: Run) -> Budgets:
+    """Return the budgets of a run as it knows them itself."""
+    return Budgets(
+        failures=run.failures,
+        max_attempts=run.max_attempts,
+        crashes=0,
+        max_crashes=1,
+        on_orphan="",
+        cancel_requested=False,
+    )
+
+
+def end_runs(
+    question: TaskQuerySet,
+    outcome_of: Callable[[Task], Outcome],
+    *,
+    limit: int | None = None,
+    worker: str = "",
+    celery_id: str = "",
+) -> dict[uuid.UUID, Verdict]:
+    """End the RUNNING rows of the question: status, budgets, log rows and dead letters in one transaction."""
+    with transitions.atomic():
+        rows = transitions.locked_runs(question, limit)
+        closings, ends, cases = [], [], []
+        for row in rows:
+            outcome = outcome_of(row)
+            verdict = judge(outcome, _budgets(row))
+            closing = records.Closing(
+                task=row, log=verdict.log, outcome=outcome, worker=worker, celery_id=celery_id or _celery_id(row)
+            )
+            delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else 0.0
+            ends.append(End(task_id=row.pk, epoch=row.epoch, verdict=verdict, delay=delay, error=outcome.error))
+            closings.append(closing)
+            if verdict.status == Status.FAILED:
+                cases.append((closing, verdict.reason))
+        if rows:
+            transitions.end(ends)
+            records.log_endings(closings)
+            if cases:
+                records.open_cases(cases)
+    return {end.task_id: end.verdict for end in ends}
+
+
+def _budgets(row: Task) -> Budgets:
+    return Budgets(
+        failures=row.failures, max_attempts=row.max_attempts, crashes=row.crashes, max_crashes=row.max_crashes,
+        on_orphan=row.on_orphan, cancel_requested=row.cancel_requested_at is not None,
+    )  # fmt: skip
+
+
+def _celery_id(row: Task) -> str:
+    return f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
+
+
+def _delay(row: Task, outcome: Outcome) -> float:
+    wish = _backoff(row) if outcome.delay is None else outcome.delay
+    return min(wish, conf.settings().DELAY_MAX)
+
+
+def _backoff(row: Task) -> float:
+    known = registry.find(row.name)
+    retry = known.options.retry if known else RetryPolicy()
+    try:
+        return retry.delay(row.failures + 1, random.random())
+    except Exception:
+        logger.exception("backoff=... of %s failed; the default wait is taken instead.", row.name)
+        return RetryPolicy().delay(row.failures + 1, random.random())
+
+
+def heartbeat(beats: Sequence[tuple[uuid.UUID, int, uuid.UUID, float, str | None]]) -> dict[uuid.UUID, bool]:
+    """Renew the leases of runs; return those still owned, with whether somebody asked them to stop."""
+    return transitions.heartbeat(beats)

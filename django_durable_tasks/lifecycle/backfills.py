@@ -1,0 +1,213 @@
+"""Fire times of the past that have no run get one, in the order and as many at a time as the operator wants.
+
+The ledger's key holds: what has a line with a task is never born again. Watermark and ``runs_count`` stay as they are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from django.db import IntegrityError
+from django.db.models import Case, Value, When
+
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
+from django_durable_tasks.lifecycle import births, dead_letters, ledger, slots, transitions, workflow_starts
+from django_durable_tasks.lifecycle.agendas import agenda_of, fire_times_of
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.schedules import locked, recurring
+from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
+from django_durable_tasks.models.task import HELD
+from django_durable_tasks.rules.agenda import Action, Planned, Stretch
+from django_durable_tasks.rules.backfills import Deed, Report, Reprocess, Step, Told, step
+from django_durable_tasks.rules.durations import instant
+from django_durable_tasks.rules.options import checked_count
+from django_durable_tasks.rules.overlaps import Verdict
+from django_durable_tasks.rules.recurring import CatchUpOrder, Fate
+
+LIMIT, MOST = 1_000, 10_000
+_BULK = 500
+_INSTANT = timedelta(microseconds=1)
+T = TypeVar("T")
+
+
+def backfill(
+    row: RecurringTask, start: datetime, end: datetime, *, dry_run: bool = False, reprocess: str = "NONE",
+    concurrency: int = 1, order: str = "OLDEST", limit: int = LIMIT, by: str = "",
+) -> Report:  # fmt: skip
+    """Run the fire times of [start, end] (aware; by the schedule as it is now) that have no run; return what was done.
+
+    ``reprocess`` FAILED or ALL also replays the tasks that failed, or all that have ended: the same rows, never second
+    ones. A fire that started a workflow runs again under ALL only, once that has ended, and starts it anew: a second
+    run with an id of its own; what failed inside a run is retried there. At most ``concurrency`` of them run at a time,
+    beside the schedule's own runs, OLDEST or NEWEST first. Raises InvalidOption for a range that ends in the future,
+    reaches back beyond the ledger or holds more than ``limit`` fire times (1 to 10,000), UniqueConflict where the
+    task's unique key keeps them apart; nothing is written then.
+    """
+    first, last = instant("start", start).astimezone(UTC), instant("end", end).astimezone(UTC)
+    wish, way = _word("reprocess", reprocess, Reprocess), _word("order", order, CatchUpOrder)
+    checked_count("concurrency", concurrency, 1, MOST)
+    checked_count("limit", limit, 1, MOST)
+    with transitions.atomic():
+        now = database_now()
+        found = recurring().get(pk=row.pk) if dry_run else locked(row)
+        _refuse(found, first, last, now)
+        fires = _fire_times(found, first, last, limit)
+        lines = _lines(found, first, last)
+        steps = _steps(found, fires, lines, wish)
+        if not dry_run:
+            ordered = steps if way == CatchUpOrder.OLDEST else steps[::-1]
+            done = _Backfill(found, now, concurrency, by).carry_out(ordered, lines)
+            steps = sorted(done, key=lambda one: one.fire_time)
+    return Report(start=first, end=last, dry_run=dry_run, steps=tuple(steps))
+
+
+def _word(option: str, value: str, words: Any) -> Any:
+    if value not in set(words):
+        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(words)}.")
+    return words(value)
+
+
+def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -> None:
+    if end < start:
+        raise InvalidOption(f"end={end.isoformat()} is before start={start.isoformat()}.")
+    if end > now:
+        raise InvalidOption(f"end={end.isoformat()} is after now, {now.isoformat()}: what is to come runs by itself.")
+    if row.ledger_from is not None and start < row.ledger_from:
+        raise InvalidOption(
+            f"start={start.isoformat()}: the ledger of {row.name!r} is kept from {row.ledger_from.isoformat()} on; "
+            f"what ran before is not known."
+        )
+
+
+def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) -> list[datetime]:
+    """Return all fire times of the range, whatever calendars say of them, with those that an operator added."""
+    times = fire_times_of(row)
+    first, last = max(start, row.start_time), end if row.end_time is None else min(end, row.end_time)
+    added = OccurrenceOverride.objects.using(transitions.database()).filter(
+        recurring_task=row.pk, action=Action.ADD, fire_time__range=(start, end)
+    )  # fmt: skip
+    found = set(added.values_list("fire_time", flat=True))
+    fire = times.next(first - _INSTANT)
+    while fire is not None and fire.nominal <= last:
+        found.add(fire.nominal)
+        if len(found) > limit:
+            raise InvalidOption(
+                f"There are more than {limit} fire times from {start.isoformat()} to {end.isoformat()}: give a shorter "
+                f"range, or a higher limit."
+            )
+        fire = times.next(fire.nominal)
+    return sorted(found)
+
+
+def _lines(row: RecurringTask, start: datetime, end: datetime) -> dict[datetime, OccurrenceRecord]:
+    found = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time__range=(start, end))
+    return {line.fire_time: line for line in found}
+
+
+def _steps(
+    row: RecurringTask, fires: Sequence[datetime], lines: dict[datetime, OccurrenceRecord], reprocess: Reprocess
+) -> list[Step]:
+    status: dict[uuid.UUID, str] = {}
+    for ids in _bulks([line.task_id for line in lines.values() if line.task_id is not None]):
+        status |= dict(transitions.tasks().filter(pk__in=ids).values_list("pk", "status"))
+    agenda, steps, started = agenda_of(row), list[Step](), _started(row, fires)
+    for fire_time in fires:
+        line, today = lines.get(fire_time), agenda.at_nominal(fire_time)
+        known = status.get(line.task_id, "") if line and line.task_id else ""
+        told = Told(line.outcome, line.task_id, known, started.get(fire_time)) if line else None
+        steps.append(step(fire_time, today if isinstance(today, Stretch) else None, told, reprocess))
+    return steps
+
+
+def _started(row: RecurringTask, fires: Sequence[datetime]) -> dict[datetime | None, tuple[uuid.UUID, str]]:
+    """Return the newest run of a workflow that each of these fires started, and where it stands."""
+    if not fires:
+        return {}
+    runs = workflow_starts.runs().filter(
+        recurring_task=row.pk, parent__isnull=True, fire_time__range=(fires[0], fires[-1])
+    )
+    found = runs.order_by("pk").values_list("fire_time", "pk", "status")
+    return {fire_time: (key, status) for fire_time, key, status in found}
+
+
+def _bulks(several: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (several[first : first + _BULK] for first in range(0, len(several), _BULK))
+
+
+class _Backfill:
+    """One backfill under way: its slots, and what its transaction writes."""
+
+    def __init__(self, row: RecurringTask, now: datetime, concurrency: int, by: str) -> None:
+        self.row, self.now, self.by = row, now, by
+        self._slots = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
+        self._taken = {slot for slot, tasks in slots.opened(self._slots).items() if tasks}
+
+    def carry_out(self, steps: Sequence[Step], lines: dict[datetime, OccurrenceRecord]) -> list[Step]:
+        """Bear and replay what the steps say, in their order; return the steps with the ids of the tasks."""
+        places = self._places([one for one in steps if one.deed != Deed.LEFT])
+        born = {one.fire_time: self._values(one, places[one.fire_time]) for one in steps if one.deed == Deed.BORN}
+        new = self._write(born, lines)
+        self._bear([values for values in born.values() if values["id"] in new])
+        self._replay([one for one in steps if one.deed == Deed.REPLAYED], places)
+        return [
+            Step(one.fire_time, one.deed, one.why, born[one.fire_time]["id"]) if one.fire_time in born else one
+            for one in steps
+        ]
+
+    def _places(self, steps: Sequence[Step]) -> dict[datetime, dict[str, Any]]:
+        """Return each one's slot, and that it waits unless it is the first of a free one."""
+        return {one.fire_time: place for one, place in zip(steps, self._next_places(), strict=False)}
+
+    def _next_places(self) -> Iterator[dict[str, Any]]:
+        number = 0
+        while True:
+            slot, run_at = self._slots[number % len(self._slots)], self.now + number * _INSTANT
+            yield {"slot": slot, "run_at": run_at, "alarm_at": HELD if slot in self._taken else run_at}
+            self._taken.add(slot)
+            number += 1
+
+    def _values(self, one: Step, place: dict[str, Any]) -> dict[str, Any]:
+        planned = Planned(one.fire_time, one.fire_time)
+        return births.task_values(self.row, planned, place["run_at"], Verdict(runs=True)) | place
+
+    def _write(self, born: dict[datetime, dict[str, Any]], lines: dict[datetime, OccurrenceRecord]) -> set[Any]:
+        """Tell the ledger first: a line without a task gets one, a fire time without a line gets a line."""
+        reason = f"backfilled by {self.by}"[: ledger.REASON_MAX] if self.by else "backfilled"
+        entries, empty = [], {}
+        for fire_time, values in born.items():
+            line, planned = lines.get(fire_time), Planned(fire_time, fire_time)
+            if line is None:
+                entries.append(
+                    births.line(self.row, planned, Fate.DISPATCHED, term=None, values=values, reason=reason)
+                )  # fmt: skip
+            else:
+                empty[line.pk] = (values["id"], values["run_at"])
+        for some in _bulks(list(empty.items())):
+            # All who write lines of fire times hold the row's lock, as we do: nobody can have been quicker.
+            if ledger.fill(dict(some), Fate.DISPATCHED, reason) < len(some):
+                raise TransitionRefused(f"The ledger of {self.row.name!r} changed under the backfill; try again.")
+        return {task_id for task_id, _ in empty.values()} | ledger.write(entries)
+
+    def _bear(self, born: Sequence[dict[str, Any]]) -> None:
+        try:
+            transitions.create_many(born)
+        except IntegrityError as taken:
+            raise UniqueConflict(
+                f"{self.row.task} may be open once (its option unique): backfill one fire time at a time, when none is."
+            ) from taken
+
+    def _replay(self, steps: Sequence[Step], places: dict[datetime, dict[str, Any]]) -> None:
+        for some in _bulks(steps):
+            by_task = {one.task_id: places[one.fire_time] for one in some}
+            these = transitions.tasks().filter(pk__in=list(by_task))
+            dead_letters.replay(these, by=self.by, note="backfill")
+            transitions.replay(these, "rerun")
+            transitions.edit(these, run_at=_each(by_task, "run_at"))
+            transitions.edit(these, slot=_each(by_task, "slot"), alarm_at=_each(by_task, "alarm_at"))
+
+
+def _each(by_task: Mapping[uuid.UUID | None, Mapping[str, Any]], name: str) -> Case:
+    return Case(*(When(pk=task_id, then=Value(place[name])) for task_id, place in by_task.items()))

@@ -1,0 +1,115 @@
+"""Due rows are claimed for publishing, handed back, and rung again. Claims commit before anything is published."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import connections
+from django.db.models import Min
+from django.utils.dateparse import parse_datetime
+
+from django_durable_tasks import conf
+from django_durable_tasks.lifecycle import slots, transitions
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.models.task import TaskQuerySet, new_task_id
+from django_durable_tasks.ports import Ring
+
+_PRIORITY, _RUN_AT, _EXPIRES_AT = (
+    transitions.RING_COLUMNS.index(name) for name in ("priority", "run_at", "expires_at")
+)
+
+
+def heads() -> dict[str, datetime]:
+    """Return, for each queue with waiting rows, when its first row is due; costs probes, never a scan of the rows."""
+    sql = statement("heads")
+    if sql is None:
+        return dict(transitions.tasks().pending().order_by().values_list("queue").annotate(head=Min("alarm_at")))
+    with connections[transitions.database()].cursor() as cursor:
+        cursor.execute(sql)
+        return {queue: _instant(head) for queue, head in cursor.fetchall()}
+
+
+def _instant(value: Any) -> datetime:
+    found = parse_datetime(value) if isinstance(value, str) else value
+    if not isinstance(found, datetime):
+        raise TypeError(f"The database returned {value!r} for an instant.")
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def claim(queue: str, now: datetime, limit: int, node: uuid.UUID) -> list[Ring]:
+    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order."""
+    rows = transitions.claim(queue, now, limit, node, conf.settings().RING_AGAIN)
+    # No database promises the order in which an UPDATE returns its rows.
+    ordered = sorted(_in_time(rows, now), key=lambda row: (-row[_PRIORITY], row[_RUN_AT]))
+    return rings_of(slots.kept(ordered))
+
+
+def _in_time(rows: Sequence[Sequence[Any]], now: datetime) -> list[Sequence[Any]]:
+    """Return the RING_COLUMNS of rows that may still start; those that came too late expire here.
+
+    Expiry is noticed when a row's turn comes, so that no sweep has to look at rows whose turn has not come.
+    """
+    late = {row[0] for row in rows if row[_EXPIRES_AT] is not None and row[_EXPIRES_AT] <= now}
+    if late:
+        transitions.expire(transitions.tasks().filter(pk__in=late), len(late))
+    return [row for row in rows if row[0] not in late]
+
+
+def ring_again(question: TaskQuerySet, now: datetime, limit: int) -> list[Ring]:
+    """Set the next alarm of QUEUED rows that nobody started, and return what to publish once more.
+
+    Their slots are looked at again: who claimed them may have died before it looked.
+    """
+    settings = conf.settings()
+    rows = transitions.ring_again(question, limit, settings.RING_AGAIN, settings.RING_AGAIN_MAX)
+    return rings_of(slots.kept(_in_time(rows, now)))
+
+
+def ring_all(question: TaskQuerySet, batch: int) -> Iterator[list[Ring]]:
+    """Go once through the QUEUED rows that are there now, in batches; each is yielded after its commit, to be rung.
+
+    For a broker that lost its messages. What is born meanwhile has a message of its own.
+    """
+    queued = question.queued().filter(pk__lte=new_task_id()).order_by("pk")
+    page = list(queued.values_list("pk", flat=True)[:batch])
+    while page:
+        yield ring_again(transitions.tasks().filter(pk__in=page), database_now(), batch)
+        page = list(queued.filter(pk__gt=page[-1]).values_list("pk", flat=True)[:batch])
+
+
+def hand_back(rings: Sequence[Ring], delay: float = 0.0) -> int:
+    """Give claimed rows back that the broker did not take; rows that moved on are left alone."""
+    epochs = {ring.task_id: ring.epoch for ring in rings}
+    return transitions.hand_back(transitions.tasks().filter(pk__in=list(epochs)), delay, epochs)
+
+
+def hand_back_unknown(task_id: uuid.UUID, epoch: int) -> int:
+    """Give a row back whose task this worker does not know; it waits and is reported, and costs no try."""
+    question = transitions.tasks().filter(pk=task_id)
+    return transitions.hand_back(question, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch})
+
+
+def rings_of(rows: Iterable[Sequence[Any]]) -> list[Ring]:
+    """Return the rings that these RING_COLUMNS describe."""
+    rings = []
+    for task_id, epoch, number, name, queue, priority, options, key, *_ in rows:
+        overrides = (json.loads(options) if isinstance(options, str) else options) or {}
+        rings.append(
+            Ring(
+                task_id,
+                epoch,
+                number,
+                name,
+                queue,
+                priority,
+                overrides.get("timeout"),
+                overrides.get("soft_timeout"),
+                key,
+            )
+        )
+    return rings

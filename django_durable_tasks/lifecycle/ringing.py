@@ -1,0 +1,66 @@
+"""The fast path: rows that are due now are rung at the commit of their transaction, by one hook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.lifecycle import limits, transitions
+from django_durable_tasks.ports import Ring
+
+
+class _Bell:
+    """The one on-commit hook of a transaction (and savepoint): the rings of all rows born in it."""
+
+    def __init__(self, savepoints: frozenset[str]) -> None:
+        self.savepoints = savepoints
+        self.rings: list[Ring] = []
+        self.rung = False
+
+    def __call__(self) -> None:
+        self.rung = True  # a test may run the hooks of a transaction that goes on; what comes then needs another one
+        ports.ring(self.rings)
+
+
+def _bell() -> _Bell | None:
+    connection = connections[transitions.database()]
+    savepoints = frozenset(connection.savepoint_ids)
+    for _, hook, *_ in reversed(connection.run_on_commit):
+        if isinstance(hook, _Bell) and hook.savepoints == savepoints and not hook.rung:
+            return hook
+    return None
+
+
+def _rung_so_far() -> int:
+    hooks = (hook for _, hook, *_ in connections[transitions.database()].run_on_commit)
+    return sum(len(hook.rings) for hook in hooks if isinstance(hook, _Bell))
+
+
+def may_be_rung(values: Mapping[str, Any]) -> bool:
+    """Return whether a row of these values may be born QUEUED and rung at commit: the fast path is open for it."""
+    settings = conf.settings()
+    connection = connections[transitions.database()]
+    if not settings.FAST_PATH or (values["run_at"] is not None and values["run_at"] > timezone.now()):
+        return False
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return False
+    if connection.run_on_commit and _rung_so_far() >= settings.FAST_PATH_MAX:
+        return False
+    return ports.broker_open() and limits.fast_path_open(values["queue"])
+
+
+def ring_after_commit(rings: Sequence[Ring]) -> None:
+    """Ring these rows once their transaction has committed; at once where there is none."""
+    database = transitions.database()
+    if not connections[database].in_atomic_block:
+        ports.ring(rings)
+        return
+    bell = _bell()
+    if bell is None:
+        bell = _Bell(frozenset(connections[database].savepoint_ids))
+        transaction.on_commit(bell, using=database, robust=True)
+    bell.rings.extend(rings)

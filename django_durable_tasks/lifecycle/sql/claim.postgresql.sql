@@ -1,0 +1,21 @@
+-- One range scan per priority, the highest first; the outer LIMIT stops the scans when the batch is full.
+-- The last guard is hidden from the planner, which with old statistics would read all PENDING rows for it.
+-- MATERIALIZED, because a plan that re-evaluates a LIMIT ... SKIP LOCKED subquery claims more rows than asked for.
+WITH due AS MATERIALIZED (
+  SELECT hit.id
+    FROM (SELECT priority FROM generate_series(9, 0, -1) AS level (priority) ORDER BY priority DESC) AS level
+   CROSS JOIN LATERAL (
+     SELECT id
+       FROM durable_tasks_task
+      WHERE status = 'PENDING' AND queue = %(queue)s AND priority = level.priority AND alarm_at <= %(now)s
+      ORDER BY alarm_at
+      LIMIT %(limit)s
+        FOR NO KEY UPDATE SKIP LOCKED) AS hit
+   LIMIT %(limit)s)
+UPDATE durable_tasks_task AS task
+   SET status = 'QUEUED', epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
+       alarm_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
+  FROM due
+ WHERE task.id = due.id AND task.status || '' = 'PENDING'
+RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
+          task.idempotency_key, task.run_at, task.expires_at, task.slot

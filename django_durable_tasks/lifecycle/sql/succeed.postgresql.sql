@@ -1,0 +1,18 @@
+-- The ending, its log row and, of a row in a graph, the note of it in one statement and one commit; no row: the run
+-- was fenced.
+WITH ended AS (
+  UPDATE durable_tasks_task AS task
+     SET status = 'SUCCESS', epoch = task.epoch + 1, result = %(result)s, completed_at = clock_timestamp(),
+         updated_at = clock_timestamp(), lease_until = NULL, open_key = NULL, open_unique_key = NULL,
+         cancel_requested_at = NULL, reason = ''
+   WHERE task.id = %(id)s AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s
+  RETURNING task.id, task.tenant_id, task.attempts, task.started_at, task.completed_at, task.node, task.run_id,
+            task.epoch, task.workflow_id, task.has_dependents),
+noted AS (
+  INSERT INTO durable_tasks_ending (task_id, epoch, workflow_id, status, told)
+  SELECT id, epoch, workflow_id, 'SUCCESS', NOT has_dependents
+    FROM ended WHERE has_dependents OR workflow_id IS NOT NULL)
+INSERT INTO durable_tasks_execution_log
+       (task_id, tenant_id, attempt_number, status, started_at, completed_at, worker, node, run_id, celery_id)
+SELECT id, tenant_id, attempts, 'SUCCESS', started_at, completed_at, %(worker)s, node, run_id, %(celery_id)s
+  FROM ended

@@ -1,0 +1,74 @@
+"""How rows are born, and how those that wait are changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import Case, When
+
+from django_durable_tasks.lifecycle.announcing import announce
+from django_durable_tasks.lifecycle.rows import alike, columns_of, records_of, row_of
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.lifecycle.transitions.guards import atomic, count, locked, shown, tasks, write_running
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.states import TRANSITIONS, Status
+
+_BULK = 2_000
+
+
+def create(values: dict[str, Any]) -> bool:
+    """Insert one row by one INSERT; False when one of its keys is taken (then nothing is raised, nothing written)."""
+    sql = statement("create")
+    created = _insert_unless_taken(values) if sql is None else count(sql, values) == 1
+    if created:
+        announce("create", Status(values["status"]), [values["id"]])
+    return created
+
+
+def _insert_unless_taken(values: dict[str, Any]) -> bool:
+    row = row_of(values)
+    if not (values["named"] or row.idempotency_key or row.key or row.unique_key):
+        tasks().bulk_create([row])
+        return True
+    try:
+        with atomic():
+            tasks().bulk_create([row])
+    except IntegrityError as refused:
+        # Looking for the holder would come too late: it may have let the key go since.
+        if not any(word in str(refused).lower() for word in ("unique", "duplicate")):
+            raise
+        return False
+    return True
+
+
+def create_many(rows: Sequence[dict[str, Any]]) -> None:
+    """Insert many rows whose keys, if they have any, are known to be free, in one statement a batch."""
+    same = alike(rows)
+    sql = statement("create_many" if same else "create_each")
+    for first in range(0, len(rows), _BULK):
+        batch = rows[first : first + _BULK]
+        if sql is not None:
+            count(sql, columns_of(batch) if same else records_of(batch))
+        else:
+            tasks().bulk_create([row_of(values) for values in batch])
+    for status in {values["status"] for values in rows}:
+        announce("create", Status(status), [values["id"] for values in rows if values["status"] == status])
+
+
+def edit(question: TaskQuerySet, **changes: Any) -> int:
+    """Change arguments, run_at or options of waiting rows; a PENDING row's alarm follows its run_at."""
+    with atomic():
+        pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources))
+        if "run_at" in changes:
+            changes["alarm_at"] = Case(When(status=Status.PENDING, then=changes["run_at"]), default=None)
+        return tasks().filter(shown(pairs), status__standing=TRANSITIONS["edit"].sources).update(
+            updated_at=DatabaseNow(), **changes
+        )  # fmt: skip
+
+
+def release_key(question: TaskQuerySet, marker: str) -> int:
+    """Let RUNNING rows give up a key that a newer row takes; they end as they would have ended."""
+    return write_running(question, **{marker: None})

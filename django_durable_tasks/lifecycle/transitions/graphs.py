@@ -1,0 +1,148 @@
+"""What dependencies do to rows: they are released, skipped, failed, blocked, and run by an operator's word."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import Case, F, Value, When
+
+from django_durable_tasks.lifecycle.announcing import announce
+from django_durable_tasks.lifecycle.clock import after
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.lifecycle.transitions.guards import (
+    CLOSED,
+    NO_OWNER,
+    NOW,
+    atomic,
+    database,
+    locked,
+    move,
+    read,
+    tasks,
+)
+from django_durable_tasks.models import Task
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.states import TRANSITIONS, Status
+
+Pair = tuple[uuid.UUID, int]
+
+_DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)
+_REOPENED: dict[str, Any] = {
+    **NO_OWNER, "failures": 0, "crashes": 0, "publish_count": 0, "node": None, "expires_at": None, "completed_at": None,
+    "open_key": F("key"), "open_unique_key": F("unique_key"), "reason": "", "cause": None,
+}  # fmt: skip
+
+
+def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
+    return Case(*(When(pk=task_id, then=Value(value)) for task_id, value in values.items()), default=None)
+
+
+def lock_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
+    """Lock these rows in primary-key order, whatever their status, and return those that exist; in ``atomic()``."""
+    these = tasks().filter(pk__in=sorted(ids)).order_by("pk").defer("args", "kwargs", "result", "progress")
+    no_key = connections[database()].features.has_select_for_no_key_update
+    return {row.pk: row for row in these.select_for_update(no_key=no_key)}
+
+
+def release(pairs: Sequence[Pair]) -> int:
+    """BLOCKED to PENDING: the join is met, the row runs at its time."""
+    return move("release", pairs, Status.PENDING, alarm_at=_DUE, unresolved_dependencies_count=0)
+
+
+def release_rung(pairs: Sequence[Pair], wait: float) -> int:
+    """BLOCKED to QUEUED for rows that are due now: the caller rings them after the commit."""
+    return move("release", pairs, Status.QUEUED, alarm_at=after(wait), publish_count=1, unresolved_dependencies_count=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What one statement did: notes taken, more to do for it, notes left to the other hand, rows rung."""
+
+    notes: int
+    more: bool
+    left: Sequence[int]
+    moved: int
+    rung: Sequence[tuple[Any, ...]]
+
+
+def below(task_id: uuid.UUID, limit: int) -> list[tuple[Any, ...]] | None:
+    """Return what an ended row still holds: what each needs, its queue, whether it is due, and the untold notes.
+
+    At most so many; None where the other hand has to look.
+    """
+    sql = statement("below")
+    return None if sql is None else read(sql, {"id": task_id, "limit": limit})
+
+
+def release_met(notes: Sequence[int], limit: int, queues: Sequence[str], wait: float) -> Released | None:
+    """BLOCKED to PENDING, or in these queues to QUEUED, for joins that these endings meet, no other fate.
+
+    One statement; looks at so many edges at most. None where the other hand has to do it.
+    """
+    sql = statement("spread")
+    if sql is None:
+        return None
+    alone = not connections[database()].in_atomic_block
+    rows = read(sql, {"notes": list(notes), "limit": limit, "open": list(queues), "wait": wait, "alone": alone})
+    ((taken, more, left, *_), *_) = rows
+    moved = [row[4:] for row in rows if row[4] is not None]
+    for status in (Status.PENDING, Status.QUEUED):
+        announce("release", status, [row[1] for row in moved if row[0] == status])
+    return Released(taken, more, left, len(moved), [row[1:] for row in moved if row[0] == Status.QUEUED])
+
+
+def hold_back(question: TaskQuerySet) -> list[uuid.UUID]:
+    """PENDING to BLOCKED: the row waits for one thing more."""
+    with atomic():
+        pairs = locked(question.filter(status__in=TRANSITIONS["block"].sources))
+        move("block", pairs, Status.BLOCKED, alarm_at=None)
+    return [task_id for task_id, _ in pairs]
+
+
+def skip_blocked(pairs: Sequence[Pair], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]) -> int:
+    """BLOCKED to SKIPPED, because the join cannot be met any more."""
+    return move("skip", pairs, Status.SKIPPED, reason=_by_row(reasons), cause=_by_row(causes), **CLOSED)
+
+
+def fail_blocked(pairs: Sequence[Pair], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]) -> int:
+    """BLOCKED to FAILED, because the join cannot be met any more; the caller opens the dead letters."""
+    return move("fail", pairs, Status.FAILED, reason=_by_row(reasons), cause=_by_row(causes), **CLOSED)
+
+
+def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
+    """BLOCKED and SKIPPED rows to PENDING, due now, though a dependency failed."""
+    with atomic():
+        pairs = locked(question.filter(status__in=TRANSITIONS["force_run"].sources))
+        writes = {**_REOPENED, "reason": reason}
+        move("force_run", pairs, Status.PENDING, alarm_at=NOW, unresolved_dependencies_count=0, **writes)
+    return [task_id for task_id, _ in pairs]
+
+
+def replay_blocked(pairs: Sequence[Pair], name: str = "replay") -> int:
+    """Ended rows (by the name ``rerun`` those that succeeded) back to BLOCKED, both budgets renewed: they wait for
+    their upstreams again.
+    """
+    return move(name, pairs, Status.BLOCKED, alarm_at=None, **_REOPENED)
+
+
+def set_needed(needed: Mapping[uuid.UUID, int]) -> None:
+    """Write how many dependencies these locked rows still need; the number of one value is one statement."""
+    by_number: dict[int, list[uuid.UUID]] = {}
+    for task_id, number in needed.items():
+        by_number.setdefault(number, []).append(task_id)
+    for number, ids in sorted(by_number.items()):
+        tasks().filter(pk__in=ids).update(unresolved_dependencies_count=number)
+
+
+def mark_upstreams(ids: Sequence[uuid.UUID]) -> None:
+    """Note on these locked rows that others wait for them: their endings will be told."""
+    tasks().filter(pk__in=list(ids), has_dependents=False).update(has_dependents=True)
+
+
+def blame(causes: Mapping[uuid.UUID, uuid.UUID]) -> None:
+    """Write another cause to locked rows that stay as they are."""
+    tasks().filter(pk__in=list(causes)).update(cause=_by_row(causes))

@@ -1,0 +1,75 @@
+"""The way out: rows are claimed, rung again, handed back."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Case, F, Value, When
+
+from django_durable_tasks.lifecycle.announcing import announce
+from django_durable_tasks.lifecycle.clock import after
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.lifecycle.transitions.guards import atomic, locked, move, read, shown, tasks
+from django_durable_tasks.lifecycle.transitions.runs import RUN_COLUMNS, start_writes
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.states import Status
+
+RING_COLUMNS = (
+    "id", "epoch", "publish_count", "name", "queue", "priority", "options", "idempotency_key", "run_at", "expires_at",
+    "slot",
+)  # fmt: skip
+"""What a claim reads back, in this order."""
+
+
+def claim(queue: str, now: datetime, limit: int, node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
+    """PENDING to QUEUED for due rows of a queue, the most urgent first; return their RING_COLUMNS."""
+    sql = statement("claim")
+    if sql is not None:
+        parameters = {"queue": queue, "now": now, "limit": limit, "node": node, "wait": wait}
+        rows = read(sql, parameters)
+        announce("claim", Status.QUEUED, [row[0] for row in rows])
+        return rows
+    with atomic():
+        due = tasks().due(now).filter(queue=queue)
+        pairs: list[tuple[uuid.UUID, int]] = []
+        for priority in range(9, -1, -1):
+            if len(pairs) < limit:
+                pairs += locked(due.filter(priority=priority), limit - len(pairs))
+        move("claim", pairs, Status.QUEUED, node=node, alarm_at=after(wait), publish_count=F("publish_count") + 1)
+        return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+
+
+def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[tuple[Any, ...]]:
+    """PENDING to RUNNING for due rows, by the process that will run them; return their RUN_COLUMNS."""
+    with atomic():
+        pairs = locked(question.filter(status=Status.PENDING), limit)
+        runs = Case(*(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None)
+        if not move("take", pairs, Status.RUNNING, **start_writes(runs, node, lease)):
+            return []
+        return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RUN_COLUMNS))
+
+
+def ring_again(question: TaskQuerySet, limit: int, first: float, longest: float) -> list[tuple[Any, ...]]:
+    """QUEUED stays QUEUED under the same epoch, so that whichever copy of the message arrives first wins.
+
+    The wait doubles up to ``longest`` seconds; from the eighth ring on it is four times that.
+    """
+    with atomic():
+        pairs = locked(question.filter(status=Status.QUEUED), limit)
+        steps = [(rings, after(min(first * 2**rings, longest))) for rings in range(8)]
+        later = Case(*(When(publish_count=rings, then=step) for rings, step in steps), default=after(4 * longest))
+        rung = tasks().filter(shown(pairs), status__standing=[Status.QUEUED])
+        rung.update(alarm_at=later, publish_count=F("publish_count") + 1)
+        return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+
+
+def hand_back(question: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None) -> int:
+    """QUEUED to PENDING, due ``again`` at an instant or in seconds; no failure counted; only in these ``epochs``."""
+    with atomic():
+        pairs = locked(question.filter(status=Status.QUEUED))
+        if epochs is not None:
+            pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
+        alarm = again if isinstance(again, datetime) else after(again)
+        return move("hand_back", pairs, Status.PENDING, alarm_at=alarm, node=None, publish_count=0)

@@ -1,0 +1,143 @@
+"""A run starts, beats, and ends."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
+
+from django_durable_tasks.lifecycle import records
+from django_durable_tasks.lifecycle.announcing import announce
+from django_durable_tasks.lifecycle.clock import after
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.lifecycle.transitions.guards import (
+    CLOSED,
+    NO_OWNER,
+    atomic,
+    count,
+    locked,
+    read,
+    shown,
+    tasks,
+)
+from django_durable_tasks.models import QueueControl, Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.endings import End
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import TERMINAL, Status
+
+RUN_COLUMNS = (
+    "id", "name", "queue", "tenant_id", "epoch", "run_id", "attempts", "failures", "crashes", "max_attempts", "args",
+    "kwargs", "options", "idempotency_key", "started_at", "run_at", "workflow_id", "has_dependents",
+)  # fmt: skip
+"""What a start reads back, in this order."""
+
+
+def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
+    """What every start writes beside the status."""
+    return {
+        "attempts": F("attempts") + 1, "run_id": run_id, "node": node, "started_at": DatabaseNow(), "alarm_at": None,
+        "lease_until": after(lease), "progress": None,
+    }  # fmt: skip
+
+
+def start(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, node: uuid.UUID, lease: float, name: str | None = None
+) -> tuple[Any, ...] | None:
+    """QUEUED to RUNNING on the message's epoch; None when it is elsewhere, cancelled, expired, paused, not ``name``."""
+    sql = statement("start")
+    if sql is not None:
+        parameters = {"id": task_id, "epoch": epoch, "run_id": run_id, "node": node, "lease": lease, "name": name}
+        rows = read(sql, parameters)
+    else:
+        paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
+        moved = tasks().filter(
+            Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()), ~Exists(paused), Q(name=name or F("name")),
+            pk=task_id, epoch=epoch, status__standing=[Status.QUEUED], cancel_requested_at__isnull=True,
+        ).update(
+            status=Status.RUNNING, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **start_writes(run_id, node, lease)
+        )  # fmt: skip
+        rows = list(tasks().filter(pk=task_id, run_id=run_id).values_list(*RUN_COLUMNS)) if moved else []
+    announce("start", Status.RUNNING, [row[0] for row in rows])
+    return rows[0] if rows else None
+
+
+def heartbeat(beats: Sequence[tuple[uuid.UUID, int, uuid.UUID, float, str | None]]) -> dict[uuid.UUID, bool]:
+    """Renew leases: (task, epoch, run, lease, progress as JSON); return, for the runs still owned, "asked to stop"."""
+    sql = statement("heartbeat")
+    if sql is not None:
+        ids, epochs, runs, leases, progress = (list(column) for column in zip(*beats, strict=True))
+        parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases, "progress": progress}
+        return dict(read(sql, parameters))
+    owned = tasks().filter(shown((beat[0], beat[1]) for beat in beats), status__standing=[Status.RUNNING])
+    owned = owned.filter(run_id__in=[beat[2] for beat in beats])
+    leases_ = Case(*(When(pk=beat[0], then=after(beat[3])) for beat in beats), default=F("lease_until"))
+    news = [When(pk=beat[0], then=Value(json.loads(beat[4]), JSONField())) for beat in beats if beat[4] is not None]
+    owned.update(lease_until=leases_, **({"progress": Case(*news, default=F("progress"))} if news else {}))
+    found = owned.values_list("run_id", "cancel_requested_at")
+    return {run: asked is not None for run, asked in found if run is not None}
+
+
+def succeed(run: Run, result: str | None, worker: str) -> bool:
+    """RUNNING to SUCCESS with its log row; False when the run was fenced."""
+    sql = statement("succeed")
+    if sql is not None:
+        parameters = {"id": run.task_id, "epoch": run.epoch, "run_id": run.run_id, "result": result, "worker": worker,
+                      "celery_id": run.celery_id}  # fmt: skip
+        moved = count(sql, parameters)
+    else:
+        with atomic():
+            owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+            moved = owned.filter(status__standing=[Status.RUNNING]).update(
+                status=Status.SUCCESS, epoch=F("epoch") + 1, updated_at=DatabaseNow(), reason="",
+                result=None if result is None else Value(json.loads(result), JSONField()), **CLOSED,
+            )  # fmt: skip
+            if moved:
+                records.log_success(run, worker)
+                records.note_endings([run.task_id], Status.SUCCESS)
+    announce("succeed", Status.SUCCESS, [run.task_id] if moved else [])
+    return bool(moved)
+
+
+def locked_runs(question: TaskQuerySet, limit: int | None = None) -> list[Task]:
+    """Lock RUNNING rows in primary-key order and return them, for ``end``; inside ``atomic()``."""
+    pairs = locked(question.filter(status=Status.RUNNING), limit)
+    return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
+
+
+def end(ends: Sequence[End]) -> int:
+    """RUNNING rows that ``locked_runs`` returned go where their verdicts say: retry, exhaust, lose, cancel."""
+    if not ends:
+        return 0
+
+    def by_row(values: dict[uuid.UUID, Any], default: Any = None) -> Any:
+        return Case(*(When(pk=task_id, then=value) for task_id, value in values.items()), default=default)
+
+    closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
+    alarms = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
+    guard = shown((end.task_id, end.epoch) for end in ends)
+    moved = tasks().filter(guard, status__standing=[Status.RUNNING]).update(
+        status=by_row({end.task_id: Value(end.verdict.status) for end in ends}),
+        epoch=F("epoch") + 1,
+        alarm_at=by_row(alarms) if alarms else None,
+        failures=F("failures") + by_row({end.task_id: Value(end.verdict.failed) for end in ends}, Value(0)),
+        crashes=F("crashes") + by_row({end.task_id: Value(end.verdict.crashed) for end in ends}, Value(0)),
+        last_error=by_row({end.task_id: Value(end.error) for end in ends}, Value("")),
+        # A row that was asked to stop has said who asked already.
+        reason=by_row({end.task_id: F("reason") if end.verdict.reason == "CANCELLED" else Value(end.verdict.reason)
+                       for end in ends}, Value("")),
+        completed_at=Case(When(pk__in=closed, then=DatabaseNow()), default=None),
+        open_key=Case(When(pk__in=closed, then=None), default=F("open_key")),
+        open_unique_key=Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
+        publish_count=0, updated_at=DatabaseNow(), **NO_OWNER,
+    )  # fmt: skip
+    for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
+        group = [end.task_id for end in ends if (end.verdict.transition, end.verdict.status) == (name, status)]
+        if status in TERMINAL:
+            records.note_endings(group, status)
+        announce(name, status, group)
+    return moved

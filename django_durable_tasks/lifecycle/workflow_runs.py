@@ -1,0 +1,175 @@
+"""A workflow grows by what its tasks add, and is counted until it ends. How it starts: ``workflow_starts``."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from django.db.models import F
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.exceptions import DurableTasksError, WorkflowTooLarge
+from django_durable_tasks.lifecycle import edges, linking, scheduling, transitions
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.drafts import Draft, draft
+from django_durable_tasks.lifecycle.drafts import Launch as Launch
+from django_durable_tasks.lifecycle.ringing import ring_after_commit
+from django_durable_tasks.lifecycle.scheduling import Call
+from django_durable_tasks.lifecycle.workflow_starts import let_go, runs, write
+from django_durable_tasks.lifecycle.workflow_starts import planned as planned
+from django_durable_tasks.lifecycle.workflow_starts import start as start
+from django_durable_tasks.lifecycle.workflow_starts import start_after as start_after
+from django_durable_tasks.models import TaskDependency, WorkflowRun
+from django_durable_tasks.rules.graphs import DependencyType, needed
+from django_durable_tasks.rules.options import CallOptions
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.workflows import COUNTS, DEADLINE, Plan, WorkflowStatus, verdict
+
+logger = logging.getLogger("django_durable_tasks.workflows")
+
+# Growth -----------------------------------------------------------------------------------------------------------
+
+
+def hold(run: Run, plan: Plan, *, grows: bool) -> None:
+    """Lock what a growth or a start will touch before the row of the body is, in the order of everybody else.
+
+    The tenant (for edges between existing rows), the run, then tasks in primary-key order. Raises DependencyCycle when
+    what waits for the body is upstream of what is added.
+    """
+    outside = {edge.upstream for task in plan.tasks for edge in task.edges if isinstance(edge.upstream, uuid.UUID)}
+    below: set[uuid.UUID] = set()
+    if grows:
+        if outside:
+            linking.hold_tenant(run.tenant_id)
+        list(runs().select_for_update().filter(pk=run.workflow_id or run.task_id).values_list("pk"))
+        below = set(edges.edges().below([run.task_id]).unresolved().values_list("task", flat=True))
+    if below or outside:
+        transitions.lock_rows([*({run.task_id} | below | outside)])
+    if below and outside:
+        linking.check_circle(below, outside)
+
+
+def graft(run: Run, plan: Plan) -> None:
+    """Add what a body asked for to its workflow, in the transaction of its success.
+
+    Whatever waits for the body waits for the last of the new tasks too. A workflow that is being cancelled does not
+    grow. Raises WorkflowTooLarge.
+    """
+    inside = runs().select_for_update().filter(pk=run.workflow_id or run.task_id).first()
+    if inside is None or inside.status != WorkflowStatus.RUNNING or inside.cancel_requested_at is not None:
+        logger.warning(
+            "The workflow of %s does not grow any more; %d tasks were dropped.", run.task_id, len(plan.tasks)
+        )
+        return
+    _check_growth(inside, plan)
+    launch = Launch(tenant_id=run.tenant_id, recurring_task=inside.recurring_task, fire_time=inside.fire_time)
+    found = draft(plan, launch, database_now(), inside)
+    added = Counter(task.scope for task in plan.tasks)[0]
+    runs().filter(pk=inside.pk).update(total=F("total") + added, updated_at=transitions.NOW)
+    runs().bulk_create(found.runs[1:])
+    write(found)
+    _hold_dependents(run.task_id, found)
+    ring_after_commit(let_go(found.roots))
+
+
+def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
+    most = conf.settings().WORKFLOW_MAX_TASKS
+    there = sum(runs().filter(root=inside.root).values_list("total", flat=True))
+    if there + len(plan.tasks) > most:
+        raise WorkflowTooLarge(
+            f"The workflow {inside.name!r} has {there:,} tasks; with {len(plan.tasks):,} more it would have more than"
+            f" {most:,} (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
+        )
+
+
+def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
+    """Let what waits for this task wait for the last of the new tasks as well, and ask the same of them."""
+    waited_for = {edge.depends_on_id for edge in found.edges}
+    last = [key for place, key in found.ids.items() if key not in waited_for and not found.plan.tasks[place].scope]
+    asked = {
+        edge.task_id: edge for edge in edges.edges().below([task_id]).unresolved()
+        if edge.dependency_type != DependencyType.MUST_FAIL
+    }  # fmt: skip
+    below = list(asked)
+    rows = transitions.lock_rows(below) if below else {}
+    waiting = {key: row for key, row in rows.items() if row.status == Status.BLOCKED}
+    edges.insert([
+        TaskDependency(
+            task_id=key, depends_on_id=leaf, dependency_type=asked[key].dependency_type,
+            on_upstream_failure=asked[key].on_upstream_failure,
+        )
+        for key in waiting for leaf in last
+    ])  # fmt: skip
+    if waiting:
+        transitions.mark_upstreams(last)
+        counted = edges.tallies(waiting)
+        transitions.set_needed({key: needed(row.join_count, counted[key]) for key, row in waiting.items()})
+
+
+# Counting ---------------------------------------------------------------------------------------------------------
+
+
+def fold(limit: int) -> int:
+    """Count a batch of endings into their runs, and end the runs that are complete; return how many were counted."""
+    found = list(edges.endings().uncounted().values_list("pk", flat=True)[:limit])
+    if not found:
+        return 0
+    with transitions.atomic():
+        # Runs first: whoever counts an ending of a row has counted the return of this row before.
+        counted = edges.endings().filter(pk__in=found)
+        keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
+        held = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
+        notes = list(counted.order_by("pk").select_for_update())
+        changes: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
+        for note in notes:
+            if note.workflow_id is not None:
+                changes[note.workflow_id][COUNTS[note.status]] += note.change
+        edges.endings().filter(pk__in=[note.pk for note in notes]).delete()
+        for row in held:
+            if row.pk in changes:
+                _count(row, changes[row.pk])
+    return len(notes)
+
+
+def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
+    counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
+    stands = WorkflowStatus(row.status)
+    if stands != WorkflowStatus.STARTING:
+        cancelled = row.cancel_requested_at is not None
+        stands = verdict(counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE)
+    ended = stands not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
+    WorkflowRun.objects.using(transitions.database()).filter(pk=row.pk).update(
+        status=stands, completed_at=(row.completed_at or transitions.NOW) if ended else None,
+        updated_at=transitions.NOW, open_key=None if ended else row.open_key, **counts,
+    )  # fmt: skip
+    if ended and stands != row.status:
+        _call_back(row, stands)
+
+
+def parts_of_all(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:
+    """Return for each of these runs those of all sub-workflows inside it; one statement."""
+    inside: dict[uuid.UUID | None, list[WorkflowRun]] = defaultdict(list)
+    for part in runs().filter(root__in={row.root for row in rows}, parent__isnull=False).order_by("pk"):
+        inside[part.parent].append(part)
+    found = {row.pk: list(inside[row.pk]) for row in rows}
+    for parts in found.values():
+        for part in parts:
+            parts += inside[part.pk]
+    return found
+
+
+def _call_back(row: WorkflowRun, stands: WorkflowStatus) -> None:
+    """Create the tasks that want to hear of this ending; under keys of their own, so that each is born once."""
+    kinds = ("on_success" if stands == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
+    for kind in kinds:
+        name = row.callbacks.get(kind)
+        if name is None:
+            continue
+        options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
+        try:
+            scheduling.submit(Call(registry.get(name), (str(row.pk),), {}, options))
+        except DurableTasksError:
+            logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)

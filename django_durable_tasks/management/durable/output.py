@@ -1,0 +1,86 @@
+"""How the command speaks: plain aligned tables for people, one JSON object or list for programs; notes go to stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.rules.masking import masked, masked_text
+
+_WIDEST = 80
+
+
+class Output:
+    """Where a verb writes: ``emit`` once for its answer, ``note`` for what only people read."""
+
+    def __init__(self, stdout: Any, stderr: Any, *, as_json: bool) -> None:
+        self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
+
+    def emit(self, data: Any, text: str) -> None:
+        """Write the answer: the data as JSON, or the text."""
+        self.stdout.write(json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text)
+
+    def note(self, text: str) -> None:
+        """Write a remark beside the answer."""
+        self.stderr.write(text)
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON has no form for: instants in ISO 8601, spans in seconds, dataclasses as objects."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
+
+
+def cell(value: Any) -> str:
+    """Return a value as one short line of a table."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    line = " ".join(str(value).split())
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
+
+
+def table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], nothing: str = "nothing") -> str:
+    """Return rows as an aligned table of these columns; numbers stand to the right."""
+    if not rows:
+        return nothing
+    body = [[cell(row[column]) for column in columns] for row in rows]
+    heads = [column.replace("_", " ").upper() for column in columns]
+    widths = [max(len(line[at]) for line in [heads, *body]) for at in range(len(columns))]
+    numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+
+    def laid(line: Sequence[str]) -> str:
+        parts = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        return "  ".join(parts).rstrip()
+
+    return "\n".join(laid(line) for line in [heads, *body])
+
+
+def hidden(value: Any) -> Any:
+    """Return a JSON value with its secrets masked."""
+    return masked(value, conf.settings().SECRET_NAMES)
+
+
+def clean(text: str) -> str:
+    """Return a text with its secrets masked."""
+    return masked_text(text, conf.settings().SECRET_NAMES)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error, masked."""
+    return clean(text).partition("\n")[0]

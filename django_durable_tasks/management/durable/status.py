@@ -1,0 +1,159 @@
+"""``durable status``: everything on one screen, and an exit code for whoever watches it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.lifecycle.overview import Overview, overview
+from django_durable_tasks.lifecycle.queues import Depth
+from django_durable_tasks.management.durable.output import Output, cell, table
+from django_durable_tasks.management.durable.verb import OK, UNHEALTHY, Options, Verb, no_arguments
+from django_durable_tasks.models import Node, NodeKind
+from django_durable_tasks.rules.explanations import ago
+
+_QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "slots",
+          "paused_by")  # fmt: skip
+_NODE = ("name", "kind", "host", "pid", "pool", "slots", "queues", "last_seen_at", "state")
+
+
+def problems(seen: Overview) -> list[str]:
+    """Return which thresholds are passed; each makes the command exit with 1."""
+    settings, found = conf.settings(), []
+    if not seen.alive(NodeKind.SCHEDULER):
+        found.append("No scheduler is alive: run `manage.py run_scheduler`.")
+    if not seen.is_led:
+        found.append("No scheduler leads: silent runs are not handed on, and lost messages are not rung again.")
+    for depth in seen.depths:
+        waited = _waited(depth, seen)
+        if depth.paused_at is None and waited > settings.OLDEST_DUE_MAX:
+            limit = f"OLDEST_DUE_MAX {settings.OLDEST_DUE_MAX:g} s"
+            found.append(f"Queue {depth.queue}: the oldest due task waits since {ago(waited)} ({limit}).")
+    if seen.dead_letters > settings.DEAD_LETTERS_MAX:
+        found.append(f"{seen.dead_letters} dead letters are open (DEAD_LETTERS_MAX {settings.DEAD_LETTERS_MAX}).")
+    return found
+
+
+def warnings(seen: Overview, broker: str | None) -> list[str]:
+    """Return what deserves a look and leaves the exit code alone."""
+    found = [f"The broker does not answer from here: {broker}."] if broker else []
+    for depth in seen.depths:
+        if depth.late:
+            found.append(f"Queue {depth.queue}: {depth.late} runs take longer than their expected duration.")
+        if depth.paused_at is not None:
+            since = ago((seen.now - depth.paused_at).total_seconds())
+            why = f": {depth.reason}" if depth.reason else ""
+            found.append(f"Queue {depth.queue} is paused since {since} by {depth.paused_by}{why}.")
+        elif (depth.due or depth.queued) and not depth.workers:
+            found.append(f"Queue {depth.queue}: no worker listens.")
+    found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
+    found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]
+    for name, number in seen.unknown.items():
+        found.append(f"{number} tasks wait for {name}, which this process does not have.")
+    if seen.connections_allowed is not None and seen.connections_needed > seen.connections_allowed:
+        found.append(_arithmetic(seen))
+    return found
+
+
+def _untimed(node: Node) -> str:
+    """What to say of a worker whose pool cannot interrupt the bodies that have time limits on its queues."""
+    if node.pool in ("", "prefork"):
+        return ""
+    options = (registry.get(name).options for name in sorted(registry.names()))
+    limited = [one for one in options if one.timeout is not None or one.soft_timeout is not None]
+    names = [one.name for one in limited if ports.queue_of(one.name, one.queue) in node.queues]
+    if not names:
+        return ""
+    return f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt {len(names)} tasks with time limits."
+
+
+def _waited(depth: Depth, seen: Overview) -> float:
+    return (seen.now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
+
+
+def _arithmetic(seen: Overview) -> str:
+    allowed = "a file has no limit" if seen.connections_allowed is None else f"allowed: {seen.connections_allowed}"
+    workers, schedulers = seen.alive(NodeKind.WORKER), seen.alive(NodeKind.SCHEDULER)
+    slots = sum(node.slots for node in workers)
+    return (
+        f"connections: at most {seen.connections_needed} for {len(workers)} workers with {slots} slots (3 a prefork "
+        f"child, 1 a parent) and {len(schedulers)} schedulers (3 each), and 1 a web thread and web process; {allowed}"
+    )
+
+
+def _queue_row(depth: Depth, seen: Overview) -> dict[str, Any]:
+    return {**dataclasses.asdict(depth), "oldest_due": round(_waited(depth, seen), 3)}
+
+
+def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
+    state = "silent" if seen.is_silent(node) else "leads" if seen.is_led and node == seen.leader else "alive"
+    row = {name: getattr(node, name) for name in _NODE if name != "state"}
+    return {"id": node.pk, **row, "state": state}
+
+
+def report(seen: Overview, broker: str | None) -> dict[str, Any]:
+    """Return the whole status as one object."""
+    found = problems(seen)
+    return {
+        "at": seen.now,
+        "healthy": not found,
+        "problems": found,
+        "warnings": warnings(seen, broker),
+        "depth": {
+            "PENDING": sum(depth.pending for depth in seen.depths),
+            "QUEUED": sum(depth.queued for depth in seen.depths),
+            "RUNNING": sum(depth.running for depth in seen.depths),
+        },
+        "oldest_due": max((_waited(depth, seen) for depth in seen.depths), default=0.0),
+        "queues": [_queue_row(depth, seen) for depth in seen.depths],
+        "dead_letters": seen.dead_letters,
+        "leader": {"name": seen.leader.name if seen.leader else "?", "id": seen.leader and seen.leader.pk,
+                   "term": seen.term, "until": seen.led_until} if seen.is_led else None,
+        "nodes": [_node_row(node, seen) for node in seen.nodes],
+        "unknown_tasks": seen.unknown,
+        "connections": {"needed": seen.connections_needed, "allowed": seen.connections_allowed},
+        "broker": broker or "answers",
+    }  # fmt: skip
+
+
+def _text(told: dict[str, Any], seen: Overview) -> str:
+    leader = f"{told['leader']['name']}, term {seen.term}" if told["leader"] else "nobody"
+    depth = ", ".join(f"{status} {number}" for status, number in told["depth"].items())
+    lines = [
+        f"{'healthy' if told['healthy'] else 'UNHEALTHY'} at {cell(seen.now)}",
+        *(f"  problem: {text}" for text in told["problems"]),
+        *(f"  warning: {text}" for text in told["warnings"]),
+        "",
+        f"depth: {depth}; oldest due: {ago(told['oldest_due'])}",
+        f"dead letters: {seen.dead_letters} open",
+        f"leader: {leader}",
+        f"broker: {told['broker']}",
+        _arithmetic(seen),
+        "",
+        table(_QUEUE, told["queues"], "no queue has work or workers"),
+        "",
+        table(_NODE, told["nodes"], "no node is alive"),
+    ]
+    return "\n".join(lines)
+
+
+def run(options: Options, out: Output) -> int:
+    """Show the status."""
+    problem = wiring.load_tasks()
+    if problem is not None:
+        out.note(f"The modules of tasks cannot be imported: {problem}")
+    seen = overview(registry.names())
+    told = report(seen, wiring.broker_problem())
+    out.emit(told, _text(told, seen))
+    return OK if told["healthy"] else UNHEALTHY
+
+
+STATUS = Verb(
+    name="status",
+    help="show depth, oldest due task, dead letters, leader, nodes and connections; exits with 1 above thresholds",
+    examples=("status", "status --format json"),
+    arguments=no_arguments,
+    run=run,
+)

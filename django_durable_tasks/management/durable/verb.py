@@ -1,0 +1,58 @@
+"""What a verb of the command is, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from django.core.management.base import CommandError
+
+from django_durable_tasks.management.durable.output import Output
+
+OK, UNHEALTHY, REFUSED = 0, 1, 2
+EXIT_CODES = (
+    "exit codes:\n"
+    "  0  done, and `status` found everything within its thresholds\n"
+    "  1  `status` found a threshold passed, `sync --check` or `shadow` a difference, `verify` a finding, or the\n"
+    "     database or the broker does not answer\n"
+    "  2  wrong usage, no such row, nothing could be changed, or `verify` could not look\n"
+)
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One word of the command: its help, its arguments, and what it does; ``run`` returns an exit code."""
+
+    name: str
+    help: str
+    examples: tuple[str, ...]
+    arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Options, Output], int]
+    formats: tuple[str, ...] = ("table", "json")
+
+    @property
+    def epilog(self) -> str:
+        """The examples, as the help shows them."""
+        return "examples:\n" + "".join(f"  manage.py durable {example}\n" for example in self.examples)
+
+
+def refuse(why: str) -> NoReturn:
+    """End the command as wrongly used."""
+    raise CommandError(why, returncode=REFUSED)
+
+
+def operator() -> str:
+    """Return the name of the user of the operating system, who is written down as the doer."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def no_arguments(parser: ArgumentParser) -> None:
+    """Take no arguments of its own."""

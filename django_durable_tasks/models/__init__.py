@@ -1,0 +1,39 @@
+"""Models remember: one table a file, with the questions one may ask it. Questions never write."""
+
+from django_durable_tasks.models.calendar import Calendar
+from django_durable_tasks.models.calendar_day import CalendarDay
+from django_durable_tasks.models.dead_letter import DeadLetter
+from django_durable_tasks.models.ending import Ending
+from django_durable_tasks.models.execution_log import TaskExecutionLog
+from django_durable_tasks.models.lease import SchedulerLease
+from django_durable_tasks.models.node import Node, NodeKind
+from django_durable_tasks.models.occurrence import OccurrenceRecord
+from django_durable_tasks.models.occurrence_override import OccurrenceOverride
+from django_durable_tasks.models.queue_control import QueueControl
+from django_durable_tasks.models.recurring_task import RecurringTask
+from django_durable_tasks.models.shadow_fire import ShadowFire
+from django_durable_tasks.models.task import Task
+from django_durable_tasks.models.task_dependency import TaskDependency
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.models.workflow_run import WorkflowRun
+
+__all__ = [
+    "DEFAULT_TENANT_ID",
+    "Calendar",
+    "CalendarDay",
+    "DeadLetter",
+    "Ending",
+    "Node",
+    "NodeKind",
+    "OccurrenceOverride",
+    "OccurrenceRecord",
+    "QueueControl",
+    "RecurringTask",
+    "SchedulerLease",
+    "ShadowFire",
+    "Task",
+    "TaskDependency",
+    "TaskExecutionLog",
+    "Tenant",
+    "WorkflowRun",
+]

@@ -1,0 +1,33 @@
+"""CalendarDay: a date on which a calendar differs from its week."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.rules.calendars import DayKind
+
+
+class CalendarDay(models.Model):
+    """A date that is CLOSED, OPEN though its weekday is not, or HALF: closed from ``until`` (wall time) on."""
+
+    id = models.BigAutoField(primary_key=True)
+    calendar = models.ForeignKey("django_durable_tasks.Calendar", models.CASCADE, related_name="days")
+    date = models.DateField(_("date"))
+    kind = models.CharField(
+        _("kind"), max_length=6, choices=[(k.value, k.value) for k in DayKind], default=DayKind.CLOSED.value
+    )
+    until = models.TimeField(_("open until"), null=True, blank=True)
+    name = models.CharField(_("name"), max_length=200, blank=True, default="")
+
+    class Meta:
+        db_table = "durable_tasks_calendar_day"
+        verbose_name = _("calendar day")
+        verbose_name_plural = _("calendar days")
+        ordering: ClassVar = ["date"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=("calendar", "date"), name="durable_calendar_date")]
+
+    def __str__(self) -> str:
+        return f"{self.date} {self.name}"

@@ -1,0 +1,25 @@
+"""The database's clock in SQL, in UTC whatever the session's zone is; on SQLite the host's clock, always six digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+
+class DatabaseNow(models.Func):
+    """The instant at which the database evaluates it, also after a statement waited for a lock."""
+
+    template = "CURRENT_TIMESTAMP"
+    output_field = models.DateTimeField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="CLOCK_TIMESTAMP()", **context)
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(
+            compiler, connection, template="STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')", **context
+        )

@@ -1,0 +1,66 @@
+"""DeadLetter: the case file of a task that gave up. Every FAILED task has exactly one open one."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.indexes import PresentUnique
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.states import Resolution
+
+
+class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
+    """The questions."""
+
+    def open(self) -> Self:
+        """Cases nobody has closed."""
+        return self.filter(open_task__isnull=False)
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Cases of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+
+class DeadLetter(models.Model):
+    """Why a task gave up, and what was done about it, by whom."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey("django_durable_tasks.Task", models.CASCADE, related_name="dead_letters")
+    open_task = models.UUIDField(null=True, editable=False)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    reason = models.CharField(_("reason"), max_length=20)
+    fingerprint = models.CharField(_("fingerprint"), max_length=16, db_index=True)
+    error_message = models.TextField(_("error"), blank=True)
+    attempts = models.IntegerField(_("attempts"))
+    args = models.JSONField(_("arguments"), default=list)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict)
+    created_at = models.DateTimeField(_("created at"))
+    resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
+    resolution = models.CharField(
+        _("resolution"), max_length=9, blank=True, default="", choices=[(r.value, r.value) for r in Resolution]
+    )
+    resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, default="")
+    note = models.CharField(_("note"), max_length=500, blank=True, default="")
+
+    objects = DeadLetterQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_dead_letter"
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+        ordering: ClassVar = ["-id"]
+        permissions: ClassVar = [("replay_deadletter", "Can replay"), ("discard_deadletter", "Can discard")]
+        constraints: ClassVar = [PresentUnique(fields=("open_task",), name="durable_one_open_dead_letter")]
+
+    def __str__(self) -> str:
+        return f"{self.task_id}: {self.reason}"

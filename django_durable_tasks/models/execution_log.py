@@ -1,0 +1,53 @@
+"""TaskExecutionLog: one row an attempt, written once, at its end. A run in progress is read from its Task."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.states import LogStatus
+
+
+class TaskExecutionLog(models.Model):
+    """How one attempt ended, where, and why."""
+
+    id = models.BigAutoField(primary_key=True)
+    # Without a constraint in the database: its check would cost every ending a row lock; retention deletes both.
+    task = models.ForeignKey(
+        "django_durable_tasks.Task", models.CASCADE, related_name="executions", db_constraint=False
+    )
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    attempt_number = models.IntegerField(_("attempt"))
+    status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in LogStatus])
+    started_at = models.DateTimeField(_("started at"), null=True)
+    completed_at = models.DateTimeField(_("completed at"))
+    error_message = models.TextField(_("error"), db_default="", blank=True)
+    traceback = models.TextField(_("traceback"), db_default="", blank=True)
+    worker = models.CharField(_("worker"), max_length=255, db_default="", blank=True)
+    node = models.UUIDField(_("node"), null=True)
+    run_id = models.UUIDField(_("run id"), null=True)
+    celery_id = models.CharField(_("Celery id"), max_length=100, db_default="", blank=True)
+
+    class Meta:
+        db_table = "durable_tasks_execution_log"
+        verbose_name = _("execution")
+        verbose_name_plural = _("execution log")
+        ordering: ClassVar = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.task_id} attempt {self.attempt_number}: {self.status}"
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from start to end, None where the start is unknown."""
+        return (self.completed_at - self.started_at).total_seconds() if self.started_at else None

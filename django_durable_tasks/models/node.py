@@ -1,0 +1,64 @@
+"""Node: a scheduler or worker process under its random boot id; a restart is a new node."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from enum import StrEnum
+from typing import ClassVar, Self
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class NodeKind(StrEnum):
+    """What a node does."""
+
+    SCHEDULER = "SCHEDULER"
+    WORKER = "WORKER"
+
+
+class NodeQuerySet(models.QuerySet["Node"]):
+    """The questions."""
+
+    def alive(self) -> Self:
+        """Nodes that have neither left nor been declared dead."""
+        return self.filter(stopped_at__isnull=True)
+
+    def workers(self) -> Self:
+        """Nodes that run bodies."""
+        return self.filter(kind=NodeKind.WORKER)
+
+    def gone_before(self, cutoff: datetime) -> Self:
+        """Nodes that left before."""
+        return self.filter(stopped_at__lt=cutoff)
+
+
+class Node(models.Model):
+    """One live or departed process; ``beats`` counts its heartbeats, by which others judge its silence."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(_("name"), max_length=255)
+    kind = models.CharField(_("kind"), max_length=9, choices=[(k.value, k.value) for k in NodeKind])
+    host = models.CharField(_("host"), max_length=255)
+    pid = models.IntegerField(_("process id"))
+    version = models.CharField(_("version"), max_length=50)
+    pool = models.CharField(_("pool"), max_length=50, blank=True, default="")
+    slots = models.IntegerField(_("slots"), default=0)
+    queues = models.JSONField(_("queues"), default=list)
+    beats = models.BigIntegerField(_("beats"), default=0)
+    started_at = models.DateTimeField(_("started at"))
+    last_seen_at = models.DateTimeField(_("last seen at"))
+    stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
+    declared_dead = models.BooleanField(_("declared dead"), default=False)
+
+    objects = NodeQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_node"
+        verbose_name = _("node")
+        verbose_name_plural = _("nodes")
+        ordering: ClassVar = ["-last_seen_at"]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})"

@@ -1,0 +1,107 @@
+"""OccurrenceRecord: the ledger. What became of each fire time, and why; kept longer than the tasks themselves.
+
+Its unique key guarantees that a fire time of a recurring task is born once, whoever leads and whatever clocks say. A
+stretch of fires that did not run is one range row: first, last, count and reason.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.recurring import Fate
+
+
+class OccurrenceQuerySet(models.QuerySet["OccurrenceRecord"]):
+    """The questions."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Rows of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def single(self) -> Self:
+        """Rows of one fire time each."""
+        return self.filter(unique_fire_time__isnull=False)
+
+    def ranges(self) -> Self:
+        """Rows that tell a whole stretch of fire times."""
+        return self.filter(last_fire_time__isnull=False)
+
+    def covering(self, fire_time: datetime) -> Self:
+        """Rows that speak of this fire time: its own first, then the ranges around it."""
+        own = Q(unique_fire_time=fire_time)
+        # Ranges have no unique_fire_time anyway; said aloud, their partial index serves this half.
+        around = Q(unique_fire_time__isnull=True, fire_time__lte=fire_time, last_fire_time__gte=fire_time)
+        return self.filter(own | around).order_by(models.F("unique_fire_time").desc(nulls_last=True), "-id")
+
+
+class OccurrenceRecord(models.Model):
+    """One fire time of a recurring task (or a range of them), and its outcome."""
+
+    id = models.BigAutoField(primary_key=True)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    recurring_task = models.ForeignKey(
+        "django_durable_tasks.RecurringTask",
+        models.CASCADE,
+        db_index=False,
+        db_constraint=False,
+        related_name="occurrences",
+    )
+    fire_time = models.DateTimeField(_("fire time"))
+    last_fire_time = models.DateTimeField(_("last fire time"), null=True, blank=True)
+    count = models.BigIntegerField(_("count"), default=1)
+    count_is_exact = models.BooleanField(_("count is exact"), default=True)
+    unique_fire_time = models.DateTimeField(null=True, editable=False)
+    effective_at = models.DateTimeField(_("effective at"), null=True, blank=True)
+    outcome = models.CharField(_("outcome"), max_length=16, choices=[(fate.value, fate.value) for fate in Fate])
+    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
+    task = models.ForeignKey(
+        "django_durable_tasks.Task",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    blocked_by = models.UUIDField(_("blocked by"), null=True, blank=True)
+    request_id = models.CharField(_("request id"), max_length=200, null=True, blank=True)
+    term = models.BigIntegerField(_("term"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+
+    objects = OccurrenceQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_occurrence"
+        verbose_name = _("occurrence")
+        verbose_name_plural = _("ledger of occurrences")
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            PresentUnique(fields=("recurring_task", "unique_fire_time"), name="durable_one_occurrence"),
+            PresentUnique(fields=("recurring_task", "request_id"), name="durable_one_request"),
+        ]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["recurring_task", "fire_time"],
+                where=Q(unique_fire_time__isnull=True),
+                elsewhere=("recurring_task", "fire_time"),
+                name="durable_occurrence_ranges",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.fire_time.isoformat()} {self.outcome}"

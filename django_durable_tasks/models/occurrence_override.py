@@ -1,0 +1,38 @@
+"""OccurrenceOverride: what an operator decided about one fire time of a recurring task."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.agenda import Action
+
+
+class OccurrenceOverride(models.Model):
+    """SKIP a fire time, MOVE it to another instant, or ADD one that the timetable does not have."""
+
+    id = models.BigAutoField(primary_key=True)
+    recurring_task = models.ForeignKey(
+        "django_durable_tasks.RecurringTask", models.CASCADE, db_constraint=False, related_name="overrides"
+    )
+    fire_time = models.DateTimeField(_("fire time"))
+    action = models.CharField(_("action"), max_length=4, choices=[(a.value, a.value) for a in Action])
+    move_to = models.DateTimeField(_("move to"), null=True, blank=True)
+    reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
+    by = models.CharField(_("by"), max_length=200, blank=True, default="")
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+
+    class Meta:
+        db_table = "durable_tasks_occurrence_override"
+        verbose_name = _("override")
+        verbose_name_plural = _("overrides")
+        ordering: ClassVar = ["fire_time"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=("recurring_task", "fire_time"), name="durable_one_override"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.fire_time.isoformat()}"

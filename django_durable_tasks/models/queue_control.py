@@ -1,0 +1,27 @@
+"""QueueControl: an operator's hand on a queue. A queue without a row is open."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class QueueControl(models.Model):
+    """Whether a queue is paused, since when, by whom and why."""
+
+    name = models.CharField(_("queue"), primary_key=True, max_length=200)
+    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
+    paused_by = models.CharField(_("paused by"), max_length=200, blank=True, default="")
+    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
+
+    class Meta:
+        db_table = "durable_tasks_queue_control"
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        ordering: ClassVar = ["name"]
+        permissions: ClassVar = [("pause_queuecontrol", "Can pause and resume")]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,223 @@
+"""RecurringTask: the row that holds a schedule, and the questions one may ask of the table. Questions never write.
+
+``next_run_at`` says when somebody must look at the row; ``watermark_at`` up to when every fire time is accounted for in
+the ledger. Down-time is the distance between the two and now, never anybody's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import ports
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.identifiers import uuid7
+from django_durable_tasks.rules.recurring import CatchUp, CatchUpOrder, Overlap, RecurringStatus
+
+
+def new_recurring_task_id() -> uuid.UUID:
+    """Return a new UUIDv7."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def _choices(words: Any) -> list[tuple[str, str]]:
+    return [(word.value, word.value) for word in words]
+
+
+class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
+    """The questions; each can be narrowed further and handed to a verb of the lifecycle."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Rows of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def active(self) -> Self:
+        """Rows that fire."""
+        return self.filter(status=RecurringStatus.ACTIVE)
+
+    def paused(self) -> Self:
+        """Rows that an operator, or their own error, keeps from firing."""
+        return self.filter(status=RecurringStatus.PAUSED)
+
+    def due(self, now: datetime) -> Self:
+        """Rows that somebody must look at: a fire time has come, or a pause is over."""
+        return self.filter(next_run_at__lte=now).order_by("next_run_at")
+
+
+class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):  # type: ignore[misc]
+    """RecurringTask.objects: the questions, and the verb that declares a schedule."""
+
+    def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
+        """Create the schedule of this name, or change the one there is; raises InvalidSchedule, InvalidArguments.
+
+        An edit never fires a slot of the past. See the reference of recurring tasks for the options.
+        """
+        found: RecurringTask = ports.schedules.upsert(name=name, task=task, **options)
+        return found
+
+
+class RecurringTask(models.Model):
+    """A schedule: what runs, when, and what becomes of fire times that were missed or met a run still open."""
+
+    id = models.UUIDField(primary_key=True, default=new_recurring_task_id, editable=False)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    name = models.CharField(_("name"), max_length=200)
+    description = models.CharField(_("description"), max_length=500, blank=True, default="")
+    status = models.CharField(
+        _("status"), max_length=9, choices=_choices(RecurringStatus), default=RecurringStatus.ACTIVE.value
+    )
+    status_reason = models.CharField(_("status reason"), max_length=200, blank=True, default="")
+    status_by = models.CharField(_("status set by"), max_length=200, blank=True, default="")
+    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
+    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
+    error = models.TextField(_("error"), blank=True, default="")
+
+    task = models.CharField(_("task"), max_length=200, help_text=_("The registered name of a durable task."))
+    args = models.JSONField(_("arguments"), default=list, blank=True)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
+    queue = models.CharField(_("queue"), max_length=200, blank=True, default="", help_text=_("Empty: the task's own."))
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True, help_text=_("0 to 9; empty: the task's."))
+    options = models.JSONField(_("options"), default=dict, blank=True, help_text=_("As for .using() of the task."))
+    target_type = models.CharField(_("target type"), max_length=13, default="CELERY_TASK")
+    target_config = models.JSONField(_("target configuration"), null=True, blank=True)
+
+    timetable = models.JSONField(_("timetable"), help_text=_("One or more parts, combined by OR."))
+    interval_seconds = models.FloatField(_("interval"), null=True, blank=True, help_text=_("Seconds, of a plain one."))
+    time_zone = models.CharField(_("time zone"), max_length=64, default="UTC")
+    dst_gap = models.CharField(_("DST gap"), max_length=9, default="RUN_AFTER")
+    dst_overlap = models.CharField(_("DST overlap"), max_length=5, default="FIRST")
+    calendars = models.JSONField(_("calendars"), default=list, blank=True, help_text=_("Names; closed where any is."))
+    roll = models.CharField(_("roll"), max_length=18, default="SKIP")
+    jitter = models.FloatField(_("jitter"), default=0.0, help_text=_("Seconds."))
+    jitter_percent = models.FloatField(_("jitter percent"), default=0.0, help_text=_("Of the way to the next fire."))
+
+    start_time = models.DateTimeField(_("start time"))
+    end_time = models.DateTimeField(_("end time"), null=True, blank=True)
+    max_runs = models.BigIntegerField(_("max runs"), null=True, blank=True)
+    runs_count = models.BigIntegerField(_("runs"), default=0)
+    expires_in = models.FloatField(
+        _("expires in"), null=True, blank=True, help_text=_("Seconds after its fire time at which a run is too late.")
+    )
+
+    catch_up_mode = models.CharField(
+        _("catch-up mode"), max_length=14, choices=_choices(CatchUp), default=CatchUp.RUN_ONE_NOW.value
+    )
+    misfire_grace = models.FloatField(_("misfire grace"), default=60.0, help_text=_("Seconds."))
+    catchup_window = models.FloatField(_("catch-up window"), null=True, blank=True, help_text=_("Seconds."))
+    max_catchup_runs = models.IntegerField(_("most runs caught up"), default=100)
+    catchup_order = models.CharField(
+        _("catch-up order"), max_length=6, choices=_choices(CatchUpOrder), default=CatchUpOrder.OLDEST.value
+    )
+    catchup_pace = models.FloatField(_("catch-up pace"), default=0.0, help_text=_("Seconds between two such runs."))
+    overlap = models.CharField(_("overlap"), max_length=15, choices=_choices(Overlap), default=Overlap.SKIP.value)
+    overlap_key = models.CharField(
+        _("overlap key"), max_length=200, blank=True, default="",
+        help_text=_("A template over the arguments; schedules of the same key exclude each other."),
+    )  # fmt: skip
+
+    next_run_at = models.DateTimeField(_("next run at"), null=True, blank=True)
+    watermark_at = models.DateTimeField(_("watermark"))
+    last_run_at = models.DateTimeField(_("last run at"), null=True, blank=True)
+    ledger_from = models.DateTimeField(_("ledger kept from"), null=True, blank=True)
+    tzdata_version = models.CharField(_("tzdata version"), max_length=20, blank=True, default="")
+    revision = models.BigIntegerField(_("revision"), default=0)
+
+    idempotency_key = models.CharField(_("idempotency key"), max_length=200, null=True, blank=True)
+    source = models.CharField(
+        _("source"),
+        max_length=20,
+        blank=True,
+        default="",
+        help_text=_("Who declares it: code, settings, beat, nobody."),
+    )
+    declaration = models.JSONField(
+        _("declaration"), null=True, blank=True, help_text=_("The columns as code or settings last declared them.")
+    )
+    undeclared_at = models.DateTimeField(_("no longer declared since"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+
+    objects = RecurringTaskManager()
+
+    class Meta:
+        db_table = "durable_tasks_recurring_task"
+        verbose_name = _("recurring task")
+        verbose_name_plural = _("recurring tasks")
+        ordering: ClassVar = ["name"]
+        permissions: ClassVar = [
+            ("pause_recurringtask", "Can pause and resume recurring tasks"),
+            ("trigger_recurringtask", "Can trigger and backfill recurring tasks"),
+        ]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=("tenant", "name"), name="durable_recurring_name"),
+            PresentUnique(fields=("tenant", "idempotency_key"), name="durable_recurring_idempotent"),
+        ]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["next_run_at"],
+                where=Q(next_run_at__isnull=False),
+                elsewhere=("next_run_at",),
+                name="durable_recurring_next",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def pause(self, reason: str = "", *, until: datetime | None = None, by: str = "") -> None:
+        """Stop firing until it is resumed or ``until`` (aware) has come; what passes meanwhile is told as PAUSED."""
+        ports.schedules.pause(self, reason=reason, until=until, by=by)
+
+    def resume(self, *, by: str = "", run_missed: bool = False, pace: float | None = None) -> None:
+        """Fire again from now on; ``run_missed`` catches up what the pause held back, ``pace`` seconds apart."""
+        ports.schedules.resume(self, by=by, run_missed=run_missed, pace=pace)
+
+    def snooze(self, until: datetime, *, by: str = "") -> None:
+        """Let the fire times up to ``until`` (aware) pass, and go on by itself."""
+        ports.schedules.pause(self, reason="SNOOZED", until=until, by=by)
+
+    def cancel(self, reason: str = "", *, by: str = "") -> None:
+        """End the schedule for good; its open tasks go on."""
+        ports.schedules.cancel(self, reason=reason, by=by)
+
+    def trigger_now(self, *, request_id: str | None = None, by: str = "") -> Any:
+        """Run once now, beside the schedule; the same ``request_id`` runs once. Returns the Task row."""
+        return ports.schedules.trigger_now(self, request_id=request_id, by=by)
+
+    def backfill(self, start: datetime, end: datetime, **options: Any) -> Any:
+        """Run the fire times of [start, end] that have no run; ``dry_run=True`` only tells. Returns a report."""
+        return ports.schedules.backfill(self, start, end, **options)
+
+    def override(self, fire_time: datetime, action: str, **options: Any) -> Any:
+        """Decide about one fire time: SKIP it, MOVE it (``move_to=``), or ADD one."""
+        return ports.schedules.override(self, fire_time, action, **options)
+
+    def withdraw(self, fire_time: datetime) -> bool:
+        """Take an override back; False where this fire time has none."""
+        return ports.schedules.withdraw(self, fire_time)
+
+    def next_fire_times(self, number: int = 5, *, after: datetime | None = None) -> list[Any]:
+        """Return the next fires as they stand now: nominal, effective (UTC) and notes."""
+        found: list[Any] = ports.schedules.next_fire_times(self, number, after=after)
+        return found
+
+    def explain(self, at: datetime) -> str:
+        """Say, in a sentence, what became or will become of the fire time at this instant (aware), and why."""
+        told: str = ports.schedules.explain(self, at)
+        return told

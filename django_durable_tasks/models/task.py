@@ -1,0 +1,316 @@
+"""Task: one intended run, and the questions one may ask of the table. Questions never write.
+
+Every live row has one deadline: PENDING and QUEUED an indexed ``alarm_at``, RUNNING an unindexed ``lease_until`` (so
+that heartbeats stay HOT on PostgreSQL). Only ``lifecycle.transitions`` writes ``status``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import ports
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.standing import Standing
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.graphs import OnUpstreamFailure
+from django_durable_tasks.rules.identifiers import first_uuid7_of, uuid7
+from django_durable_tasks.rules.states import ALARMED, OPEN, TERMINAL, OnOrphan, Status
+
+SHARDS = 64
+HELD = datetime(9000, 1, 1, tzinfo=UTC)
+"""The alarm of a PENDING row that waits until its slot is free."""
+_ALARMED = sorted(status.value for status in ALARMED)
+_PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.RUNNING.value
+
+
+def new_task_id() -> uuid.UUID:
+    """Return a new UUIDv7."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+class TaskQuerySet(models.QuerySet["Task"]):
+    """The questions; each can be narrowed further and handed to a verb of the lifecycle."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Rows of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def open(self) -> Self:
+        """Rows that have not ended."""
+        return self.filter(status__in=OPEN)
+
+    def blocked(self) -> Self:
+        """Rows that wait for other tasks, or for a person."""
+        return self.filter(status=Status.BLOCKED)
+
+    def of_workflow(self, run: Any) -> Self:
+        """Rows of this run of a workflow (a WorkflowRun or its id)."""
+        return self.filter(workflow_id=getattr(run, "pk", run))
+
+    def pending(self) -> Self:
+        """Rows that wait for their time."""
+        return self.filter(status=Status.PENDING)
+
+    def queued(self) -> Self:
+        """Rows that were published and not started."""
+        return self.filter(status=Status.QUEUED)
+
+    def running(self) -> Self:
+        """Rows whose body runs."""
+        return self.filter(status=Status.RUNNING)
+
+    def due(self, now: datetime) -> Self:
+        """PENDING rows whose time has come, the most urgent first."""
+        return self.pending().filter(alarm_at__lte=now).order_by("-priority", "alarm_at", "id")
+
+    def in_slots(self, slots: Iterable[str]) -> Self:
+        """Open rows of these slots, in the order in which they are to run."""
+        return self.filter(slot__in=list(slots), completed_at__isnull=True).order_by("run_at", "fire_time", "id")
+
+    def held(self) -> Self:
+        """PENDING rows that wait until their slot is free."""
+        return self.pending().filter(slot__isnull=False, completed_at__isnull=True, alarm_at__gte=HELD)
+
+    def ring_overdue(self, now: datetime) -> Self:
+        """QUEUED rows that nobody started in time."""
+        return self.queued().filter(alarm_at__lte=now).order_by("alarm_at")
+
+    def lease_over(self, now: datetime) -> Self:
+        """RUNNING rows whose owner fell silent."""
+        return self.running().filter(lease_until__lt=now)
+
+    def held_by(self, nodes: list[uuid.UUID]) -> Self:
+        """Rows that these nodes claimed or run."""
+        return self.filter(node__in=nodes)
+
+    def retrying(self) -> Self:
+        """PENDING rows that failed before."""
+        return self.pending().filter(failures__gt=0)
+
+    def overdue(self, now: datetime) -> Self:
+        """RUNNING rows that take longer than their expected duration (seconds)."""
+        over = models.ExpressionWrapper(
+            models.F("started_at") + models.F("expected_duration"), output_field=models.DateTimeField()
+        )
+        return self.running().filter(expected_duration__isnull=False).alias(over=over).filter(over__lt=now)
+
+    def finished_before(self, cutoff: datetime) -> Self:
+        """Ended rows that ended before; ids sort by birth, so the scan ends at the cutoff."""
+        born_before = first_uuid7_of(int(cutoff.timestamp() * 1000))
+        return self.filter(status__in=TERMINAL, id__lt=born_before, completed_at__lt=cutoff)
+
+    def finished_under_foreign_ids(self, cutoff: datetime) -> Self:
+        """Ended rows that ended before, under ids which callers chose and which say nothing of their birth."""
+        tomorrow = first_uuid7_of(time.time_ns() // 1_000_000 + 86_400_000)
+        return self.filter(status__in=TERMINAL, id__gte=tomorrow, completed_at__lt=cutoff)
+
+
+class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """Task.objects: the questions, and the two verbs by key."""
+
+    def cancel(self, key: Any, *, by: str = "", tenant: Any = None) -> int:
+        """Cancel the open task of this key; return how many rows moved or were asked to stop."""
+        return ports.tasks.cancel(key, by=by, tenant=tenant)
+
+    def reschedule(self, key: Any, run_at: datetime, *, by: str = "", tenant: Any = None) -> int:
+        """Move the open task of this key to another time; return how many rows moved."""
+        return ports.tasks.reschedule(key, run_at, by=by, tenant=tenant)
+
+
+class Task(models.Model):
+    """One intended run of a durable task, with its arguments."""
+
+    id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    name = models.CharField(_("name"), max_length=200)
+    queue = models.CharField(_("queue"), max_length=200)
+    priority = models.SmallIntegerField(_("priority"), db_default=0, help_text=_("0 to 9, 9 first."))
+    args = models.JSONField(_("arguments"), default=list)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict)
+    options = models.JSONField(_("overridden options"), null=True, blank=True)
+
+    status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in Status])
+    status.register_lookup(Standing)
+    run_at = models.DateTimeField(_("run at"), help_text=_("Earliest start, as it was asked for."))
+    alarm_at = models.DateTimeField(_("alarm at"), null=True, blank=True)
+    lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
+    epoch = models.BigIntegerField(_("epoch"), db_default=0)
+    run_id = models.UUIDField(_("run id"), null=True, blank=True)
+    node = models.UUIDField(_("node"), null=True, blank=True)
+
+    attempts = models.IntegerField(_("attempts"), db_default=0)
+    failures = models.IntegerField(_("failures"), db_default=0)
+    crashes = models.IntegerField(_("crashes"), db_default=0)
+    publish_count = models.IntegerField(_("publish count"), db_default=0)
+    max_attempts = models.IntegerField(_("max attempts"), db_default=5)
+    max_crashes = models.IntegerField(_("max crashes"), db_default=3)
+    on_orphan = models.CharField(
+        _("on orphan"), max_length=11, choices=[(o.value, o.value) for o in OnOrphan], db_default=OnOrphan.RETRY.value
+    )
+    expected_duration = models.DurationField(_("expected duration"), null=True, blank=True)
+
+    idempotency_key = models.CharField(_("idempotency key"), max_length=200, null=True, blank=True)
+    key = models.CharField(_("key"), max_length=200, null=True, blank=True)
+    unique_key = models.CharField(_("unique key"), max_length=200, null=True, blank=True)
+    open_key = models.CharField(max_length=200, null=True, editable=False)
+    open_unique_key = models.CharField(max_length=200, null=True, editable=False)
+
+    result = models.JSONField(_("result"), null=True, blank=True)
+    progress = models.JSONField(_("progress"), null=True, blank=True)
+    last_error = models.TextField(_("last error"), db_default="", blank=True)
+    reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    started_at = models.DateTimeField(_("started at"), null=True, blank=True)
+    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+
+    target_type = models.CharField(_("target type"), max_length=13, db_default="CELERY_TASK")
+    target_config = models.JSONField(_("target configuration"), null=True, blank=True)
+    time_zone = models.CharField(_("time zone"), max_length=64, db_default="", blank=True)
+    recurring_task = models.ForeignKey(
+        "django_durable_tasks.RecurringTask",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        db_index=False,
+        db_constraint=False,
+        related_name="tasks",
+    )
+    fire_time = models.DateTimeField(_("fire time"), null=True, blank=True)
+    slot = models.CharField(_("slot"), max_length=200, null=True, blank=True)
+    workflow = models.ForeignKey(
+        "django_durable_tasks.WorkflowRun",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        db_index=False,
+        db_constraint=False,
+        related_name="tasks",
+    )
+    step = models.CharField(_("step"), max_length=200, null=True, blank=True)
+    join_count = models.IntegerField(
+        _("join"), null=True, blank=True, help_text=_("How many of its edges it needs; empty: all.")
+    )
+    on_upstream_failure = models.CharField(
+        _("on upstream failure"), max_length=4, choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
+        db_default=OnUpstreamFailure.SKIP.value,
+    )  # fmt: skip
+    cause = models.UUIDField(_("cause"), null=True, blank=True, help_text=_("The task because of which it ended."))
+    has_dependents = models.BooleanField(_("has dependents"), db_default=False)
+    unresolved_dependencies_count = models.IntegerField(_("unresolved dependencies"), db_default=0)
+    shard_key = models.SmallIntegerField(_("shard"), db_default=0)
+
+    objects = TaskManager()
+
+    class Meta:
+        db_table = "durable_tasks_task"
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        ordering: ClassVar = ["-id"]
+        permissions: ClassVar = [
+            ("cancel_task", "Can cancel tasks"),
+            ("retry_task", "Can retry a waiting or finished task"),
+            ("force_complete_task", "Can call tasks done without running them"),
+            ("view_task_arguments", "Can read unmasked arguments and results"),
+        ]
+        constraints: ClassVar = [
+            PresentUnique(fields=("tenant", "idempotency_key"), name="durable_task_idempotent"),
+            PresentUnique(fields=("tenant", "open_key"), name="durable_task_one_open_key"),
+            PresentUnique(fields=("tenant", "open_unique_key"), name="durable_task_one_open_unique"),
+            models.CheckConstraint(
+                condition=Q(status__in=_ALARMED, alarm_at__isnull=False)
+                | (~Q(status__in=_ALARMED) & Q(alarm_at__isnull=True)),
+                name="durable_task_alarm",
+            ),
+            models.CheckConstraint(
+                condition=Q(status=_RUNNING, lease_until__isnull=False, run_id__isnull=False)
+                | (~Q(status=_RUNNING) & Q(lease_until__isnull=True)),
+                name="durable_task_lease",
+            ),
+        ]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["queue", "priority", "alarm_at"],
+                where=Q(status=_PENDING),
+                elsewhere=("status", "queue", "priority", "alarm_at"),
+                name="durable_task_pending",
+            ),
+            PartialIndex(
+                fields=["alarm_at"],
+                where=Q(status=_QUEUED),
+                elsewhere=("status", "alarm_at"),
+                name="durable_task_queued",
+            ),
+            PartialIndex(
+                fields=["node"],
+                where=Q(status=_RUNNING),
+                elsewhere=("status", "node"),
+                name="durable_task_running",
+            ),
+            PartialIndex(
+                fields=["unique_key"],
+                where=Q(unique_key__isnull=False),
+                elsewhere=("unique_key",),
+                name="durable_task_unique_key",
+            ),
+            PartialIndex(
+                fields=["recurring_task", "fire_time"],
+                where=Q(recurring_task__isnull=False),
+                elsewhere=("recurring_task", "fire_time"),
+                name="durable_task_recurring",
+            ),
+            PartialIndex(
+                fields=["slot", "completed_at"],
+                where=Q(slot__isnull=False),
+                elsewhere=("slot", "completed_at"),
+                name="durable_task_slot",
+            ),
+            PartialIndex(
+                fields=["workflow"],
+                where=Q(workflow__isnull=False),
+                elsewhere=("workflow",),
+                name="durable_task_workflow",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.id}"
+
+    @property
+    def dedupe_key(self) -> str:
+        """The effective idempotency key: the given one, else the id. Stable over attempts and replays."""
+        return self.idempotency_key or str(self.id)
+
+    @property
+    def next_attempt_at(self) -> datetime | None:
+        """When a PENDING row will be published (UTC), a view of ``alarm_at``; None while it is held."""
+        return self.alarm_at if self.status == Status.PENDING and not self.is_held else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the row waits until its slot is free."""
+        return self.status == Status.PENDING and self.alarm_at is not None and self.alarm_at >= HELD
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the row has not ended."""
+        return self.status in OPEN

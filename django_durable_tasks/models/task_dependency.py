@@ -1,0 +1,114 @@
+"""TaskDependency: one edge. A task waits for an upstream to end, or for a person to open a gate."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.indexes import PartialIndex
+from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure
+
+
+class TaskDependencyQuerySet(models.QuerySet["TaskDependency"]):
+    """The questions."""
+
+    def unresolved(self) -> Self:
+        """Edges and gates that still hold their task."""
+        return self.filter(resolved_at__isnull=True)
+
+    def untold(self) -> Self:
+        """Edges that do not know how their upstream ended; one that waits for a replay knows, and is unresolved."""
+        return self.unresolved().filter(outcome__isnull=True)
+
+    def gates(self) -> Self:
+        """Gates, which wait for a person."""
+        return self.filter(depends_on__isnull=True)
+
+    def below(self, upstreams: Iterable[uuid.UUID]) -> Self:
+        """Edges from these upstreams."""
+        return self.filter(depends_on__in=list(upstreams))
+
+    def above(self, tasks: Iterable[uuid.UUID]) -> Self:
+        """Edges and gates of these tasks."""
+        return self.filter(task__in=list(tasks))
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Edges of this tenant's tasks (a Tenant or its id)."""
+        return self.filter(task__tenant_id=getattr(tenant, "pk", tenant))
+
+
+class TaskDependency(models.Model):
+    """What a task waits for. It is resolved once its upstream has ended; a replay of the upstream arms it again."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey(
+        "django_durable_tasks.Task", models.CASCADE, related_name="dependencies", db_index=False, db_constraint=False,
+        verbose_name=_("task"),
+    )  # fmt: skip
+    depends_on = models.ForeignKey(
+        "django_durable_tasks.Task", models.DO_NOTHING, null=True, blank=True, related_name="dependents",
+        db_index=False, db_constraint=False, verbose_name=_("depends on"),
+    )  # fmt: skip
+    dependency_type = models.CharField(
+        _("dependency type"), max_length=12, choices=[(kind.value, kind.value) for kind in DependencyType],
+        db_default=DependencyType.MUST_SUCCEED.value,
+    )  # fmt: skip
+    gate = models.CharField(
+        _("gate"), max_length=8, null=True, blank=True, choices=[(gate.value, gate.value) for gate in Gate]
+    )
+    on_upstream_failure = models.CharField(
+        _("on upstream failure"), max_length=4, null=True, blank=True,
+        choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
+        help_text=_("Empty: as the task says."),
+    )  # fmt: skip
+    resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
+    outcome = models.CharField(_("outcome"), max_length=9, null=True, blank=True)
+    met = models.BooleanField(_("met"), null=True, blank=True)
+    placed_by = models.CharField(_("placed by"), max_length=200, blank=True, db_default="")
+    resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, db_default="")
+    note = models.CharField(_("note"), max_length=500, blank=True, db_default="")
+
+    objects = TaskDependencyQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_dependency"
+        verbose_name = _("dependency")
+        verbose_name_plural = _("dependencies")
+        ordering: ClassVar = ["id"]
+        permissions: ClassVar = [("approve_taskdependency", "Can open approvals and holds")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["task", "depends_on"], name="durable_one_edge"),
+            models.CheckConstraint(
+                condition=models.Q(depends_on__isnull=False, gate__isnull=True)
+                | models.Q(depends_on__isnull=True, gate__isnull=False),
+                name="durable_edge_or_gate",
+            ),
+        ]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["depends_on", "task"],
+                where=models.Q(depends_on__isnull=False),
+                elsewhere=("depends_on", "task"),
+                name="durable_dependency_below",
+            ),
+            PartialIndex(
+                fields=["task"],
+                where=models.Q(resolved_at__isnull=True),
+                elsewhere=("task", "resolved_at"),
+                name="durable_dependency_unresolved",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task_id} after {self.depends_on_id or self.gate}"
+
+    @property
+    def upstream_id(self) -> uuid.UUID:
+        """The id of the upstream of an edge; a gate has none: LookupError."""
+        if self.depends_on_id is None:
+            raise LookupError(f"The gate {self.pk} has no upstream.")
+        return self.depends_on_id

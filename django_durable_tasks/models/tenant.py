@@ -1,0 +1,28 @@
+"""Tenant: whose work it is. A migration makes the default one; every task, log row and dead letter has one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+DEFAULT_TENANT_ID = 1
+
+
+class Tenant(models.Model):
+    """One customer of a multi-tenant project; the row with id 1 is the default."""
+
+    id = models.BigAutoField(primary_key=True)
+    slug = models.SlugField(_("slug"), max_length=100, unique=True)
+    name = models.CharField(_("name"), max_length=200, blank=True)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+
+    class Meta:
+        db_table = "durable_tasks_tenant"
+        verbose_name = _("tenant")
+        verbose_name_plural = _("tenants")
+        ordering: ClassVar = ["slug"]
+
+    def __str__(self) -> str:
+        return self.name or self.slug

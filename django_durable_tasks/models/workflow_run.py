@@ -1,0 +1,128 @@
+"""WorkflowRun: one start of a workflow. Its counts are folded from endings, never written by them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.task import new_task_id
+from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.workflows import OPEN_RUN, WorkflowStatus
+
+
+class WorkflowRunQuerySet(models.QuerySet["WorkflowRun"]):
+    """The questions."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Runs of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def open(self) -> Self:
+        """Runs that have not ended."""
+        return self.filter(status__in=OPEN_RUN)
+
+    def starting(self) -> Self:
+        """Runs whose rows are still being written."""
+        return self.filter(status=WorkflowStatus.STARTING)
+
+    def late(self, now: datetime) -> Self:
+        """Open runs whose deadline is over."""
+        return self.filter(status=WorkflowStatus.RUNNING, deadline_at__lte=now, cancel_requested_at__isnull=True)
+
+
+class WorkflowRun(models.Model):
+    """One start of a workflow: a graph of tasks, with its progress."""
+
+    id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    name = models.CharField(_("name"), max_length=200, db_index=True)
+    status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in WorkflowStatus])
+    key = models.CharField(_("key"), max_length=200, null=True, blank=True)
+    open_key = models.CharField(max_length=200, null=True, editable=False)
+    parent = models.UUIDField(_("parent run"), null=True, blank=True)
+    root = models.UUIDField(
+        _("outermost run"), db_index=True, help_text=_("The run itself, or the one it is a part of.")
+    )
+    released = models.BooleanField(db_default=True, editable=False)
+    recurring_task = models.UUIDField(_("recurring task"), null=True, blank=True)
+    fire_time = models.DateTimeField(_("fire time"), null=True, blank=True)
+    deadline_at = models.DateTimeField(_("deadline"), null=True, blank=True)
+    callbacks = models.JSONField(_("callbacks"), default=dict, blank=True)
+
+    total = models.IntegerField(_("tasks"), db_default=0)
+    succeeded = models.IntegerField(_("succeeded"), db_default=0)
+    failed = models.IntegerField(_("failed"), db_default=0)
+    cancelled = models.IntegerField(_("cancelled"), db_default=0)
+    skipped = models.IntegerField(_("skipped"), db_default=0)
+    expired = models.IntegerField(_("expired"), db_default=0)
+
+    reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    sealed_at = models.DateTimeField(_("sealed at"), null=True, blank=True)
+    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+
+    objects = WorkflowRunQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_workflow_run"
+        verbose_name = _("workflow run")
+        verbose_name_plural = _("workflow runs")
+        ordering: ClassVar = ["-id"]
+        permissions: ClassVar = [
+            ("cancel_workflowrun", "Can cancel workflows and branches"),
+            ("retry_workflowrun", "Can retry workflows"),
+            ("force_workflowrun", "Can force-run and force-complete tasks of workflows"),
+        ]
+        constraints: ClassVar = [PresentUnique(fields=("tenant", "open_key"), name="durable_one_open_workflow_key")]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["deadline_at"],
+                where=models.Q(completed_at__isnull=True, deadline_at__isnull=False),
+                elsewhere=("completed_at", "deadline_at"),
+                name="durable_workflow_deadline",
+            ),
+            PartialIndex(
+                fields=["status"],
+                where=models.Q(completed_at__isnull=True),
+                elsewhere=("completed_at", "status"),
+                name="durable_workflow_open",
+            ),
+            PartialIndex(
+                fields=["recurring_task", "completed_at"],
+                where=models.Q(recurring_task__isnull=False),
+                elsewhere=("recurring_task", "completed_at"),
+                name="durable_workflow_recurring",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.id}"
+
+    @property
+    def ended(self) -> int:
+        """How many of its tasks have ended, as counted so far."""
+        return self.succeeded + self.failed + self.cancelled + self.skipped + self.expired
+
+    @property
+    def progress(self) -> float:
+        """The part of its tasks that have ended, 0 to 1."""
+        return self.ended / self.total if self.total else 1.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has not ended."""
+        return self.status in OPEN_RUN

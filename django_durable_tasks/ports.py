@@ -1,0 +1,109 @@
+"""Doors that open upwards: bound once in ``apps.ready()``, so that lower floors can ask for what higher ones do."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One message to hand to the broker: which row, its epoch, and where to."""
+
+    task_id: uuid.UUID
+    epoch: int
+    number: int
+    name: str
+    queue: str
+    priority: int
+    timeout: float | None = None
+    soft_timeout: float | None = None
+    idempotency_key: str | None = None
+
+
+class RingPort(Protocol):
+    """Hands rings to the broker; never raises: a ring that is not taken is rung again by its alarm."""
+
+    def __call__(self, rings: Sequence[Ring]) -> None: ...
+
+
+class TaskVerbs(Protocol):
+    """The verbs that the manager of Task offers; the lifecycle does them."""
+
+    def cancel(self, key: Any, *, by: str = "", tenant: Any = None) -> int:
+        """Cancel the open task of this key."""
+
+    def reschedule(self, key: Any, run_at: Any, *, by: str = "", tenant: Any = None) -> int:
+        """Move the open task of this key."""
+
+
+class ScheduleVerbs(Protocol):
+    """The verbs that RecurringTask and its manager offer; the lifecycle does them."""
+
+    def upsert(self, *, name: str, task: Any, **options: Any) -> Any:
+        """Create or change the schedule of this name."""
+
+    def pause(self, row: Any, *, reason: str, until: Any, by: str) -> None:
+        """Stop firing."""
+
+    def resume(self, row: Any, *, by: str, run_missed: bool, pace: float | None) -> None:
+        """Fire again."""
+
+    def cancel(self, row: Any, *, reason: str, by: str) -> None:
+        """End the schedule for good."""
+
+    def trigger_now(self, row: Any, *, request_id: str | None, by: str) -> Any:
+        """Run once now."""
+
+    def backfill(self, row: Any, start: Any, end: Any, **options: Any) -> Any:
+        """Run fire times of the past."""
+
+    def override(self, row: Any, fire_time: Any, action: str, **options: Any) -> Any:
+        """Decide about one fire time."""
+
+    def withdraw(self, row: Any, fire_time: Any) -> bool:
+        """Take back what was decided about one fire time."""
+
+    def next_fire_times(self, row: Any, number: int, *, after: Any) -> list[Any]:
+        """Return the next fires."""
+
+    def explain(self, row: Any, at: Any) -> str:
+        """Say what became of a fire time."""
+
+
+class QueueOf(Protocol):
+    """Names the queue that Celery's routing gives to a task."""
+
+    def __call__(self, name: str, queue: str | None) -> str: ...
+
+
+class BrokerOpen(Protocol):
+    """Tells whether the broker took our last messages."""
+
+    def __call__(self) -> bool: ...
+
+
+class _Unbound:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run.")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run.")
+
+
+ring: RingPort = _Unbound()
+tasks: TaskVerbs = _Unbound()
+schedules: ScheduleVerbs = _Unbound()
+queue_of: QueueOf = _Unbound()
+broker_open: BrokerOpen = _Unbound()
+
+
+def bind(
+    *, ring_port: RingPort, verbs: TaskVerbs, schedule_verbs: ScheduleVerbs, queue_port: QueueOf,
+    broker_port: BrokerOpen,
+) -> None:  # fmt: skip
+    """Bind the doors; called once by ``apps.ready()``."""
+    global ring, tasks, schedules, queue_of, broker_open
+    ring, tasks, schedules, queue_of, broker_open = ring_port, verbs, schedule_verbs, queue_port, broker_port

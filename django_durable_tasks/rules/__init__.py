@@ -1,0 +1,1 @@
+"""Rules decide: pure functions and values. No Django, no Celery, no queries, no clock."""

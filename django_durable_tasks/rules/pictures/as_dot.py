@@ -1,0 +1,89 @@
+"""Pictures as Graphviz: one digraph in the language of ``dot``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_durable_tasks.rules.pictures.collapsing import collapsed
+from django_durable_tasks.rules.pictures.graph import Picture
+from django_durable_tasks.rules.pictures.layering import layered
+from django_durable_tasks.rules.pictures.nesting import nested
+from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
+from django_durable_tasks.rules.pictures.palette import BROKEN, CRITICAL, FRAME, FRAME_EDGE, LINE, LOOKS
+from django_durable_tasks.rules.pictures.tooltips import of_box, of_line
+from django_durable_tasks.rules.pictures.wording import clean, safe_link, shortened, summed_up
+
+_STYLES = {"MUST_SUCCEED": "solid", "MUST_FINISH": "dashed", "MUST_FAIL": "dotted"}
+_ROOM = 34.0
+
+
+def as_dot(picture: Picture) -> str:
+    """Return a digraph with a cluster for each sub-workflow.
+
+    Solid is MUST_SUCCEED, dashed MUST_FINISH, dotted MUST_FAIL; a hollow head is still waited for. Ids are numbered,
+    and foreign text stands in quoted strings only, where nothing in it means anything to Graphviz.
+    """
+    outline = collapsed(layered(picture))
+    label = "\n".join(part for part in (_title(outline), outline.summary, outline.warning, *outline.notes) if part)
+    head = _attributes(label=label, labelloc="t", rankdir="LR", fontname="sans-serif", tooltip=outline.title)
+    lines = [
+        f"digraph {_quoted(outline.title)} {{",
+        f"  graph {head};",
+        f"  node {_attributes(shape='box', style='rounded,filled', fontname='sans-serif')};",
+        f"  edge {_attributes(color=LINE, fontname='sans-serif')};",
+        *nested(outline, opened=_cluster, closed="}", shown=_box),
+        *(_line(outline, line) for line in outline.lines),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _title(outline: Outline) -> str:
+    return " · ".join(part for part in (outline.title, outline.status) if part)
+
+
+def _cluster(number: int, name: str) -> Iterator[str]:
+    yield f"subgraph cluster_{number} {{"
+    label = shortened(clean(name), _ROOM)
+    yield f"  graph {_attributes(label=label, color=FRAME_EDGE, bgcolor=FRAME, style='rounded')};"
+
+
+def _box(place: int, box: Box) -> str:
+    look = LOOKS[box.status]
+    below = f"{box.status}{' · ' + box.duration if box.duration else ''}" if box.alone else summed_up(box.counts)
+    link = safe_link(box.nodes[0].href) if box.alone else ""
+    return f"n{place} " + _attributes(
+        label=f"{shortened(box.label, _ROOM)}\n{below}",
+        fillcolor=look.soft,
+        fontcolor=look.ink,
+        color=CRITICAL if box.critical else look.strong,
+        penwidth="2.6" if box.critical else "1.2",
+        peripheries="1" if box.alone else "2",
+        tooltip=of_box(box),
+        **({"URL": link} if link else {}),
+    ) + ";"  # fmt: skip
+
+
+def _line(outline: Outline, line: Line) -> str:
+    given = {
+        "style": _STYLES[line.kind],
+        "arrowhead": "empty" if line.unresolved else "normal",
+        "tooltip": of_line(outline, line),
+    }
+    if line.count > 1:
+        given["label"] = f"{line.count:,}"
+    if line.critical:
+        given |= {"color": CRITICAL, "penwidth": "2.6"}
+    if line.broken:
+        given |= {"color": BROKEN, "label": "closes a cycle", "constraint": "false"}
+    return f"  n{line.source} -> n{line.target} {_attributes(**given)};"
+
+
+def _attributes(**given: str) -> str:
+    return "[" + ", ".join(f"{name}={_quoted(value)}" for name, value in given.items()) + "]"
+
+
+def _quoted(text: str) -> str:
+    """Return a quoted string; Graphviz reads backslashes and HTML entities in it, so both are written twice over."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
+    return f'"{escaped}"'

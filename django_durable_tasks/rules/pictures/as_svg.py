@@ -1,0 +1,89 @@
+"""Pictures as SVG: without scripts, styles or anything loaded, so that they stand under the strictest CSP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_durable_tasks.rules.pictures import palette
+from django_durable_tasks.rules.pictures.collapsing import collapsed
+from django_durable_tasks.rules.pictures.drawing import Drawing, drawn
+from django_durable_tasks.rules.pictures.graph import Picture
+from django_durable_tasks.rules.pictures.layering import layered
+from django_durable_tasks.rules.pictures.legend import entries
+from django_durable_tasks.rules.pictures.markup import Markup, element, moved, text
+from django_durable_tasks.rules.pictures.outline import Outline
+from django_durable_tasks.rules.pictures.shapes import LABEL, box_shape, frame_shape, line_shape, wished_width
+from django_durable_tasks.rules.pictures.wording import ems, safe_link, shortened
+
+_MARGIN = 20
+_LINE = 20
+_NARROWEST = 560
+_WIDEST = 1_600
+_HEIGHT, _HEIGHT_OF_MANY = 46, 62
+_WIDEST_BOX = 250
+_FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def as_svg(picture: Picture) -> str:
+    """Return the picture as one SVG element; everything foreign in it is escaped.
+
+    Links become links where they are relative, http or https. A hovered box or line tells its details.
+    """
+    outline = collapsed(layered(picture))
+    longest = max((wished_width(box) for box in outline.boxes), default=0)
+    height = _HEIGHT if all(box.alone for box in outline.boxes) else _HEIGHT_OF_MANY
+    drawing = drawn(outline, min(_WIDEST_BOX, longest), height)
+    across = max(_NARROWEST, drawing.width + 2 * _MARGIN + 6)
+    head, top = _head(outline, min(across, _WIDEST) - 2 * _MARGIN)
+    tall = top + drawing.height + _MARGIN + 6
+    panel = element("rect", x=0.5, y=0.5, width=across - 1, height=tall - 1, rx=10,
+                    fill=palette.PANEL, stroke=palette.PANEL_EDGE)  # fmt: skip
+    body = moved((across - drawing.width) // 2, top, *_body(drawing))
+    told = (element("title", outline.title), element("desc", _described(outline)))
+    linked = any(box.alone and safe_link(box.nodes[0].href) for box in outline.boxes)
+    return element(
+        "svg", *told, panel, *head, body, xmlns="http://www.w3.org/2000/svg", width=across, height=tall,
+        viewBox=f"0 0 {across} {tall}", role="group" if linked else "img",
+        aria_label=f"{outline.title}: {_described(outline)}", font_family=_FONT,
+    )  # fmt: skip
+
+
+def _described(outline: Outline) -> str:
+    whole = f"{outline.status}." if outline.status else ""
+    path = f"Critical path: {outline.critical_path}." if outline.critical_path else ""
+    return " ".join(part for part in (whole, outline.warning, f"{outline.summary}.", path, *outline.notes) if part)
+
+
+def _head(outline: Outline, room: int) -> tuple[list[Markup], int]:
+    """Return title, numbers, notes and legend, and where the drawing may begin."""
+    y = _MARGIN + 10
+    status = f"  ·  {outline.status}" if outline.status else ""
+    title = shortened(outline.title, room / 18 - ems(status))
+    found = [text(_MARGIN, y, title + status, 17, palette.INK, font_weight=600)]
+    path = f"Critical path: {outline.critical_path}" if outline.critical_path else ""
+    for words in (outline.warning, outline.summary, path, *outline.notes):
+        if words:
+            y += _LINE
+            colour = palette.WARNING if words == outline.warning else palette.QUIET
+            found.append(text(_MARGIN, y, shortened(words, room / 12), 12, colour))
+    x: float = _MARGIN
+    y += _LINE + 4
+    for entry in entries(outline):
+        if x > _MARGIN and x + entry.width > _MARGIN + room:
+            x, y = _MARGIN, y + _LINE + 2
+        found.append(moved(x, y, *entry.parts))
+        x += entry.width
+    return found, y + _LINE + 8
+
+
+def _body(drawing: Drawing) -> Iterator[Markup]:
+    outline = drawing.outline
+    if not outline.boxes:
+        yield text(0, 10, "There is nothing to draw.", LABEL, palette.QUIET)
+    for frame in drawing.frames:
+        yield frame_shape(frame)
+    lines = outline.lines
+    for place in sorted(range(len(lines)), key=lambda place: (lines[place].critical, lines[place].broken, place)):
+        yield line_shape(drawing, place)
+    for box, around in zip(outline.boxes, drawing.boxes, strict=True):
+        yield box_shape(box, around)

@@ -1,0 +1,103 @@
+"""Pictures as text for a terminal of 100 columns: the layers in order, under each task what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from django_durable_tasks.rules.pictures.collapsing import collapsed
+from django_durable_tasks.rules.pictures.graph import Picture
+from django_durable_tasks.rules.pictures.layering import layered
+from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
+from django_durable_tasks.rules.pictures.wording import (
+    SIGNS,
+    clean,
+    columns,
+    counted,
+    in_order,
+    listed,
+    shortened_columns,
+)
+
+WIDTH = 100
+_LABEL = 76
+_LEAST_LABEL = 24
+_MOST_NAMED = 6
+
+
+def as_text(picture: Picture) -> str:
+    """Return lines of at most 100 columns, each task in its layer with its sign, status and duration.
+
+    ``*`` marks the critical path. What a task still waits for stands first, after ``waits for``; what it no longer
+    waits for stands after ``after``.
+    """
+    outline = collapsed(layered(picture))
+    return "\n".join(shortened_columns(line, WIDTH).rstrip() for line in _told(outline)) + "\n"
+
+
+def _told(outline: Outline) -> Iterator[str]:
+    yield f"{outline.title} · {outline.status}" if outline.status else outline.title
+    yield outline.summary
+    if outline.critical_path:
+        yield f"* Critical path: {outline.critical_path}"
+    if outline.warning:
+        yield f"! {outline.warning}"
+    yield from (f"({note})" for note in outline.notes)
+    upstream: dict[int, list[Line]] = {}
+    for line in outline.lines:
+        upstream.setdefault(line.target, []).append(line)
+    missing = {edge.target: edge.source for edge in reversed(outline.layered.outside)}
+    layer = -1
+    group: tuple[str, ...] = ()
+    for place, box in _grouped(outline.boxes):
+        if box.layer != layer:
+            layer, group = box.layer, ()
+            yield ""
+            yield _ruled(outline, layer)
+        if box.group != group:
+            group = box.group
+            yield f"│ {clean('/'.join(group))}/" if group else "│"
+        inset = "│   " if group else "│ "
+        yield _headline(box, inset)
+        yield from (f"{inset}    {told}" for told in _waits(outline, upstream.get(place, []), missing, box))
+        if box.alone and box.nodes[0].reason:
+            yield f"{inset}    because: {clean(box.nodes[0].reason)}"
+
+
+def _grouped(boxes: Sequence[Box]) -> list[tuple[int, Box]]:
+    """Return the boxes with those of one sub-workflow together in each layer."""
+    return sorted(enumerate(boxes), key=lambda pair: (pair[1].layer, pair[1].group, pair[0]))
+
+
+def _ruled(outline: Outline, layer: int) -> str:
+    number = sum(len(box.nodes) for box in outline.boxes if box.layer == layer)
+    title = f"┌─ layer {layer + 1} · {counted(number, 'task')} "
+    return title + "─" * (WIDTH - columns(title))
+
+
+def _headline(box: Box, inset: str) -> str:
+    if box.alone:
+        told = f"{box.status:<9}  {box.duration}"
+    else:
+        told = "  ".join(f"{SIGNS[status]} {number:,} {status}" for status, number in in_order(box.counts))
+    signs = f"{inset}{SIGNS[box.status]}{'*' if box.critical else ' '} "
+    room = max(_LEAST_LABEL, min(_LABEL, WIDTH - columns(told) - 1) - columns(signs))
+    label = shortened_columns(box.label, room)
+    return f"{signs}{label}{' ' * (room - columns(label))} {told}"
+
+
+def _waits(outline: Outline, lines: Sequence[Line], missing: dict[str, str], box: Box) -> Iterator[str]:
+    unresolved = [_named(outline, line) for line in lines if line.unresolved]
+    absent = sorted({clean(missing[node.id]) for node in box.nodes if node.id in missing})
+    unresolved += [f"{name} (outside this picture)" for name in absent]
+    resolved = [_named(outline, line) for line in lines if not line.unresolved]
+    if unresolved:
+        yield f"{'├' if resolved else '└'} waits for {listed(unresolved, _MOST_NAMED)}"
+    if resolved:
+        yield f"└ after {listed(resolved, _MOST_NAMED)}"
+
+
+def _named(outline: Outline, line: Line) -> str:
+    source = outline.boxes[line.source]
+    kind = "" if line.kind == "MUST_SUCCEED" else f" ({line.kind})"
+    broken = " (closes a cycle)" if line.broken else ""
+    return f"{SIGNS[source.status]} {shortened_columns(source.label, 30)}{kind}{broken}"

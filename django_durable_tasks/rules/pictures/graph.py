@@ -1,0 +1,92 @@
+"""What a picture shows: tasks as nodes, dependencies as edges, as plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.rules.states import Status
+
+KINDS = ("MUST_SUCCEED", "MUST_FINISH", "MUST_FAIL")
+_STATUSES = frozenset(str(status) for status in Status)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Say what is shown of one task.
+
+    ``name`` is the registered task name, ``group`` the path of its sub-workflow (``""`` the outer one, ``"a/b"``
+    nested), ``href`` a link, which is drawn only where it is relative, http or https. Raises InvalidOption for a
+    status that no task has.
+    """
+
+    id: str
+    label: str
+    status: str
+    name: str = ""
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    reason: str = ""
+    group: str = ""
+    href: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown status."""
+        if self.status not in _STATUSES:
+            raise InvalidOption(f"status={self.status!r} of node {self.id!r}: give one of {', '.join(Status)}.")
+
+    @property
+    def microseconds(self) -> int | None:
+        """Return how long the run took; None while it is not measured, 0 where the clocks contradict each other."""
+        start, end = self.started_at, self.completed_at
+        if start is None or end is None or (start.utcoffset() is None) != (end.utcoffset() is None):
+            return None
+        return max(0, (end - start) // _MICROSECOND)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Return the names of the sub-workflows around the node, the outermost first."""
+        return tuple(part for part in self.group.split("/") if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Say what is shown of one dependency: the target waits for the source.
+
+    ``resolved`` says that the target waits for it no longer, ``outcome`` why. Raises InvalidOption for an unknown kind.
+    """
+
+    source: str
+    target: str
+    kind: str
+    resolved: bool = False
+    outcome: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown kind."""
+        if self.kind not in KINDS:
+            ends = f"{self.source!r} -> {self.target!r}"
+            raise InvalidOption(f"kind={self.kind!r} of edge {ends}: give one of {', '.join(KINDS)}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Say what is drawn; the order of nodes and edges means nothing.
+
+    An edge may lead to a task that is not among the nodes: it is told, not drawn. Raises InvalidOption where two nodes
+    have one id.
+    """
+
+    title: str
+    status: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse two nodes of one id."""
+        doubled = [known for known, times in Counter(node.id for node in self.nodes).items() if times > 1]
+        if doubled:
+            raise InvalidOption(f"nodes: the id {min(doubled)!r} is given more than once; give each node its own.")

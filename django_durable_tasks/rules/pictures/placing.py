@@ -1,0 +1,117 @@
+"""Where the items stand across the layers: lane by lane, the inner ones first, each a block in the lane around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from django_durable_tasks.rules.pictures.mesh import Mesh
+from django_durable_tasks.rules.pictures.ordering import Rows
+from django_durable_tasks.rules.pictures.settling import Cell, Field
+
+_STRAIGHT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """Room in pixels: between two items (smaller beside a bend) and inside a frame at its two ends."""
+
+    boxes: float
+    bends: float
+    frame_start: float
+    frame_end: float
+
+
+@dataclass(slots=True)
+class Placed:
+    """The middle of each item across the layers, and the two ends of each lane's frame."""
+
+    at: list[float]
+    frames: dict[int, tuple[float, float]]
+
+
+def placed(mesh: Mesh, rows: Rows, distances: Distances) -> Placed:
+    """Return the places of all items in the rows."""
+    found = Placed([0.0] * len(mesh.layer), {})
+    inside: list[list[int]] = [[] for _ in mesh.lanes.paths]
+    for row in rows:
+        for item in row:
+            inside[mesh.lane[item]].append(item)
+    for lane in reversed(range(len(mesh.lanes.paths))):
+        children = [child for child in found.frames if mesh.lanes.parents[child] == lane]
+        entry_of = {item: item for item in inside[lane]}
+        for child in children:
+            entry_of.update((item, -child) for item in inside[child])
+            inside[lane].extend(inside[child])
+        low, high = _place_lane(mesh, rows, entry_of, found, distances)
+        if lane:
+            found.frames[lane] = (low - distances.frame_start, high + distances.frame_end)
+            _shift(mesh, found, inside[lane], lane, -sum(found.frames[lane]) / 2)
+    return found
+
+
+def _place_lane(
+    mesh: Mesh, rows: Rows, entry_of: dict[int, int], found: Placed, distances: Distances
+) -> tuple[float, float]:
+    """Place the entries of one lane: items by their number, blocks by minus the number of their lane."""
+    layers = [_cells(mesh, row, entry_of, found) for row in rows]
+    gaps = [[_distance(one, other, distances) for one, other in pairwise(row)] for row in layers]
+    cells = _connected(mesh, layers, entry_of, found)
+    Field(layers, gaps, cells).settle()
+    at = {cell.entry: cell.at for cell in cells}
+    for item, entry in entry_of.items():
+        found.at[item] = at[entry] + (found.at[item] if entry < 0 else 0.0)
+    for entry, middle in at.items():
+        if entry < 0:
+            _shift(mesh, found, (), -entry, middle)
+    low = min((cell.at - cell.half for cell in cells), default=0.0)
+    return low, max((cell.at + cell.half for cell in cells), default=0.0)
+
+
+def _cells(mesh: Mesh, row: Sequence[int], entry_of: dict[int, int], found: Placed) -> list[Cell]:
+    cells: list[Cell] = []
+    for item in row:
+        entry = entry_of.get(item)
+        if entry is None or (cells and cells[-1].entry == entry):
+            continue
+        half = found.frames[-entry][1] if entry < 0 else mesh.size[item] / 2
+        cells.append(Cell(half, entry, bend=entry >= mesh.boxes))
+    return cells
+
+
+def _connected(mesh: Mesh, layers: Sequence[Sequence[Cell]], entry_of: dict[int, int], found: Placed) -> list[Cell]:
+    """Return all cells, each with its pulls; the layers of a block pull each other most."""
+    number: dict[tuple[int, int], int] = {}
+    cells: list[Cell] = []
+    for layer, row in enumerate(layers):
+        for cell in row:
+            number[cell.entry, layer] = len(cells)
+            cells.append(cell)
+            if cell.block and (cell.entry, layer - 1) in number:
+                former = number[cell.entry, layer - 1]
+                cell.before.append((former, 0.0, _STRAIGHT))
+                cells[former].after.append((len(cells) - 1, 0.0, _STRAIGHT))
+    for (low, high), pull in mesh.links.items():
+        one, other = entry_of.get(low), entry_of.get(high)
+        if one is None or other is None or one == other:
+            continue
+        # Inside a block an item stands off its middle; found.at holds that offset until the block itself is placed.
+        offset = (found.at[low] if one < 0 else 0.0) - (found.at[high] if other < 0 else 0.0)
+        left, right = number[one, mesh.layer[low]], number[other, mesh.layer[high]]
+        cells[right].before.append((left, offset, pull))
+        cells[left].after.append((right, -offset, pull))
+    return cells
+
+
+def _distance(one: Cell, other: Cell, distances: Distances) -> float:
+    return one.half + other.half + (distances.bends if one.bend or other.bend else distances.boxes)
+
+
+def _shift(mesh: Mesh, found: Placed, items: Iterable[int], lane: int, by: float) -> None:
+    """Move the items, and the frames of the lane and of those in it."""
+    for item in items:
+        found.at[item] += by
+    for other, (low, high) in found.frames.items():
+        if lane in mesh.lanes.chain(other):
+            found.frames[other] = (low + by, high + by)

@@ -1,0 +1,183 @@
+"""Places in one lane: near the neighbours, in the given order, and never over each other.
+
+Each layer is settled by isotonic regression (the places nearest to the wished ones that keep order and distance), in
+sweeps up and down the layers. A block, which crosses several layers, is brought to one place by two passes that only
+push apart, one from each end: the mean of two answers without overlap has none either. Then the blocks stand, and what
+stands between them is settled once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+
+_SWEEPS = 8
+_FINISHING = 5
+_BLOCK_TURNS = 3
+
+Pull = tuple[int, float, float]
+Wishes = Sequence[tuple[float, float]]
+
+
+@dataclass(slots=True)
+class Cell:
+    """What one item, or one layer of a block, takes in a layer; ``at`` is its middle.
+
+    ``entry``: the item's number, or minus the number of the block's lane. ``before`` and ``after``: which cells pull it
+    from the adjacent layers, how far from their middle, and how strongly.
+    """
+
+    half: float
+    entry: int
+    bend: bool
+    before: list[Pull] = field(default_factory=list)
+    after: list[Pull] = field(default_factory=list)
+    at: float = 0.0
+
+    @property
+    def block(self) -> bool:
+        """Say whether the cell is a layer of a block."""
+        return self.entry < 0
+
+
+@dataclass(slots=True)
+class Field:
+    """The cells of a lane by layer, in order; ``gaps``: from each middle to the next, at least."""
+
+    layers: list[list[Cell]]
+    gaps: list[list[float]]
+    cells: list[Cell]
+
+    def settle(self) -> None:
+        """Place every cell."""
+        for row, gaps in zip(self.layers, self.gaps, strict=True):
+            _settle(row, gaps, [(0.0, 1.0)] * len(row))
+        self._sweep(_SWEEPS, _SWEEPS + _FINISHING)
+        of_entry: dict[int, list[Cell]] = {}
+        for cell in self.cells:
+            of_entry.setdefault(cell.entry, []).append(cell)
+        if any(entry < 0 for entry in of_entry):
+            order, beside = self._constraints()
+            for turn in range(_BLOCK_TURNS):
+                _push_apart(of_entry, {} if not turn else self._block_wishes(of_entry), order, beside)
+                self._sweep(0, _FINISHING, blocks_stand=True)
+
+    def _sweep(self, rough: int, sweeps: int, *, blocks_stand: bool = False) -> None:
+        """Settle the layers up and down; the first ``rough`` sweeps look one way only."""
+        for sweep in range(sweeps):
+            upwards = bool(sweep % 2)
+            for layer in reversed(range(len(self.layers))) if upwards else range(len(self.layers)):
+                row = self.layers[layer]
+                wishes = [self._wish(cell, upwards=upwards, both=sweep >= rough) for cell in row]
+                if blocks_stand:
+                    _settle_between(row, self.gaps[layer], wishes)
+                else:
+                    _settle(row, self.gaps[layer], wishes)
+
+    def _wish(self, cell: Cell, *, upwards: bool, both: bool) -> tuple[float, float]:
+        """Return where a cell would best stand, and how much it matters."""
+        # Bends follow one side only, so that a long line is straight and has one step, not many small ones.
+        pulls = cell.before + cell.after if both and not cell.bend else cell.after if upwards else cell.before
+        if not pulls:
+            return cell.at, 0.1
+        wishes = [(self.cells[other].at + offset, pull) for other, offset, pull in pulls]
+        return (_median(wishes) if both else _mean(wishes)), sum(pull for _, pull in wishes)
+
+    def _block_wishes(self, of_entry: dict[int, list[Cell]]) -> dict[int, float]:
+        """Return where the blocks would best stand, by what pulls them from outside."""
+        wishes = {}
+        for entry, own in of_entry.items():
+            pulls = [pull for cell in own for pull in cell.before + cell.after if entry < 0]
+            outside = [
+                (self.cells[other].at + offset, pull)
+                for other, offset, pull in pulls
+                if self.cells[other].entry != entry and not self.cells[other].bend
+            ]
+            if outside:
+                wishes[entry] = _mean(outside)
+        return wishes
+
+    def _constraints(self) -> tuple[list[int], dict[int, list[tuple[int, float]]]]:
+        """Return the entries in an order that every layer agrees with, and which must keep which distance."""
+        beside: dict[int, list[tuple[int, float]]] = {cell.entry: [] for cell in self.cells}
+        missing = dict.fromkeys(beside, 0)
+        for row, gaps in zip(self.layers, self.gaps, strict=True):
+            for (one, other), gap in zip(pairwise(row), gaps, strict=True):
+                beside[one.entry].append((other.entry, gap))
+                missing[other.entry] += 1
+        order = [entry for entry, waits in missing.items() if not waits]
+        for entry in order:
+            for following, _ in beside[entry]:
+                missing[following] -= 1
+                if not missing[following]:
+                    order.append(following)
+        return order, beside
+
+
+def _settle(row: Sequence[Cell], gaps: Sequence[float], wishes: Wishes, low: float = -inf, high: float = inf) -> None:
+    """Move the cells as near to their wishes (weighted least squares) as order, distance and bounds allow."""
+    start = 0.0
+    starts, pools = [], list[tuple[float, float, int]]()
+    for place, (wish, weight) in enumerate(wishes):
+        start += gaps[place - 1] if place else 0.0
+        starts.append(start)
+        total, mass, size = (wish - start) * weight, weight, 1
+        while pools and pools[-1][0] * mass >= total * pools[-1][1]:
+            former = pools.pop()
+            total, mass, size = total + former[0], mass + former[1], size + former[2]
+        pools.append((total, mass, size))
+    place = 0
+    for total, mass, size in pools:
+        for _ in range(size):
+            row[place].at = starts[place] + max(low, min(total / mass, high - start))
+            place += 1
+
+
+def _settle_between(row: Sequence[Cell], gaps: Sequence[float], wishes: Wishes) -> None:
+    """Move the cells between the blocks, which stand."""
+    ends = [-1, *(place for place, cell in enumerate(row) if cell.block), len(row)]
+    for before, after in pairwise(ends):
+        first, last = before + 1, after
+        if first == last:
+            continue
+        low = row[before].at + gaps[before] if before >= 0 else -inf
+        high = row[after].at - gaps[after - 1] if after < len(row) else inf
+        _settle(row[first:last], gaps[first : last - 1], wishes[first:last], low, high)
+
+
+def _push_apart(
+    of_entry: dict[int, list[Cell]],
+    wishes: dict[int, float],
+    order: Sequence[int],
+    beside: dict[int, list[tuple[int, float]]],
+) -> None:
+    """Give every entry one place near its wish, by default where it stands, without overlap."""
+    down = {entry: wishes.get(entry, sum(cell.at for cell in own) / len(own)) for entry, own in of_entry.items()}
+    up = dict(down)
+    for entry in order:
+        for other, gap in beside[entry]:
+            down[other] = max(down[other], down[entry] + gap)
+    for entry in reversed(order):
+        up[entry] = min([up[entry], *(up[other] - gap for other, gap in beside[entry])])
+    for entry, own in of_entry.items():
+        for cell in own:
+            cell.at = (down[entry] + up[entry]) / 2
+
+
+def _mean(wishes: Wishes) -> float:
+    return sum(at * pull for at, pull in wishes) / sum(pull for _, pull in wishes)
+
+
+def _median(wishes: list[tuple[float, float]]) -> float:
+    """Return the weighted median, which makes more lines straight than the mean; the middle where two would do."""
+    wishes.sort()
+    half, passed = sum(pull for _, pull in wishes) / 2, 0.0
+    for place, (at, pull) in enumerate(wishes):
+        passed += pull
+        if passed == half:
+            return (at + wishes[place + 1][0]) / 2
+        if passed > half:
+            return at
+    return wishes[-1][0]

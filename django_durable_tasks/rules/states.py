@@ -1,0 +1,122 @@
+"""The one state machine, as data: where a task may stand, and every move between.
+
+``lifecycle.transitions`` is the only writer; the docs' table and diagram are generated from here. "Ready",
+"retrying" and "overdue" are questions on a row, never statuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """Where a task stands."""
+
+    BLOCKED = "BLOCKED"
+    PENDING = "PENDING"
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    SKIPPED = "SKIPPED"
+    EXPIRED = "EXPIRED"
+
+
+class LogStatus(StrEnum):
+    """How one attempt ended, as its log row says."""
+
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    RETRY = "RETRY"
+    LOST = "LOST"
+    CANCELLED = "CANCELLED"
+    FENCED = "FENCED"
+    DUPLICATE = "DUPLICATE"
+
+
+class OnOrphan(StrEnum):
+    """What becomes of a run whose worker died."""
+
+    RETRY = "RETRY"
+    DEAD_LETTER = "DEAD_LETTER"
+
+
+class UniqueOnConflict(StrEnum):
+    """What a second call with the same unique key does."""
+
+    RETURN_EXISTING = "RETURN_EXISTING"
+    RAISE = "RAISE"
+    REPLACE = "REPLACE"
+
+
+class Resolution(StrEnum):
+    """How a dead letter was closed."""
+
+    REPLAYED = "REPLAYED"
+    DISCARDED = "DISCARDED"
+
+
+OPEN = frozenset({Status.BLOCKED, Status.PENDING, Status.QUEUED, Status.RUNNING})
+TERMINAL = frozenset(Status) - OPEN
+ALARMED = frozenset({Status.PENDING, Status.QUEUED})
+REPLAYABLE = frozenset({Status.FAILED, Status.CANCELLED, Status.SKIPPED, Status.EXPIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One named move: from which statuses to which, under which guard, and what it writes beside the status."""
+
+    name: str
+    sources: frozenset[Status]
+    targets: frozenset[Status]
+    guard: str
+    writes: str
+
+
+def _move(name: str, sources: str, targets: str, guard: str, writes: str) -> Transition:
+    return Transition(
+        name,
+        frozenset(Status(word) for word in sources.split()),
+        frozenset(Status(word) for word in targets.split()),
+        guard,
+        writes,
+    )
+
+
+_TABLE = (
+    _move("create", "", "BLOCKED PENDING QUEUED", "unique keys", "deadline"),
+    _move("release", "BLOCKED", "PENDING QUEUED", "the join is met; QUEUED on the fast path", "epoch+1, alarm"),
+    _move("block", "PENDING", "BLOCKED", "one dependency more; QUEUED is handed back first", "epoch+1"),
+    _move("fail", "BLOCKED", "FAILED", "the join cannot be met and on_upstream_failure is FAIL",
+          "epoch+1, reason, cause, dead letter"),
+    _move("force_run", "BLOCKED SKIPPED", "PENDING", "operator, audited", "epoch+1, alarm"),
+    _move("edit", "BLOCKED PENDING", "BLOCKED PENDING", "epoch; QUEUED is handed back first",
+          "arguments, run_at, alarm"),
+    _move("claim", "PENDING", "QUEUED", "due, queue not paused, limits free", "epoch+1, alarm = when to ring again"),
+    _move("take", "PENDING", "RUNNING", "as claim, by the process that will run it", "as claim and start at once"),
+    _move("ring_again", "QUEUED", "QUEUED", "alarm over", "same epoch, later alarm, publish_count"),
+    _move("hand_back", "QUEUED", "PENDING", "epoch", "epoch+1; no failure counted"),
+    _move("start", "QUEUED", "RUNNING", "the message's epoch; not cancelled, expired, paused or a duplicate",
+          "epoch+1, attempts+1, run_id, node, lease_until"),
+    _move("heartbeat", "RUNNING", "RUNNING", "epoch, run_id", "lease_until, progress; reads back a cancel request"),
+    _move("succeed", "RUNNING", "SUCCESS", "epoch, run_id", "epoch+1, result, completed_at, log row, follow-ups"),
+    _move("retry", "RUNNING", "PENDING CANCELLED", "epoch, run_id; CANCELLED if asked for",
+          "epoch+1, failures+1, alarm = back-off, last_error, log row"),
+    _move("exhaust", "RUNNING", "FAILED CANCELLED", "epoch, run_id; no try left or not retryable",
+          "epoch+1, dead letter, log row"),
+    _move("lose", "RUNNING", "PENDING FAILED CANCELLED", "lease over, or its node is dead",
+          "epoch+1, crashes+1, log row LOST; as FAILED also a dead letter"),
+    _move("cancel", "BLOCKED PENDING QUEUED RUNNING", "CANCELLED", "RUNNING gets cancel_requested_at first", "epoch+1"),
+    _move("skip", "BLOCKED PENDING QUEUED", "SKIPPED", "status", "epoch+1, reason, cause"),
+    _move("expire", "BLOCKED PENDING QUEUED", "EXPIRED", "expires_at is over", "epoch+1, reason"),
+    _move("replay", "FAILED CANCELLED SKIPPED EXPIRED", "PENDING BLOCKED", "status",
+          "epoch+1, both budgets renewed, dead letter closed"),
+    _move("rerun", "SUCCESS", "PENDING BLOCKED", "operator: a backfill that reprocesses ALL, a retry of a graph",
+          "epoch+1, both budgets renewed"),
+    _move("force_complete", "BLOCKED PENDING QUEUED RUNNING FAILED CANCELLED SKIPPED EXPIRED", "SUCCESS",
+          "operator, audited", "epoch+1, log row, dead letter closed"),
+)  # fmt: skip
+
+TRANSITIONS: dict[str, Transition] = {move.name: move for move in _TABLE}

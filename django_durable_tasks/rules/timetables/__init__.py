@@ -1,0 +1,1 @@
+"""When recurring work is due: pure values that answer next, previous and count."""

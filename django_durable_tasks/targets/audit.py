@@ -1,0 +1,33 @@
+"""``django_durable_tasks.audit``: asks all that ``durable verify`` asks, when AUDIT says; it repairs nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.lifecycle import verifying
+from django_durable_tasks.rules.findings import AUDIT
+
+logger = logging.getLogger("django_durable_tasks.verify")
+_TOLD = 20
+
+
+class CouldNotLook(DurableTasksError):
+    """Some of the tables could not be read, so nobody knows whether they are as they should be."""
+
+
+@durable_task(name=AUDIT, bind=True, max_attempts=3)
+def audit(self: Any) -> dict[str, Any]:
+    """Verify all tables; what is wrong is logged as an error and counted in the result. Raises CouldNotLook."""
+    answers = verifying.verify(progress=lambda table, part: self.durable.progress(round(100 * part), 100, table))
+    wrong = {one.check.name: len(one.findings) for one in answers if one.findings}
+    for finding in [finding for one in answers for finding in one.findings][:_TOLD]:
+        logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
+    if wrong:
+        logger.error("Findings in all: %d; `manage.py durable verify` shows them.", sum(wrong.values()))
+    blind = {one.check.name: one.error for one in answers if one.error}
+    if blind:
+        raise CouldNotLook("; ".join(f"{name}: {error}" for name, error in blind.items()))
+    return {"checks": len(answers), "findings": sum(wrong.values()), "by_check": wrong}

@@ -1,0 +1,14 @@
+"""``django_durable_tasks.end_of_workflow``: the step that stands for a sub-workflow; it ends when all of it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.rules.building import END
+
+
+@durable_task(name=END)
+def end_of_workflow(**results: Any) -> dict[str, Any]:
+    """Return the results of the last tasks of the sub-workflow, by step."""
+    return results

@@ -1,0 +1,1 @@
+"""A small billing platform whose background work must not be lost."""

@@ -1,0 +1,22 @@
+"""For which time a job runs: its fire time on its schedule's wall clock, however late it starts."""
+
+from datetime import date, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+
+def fire_time(run: Any) -> datetime:
+    """Return the wall time that this run stands for; of a run by hand, when it was asked for."""
+    task = run.durable.task
+    found: datetime = task.fire_time or task.created_at
+    return found.astimezone(ZoneInfo(task.time_zone or "UTC"))
+
+
+def fire_day(run: Any) -> date:
+    """Return the day that this run stands for."""
+    return fire_time(run).date()
+
+
+def month_before(day: date) -> date:
+    """Return the last day of the month before."""
+    return day.replace(day=1) - timedelta(days=1)

@@ -1,0 +1,24 @@
+"""Mails. A mail server is outside of any transaction, so each carries a Message-ID by which doubles are known."""
+
+from uuid import NAMESPACE_DNS, uuid5
+
+from django.core.mail import EmailMessage
+
+from billing.models import Customer
+
+OFFICE = "office@example.com"
+
+
+def send(to: Customer, subject: str, body: str, *, key: str) -> None:
+    """Send one mail; `key` is the same whenever the same mail is sent again."""
+    _send(to.email, subject, body, key)
+
+
+def tell_office(subject: str, body: str, *, key: str) -> None:
+    """Send one mail to our own office, as ``send`` does."""
+    _send(OFFICE, subject, body, key)
+
+
+def _send(address: str, subject: str, body: str, key: str) -> None:
+    name = uuid5(NAMESPACE_DNS, key)  # as short for every key, so that the header is never folded
+    EmailMessage(subject, body, to=[address], headers={"Message-ID": f"<{name}@billing.example.com>"}).send()

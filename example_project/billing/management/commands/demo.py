@@ -1,0 +1,81 @@
+"""``manage.py demo``: half a minute of business, with a worker and the leading scheduler killed in the middle."""
+
+import os
+import shutil
+import sys
+import tempfile
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+from supervision import fires, graphs, printing, report
+from supervision.entrance import enter
+from supervision.platform import NotStarted, Platform
+from supervision.processes import Interrupted, Patience
+from supervision.screen import Screen
+from supervision.story import Story
+
+from billing.management.commands.seed import seed
+
+
+class Command(BaseCommand):
+    """Run the demo; exit with 0 when nothing was lost and nothing doubled."""
+
+    help = "Run the platform for half a minute, kill two of its processes, and report what the database says."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--customers", type=int, default=3_000, help="how many (default: 3000)")
+        parser.add_argument("--folder", type=Path, help="an empty folder, kept (default: a temporary one, removed)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Play."""
+        given = options["folder"]
+        entered = os.environ.get("BILLING_ENTERED")
+        folder = (given or Path(entered or tempfile.mkdtemp(prefix="billing-demo-"))).resolve()
+        enter(folder, printing.SHORTENED, BILLING_CADENCE="quick")
+        screen, code = Screen(self.stdout._out), 1
+        try:
+            code = 0 if self._report(self._play(screen, options["customers"])) else 1
+        except Interrupted:
+            self.stdout.write("\n  Stopped; no process is left.")
+            code = 130
+        except NotStarted as why:
+            self.stderr.write(str(why))
+        if code == 1 or given is not None:
+            self.stdout.write(f"\n  Database, logs and mails are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        sys.exit(code)
+
+    def _play(self, screen: Screen, customers: int) -> Story:
+        patience = Patience()
+        screen.say(f"Migrating a fresh database and making {customers} customers.")
+        call_command("migrate", verbosity=0)
+        seed(customers)
+        screen.say("Starting the site, two schedulers and two workers with two processes each.")
+        with Platform(patience, screen.say) as platform:
+            platform.start()
+            screen.say(f"Business begins. The site: {platform.address}")
+            story = Story(platform, screen)
+            try:
+                story.play()
+            finally:
+                screen.close()
+            screen.say("Stopping all processes.")
+        return story
+
+    def _report(self, story: Story) -> bool:
+        found = report.read(story.workload.committed, story.workload.rolled_back, story.killed_nodes)
+        fired = fires.read(story.leaderless)
+        drawn = graphs.read()
+        wrong = printing.problems(found, fired, drawn, story)
+        self.stdout.write("")
+        for line in printing.lines(found, fired, drawn, story):
+            self.stdout.write(line)
+        for problem in wrong:
+            self.stderr.write(f"  {problem}")
+        self.stdout.write(f"\n  {'Nothing was lost and nothing doubled.' if not wrong else 'This must not be.'}")
+        return not wrong

@@ -1,0 +1,90 @@
+"""The settings of the billing platform.
+
+By default it needs no server: SQLite and a folder of messages under `var`. The environment points it elsewhere:
+DATABASE_URL, BROKER_URL, BILLING_FOLDER (files), QUEUE_PREFIX, and DURABLE_TASKS (JSON).
+"""
+
+import json
+import os
+from pathlib import Path
+
+from kombu import Queue
+
+from config.addresses import database
+
+PROJECT = Path(__file__).resolve().parent.parent
+FOLDER = Path(os.environ.get("BILLING_FOLDER") or PROJECT / "var")
+FOLDER.mkdir(parents=True, exist_ok=True)
+
+SECRET_KEY = "only for the example"
+DEBUG = True
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "static/"
+ROOT_URLCONF = "config.urls"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.admin",
+    "django_durable_tasks",
+    "billing",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = {"default": database(os.environ.get("DATABASE_URL", ""), FOLDER)}
+
+EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+EMAIL_FILE_PATH = FOLDER / "mails"
+DEFAULT_FROM_EMAIL = "Billing <billing@example.com>"
+
+# The carrier. Without BROKER_URL messages are files in a folder that all processes share.
+CELERY_BROKER_URL = os.environ.get("BROKER_URL") or "durable-filesystem://"
+if CELERY_BROKER_URL.startswith("durable-filesystem"):
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"data_folder": str(FOLDER / "messages")}
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+
+_prefix = os.environ.get("QUEUE_PREFIX", "")
+CELERY_TASK_DEFAULT_QUEUE = f"{_prefix}billing"
+CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in (f"{_prefix}billing", f"{_prefix}reports")]
+CELERY_TASK_ROUTES = {"billing.tasks.build_usage_report": {"queue": f"{_prefix}reports"}}
+
+# The atomic bodies here take milliseconds, so that SQLite's only writer is soon free again.
+SILENCED_SYSTEM_CHECKS = ["durable_tasks.W011"]
+DURABLE_TASKS = json.loads(os.environ.get("DURABLE_TASKS", "{}"))
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": "INFO"},
+}

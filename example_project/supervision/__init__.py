@@ -1,0 +1,1 @@
+"""Starts, watches, kills and stops the platform's processes, for `manage.py demo` and `manage.py run`."""

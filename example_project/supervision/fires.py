@@ -1,0 +1,102 @@
+"""What became of each fire time of the recurring jobs: what the timetables alone expect, against ledger and runs.
+
+From the first tick to the last; a fire is seen when the ledger tells it, and, where the ledger says that it ran, when
+its task has one success.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Sum
+
+from django_durable_tasks.lifecycle.agendas import agenda_from
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, TaskExecutionLog
+
+REPLACED = ("CANCELLED", "EXPIRED")
+
+
+@dataclass(frozen=True)
+class Fires:
+    """The figures."""
+
+    jobs: int
+    expected: int
+    fates: Counter[str]
+    leaderless: int
+    missing: list[str]
+    doubled: list[str]
+
+
+@dataclass(frozen=True)
+class _Books:
+    """What the database says of one job."""
+
+    row: RecurringTask
+    lines: list[tuple[datetime, datetime, str, UUID | None]]
+    tasks: Counter[datetime]
+    successes: Counter[UUID]
+    replaced: set[UUID]
+
+
+def read(leaderless: tuple[datetime, datetime] | None) -> Fires:
+    """Read everything back; the caller knows from when to when nobody led."""
+    ledger = OccurrenceRecord.objects.order_by()
+    jobs = [_books(row) for row in RecurringTask.objects.order_by("name")]
+    times = {job.row.name: _expected(job.row) for job in jobs}
+    between = leaderless or (jobs[0].row.start_time, jobs[0].row.start_time)
+    return Fires(
+        jobs=len(jobs),
+        expected=sum(map(len, times.values())),
+        fates=Counter(dict(ledger.values_list("outcome").annotate(Sum("count")))),
+        leaderless=sum(between[0] < time < between[1] for fires in times.values() for time in fires),
+        missing=[found for job in jobs for found in _missing(job, times[job.row.name])],
+        doubled=[found for job in jobs for found in _doubled(job, times[job.row.name])],
+    )
+
+
+def _books(row: RecurringTask) -> _Books:
+    lines = OccurrenceRecord.objects.filter(recurring_task=row).order_by("fire_time")
+    told = lines.values_list("fire_time", "last_fire_time", "outcome", "task_id")
+    mine = Task.objects.filter(recurring_task=row)
+    successes = TaskExecutionLog.objects.filter(task__in=mine, status="SUCCESS")
+    return _Books(
+        row,
+        [(first, last or first, outcome, task_id) for first, last, outcome, task_id in told],
+        Counter(mine.values_list("fire_time", flat=True)),
+        Counter(successes.values_list("task_id", flat=True)),
+        set(mine.filter(status__in=REPLACED).values_list("pk", flat=True)),
+    )
+
+
+def _expected(row: RecurringTask) -> list[datetime]:
+    """Return the fire times up to the last tick by the timetable alone, which knows no database."""
+    agenda, found, after = agenda_from(row, None), list[datetime](), row.start_time
+    while (planned := agenda.next(after)) is not None and planned.at <= row.watermark_at:
+        found.append(planned.nominal)
+        after = planned.at
+    return found
+
+
+def _missing(job: _Books, times: list[datetime]) -> Iterator[str]:
+    for time in times:
+        if not any(first <= time <= last for first, last, _, _ in job.lines):
+            yield f"{job.row} at {time:%H:%M:%S.%f} is not in the ledger"
+    for time, _, outcome, task_id in job.lines:
+        if task_id is not None and not job.successes[task_id] and task_id not in job.replaced:
+            yield f"{job.row} at {time:%H:%M:%S.%f} was {outcome} and never ran"
+
+
+def _doubled(job: _Books, times: list[datetime]) -> Iterator[str]:
+    wanted = set(times)
+    for time in times:
+        told = sum(first <= time <= last for first, last, _, _ in job.lines)
+        if told > 1:
+            yield f"{job.row} at {time:%H:%M:%S.%f} is told {told} times"
+    for first, last, _, _ in job.lines:
+        if first == last and first not in wanted:
+            yield f"{job.row} fired at {first:%H:%M:%S.%f}, which is no fire time"
+    yield from (f"{job.row} at {time:%H:%M:%S.%f} has {n} tasks" for time, n in job.tasks.items() if n > 1)
+    yield from (f"{job.row}: task {task_id} ran {n} times" for task_id, n in job.successes.items() if n > 1)

@@ -1,0 +1,13 @@
+"""The settings of a project whose beat is listened to, by one line."""
+
+from datetime import timedelta
+
+from django_durable_tasks.celery import shadow
+from tests.settings import *  # noqa: F403
+
+shadow.listen()
+
+CELERY_BEAT_SCHEDULE = {
+    "plain": {"task": "shop.tasks.plain", "schedule": timedelta(seconds=1)},
+    "durable": {"task": "tests.project.tasks.noop", "schedule": timedelta(seconds=1)},
+}

@@ -1,0 +1,176 @@
+"""A broker that is away or frozen holds nobody up, loses nothing, is reported once, and is used again by itself."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connections
+
+from django_durable_tasks.celery import doorbell, publisher
+from django_durable_tasks.celery.breaker import Breaker
+from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.models import Task
+from django_durable_tasks.ports import Ring
+from tests.processes.fleet import SHORT, fleet_in
+from tests.processes.proxy import Proxy, proxy_to
+from tests.processes.rows import ended, in_status, logged, row, statuses
+from tests.project import bodies
+from tests.servers import variable_of
+from tests.vendors import address, broker_settings
+from tests.waiting import until
+
+AWAY, BACK = "The broker does not answer", "The broker answers again"
+QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
+
+
+class Switch(Protocol):
+    """What can be done to a broker."""
+
+    def cut(self) -> None: ...
+    def restore(self) -> None: ...
+
+
+class Folder:
+    """The folder of the filesystem transport, with a file in its place while it is cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.aside = folder, folder.with_name("messages-aside")
+
+    def cut(self) -> None:
+        """Put it aside."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.rename(self.aside)
+        self.folder.touch()
+
+    def restore(self) -> None:
+        """Put it back."""
+        if self.aside.exists():
+            self.folder.unlink()
+            self.aside.rename(self.folder)
+
+
+@contextmanager
+def _between(broker: str) -> Iterator[tuple[Switch, dict[str, str]]]:
+    """Give the switch of the broker, and the environment of a process that stands behind it."""
+    if broker == "filesystem":
+        folder = Folder(Path(broker_settings(broker, django_settings.FOLDER)[1]["data_folder"]))
+        try:
+            yield folder, {}
+        finally:
+            folder.restore()
+    else:
+        with proxy_to(address(broker)) as proxy:
+            yield proxy, {variable_of(broker): proxy.url}
+
+
+@contextmanager
+def _this_process_behind(environment: dict[str, str], broker: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process publish through the proxy, with a breaker of its own."""
+    with patch.context() as patched:
+        for name, value in environment.items():
+            patched.setenv(name, value)
+            patched.setenv("CELERY_BROKER_WRITE_URL", broker_settings(broker, Path())[0])
+        patched.setattr(publisher, "breaker", Breaker())
+        doorbell.hang_up()
+        yield
+        doorbell.hang_up()
+
+
+def _bounded(act: Any) -> Any:
+    """Call in a thread and wait for its return; raises AssertionError when it does not return."""
+    told: list[Any] = []
+
+    def told_by_thread() -> None:
+        try:
+            told.append(act())
+        except BrokerUnavailable as error:
+            told.append(error)
+        finally:
+            connections.close_all()
+
+    threading.Thread(target=told_by_thread, daemon=True).start()
+    return until(lambda: told, within=25, message="the call returns")[0]
+
+
+def _ring() -> Ring:
+    task: Task = bodies.add.using(run_at=None).schedule(1, 2)
+    return Ring(task.pk, task.epoch, 9, task.name, QUEUE, 0)
+
+
+def test_a_scheduler_reports_a_lost_broker_once_and_recovers_by_itself(
+    rows: None, tmp_path: Path, broker: str, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False}
+    with _between(broker) as (switch, environment), fleet_in(tmp_path, SHORT, **environment) as fleet:
+        worker, scheduler = fleet.worker(slots=1), fleet.scheduler()
+        fleet.ready()
+        ended(bodies.add.schedule(1, 2))
+        switch.cut()
+        tasks = [bodies.add.schedule(number, 1) for number in range(5)]
+        until(lambda: AWAY in scheduler.said(), within=20)
+        until(lambda: statuses()["PENDING"] + statuses()["QUEUED"] == 5, within=20)
+        assert not Task.objects.filter(status="SUCCESS", pk__in=[task.pk for task in tasks]).exists()
+        switch.restore()
+        assert [ended(task, within=60).result for task in tasks] == [1, 2, 3, 4, 5]
+        until(lambda: BACK in scheduler.said(), within=20)
+        assert scheduler.said().count(AWAY) == scheduler.said().count(BACK) == 1
+        assert all(logged(task) == ["SUCCESS"] for task in tasks)
+        assert worker.alive()
+
+
+def test_a_caller_is_not_held_up_by_a_lost_broker_and_its_row_stays(
+    rows: None, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _between(broker) as (switch, environment), _this_process_behind(environment, broker, monkeypatch):
+        assert row(bodies.add.schedule(1, 2)).status == "QUEUED"
+        switch.cut()
+        made = _bounded(lambda: [bodies.add.delay(number, 1).id for number in range(5)])
+        found = [row(task_id).status for task_id in made]
+        assert set(found) <= {"QUEUED", "PENDING"}
+        assert found[-1] == "PENDING", "while the breaker is open rows are born PENDING"
+        assert caplog.text.count(AWAY) == 1
+        switch.restore()
+        until(_published, within=20, message="publishing goes on")
+        assert caplog.text.count(BACK) == 1
+
+
+def _published() -> bool:
+    try:
+        publisher.publish([_ring()])
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [1, 20])
+def test_a_frozen_broker_is_given_up_in_time(
+    rows: None, broker: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Nobody answers, nobody hangs up: only our own limits end the wait."""
+    with _between(broker) as (switch, environment), _this_process_behind(environment, broker, monkeypatch):
+        if not isinstance(switch, Proxy):
+            pytest.skip("a folder does not freeze: its disk would")
+        if number > 1:
+            publisher.publish([_ring() for _ in range(number)])
+        switch.freeze()
+        told = _bounded(lambda: publisher.publish([_ring() for _ in range(number)]))
+        assert isinstance(told, BrokerUnavailable)
+        assert not publisher.breaker.closed()
+
+
+def test_a_worker_whose_broker_was_cut_serves_again(rows: None, tmp_path: Path, broker: str) -> None:
+    with _between(broker) as (switch, environment), fleet_in(tmp_path, SHORT, **environment) as fleet:
+        worker, _ = fleet.worker(slots=1), fleet.scheduler()
+        fleet.ready()
+        task = bodies.hold.schedule(str(tmp_path / "held"))
+        in_status(task, "RUNNING")
+        switch.cut()
+        (tmp_path / "held" / "released").touch()
+        assert ended(task).status == "SUCCESS"
+        switch.restore()
+        assert ended(bodies.add.schedule(1, 2), within=60).result == 3
+        assert worker.alive()

@@ -1,0 +1,125 @@
+"""What a worker makes of messages: good ones, doubled and stale ones, and orders by remote control."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import current_app
+from django.conf import settings as django_settings
+
+from django_durable_tasks import durable_task
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.models import Task
+from django_durable_tasks.ports import Ring
+from tests.processes.fleet import Fleet, Program, fleet_in
+from tests.processes.rows import ended, in_status, logged, row
+from tests.project import bodies
+from tests.waiting import until
+
+QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
+
+
+@durable_task(name="tests.broker.only_here")
+def only_here() -> None:
+    """Be known to the process that calls, not to the worker."""
+
+
+@pytest.fixture(scope="module")
+def shared(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One worker with one child, and one scheduler."""
+    with fleet_in(tmp_path_factory.mktemp("messages")) as fleet:
+        fleet.worker(slots=1)
+        fleet.scheduler()
+        yield fleet.ready()
+
+
+@pytest.fixture
+def worker(shared: Fleet, rows: None) -> Program:
+    """Give the shared worker."""
+    return shared.programs[0]
+
+
+def _ring(task: Task, epoch: int | None = None, number: int = 1) -> Ring:
+    return Ring(task.pk, task.epoch if epoch is None else epoch, number, task.name, QUEUE, 0)
+
+
+def _celery_id(task: Task) -> str:
+    found = row(task)
+    return f"{found.pk}.{found.epoch - (found.status == 'RUNNING')}.{found.publish_count}"
+
+
+def _drops(worker: Program, task_id: object, why: str) -> bool:
+    return any(str(task_id) in line and line.endswith(f": {why}") for line in worker.said().splitlines())
+
+
+def test_a_ring_for_a_deleted_row_is_dropped(worker: Program) -> None:
+    gone = Ring(uuid.uuid4(), 1, 1, "tests.project.bodies.add", QUEUE, 0)
+    publisher.publish([gone])
+    until(lambda: _drops(worker, gone.task_id, "MISSING"), within=20)
+    assert ended(bodies.add.schedule(1, 2)).result == 3
+
+
+def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) -> None:
+    task = bodies.hold.schedule(str(tmp_path))
+    in_status(task, "RUNNING")
+    publisher.publish([_ring(task, epoch=1, number=number) for number in (1, 2, 3)])
+    publisher.publish([_ring(task, epoch=99)])
+    (tmp_path / "released").touch()
+    ended(task)
+    publisher.publish([_ring(row(task))])
+    until(lambda: worker.said().count(f"ring {task.pk}") >= 5, within=20, message="five rings are dropped")
+    assert (row(task).attempts, logged(task)) == (1, ["SUCCESS"])
+
+
+def test_a_task_whose_code_is_gone_waits_is_reported_and_burns_nothing(worker: Program) -> None:
+    task = only_here.schedule()
+    until(lambda: worker.said().count(f"'tests.broker.only_here'; the row {task.pk} waits") >= 2, within=30)
+    found = row(task)
+    assert found.is_open
+    assert (found.attempts, found.failures, found.crashes, logged(task)) == (0, 0, 0, [])
+
+
+def test_a_message_revoked_before_its_start_cancels_the_row(worker: Program, tmp_path: Path) -> None:
+    first = bodies.hold.schedule(str(tmp_path))
+    in_status(first, "RUNNING")
+    second = bodies.add.schedule(1, 2)
+    celery_id = _celery_id(second)
+    current_app.control.revoke(celery_id)
+    until(lambda: f"Tasks flagged as revoked: {celery_id}" in worker.said(), within=20)
+    (tmp_path / "released").touch()
+    found = ended(second)
+    assert (found.status, found.reason, found.attempts, logged(second)) == ("CANCELLED", "REVOKED", 0, [])
+    assert ended(first).status == "SUCCESS"
+
+
+def test_a_run_that_is_revoked_and_terminated_is_cancelled_by_its_parent(worker: Program, tmp_path: Path) -> None:
+    task = bodies.hold.schedule(str(tmp_path))
+    in_status(task, "RUNNING")
+    until(lambda: list(tmp_path.glob("started-*")), within=20)
+    current_app.control.revoke(_celery_id(task), terminate=True, signal="SIGKILL")
+    found = ended(task)
+    assert (found.status, found.reason, logged(task)) == ("CANCELLED", "REVOKED", ["CANCELLED"])
+    assert ended(bodies.add.schedule(1, 2)).result == 3
+
+
+def test_inspect_sees_the_worker_and_what_it_runs(worker: Program, tmp_path: Path) -> None:
+    task = bodies.hold.schedule(str(tmp_path))
+    in_status(task, "RUNNING")
+    inspect = current_app.control.inspect(destination=[worker.name], timeout=5)
+    assert inspect.ping() == {worker.name: {"ok": "pong"}}
+    active = inspect.active()[worker.name]
+    assert [(run["name"], run["id"]) for run in active] == [("tests.project.bodies.hold", _celery_id(task))]
+    assert bodies.hold.name in inspect.registered()[worker.name]
+    (tmp_path / "released").touch()
+    ended(task)
+
+
+def test_a_worker_serves_only_the_queues_it_was_given(shared: Fleet, worker: Program) -> None:
+    aside = bodies.sideways.schedule()
+    assert row(aside).queue == "durable-side"
+    ended(bodies.add.schedule(1, 2))
+    assert row(aside).attempts == 0
+    other = shared.worker(queues=["durable-side"], slots=1).ready()
+    assert ended(aside).executions.get().worker == other.name
+    other.kill()

@@ -1,0 +1,170 @@
+"""An operator in a real browser: looks at a graph, previews what would change and does it, links tasks, opens gates."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from tests.browser.conftest import Visit
+from tests.database.graphs.playing import begin, fail, of, stands, succeed, tell
+from tests.factories import a_task
+from tests.project.tasks import echo, noop
+
+pytestmark = pytest.mark.timeout(300)
+
+APP = "/admin/django_durable_tasks/"
+EVIL = "<script>window.stolen=1</script><img src=x onerror=window.stolen=1>"
+
+
+def a_nightly_run() -> WorkflowRun:
+    """Start a workflow that is half done: one task failed, one runs, one waits for a person, a part of it waits."""
+    inner = Workflow("reports")
+    inner.add(noop, step="render")
+    inner.add(noop, step="mail")
+    wf = Workflow("nightly", on_failure=echo)
+    first = wf.add(noop, step="extract")
+    rates, bookings = wf.add(noop, after=first, step="rates"), wf.add(noop, after=first, step="bookings")
+    load = wf.add(noop, after={rates: "MUST_SUCCEED", bookings: "MUST_FINISH"}, step="load")
+    wf.add(noop, after=load, step="close-books", approval="the controller signs")
+    wf.add_workflow(inner, after=load, step="reports")
+    wf.add(noop, after={rates: "MUST_FAIL"}, step="repair")
+    run = wf.start(key="nightly-2026-11-20")
+    succeed(of(run, "extract"))
+    tell()
+    begin(of(run, "rates"))
+    fail(of(run, "bookings"))
+    tell()
+    return run
+
+
+def _page(row: Task | WorkflowRun) -> str:
+    return reverse(f"admin:django_durable_tasks_{row._meta.model_name}_change", args=[row.pk])
+
+
+def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit) -> None:
+    run = a_nightly_run()
+    visit.log_in()
+    visit.go(f"{APP}workflowrun/")
+    visit.shows("2 of 7 ended: 1 SUCCESS, 1 FAILED")
+    visit.follow("nightly")
+    visit.shows("Workflow and sub-workflows")
+    assert visit.find(f".durable-drawing svg a[href='{_page(of(run, 'load'))}']").is_displayed()
+    assert visit.find(".durable-drawing svg").size["width"] > 500
+    visit.follow("Cancel the workflow")
+    visit.shows("This changes 7 rows")
+    assert "asked to stop" in visit.text()
+    assert stands(of(run, "load")) == ["BLOCKED"]
+    visit.write("note", "wrong tariff")
+    visit.press("Yes: Cancel the workflow (7)")
+    visit.shows("Done. These are the 7 rows that changed.")
+    assert stands(of(run, "load"), of(run, "rates")) == ["CANCELLED", "RUNNING"]
+    visit.press("Back")
+    visit.shows("It was asked to stop")
+    visit.follow("load")
+    visit.shows("CANCELLED by ann: wrong tariff")
+
+
+def test_a_node_of_the_picture_leads_to_its_task(visit: Visit) -> None:
+    run = a_nightly_run()
+    visit.log_in()
+    visit.go(_page(run))
+    visit.find(f".durable-drawing svg a[href='{_page(of(run, 'load'))}']").click()
+    visit.shows("step load")
+    assert "What it waits for" in visit.text()
+
+
+def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> None:
+    run = a_nightly_run()
+    visit.log_in()
+    visit.go(_page(of(run, "load")))
+    visit.press("Add a dependency")
+    visit.shows("Tasks never wait for each other in a circle.")
+    visit.write("upstream", str(of(run, "close-books").pk))
+    visit.press("Show what it would change")
+    visit.shows("The tasks would wait for each other: ")
+    assert "load" in visit.text()
+    assert "close-books" in visit.text()
+    edges = TaskDependency.objects.count()
+    other = a_task(name="billing.rates")
+    visit.write("upstream", str(other.pk))
+    visit.press("Show what it would change")
+    visit.shows("Nothing was written yet.")
+    assert TaskDependency.objects.count() == edges
+    visit.press("Add the dependency")
+    visit.shows("Now load waits for billing.rates (MUST_SUCCEED). 1 row changed: 1 stays BLOCKED.")
+    assert TaskDependency.objects.filter(task=of(run, "load").pk, depends_on=other.pk).exists()
+    visit.find(f"a[href*='/taskdependency/{TaskDependency.objects.latest('pk').pk}/remove/']").click()
+    visit.shows("no longer waits for billing.rates")
+    visit.press("Yes: Remove the dependency (1)")
+    visit.shows("Done. This is the row that changed.")
+    assert TaskDependency.objects.count() == edges
+
+
+def test_an_operator_approves_what_waits_for_a_person(visit: Visit) -> None:
+    wf = Workflow("payout")
+    wf.add(noop, step="pay", approval="the controller signs")
+    run = wf.start()
+    visit.log_in()
+    visit.go(f"{APP}taskdependency/?kind=APPROVAL")
+    visit.shows("a person")
+    visit.follow("pay")
+    visit.shows("It waits for an approval: the controller signs")
+    visit.press("Approve")
+    visit.shows("This changes 1 row")
+    visit.write("note", "budget is there")
+    visit.press("Yes: Approve (1)")
+    visit.shows("Done. This is the row that changed.")
+    assert stands(of(run, "pay")) != ["BLOCKED"]
+    gate = TaskDependency.objects.get()
+    assert (gate.outcome, gate.resolved_by, gate.note) == ("APPROVED", "ann", "budget is there")
+
+
+def test_an_operator_forces_the_chosen_tasks_of_a_run(visit: Visit) -> None:
+    run = a_nightly_run()
+    load = of(run, "load")
+    visit.log_in()
+    visit.go(_page(run))
+    visit.find(f"input[name='_selected_action'][value='{load.pk}']").click()
+    visit.press("Force-run")
+    visit.shows("This changes")
+    assert stands(load) == ["BLOCKED"]
+    visit.write("note", "rates are known")
+    visit.press("Yes: Force-run")
+    visit.shows("Done.")
+    assert stands(load) != ["BLOCKED"]
+
+
+def test_an_operator_retries_what_failed(visit: Visit) -> None:
+    run = a_nightly_run()
+    visit.log_in()
+    visit.go(_page(run))
+    visit.press("Retry the workflow")
+    visit.shows("What failed, expired or was cancelled runs again, and what was skipped because of it.")
+    visit.follow("All")
+    visit.shows("Everything that has ended runs again")
+    visit.follow("Failed only")
+    visit.press("Yes: Retry the workflow")
+    visit.shows("Done.")
+    assert stands(of(run, "bookings")) != ["FAILED"]
+
+
+def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(visit: Visit) -> None:
+    wf = Workflow("hostile")
+    first = wf.add(noop, step=EVIL, approval=EVIL)
+    wf.add(noop, step="last", after=first)
+    run = wf.start(key=EVIL)
+    Task.objects.update(name=EVIL, reason=EVIL)
+    task, edge = of(run, "last"), TaskDependency.objects.get(gate=None)
+    visit.log_in()
+    visit.complaints()
+    for address in (
+        f"{APP}workflowrun/", f"{APP}taskdependency/", f"{APP}taskdependency/add/", _page(run), _page(task),
+        f"{APP}workflowrun/{run.pk}/do/cancel/", f"{APP}task/{task.pk}/graph/force-run/",
+        f"{APP}taskdependency/{edge.pk}/change/", f"{APP}taskdependency/{edge.pk}/remove/",
+    ):  # fmt: skip
+        visit.go(address)
+        assert visit.complaints() == [], address
+        assert visit.chrome.execute_script("return window.stolen") is None, address
+        assert visit.find("#content h1").is_displayed()

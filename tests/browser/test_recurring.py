@@ -1,0 +1,147 @@
+"""An operator in a real browser: makes a schedule after a look at its next fires, and asks why it did not run."""
+
+from datetime import date
+
+import pytest
+
+from django_durable_tasks.lifecycle import calendars
+from django_durable_tasks.models import Calendar, OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.rules.calendars import SpecialDay
+from tests.browser.conftest import Visit
+from tests.browser.test_admin import APP, EVIL
+from tests.database.recurring.schedules import a_schedule, at, fire
+from tests.project import tasks
+
+pytestmark = pytest.mark.timeout(300)
+
+LIST = f"{APP}recurringtask/"
+
+
+def _choose(visit: Visit, field: str, value: str) -> None:
+    visit.find(f"select[name='{field}'] option[value='{value}']").click()
+
+
+def test_an_operator_makes_a_schedule_after_a_look_at_its_next_fires(visit: Visit) -> None:
+    visit.log_in()
+    visit.go(LIST)
+    visit.press("Add recurring task")
+    visit.shows("Saving never fires a time of the past")
+    visit.write("name", "report")
+    _choose(visit, "task", "tests.project.tasks.noop")
+    _choose(visit, "timezone", "Europe/Berlin")
+    visit.write("cron", "0 0 31 2 *")
+    visit.press("Show the next fires")
+    visit.shows("can never fire")
+    visit.write("cron", "30 2 * * *")
+    visit.press("Show the next fires")
+    visit.shows("Saved now, it would fire at")
+    assert "02:30:00" in visit.text()
+    assert not RecurringTask.objects.exists()
+    visit.press("Save")
+    visit.shows("Schedule report is saved. Nothing of the past fires.")
+    row = RecurringTask.objects.get()
+    assert (row.timetable, row.time_zone) == ([{"cron": "30 2 * * *"}], "Europe/Berlin")
+    assert "every day at 02:30" in visit.text()
+
+
+def test_an_operator_pauses_a_schedule_asks_why_it_did_not_run_and_resumes_it(visit: Visit) -> None:
+    row = a_schedule()
+    fire(at(3600 + 30))
+    visit.log_in()
+    visit.go(LIST)
+    visit.shows("every minute")
+    visit.follow("nightly")
+    visit.shows("The next fires, on the clocks of UTC")
+    visit.press("Pause…")
+    visit.shows("It fires nothing; what passes meanwhile is told in the ledger as PAUSED.")
+    visit.write("reason", "deploy")
+    visit.find("[type='submit'][value='Pause']").click()
+    visit.shows("It is paused: nothing fires until it is resumed.")
+    visit.write("at", "2026-03-02 09:30")
+    visit.press("Ask")
+    visit.shows(row.explain(at(1800)))
+    visit.press("Resume…")
+    visit.find("[type='submit'][value='Resume']").click()
+    visit.shows("It fires again from now on.")
+    assert RecurringTask.objects.get().status == "ACTIVE"
+
+
+def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(visit: Visit) -> None:
+    row = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *")
+    visit.log_in()
+    visit.go(f"{LIST}{row.pk}/change/")
+    visit.press("Skip…")
+    visit.shows("Skip one fire time, move it, or add one")
+    visit.write("reason", "holiday")
+    visit.find("[type='submit'].default").click()
+    visit.shows("Fire times that an operator decided about")
+    assert OccurrenceOverride.objects.get().action == "SKIP"
+    visit.press("Take back…")
+    visit.shows("The timetable has its say again about this fire time.")
+    visit.find("[type='submit'].default").click()
+    visit.shows("The schedule has its say again")
+    assert not OccurrenceOverride.objects.exists()
+
+
+def test_an_operator_backfills_after_reading_what_it_would_do(visit: Visit) -> None:
+    row = a_schedule(misfire_grace=5)
+    fire(at(180 + 30))
+    visit.log_in()
+    visit.go(f"{LIST}{row.pk}/do/backfill/")
+    visit.write("start", "2026-03-02 09:00")
+    visit.write("end", "2026-03-02 09:03")
+    visit.press("Show what it would do")
+    visit.shows("Nothing was written.")
+    assert Task.objects.count() == 1
+    visit.find("[type='submit'][value='Backfill']").click()
+    visit.shows("3 were born, 0 replayed, 1 left alone.")
+    assert Task.objects.count() == 4
+
+
+def test_an_operator_takes_holidays_in_looks_at_the_year_and_saves_the_calendar(visit: Visit) -> None:
+    visit.log_in()
+    visit.go("/admin/django_durable_tasks/calendar/")
+    visit.press("Add calendar")
+    visit.shows("Take dates in")
+    visit.write("name", "bavaria")
+    visit.write("country", "DE")
+    visit.write("subdivision", "BY")
+    visit.write("first_year", "2026")
+    visit.write("last_year", "2026")
+    visit.press("Take in, without saving")
+    visit.shows("Taken in, not saved yet")
+    assert "Epiphany" in visit.text()
+    assert not Calendar.objects.exists()
+    visit.press("Save")
+    visit.shows("Calendar bavaria is saved.")
+    visit.go(f"/admin/django_durable_tasks/calendar/{Calendar.objects.get().pk}/change/?year=2026")
+    assert "Epiphany" in visit.find("td.durable-day-closed[title*='Epiphany']").get_attribute("title")
+
+
+def _addresses() -> list[str]:
+    calendars.upsert("office", days=[SpecialDay(date(2026, 3, 4), name=EVIL[:200])], description=EVIL)
+    given = {"description": EVIL, "kwargs": {"x": EVIL}, "queue": "q", "calendar": "office", "task": tasks.echo}
+    row = a_schedule(EVIL[:200], **given)
+    fire(at(3600 + 30))
+    row.pause(EVIL[:200], by=EVIL)
+    OccurrenceRecord.objects.update(reason=EVIL)
+    line, calendar, task = OccurrenceRecord.objects.earliest("pk"), Calendar.objects.get(), Task.objects.get()
+    verbs = ("pause", "resume", "trigger", "override", "backfill", "withdraw", "cancel")
+    return [
+        *(f"{APP}{name}/" for name in ("recurringtask", "occurrencerecord", "calendar")),
+        *(f"{APP}{one._meta.model_name}/{one.pk}/change/" for one in (row, line, calendar, task)),
+        *(f"{LIST}{row.pk}/do/{name}/" for name in verbs), f"{LIST}{row.pk}/edit/", f"{LIST}add/",
+        f"{LIST}{row.pk}/change/?at=2026-03-02+09:30", f"{APP}calendar/{calendar.pk}/edit/", f"{APP}calendar/add/",
+        f"{APP}occurrencerecord/?schedule={row.pk}&outcome=unrun", f"{APP}calendar/{calendar.pk}/change/?year=2026",
+    ]  # fmt: skip
+
+
+def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(visit: Visit) -> None:
+    addresses = _addresses()
+    visit.log_in()
+    visit.complaints()
+    for address in addresses:
+        visit.go(address)
+        assert visit.complaints() == [], address
+        assert visit.chrome.execute_script("return window.stolen") is None, address
+        assert visit.find("#content h1").is_displayed()

@@ -1,0 +1,75 @@
+"""How tests race: acts in threads with connections of their own, let go together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import OperationalError, connection, connections
+
+WITHIN = 60.0
+ROUNDS = 8
+
+
+def race(acts: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do all acts at once; return what each returned or raised, in their order."""
+    gate = threading.Barrier(len(acts), timeout=WITHIN)
+    answers: list[Any] = [None] * len(acts)
+
+    def run(number: int, act: Callable[[], Any]) -> None:
+        try:
+            connection.ensure_connection()
+            gate.wait()
+            answers[number] = act()
+        except Exception as error:  # noqa: BLE001 - the answer of a racer may be an exception
+            answers[number] = error
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(acts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN)
+        assert not thread.is_alive(), f"a racer hangs; the others answered {answers}"
+    return answers
+
+
+def no_errors(answers: Sequence[Any]) -> list[Any]:
+    """Return the answers, none of which may be an exception."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert not errors, errors
+    return list(answers)
+
+
+@contextmanager
+def one_lost_reply() -> Iterator[list[int]]:
+    """Let the next COMMIT of this thread's connection stand while its reply is lost; tells how many were lost."""
+    lost: list[int] = []
+    wrapper = connection
+    commit = wrapper._commit  # type: ignore[attr-defined]
+
+    def told_nobody() -> None:
+        commit()
+        lose()
+
+    def lose() -> None:
+        if not lost:
+            lost.append(1)
+            raise OperationalError("the connection was closed before the reply to COMMIT came")
+
+    def autocommitted(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        answer = execute(sql, params, many, context)
+        writes = any(word in sql for word in ("INSERT ", "UPDATE "))
+        if writes and not wrapper.in_atomic_block:
+            lose()
+        return answer
+
+    wrapper._commit = told_nobody  # type: ignore[attr-defined]
+    try:
+        with wrapper.execute_wrapper(autocommitted):
+            yield lost
+    finally:
+        del wrapper._commit  # type: ignore[attr-defined]

@@ -1,0 +1,114 @@
+"""A claim under way holds up no insert, and an insert under way no claim: neither gaps nor other rows are locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+
+from django_durable_tasks.lifecycle import attempts, claims, dead_letters
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import Status
+from tests.concurrency.racing import no_errors, race
+from tests.database.lifecycle.moves import CRASH, FAILURE, PLACE, end, question, start
+from tests.factories import QUEUE, a_run, a_task, many_tasks
+from tests.project import tasks
+
+# SQLite has one writer at a time by design, so there is nothing that could not block.
+pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
+
+
+@pytest.fixture(autouse=True)
+def _no_fast_path() -> Iterator[None]:
+    with override_settings(DURABLE_TASKS={"FAST_PATH": False}):
+        yield
+
+
+def _impatient() -> None:
+    """Make waiting for a lock an error instead of a delay."""
+    limit = "SET lock_timeout = 1000" if connection.vendor == "postgresql" else "SET innodb_lock_wait_timeout = 1"
+    with connection.cursor() as cursor:
+        cursor.execute(limit)
+
+
+@contextmanager
+def _held(act: Any) -> Iterator[Any]:
+    """Do the act in a transaction that stays open, here, while others go on."""
+    with transaction.atomic():
+        yield act()
+
+
+def _elsewhere(act: Any) -> Any:
+    def impatiently() -> Any:
+        _impatient()
+        return act()
+
+    return no_errors(race([impatiently]))[0]
+
+
+def _claim() -> list[Any]:
+    return [ring.task_id for ring in claims.claim(QUEUE, database_now(), 3, PLACE.node)]
+
+
+def _insert() -> Any:
+    return tasks.noop.using(queue=QUEUE, priority=5, run_at=database_now()).schedule().pk
+
+
+def _insert_with_keys() -> Any:
+    many = {"idempotency_key": "i", "key": "k"}
+    return tasks.noop.using(queue=QUEUE, run_at=database_now(), **many).schedule().pk
+
+
+@pytest.mark.parametrize("insert", [_insert, _insert_with_keys])
+def test_a_claim_under_way_holds_up_no_insert(insert: Any) -> None:
+    for priority in (0, 5, 9):
+        many_tasks(5, priority=priority)
+    with _held(_claim) as claimed:
+        assert len(claimed) == 3
+        assert _elsewhere(insert)
+
+
+@pytest.mark.parametrize("insert", [_insert, _insert_with_keys])
+def test_an_insert_under_way_holds_up_no_claim_and_is_not_claimed(insert: Any) -> None:
+    rows = many_tasks(5, priority=5)
+    with _held(insert) as born:
+        assert set(_elsewhere(_claim)) <= {row.pk for row in rows}
+        assert len(_elsewhere(_claim)) == 2
+    assert _claim() == [born]
+
+
+def test_a_second_claim_steps_over_what_the_first_holds(vendor: str) -> None:
+    rows = many_tasks(6)
+    with _held(_claim) as first:
+        second = _elsewhere(_claim)
+        # MariaDB finds before it locks, so a second claim may find only held rows; it comes again at its next tick.
+        assert len(second) == 3 or vendor == "mariadb"
+    third = _claim()
+    assert sorted([*first, *second, *third]) == [row.pk for row in rows]
+
+
+def test_a_claim_that_finds_only_held_rows_waits_for_nobody() -> None:
+    many_tasks(3)
+    with _held(_claim):
+        assert _elsewhere(_claim) == []
+
+
+def test_starts_and_endings_of_one_row_hold_up_no_other_row() -> None:
+    queued, running = many_tasks(2, Status.QUEUED), many_tasks(4, Status.RUNNING)
+    with _held(lambda: (start(queued[0]), end(running[0], outcome=FAILURE), end(running[1], outcome=CRASH))):
+        assert _elsewhere(lambda: start(queued[1])) is not None
+        assert _elsewhere(lambda: attempts.succeed(a_run(running[2]), None, "w"))
+        assert _elsewhere(lambda: end(running[3], outcome=CRASH))
+        assert _elsewhere(_insert)
+
+
+def test_an_operator_with_one_row_in_hand_holds_up_no_claim() -> None:
+    failed, waiting = a_task(Status.FAILED), many_tasks(3)
+    with _held(lambda: dead_letters.replay(question(failed), by="bob")):
+        assert set(_elsewhere(_claim)) == {row.pk for row in waiting}
+    assert Task.objects.pending().count() == 1

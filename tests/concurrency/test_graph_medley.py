@@ -1,0 +1,185 @@
+"""Eight workers run one random graph to its end while tasks fail, are cancelled, replayed, and edges are added."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.lifecycle import (
+    attempts,
+    cancellation,
+    dead_letters,
+    dependencies,
+    edges,
+    linking,
+    reopening,
+    transitions,
+    workflow_runs,
+)
+from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
+from django_durable_tasks.rules.building import Growth, edges_to
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, LogStatus, Status
+from tests.concurrency.racing import no_errors, race
+from tests.database.graphs.playing import HOPELESS, recount, tell
+from tests.database.lifecycle.moves import FAILURE, PLACE
+from tests.factories import QUEUE
+from tests.project.tasks import noop
+
+NODES, WORKERS, DEEDS = 240, 8, 25
+_READY = (Status.PENDING, Status.QUEUED)
+
+
+def _graph(dice: random.Random) -> WorkflowRun:
+    wf, steps = Workflow("medley"), list[Any]()
+    for number in range(NODES):
+        above = dice.sample(steps[-30:], min(len(steps), dice.randint(0, 4)))
+        after = {step: dice.choice(["MUST_SUCCEED"] * 4 + ["MUST_FINISH"]) for step in above}
+        join: Any = dice.choice(["ALL", "ALL", "ANY", len(above)]) if above else "ALL"
+        policy = dice.choice(["SKIP", "SKIP", "FAIL", "WAIT", "RUN"])
+        task = noop.using(queue=QUEUE)
+        steps.append(wf.add(task, step=f"s{number}", after=after, join=join, on_upstream_failure=policy))
+    return wf.start()
+
+
+class _Crew:
+    """What the workers did: every run that was started, and every one whose ending was accepted."""
+
+    def __init__(self) -> None:
+        self.started: list[Run] = []
+        self.accepted: list[Run] = []
+        self.stop = threading.Event()
+
+    def _start(self, dice: random.Random) -> Run | None:
+        ready = list(Task.objects.filter(status__in=_READY).order_by("pk")[: 3 * WORKERS])
+        if not ready:
+            return None
+        row = dice.choice(ready)
+        if row.status == Status.PENDING:
+            taken = attempts.take(Task.objects.filter(pk=row.pk), 1, PLACE)
+            return taken[0] if taken else None
+        run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
+        return run if isinstance(run, Run) else None
+
+    def work(self, dice: random.Random, failing: float) -> bool:
+        """Run one task if one is there; tell its dependents as a worker does."""
+        run = self._start(dice)
+        if run is None:
+            return False
+        self.started.append(run)
+        if dice.random() < failing:
+            accepted = attempts.fail(run, dice.choice([HOPELESS, HOPELESS, FAILURE]), "w") is not None
+        else:
+            growth = Growth("growth")
+            growth.add(noop.using(queue=QUEUE))
+            accepted = attempts.succeed(run, None, "w", (growth,) if failing and dice.random() < 0.05 else ())
+        if accepted:
+            self.accepted.append(run)
+        else:
+            attempts.fence(run, "w")
+        dependencies.spread_of(run.task_id)
+        return True
+
+    def until_stopped(self, number: int) -> None:
+        """Work, and lead where there is no work."""
+        dice = random.Random(number)
+        while not self.stop.is_set():
+            if not self.work(dice, 0.15):
+                dependencies.spread(dice.randint(1, 20))
+                workflow_runs.fold(dice.randint(1, 50))
+
+    def until_done(self, number: int) -> None:
+        """Work without a failure until there is nothing to do."""
+        dice = random.Random(number)
+        while self.work(dice, 0.0) or dependencies.spread(50).notes or workflow_runs.fold(50):
+            pass
+
+
+def _operate(dice: random.Random, crew: _Crew) -> None:
+    """Do what operators do, and stop the crew after it."""
+    try:
+        for _ in range(DEEDS):
+            ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
+            these = Task.objects.filter(pk__in=dice.sample(ids, 5))
+            low, high = these[0], these[3]
+            deeds: list[Callable[[], Any]] = [
+                partial(cancellation.cancel, these, by="bob"),
+                partial(dead_letters.replay, these, by="bob"),
+                partial(dead_letters.replay, Task.objects.filter(status__in=REPLAYABLE), by="bob"),
+                partial(dead_letters.force_complete, these, by="bob"),
+                partial(linking.link, low.pk, edges_to([high])),
+                partial(linking.link, high.pk, edges_to([low])),
+                partial(linking.place_gate, low.pk, "HOLD", by="bob"),
+                partial(_force, these),
+            ]
+            try:
+                dice.choice(deeds)()
+            except DurableTasksError:
+                continue  # refused: it has started, it would close a circle, something stands against it
+    finally:
+        crew.stop.set()
+
+
+def _force(these: Any) -> None:
+    with transitions.atomic():
+        forced, returned = reopening.force_run(these, "forced")
+        dead_letters.close_replayed([*forced, *returned], by="bob", note="")
+
+
+def _let_all_go() -> None:
+    for row in TaskDependency.objects.gates().unresolved():
+        linking.open_gate(row.task_id, str(row.gate), by="bob")
+    for row in Task.objects.filter(status__in=REPLAYABLE):
+        try:
+            dead_letters.replay(Task.objects.filter(pk=row.pk), by="bob")
+        except DurableTasksError:
+            continue  # its upstream comes back with another one of these
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_random_graph_runs_to_its_end_whatever_is_done_to_it_meanwhile(seed: int) -> None:
+    run, crew = _graph(random.Random(seed)), _Crew()
+    operators = [partial(_operate, random.Random(f"{seed} bob"), crew)]
+    no_errors(race([*(partial(crew.until_stopped, number) for number in range(WORKERS)), *operators]))
+    tell()
+    assert not recount()
+    _let_all_go()
+    no_errors(race([partial(crew.until_done, number) for number in range(WORKERS)]))
+    tell()
+    assert not recount()
+    assert not edges.endings().exists()
+    assert not Task.objects.exclude(status__in=TERMINAL).exclude(status=Status.BLOCKED).exists()
+    assert len(crew.started) > NODES
+    _each_body_ran_once_an_attempt(crew)
+    run.refresh_from_db()
+    stuck = Task.objects.filter(status=Status.BLOCKED)
+    assert run.is_open == stuck.exists()
+    for row in stuck:
+        assert _waits_for_a_replay(row), row
+
+
+def _each_body_ran_once_an_attempt(crew: _Crew) -> None:
+    started = Counter(run.task_id for run in crew.started)
+    assert started == Counter(dict(Task.objects.filter(attempts__gt=0).values_list("pk", "attempts")))
+    assert len({(run.task_id, run.attempt) for run in crew.started}) == len(crew.started)
+    logged = TaskExecutionLog.objects.exclude(status=LogStatus.FENCED).exclude(run_id=None)
+    ran = Counter(logged.values_list("run_id", flat=True))
+    assert ran == Counter(run.run_id for run in crew.accepted)
+
+
+def _waits_for_a_replay(row: Task) -> bool:
+    """Whether each thing that holds it is an upstream that ended otherwise, or waits for such a one itself."""
+    holding = TaskDependency.objects.filter(task=row).unresolved()
+    ups = Task.objects.filter(pk__in=holding.values("depends_on"))
+    return bool(ups) and all(up.status in (Status.BLOCKED, *REPLAYABLE) for up in ups)

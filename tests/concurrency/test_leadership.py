@@ -1,0 +1,40 @@
+"""Six schedulers race for the office, again and again: each term has one winner."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from functools import partial
+
+from django_durable_tasks.lifecycle import leadership
+from django_durable_tasks.models import SchedulerLease
+from tests.concurrency.racing import ROUNDS, no_errors, race
+
+
+def test_each_term_is_won_once() -> None:
+    won: Counter[int] = Counter()
+    for _ in range(ROUNDS):
+        SchedulerLease.objects.update(expires_at=datetime(2000, 1, 1, tzinfo=UTC))
+        holders = [uuid.uuid4() for _ in range(6)]
+        terms = no_errors(race([partial(leadership.take, holder, 60.0) for holder in holders]))
+        winners = [(holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None]
+        assert len(winners) == 1
+        lease = SchedulerLease.objects.get(name=leadership.LEADER)
+        assert (lease.holder, lease.term) == winners[0]
+        won[winners[0][1]] += 1
+    assert set(won.values()) == {1}
+    assert sorted(won) == list(range(min(won), min(won) + ROUNDS))
+
+
+def test_a_resignation_and_a_take_over_leave_one_leader() -> None:
+    first = uuid.uuid4()
+    term = leadership.take(first, 60)
+    assert term is not None
+    rivals = [uuid.uuid4() for _ in range(5)]
+    answers = no_errors(
+        race([partial(leadership.resign, first, term), *(partial(leadership.take, rival, 60.0) for rival in rivals)])
+    )
+    assert answers[0]
+    assert sum(found is not None for found in answers[1:]) <= 1
+    assert SchedulerLease.objects.get(name=leadership.LEADER).term in (term, term + 1)

@@ -1,0 +1,79 @@
+"""Schedulers, workers, sweepers and operators at once on the same rows: no deadlock, and the books stay straight."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, recovery
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import LogStatus, Status
+from tests.concurrency.racing import no_errors, race
+from tests.database.lifecycle.moves import FAILURE, PLACE
+from tests.factories import QUEUE, many_tasks
+
+STEPS, ROWS = 40, 12
+
+
+def _some(dice: random.Random) -> Any:
+    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
+    return Task.objects.filter(pk__in=dice.sample(ids, 3))
+
+
+def _schedule(dice: random.Random) -> None:
+    now = database_now() + timedelta(hours=1)
+    claims.claim(QUEUE, now, dice.randint(1, 6), PLACE.node)
+    recovery.ring_overdue(now, 4)
+
+
+def _work(dice: random.Random) -> None:
+    row = _some(dice).filter(status=Status.QUEUED).first()
+    run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None) if row else None
+    if not isinstance(run, Run):
+        return
+    attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
+    told = attempts.succeed(run, None, "w") if dice.random() < 0.3 else attempts.fail(run, FAILURE, "w")
+    if not told:
+        attempts.fence(run, "w")
+
+
+def _sweep(dice: random.Random) -> None:
+    recovery.lose_over(database_now() + timedelta(hours=1), dice.randint(1, 6))
+
+
+def _operate(dice: random.Random) -> None:
+    verbs: list[Callable[[], Any]] = [
+        lambda: cancellation.cancel(_some(dice), by="bob"),
+        lambda: dead_letters.replay(_some(dice), by="bob"),
+        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=_some(dice)), by="bob", note=""),
+        lambda: claims.ring_again(_some(dice), database_now(), 3),
+    ]
+    dice.choice(verbs)()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_all_at_once_neither_deadlock_nor_lose_count(seed: int) -> None:
+    many_tasks(ROWS, max_crashes=1_000, max_attempts=4)
+    roles = [_schedule, _work, _work, _sweep, _operate]
+
+    def play(number: int) -> None:
+        dice = random.Random(f"{seed} {number}")
+        for _ in range(STEPS):
+            roles[number](dice)
+
+    no_errors(race([partial(play, number) for number in range(len(roles))]))
+    logged = TaskExecutionLog.objects.exclude(status=LogStatus.FENCED)
+    ended = Counter(logged.values_list("task_id", flat=True))
+    assert len(set(logged.values_list("run_id", flat=True))) == logged.count()
+    for row in Task.objects.all():
+        assert row.attempts == ended[row.pk] + (row.status == Status.RUNNING)
+        cases = row.dead_letters.filter(open_task=row.pk).count()
+        assert cases <= (row.status == Status.FAILED)

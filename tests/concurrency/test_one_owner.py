@@ -1,0 +1,178 @@
+"""Whatever races for a row, one start and one ending of each attempt are accepted, and no cancel is lost."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, transitions
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import LogStatus, Status
+from tests.concurrency.racing import ROUNDS, no_errors, race
+from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, heartbeat, question, start, succeed
+from tests.factories import QUEUE, a_run, a_task, many_tasks
+
+ENDINGS: dict[str, Callable[[Task], Any]] = {
+    "succeed": succeed,
+    "succeed again": succeed,
+    "fail": partial(end, outcome=FAILURE),
+    "exhaust": partial(end, outcome=HOPELESS),
+    "lose": partial(end, outcome=CRASH),
+    "force_complete": lambda row: dead_letters.force_complete(question(row), by="bob"),
+}
+
+
+@pytest.mark.parametrize("racers", [2, 4])
+def test_messages_of_one_epoch_start_one_run(racers: int) -> None:
+    for _ in range(ROUNDS):
+        row = a_task(Status.QUEUED)
+        starts = no_errors(race([partial(start, row)] * racers))
+        assert sum(found is not None for found in starts) == 1
+        row.refresh_from_db()
+        assert (row.attempts, row.epoch) == (1, 2)
+
+
+@pytest.mark.parametrize("names", [*itertools.combinations(ENDINGS, 2), tuple(ENDINGS)], ids="-".join)
+def test_one_ending_of_a_run_is_accepted(names: tuple[str, ...]) -> None:
+    for _ in range(3):
+        row = a_task(Status.RUNNING)
+        told = no_errors(race([partial(ENDINGS[name], row) for name in names]))
+        operator = names[told.index(found)] if (found := next(iter(filter(None, told)))) else ""
+        row.refresh_from_db()
+        accepted = sum(bool(answer) for answer in told)
+        # An operator may complete a row that has just ended otherwise: that is a second move, not a second ending.
+        assert accepted == 1 or ("force_complete" in names and accepted == 2), (operator, told)
+        assert row.epoch == 2 + accepted
+        assert row.executions.exclude(status=LogStatus.FENCED).count() == accepted
+        assert DeadLetter.objects.open().filter(task=row).count() == (row.status == Status.FAILED)
+
+
+def test_a_failure_is_not_fenced_by_a_heartbeat_that_holds_the_row() -> None:
+    for _ in range(ROUNDS):
+        row = a_task(Status.RUNNING)
+        run = a_run(row)
+        beats = [partial(heartbeat, row)] * 3
+        verdict, *_ = no_errors(race([partial(attempts.fail, run, FAILURE, "w"), *beats]))
+        assert verdict is not None
+        assert Task.objects.get(pk=row.pk).status == Status.PENDING
+
+
+def _cancel(row: Task) -> int:
+    return cancellation.cancel(question(row), by="bob").total
+
+
+MOVES: dict[str, tuple[Status, Callable[[Task], Any]]] = {
+    "claim": (Status.PENDING, lambda row: claims.claim(QUEUE, database_now(), 10, PLACE.node)),
+    "hand_back": (Status.QUEUED, lambda row: transitions.hand_back(question(row), 0)),
+    "ring_again": (Status.QUEUED, lambda row: claims.ring_again(question(row), database_now(), 10)),
+    "start": (Status.QUEUED, start),
+    "retry": (Status.RUNNING, partial(end, outcome=FAILURE)),
+    "lose": (Status.RUNNING, partial(end, outcome=CRASH)),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_cancel_is_never_lost_between_two_statuses(name: str) -> None:
+    status, move = MOVES[name]
+    for _ in range(ROUNDS):
+        row = a_task(status)
+        _, cancelled = no_errors(race([partial(move, row), partial(_cancel, row)]))
+        row.refresh_from_db()
+        assert cancelled == 1
+        asked = row.status == Status.RUNNING and row.cancel_requested_at is not None
+        assert row.status == Status.CANCELLED or asked
+
+
+def test_a_start_and_a_cancel_leave_the_row_cancelled_or_running_and_asked() -> None:
+    for _ in range(ROUNDS):
+        row = a_task(Status.QUEUED)
+        started, cancelled = no_errors(race([partial(start, row), partial(_cancel, row)]))
+        row.refresh_from_db()
+        assert cancelled == 1
+        assert (row.status == Status.RUNNING) == (started is not None)
+
+
+def test_dead_letters_of_one_task_are_opened_and_closed_once() -> None:
+    for _ in range(ROUNDS):
+        row = a_task(Status.FAILED)
+        answers = no_errors(race([partial(dead_letters.replay, question(row), by="bob")] * 3))
+        assert sorted(map(len, answers)) == [0, 0, 1]
+        assert row.dead_letters.count() == 1
+        row.refresh_from_db()
+        assert (row.status, row.epoch) == (Status.PENDING, 4)
+
+
+def test_a_replay_and_a_discard_close_the_case_once() -> None:
+    for _ in range(ROUNDS):
+        row = a_task(Status.FAILED)
+        letters = DeadLetter.objects.filter(task=row)
+        no_errors(race([
+            partial(dead_letters.replay, question(row), by="bob"),
+            partial(dead_letters.discard, letters, by="eve", note=""),
+        ]))  # fmt: skip
+        assert letters.get().open_task is None
+        row.refresh_from_db()
+        assert row.status == Status.PENDING
+
+
+# Claims ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["claim", "take"])
+def test_claimers_never_take_the_same_row_and_together_take_all(verb: str) -> None:
+    rows = [row for priority in (0, 5, 9) for row in many_tasks(40, priority=priority)]
+    batches: list[int] = []
+
+    def claim_until_empty() -> list[uuid.UUID]:
+        node, taken = uuid.uuid4(), list[uuid.UUID]()
+        misses = 0
+        while misses < 3:
+            batch = _batch(verb, node)
+            batches.append(len(batch))
+            taken += batch
+            misses = 0 if batch else misses + 1
+        return taken
+
+    taken = no_errors(race([claim_until_empty] * 4))
+    counted = Counter(itertools.chain.from_iterable(taken))
+    assert max(batches) <= 7
+    assert set(counted.values()) == {1}
+    # A claimer that saw only rows which others held may have left; what it left is due and is taken next.
+    while batch := _batch(verb, uuid.uuid4()):
+        counted.update(batch)
+    assert counted == Counter(row.pk for row in rows)
+    assert set(Task.objects.values_list("epoch", flat=True)) == {1}
+
+
+def _batch(verb: str, node: uuid.UUID) -> list[uuid.UUID]:
+    if verb == "claim":
+        return [ring.task_id for ring in claims.claim(QUEUE, database_now(), 7, node)]
+    place = attempts.Place(node=node, worker="w", lease=60.0)
+    runs: list[Run] = attempts.take(Task.objects.due(database_now()), 7, place)
+    return [run.task_id for run in runs]
+
+
+def test_two_sweepers_ring_each_overdue_row_once() -> None:
+    many_tasks(30, Status.QUEUED, due=-1)
+    rung = no_errors(
+        race([lambda: claims.ring_again(Task.objects.ring_overdue(database_now()), database_now(), 30)] * 3)
+    )
+    counted = Counter(ring.task_id for rings in rung for ring in rings)
+    assert set(counted.values()) <= {1}
+    assert set(Task.objects.values_list("publish_count", flat=True)) <= {1, 2}
+
+
+def test_two_sweepers_lose_each_silent_run_once() -> None:
+    rows = many_tasks(20, Status.RUNNING, due=-1)
+    lost = no_errors(race([partial(end, *rows, outcome=CRASH)] * 3))
+    counted = Counter(itertools.chain.from_iterable(lost))
+    assert counted == Counter(row.pk for row in rows)
+    assert set(Task.objects.values_list("crashes", flat=True)) == {1}

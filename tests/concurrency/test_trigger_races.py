@@ -1,0 +1,297 @@
+"""Leaders, operators and workers on the same recurring rows at once: each fire once, and no word is undone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.lifecycle import claims, retention, slots
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.rules.states import Status
+from tests.concurrency.racing import ROUNDS, no_errors, race
+from tests.database.lifecycle.moves import PLACE, start, succeed
+from tests.database.recurring.schedules import START, a_schedule, at, begin, born, fire, told
+from tests.factories import QUEUE
+from tests.project import tasks
+from tests.waiting import until
+
+ALL: dict[str, Any] = {"catch_up_mode": "RUN_ALL_MISSED", "overlap": "ALLOW", "misfire_grace": 1}
+LEADERS = 3
+
+
+def _fire_until_nothing_is_due(now: datetime, limit: int) -> int:
+    """Be a leader until all rows have come past ``now``; what another one holds is left to it."""
+    number = 0
+    while RecurringTask.objects.due(now).exists():
+        number += fire(now, limit)
+    return number
+
+
+def _books_are_straight(row: RecurringTask) -> None:
+    """Every birth has its line and every line of a birth its task, one a fire time; the count is that of births."""
+    row.refresh_from_db()
+    lines = OccurrenceRecord.objects.filter(recurring_task=row, task__isnull=False)
+    runs = Task.objects.filter(recurring_task=row)
+    assert Counter(lines.values_list("task_id", flat=True)) == Counter(runs.values_list("pk", flat=True))
+    by_schedule = lines.filter(unique_fire_time__isnull=False)
+    assert max(Counter(by_schedule.values_list("fire_time", flat=True)).values(), default=1) == 1
+
+
+# Leaders alone -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_leaders_that_fire_the_same_rows_give_birth_to_each_fire_once(limit: int) -> None:
+    for number in range(ROUNDS // 2):
+        rows = [a_schedule(f"{number} {name}", **ALL) for name in range(5)]
+        made = no_errors(race([partial(_fire_until_nothing_is_due, at(310), limit)] * LEADERS))
+        assert sum(made) == 5 * 6
+        for row in rows:
+            assert born(row) == [at(60 * minute) for minute in range(6)]
+            _books_are_straight(row)
+            assert (row.runs_count, row.next_run_at) == (6, at(360))
+
+
+def test_leaders_whose_clocks_differ_give_birth_to_each_fire_once() -> None:
+    for number in range(ROUNDS // 2):
+        rows = [a_schedule(f"{number} {name}", **ALL) for name in range(4)]
+        clocks = [at(310), at(10), at(610)]
+        no_errors(race([partial(_fire_until_nothing_is_due, clock, 2) for clock in clocks]))
+        for row in rows:
+            assert born(row) == [at(60 * minute) for minute in range(11)]
+            _books_are_straight(row)
+            assert (row.runs_count, row.next_run_at) == (11, at(660))
+
+
+def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_is_pruned() -> None:
+    rows = [a_schedule(str(name), **ALL) for name in range(3)]
+    _fire_until_nothing_is_due(at(310), 10)
+    OccurrenceRecord.objects.update(created_at=at(-86_400 * 5_000))
+
+    def set_back() -> None:
+        back = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
+        back.update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
+
+    def prune() -> None:
+        while retention.prune_ledger(database_now(), 2):
+            pass
+
+    set_back()
+    Task.objects.all().delete()
+    leaders = [partial(_fire_until_nothing_is_due, at(310), 2)] * LEADERS
+    *_, made, more, yet_more = no_errors(race([prune, *leaders]))
+    assert (made, more, yet_more) == (0, 0, 0)
+    set_back()
+    assert _fire_until_nothing_is_due(at(370), 2) == 3
+    assert [born(row) for row in rows] == [[at(360)]] * 3
+
+
+def test_leaders_whose_watermarks_are_set_back_under_them_double_nothing() -> None:
+    rows = [a_schedule(str(name), **ALL) for name in range(4)]
+    these = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
+
+    def set_back() -> None:
+        for _ in range(ROUNDS):
+            these.update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
+
+    def lead() -> None:
+        for _ in range(ROUNDS):
+            _fire_until_nothing_is_due(at(310), 2)
+
+    no_errors(race([set_back, lead, lead]))
+    _fire_until_nothing_is_due(at(310), 10)
+    for row in rows:
+        assert born(row) == [at(60 * minute) for minute in range(6)]
+        _books_are_straight(row)
+        assert row.runs_count == 6
+
+
+# Leaders and operators ---------------------------------------------------------------------------------------------
+
+
+def _pause(row: RecurringTask, dice: random.Random) -> None:
+    until = database_now() + timedelta(days=1) if dice.random() < 0.3 else None
+    row.pause("deploy", by="anna", until=until)
+
+
+VERBS: dict[str, Callable[[RecurringTask, random.Random], Any]] = {
+    "pause": _pause,
+    "resume": lambda row, _: row.resume(by="anna"),
+    "edit when": lambda row, dice: _upsert(row, interval=dice.choice([30, 90])),
+    "edit what": lambda row, dice: _upsert(row, args=[dice.randint(1, 9), 1], task=tasks.add),
+    "trigger": lambda row, _: row.trigger_now(by="anna"),
+    "trigger once": lambda row, _: row.trigger_now(request_id="the same", by="anna"),
+    "backfill": lambda row, _: row.backfill(START, at(300)),
+}
+
+
+def _upsert(row: RecurringTask, **given: Any) -> RecurringTask:
+    found: RecurringTask = RecurringTask.objects.upsert(name=row.name, **{"task": row.task, **given})
+    return found
+
+
+def _operate(name: str, row: RecurringTask, dice: random.Random) -> Any:
+    try:
+        return VERBS[name](RecurringTask.objects.get(pk=row.pk), dice)
+    except TransitionRefused:
+        return None  # another operator was quicker
+
+
+MINUTES = [at(60 * minute) for minute in range(6)]
+
+
+def _all_fired(row: RecurringTask, _: Any) -> None:
+    assert born(row) == MINUTES
+    assert row.runs_count == len(MINUTES)
+
+
+def _still_paused(row: RecurringTask, _: Any) -> None:
+    assert (row.status, row.status_reason) == ("PAUSED", "deploy")
+    assert row.next_run_at == row.paused_until
+
+
+def _planned_anew(row: RecurringTask, _: Any) -> None:
+    """From the database's now on, long after the minutes of the race."""
+    assert set(born(row)) <= set(MINUTES)
+    assert row.next_run_at is not None
+    assert row.next_run_at > at(86_400)
+
+
+def _changed(row: RecurringTask, answer: Any) -> None:
+    _all_fired(row, None)
+    assert (row.args, row.task) == (answer.args, answer.task)
+
+
+def _run_once_more(row: RecurringTask, answer: Any) -> None:
+    fired = Task.objects.filter(recurring_task=row).exclude(pk=answer.pk)
+    assert list(fired.order_by("fire_time").values_list("fire_time", flat=True)) == MINUTES
+    assert OccurrenceRecord.objects.get(recurring_task=row, outcome="MANUAL").task_id == answer.pk
+    assert row.runs_count == len(MINUTES)
+
+
+def _fired_or_backfilled(row: RecurringTask, answer: Any) -> None:
+    assert born(row) == MINUTES
+    assert row.next_run_at == at(360)
+
+
+def _active(row: RecurringTask, _: Any) -> None:
+    """The end of the pause came by itself or by hand; either way what passed in it is told once."""
+    assert (row.status, row.status_reason) == ("ACTIVE", "")
+    assert [line[1] for line in told(row) if line[0] == "PAUSED"] == [START]
+
+
+AFTER: dict[str, Callable[[RecurringTask, Any], None]] = {
+    "pause": _still_paused, "resume": _active, "edit when": _planned_anew, "edit what": _changed,
+    "trigger": _run_once_more, "trigger once": _run_once_more, "backfill": _fired_or_backfilled,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_in_the_middle_of_a_tick_doubles_nothing_and_is_not_undone(verb: str) -> None:
+    for number in range(ROUNDS // 2):
+        row = a_schedule(f"{number}", task=tasks.add, args=[1, 1], **ALL)
+        if verb == "resume":
+            row.pause("deploy")
+            RecurringTask.objects.filter(pk=row.pk).update(paused_until=at(100), next_run_at=at(100))
+        leaders = [partial(_fire_until_nothing_is_due, at(310), 2)] * 2
+        *_, answer = no_errors(race([*leaders, partial(_operate, verb, row, random.Random(number))]))
+        _books_are_straight(row)
+        AFTER[verb](row, answer)
+
+
+def _somebody_waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.postgresql
+def test_a_pause_that_comes_while_a_tick_decides_stands() -> None:
+    """It falls between reading and writing: it waits for the tick, or else the tick must not write over it."""
+    row = a_schedule(**ALL)
+    operator = threading.Thread(target=partial(race, [lambda: row.pause("deploy", by="anna")]))
+
+    def in_between(execute: Callable[..., Any], sql: str, *words: Any) -> Any:
+        if "INSERT INTO durable_tasks_occurrence" in sql and not operator.ident:
+            operator.start()
+            until(lambda: not operator.is_alive() or _somebody_waits_for_a_lock(), within=20)
+        return execute(sql, *words)
+
+    with connection.execute_wrapper(in_between):
+        assert fire(at(10)) == 1
+    operator.join()
+    row.refresh_from_db()
+    assert (row.status, row.status_reason, row.status_by, row.next_run_at) == ("PAUSED", "deploy", "anna", None)
+    assert fire(at(600)) == 0
+    assert born(row) == [START]
+
+
+def _lead(dice: random.Random) -> None:
+    fire(database_now() + timedelta(minutes=dice.randint(0, 60)), dice.choice([1, 100]))
+
+
+def _meddle(rows: list[RecurringTask], dice: random.Random) -> None:
+    _operate(dice.choice(list(VERBS)), dice.choice(rows), dice)
+
+
+def _work(dice: random.Random) -> None:
+    claims.claim(QUEUE, database_now() + timedelta(hours=2), 3, PLACE.node)
+    row = Task.objects.queued().order_by("pk").first()
+    if row is not None and start(row) is not None:
+        row.refresh_from_db()
+        succeed(row)
+    slots.let_go(10)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_all_at_once_neither_deadlock_nor_lose_or_double_a_fire(seed: int) -> None:
+    rows = [a_schedule(f"row {name}", task=tasks.add, args=[1, 1], **{**ALL, "overlap": overlap})
+            for name, overlap in enumerate(["ALLOW", "SKIP", "QUEUE_ALL", "CANCEL_RUNNING"])]  # fmt: skip
+    now = database_now()
+    for row in rows:
+        begin(row, now - timedelta(hours=1))
+
+    roles: list[Callable[[random.Random], Any]] = [_lead, _lead, partial(_meddle, rows), partial(_meddle, rows), _work]
+
+    def play(number: int) -> None:
+        dice = random.Random(f"{seed} {number}")
+        for _ in range(25):
+            roles[number](dice)
+
+    no_errors(race([partial(play, number) for number in range(len(roles))]))
+    for row in rows:
+        _books_are_straight(row)
+        assert row.error == ""
+
+
+# Slots -------------------------------------------------------------------------------------------------------------
+
+
+def test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn() -> None:
+    for number in range(ROUNDS):
+        Task.objects.all().delete()
+        row = a_schedule(f"{number}", interval=1, overlap="QUEUE_ALL", misfire_grace=60)
+        assert fire(at(3)) == 4
+        # As a replay, or a sweep that went twice, would leave them: all due.
+        Task.objects.filter(recurring_task=row).update(alarm_at=START)
+        rings = no_errors(race([partial(claims.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS))
+        published = [ring.task_id for batch in rings for ring in batch]
+        queued = list(Task.objects.queued().values_list("pk", flat=True))
+        assert queued == published
+        assert len(published) <= 1
+        slots.let_go(10)
+        claims.claim(QUEUE, database_now(), 2, PLACE.node)
+        assert Task.objects.filter(status=Status.QUEUED).count() == 1

@@ -1,0 +1,209 @@
+"""``durable verify`` beside everything that moves rows: it finds nothing there, waits for nobody, and repairs once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.lifecycle import (
+    attempts,
+    cancellation,
+    claims,
+    dead_letters,
+    dependencies,
+    recurrence,
+    verifying,
+    workflow_runs,
+)
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import REPLAYABLE, Status
+from django_durable_tasks.workflows import Workflow
+from tests.concurrency.racing import WITHIN, no_errors, race
+from tests.database.damages import DAMAGES
+from tests.database.graphs.playing import HOPELESS, recount, tell
+from tests.database.healthy_rows import ago, led
+from tests.database.lifecycle.moves import FAILURE, PLACE, question
+from tests.database.recurring.schedules import a_schedule
+from tests.factories import QUEUE, a_task
+from tests.project.tasks import noop
+
+STEPS = 40
+
+
+def _findings(*only: str) -> list[str]:
+    answers = verifying.verify(verifying.chosen(only))
+    assert not [answer.error for answer in answers if answer.error]
+    return [f"{finding.check}: {finding.text}" for answer in answers for finding in answer.findings]
+
+
+def _schedule(dice: random.Random) -> None:
+    if dice.random() < 0.5:
+        flow = Workflow("moving")
+        above = [flow.add(noop, step=f"a{number}") for number in range(3)]
+        flow.add(noop, after=above, step="last", join=dice.choice(("ALL", "ANY")))
+        flow.start()
+    else:
+        noop.using(queue=QUEUE, key=f"key-{dice.randint(0, 3)}").schedule()
+
+
+def _work(dice: random.Random) -> None:
+    queues = Task.objects.filter(status=Status.PENDING).order_by().values_list("queue", flat=True).distinct()
+    for queue in list(queues):
+        claims.claim(queue, database_now(), 3, PLACE.node)
+    for row in list(Task.objects.filter(status=Status.QUEUED).order_by("?")[:3]):
+        run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
+        if isinstance(run, Run):
+            _end(run, dice)
+
+
+def _end(run: Run, dice: random.Random) -> None:
+    if dice.random() < 0.7:
+        attempts.succeed(run, None, "w")
+    else:
+        attempts.fail(run, dice.choice([FAILURE, HOPELESS]), "w")
+
+
+def _lead(dice: random.Random) -> None:
+    dependencies.spread(20)
+    workflow_runs.fold(20)
+    recurrence.fire_due(database_now(), 5, 3)
+
+
+def _operate(dice: random.Random) -> None:
+    rows = list(Task.objects.order_by("?")[:2])
+    ended = list(Task.objects.filter(status__in=REPLAYABLE).order_by("?")[:1])
+    verbs: list[Callable[[], Any]] = [
+        lambda: cancellation.cancel(question(*rows), by="bob"),
+        lambda: dead_letters.replay(question(*ended), by="bob"),
+        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=rows), by="bob", note=""),
+    ]
+    try:
+        dice.choice(verbs)()
+    except TransitionRefused:
+        dice.random()
+
+
+def test_of_rows_that_move_all_the_time_nothing_is_found() -> None:
+    led(since=1)
+    for number in range(4):
+        a_schedule(f"s{number}", interval=0.05 if number else 1, start_time=ago(1), overlap="ALLOW")
+    moving, looks = threading.Semaphore(0), list[list[str]]()
+    movers = [_schedule, _work, _work, _lead, _operate]
+
+    def move(act: Callable[[random.Random], None], seed: int) -> None:
+        dice = random.Random(seed)
+        try:
+            for _ in range(STEPS):
+                act(dice)
+        finally:
+            moving.release()
+
+    def verify() -> None:
+        ended = 0
+        while ended < len(movers):
+            looks.append(_findings())
+            ended += sum(moving.acquire(blocking=False) for _ in movers)
+
+    no_errors(race([*(partial(move, act, seed) for seed, act in enumerate(movers)), verify]))
+    assert [found for found in looks if found] == []
+    assert len(looks) > 1
+    assert WorkflowRun.objects.count() > 5
+    tell()
+    assert recount() == []
+    assert _findings() == []
+
+
+def test_a_move_between_any_two_statements_of_a_look_is_no_finding() -> None:
+    led(since=1)
+    a_schedule("often", interval=0.05, start_time=ago(5), overlap="ALLOW")
+    dice, movers = random.Random(7), itertools.cycle([_schedule, _work, _lead, _work, _lead, _operate])
+    moves: list[None] = []
+
+    def moving(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if not connection.in_atomic_block:
+            moves.append(mover.submit(next(movers), dice).result(WITHIN))
+        return execute(sql, params, many, context)
+
+    with ThreadPoolExecutor(1) as mover:
+        try:
+            with connection.execute_wrapper(moving):
+                looks = [_findings("graphs", "tasks", "recurring") for _ in range(4)]
+        finally:
+            mover.submit(connections.close_all).result(WITHIN)
+    assert looks == [[]] * 4
+    assert len(moves) > 100
+    tell()
+    assert _findings() == []
+
+
+@pytest.mark.parametrize("name", ["dependency-counts", "dead-letters-missing", "notes-twice", "edges-untold"])
+def test_two_repairs_at_once_mend_a_row_once(name: str) -> None:
+    led()
+    for _ in range(1 if name == "notes-twice" else 5):
+        DAMAGES[name]()
+
+    def repair() -> list[Any]:
+        return verifying.repair(verifying.verify(verifying.chosen([name])))
+
+    no_errors(race([repair, repair, repair]))
+    repair()
+    tell()
+    assert _findings() == []
+    assert recount() == []
+
+
+def _held_elsewhere(row: Task | WorkflowRun, act: Callable[[], Any]) -> Any:
+    """Do something while another transaction holds the row; return what it did, once that has ended too."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            type(row).objects.select_for_update().get(pk=row.pk)
+            held.set()
+            assert over.wait(WITHIN)
+
+    def look() -> Any:
+        assert held.wait(WITHIN)
+        try:
+            return act()
+        finally:
+            over.set()
+
+    return no_errors(race([hold, look]))[1]
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_row_that_somebody_holds_is_not_waited_for_and_not_judged() -> None:
+    led()
+    row = Task.objects.get(pk=DAMAGES["dependency-counts"]())
+    assert _held_elsewhere(row, partial(_findings, "dependency-counts")) == []
+    assert len(_findings("dependency-counts")) == 1
+    edge = TaskDependency.objects.select_related("depends_on").get(pk=DAMAGES["edges-untold"]())
+    assert edge.depends_on is not None
+    assert _held_elsewhere(edge.depends_on, partial(_findings, "edges-untold")) == []
+    assert len(_findings("edges-untold")) == 1
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_repair_leaves_a_row_that_somebody_holds() -> None:
+    led()
+    row = a_task(Status.FAILED)
+    DeadLetter.objects.filter(task=row).delete()
+    answers = verifying.verify(verifying.chosen(["dead-letters-missing"]))
+    [deed] = _held_elsewhere(row, partial(verifying.repair, answers))
+    assert (deed.done, deed.left) == ("", "Somebody holds it: look again.")
+    [deed] = verifying.repair(answers)
+    assert deed.done == "opened a dead letter"

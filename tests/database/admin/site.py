@@ -1,0 +1,65 @@
+"""How a test visits the admin: as whom, where, and what was said there."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.urls import reverse
+
+APP = "django_durable_tasks"
+_number = itertools.count(1)
+
+
+def staff(*permissions: str) -> Client:
+    """Return a browser logged in as somebody who has just these permissions."""
+    user = User.objects.create_user(f"somebody{next(_number)}", is_staff=True)
+    wanted = Permission.objects.filter(content_type__app_label=APP, codename__in=permissions)
+    assert wanted.count() == len(permissions), "no such permission"
+    user.user_permissions.set(wanted)
+    return _browser(user)
+
+
+def operator(name: str = "ann") -> Client:
+    """Return a browser logged in as somebody who may do everything."""
+    return _browser(User.objects.create_superuser(name))
+
+
+def _browser(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def list_of(model: str) -> str:
+    """Return the address of a list."""
+    return reverse(f"admin:{APP}_{model}_changelist")
+
+
+def page_of(row: Any) -> str:
+    """Return the address of a row's page."""
+    return reverse(f"admin:{APP}_{row._meta.model_name}_change", args=[row.pk])
+
+
+def act(client: Client, action: str, *rows: Any, confirm: bool = True, **fields: str) -> Any:
+    """Choose rows in their list and run an action on them, confirmed where that is asked."""
+    data: dict[str, Any] = {"action": action, "_selected_action": [str(row.pk) for row in rows], **fields}
+    if confirm:
+        data["durable_confirmed"] = "1"
+    return client.post(list_of(rows[0]._meta.model_name), data)
+
+
+def said(answer: Any) -> list[str]:
+    """Return the messages that the visitor reads next."""
+    return [str(message) for message in get_messages(answer.wsgi_request)]
+
+
+def text(answer: Any) -> str:
+    """Return a page's text as a person reads it."""
+    body = re.sub(r"<[^>]+>", " ", answer.content.decode())
+    return re.sub(r"\s+", " ", html.unescape(body))

@@ -1,0 +1,92 @@
+"""With 100,000 schedules and 300,000 lines in the ledger, a page reads what it shows and not the tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask
+from tests.database.admin.site import list_of, operator, page_of
+from tests.database.recurring.schedules import a_schedule, fire
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+
+SCHEDULES, LINES = 100_000, 100_000
+TABLES = ("durable_tasks_recurring_task", "durable_tasks_occurrence")
+_MORE_SCHEDULES = """
+INSERT INTO durable_tasks_recurring_task ({names})
+SELECT {values} FROM durable_tasks_recurring_task, generate_series(1, %s) AS n
+"""
+_LINES_OF_ONE = """
+INSERT INTO durable_tasks_occurrence (recurring_task_id, fire_time, unique_fire_time, outcome, reason, count,
+                                      count_is_exact)
+SELECT id, at.moment, at.moment, CASE WHEN n %% 100 = 0 THEN 'SKIPPED_OVERLAP' ELSE 'DISPATCHED' END, '', 1, true
+  FROM durable_tasks_recurring_task, generate_series(1, %s) AS n
+ CROSS JOIN LATERAL (SELECT clock_timestamp() - n * interval '1 minute' AS moment) AS at
+ WHERE name = %s
+"""
+_LINES_OF_ALL = """
+INSERT INTO durable_tasks_occurrence (recurring_task_id, fire_time, unique_fire_time, outcome, reason, count,
+                                      count_is_exact)
+SELECT id, at.moment, at.moment, 'DISPATCHED', '', 1, true
+  FROM durable_tasks_recurring_task, generate_series(1, 2) AS n
+ CROSS JOIN LATERAL (SELECT clock_timestamp() - n * interval '1 hour' AS moment) AS at
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[RecurringTask]:
+    """Write the crowd, and give the schedule whose ledger is long."""
+    row = a_schedule("busy")
+    fire(row.start_time)
+    own = {"id": "gen_random_uuid()", "name": "'schedule' || lpad(n::text, 6, '0')"}
+    names = [str(field.column) for field in RecurringTask._meta.concrete_fields]
+    more = _MORE_SCHEDULES.format(names=", ".join(names), values=", ".join(own.get(name, name) for name in names))
+    with connection.cursor() as cursor:
+        cursor.execute(more, [SCHEDULES])
+        cursor.execute(_LINES_OF_ONE, [LINES, "busy"])
+        cursor.execute(_LINES_OF_ALL)
+        for table in TABLES:
+            cursor.execute(f"ANALYZE {table}")
+    yield row
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {', '.join(TABLES)}, durable_tasks_task CASCADE")
+
+
+def _pages_read(statement: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
+        answer = cursor.fetchone()[0]
+    plan: dict[str, Any] = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
+    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
+def _reads(client: Client, address: str) -> list[tuple[int, str]]:
+    """Open a page and return how many pages of the database each of its questions touched, the greatest first."""
+    with CaptureQueriesContext(connection) as captured:
+        assert client.get(address).status_code == 200
+    asked = [query["sql"] for query in captured if any(table in query["sql"] for table in TABLES)]
+    assert asked
+    return sorted(((_pages_read(sql), sql) for sql in asked if sql.startswith("SELECT")), reverse=True)
+
+
+def test_a_page_reads_what_it_shows_and_not_the_tables(busy: RecurringTask) -> None:
+    ann = operator()
+    schedules, ledger = list_of("recurringtask"), list_of("occurrencerecord")
+    assert RecurringTask.objects.count() == SCHEDULES + 1
+    assert OccurrenceRecord.objects.count() > 3 * LINES
+    theirs = f"{ledger}?schedule={busy.pk}"
+    addresses = {
+        schedules: 1_000, f"{schedules}?p=100": 1_000, f"{schedules}?condition=soon": 1_000, page_of(busy): 100,
+        ledger: 500, f"{ledger}?p=100": 500, theirs: 4_000, f"{theirs}&outcome=unrun": 4_000,
+        f"{theirs},2026-01-01T00:00:00%2B00:00": 500,
+    }  # fmt: skip
+    for address, most in addresses.items():
+        pages, sql = _reads(ann, address)[0]
+        assert pages <= most, (address, pages, sql)

@@ -1,0 +1,255 @@
+"""Calendars in the admin: a year to look at, dates as lines, taken in from holidays or a file and then saved."""
+
+from __future__ import annotations
+
+from datetime import date, time, timedelta
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.urls import reverse
+
+from django_durable_tasks.admin.calendar_dates import read, written
+from django_durable_tasks.admin.calendar_form import CalendarForm
+from django_durable_tasks.exceptions import InvalidCalendar
+from django_durable_tasks.lifecycle import calendars
+from django_durable_tasks.lifecycle.agendas import business_days
+from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
+from django_durable_tasks.rules.calendars import DayKind, SpecialDay
+from tests.database.admin.site import act, list_of, operator, page_of, said, staff, text
+from tests.factories import a_tenant
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+ADD = "admin:django_durable_tasks_calendar_add"
+WEEK = ["1", "2", "3", "4", "5"]
+CHRISTMAS = SpecialDay(date(2026, 12, 25), DayKind.CLOSED, "Christmas Day")
+EVE = SpecialDay(date(2026, 12, 24), DayKind.HALF, "Christmas Eve", time(14))
+EXTRA = SpecialDay(date(2026, 5, 2), DayKind.OPEN, "")
+ICS = """BEGIN:VCALENDAR
+VERSION:2.0
+BEGIN:VEVENT
+UID:1
+DTSTART;VALUE=DATE:20260703
+SUMMARY:Outing
+END:VEVENT
+END:VCALENDAR
+"""
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator()
+
+
+def _post(client: Client, row: Calendar | None = None, **given: Any) -> Any:
+    if row is None:
+        address, shown = reverse(ADD), {"name": "office", "working_days": WEEK}
+    else:
+        address = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
+        form = CalendarForm(known=row, days=business_days(row).special)
+        shown = {name: form[name].value() for name in form.fields if form[name].value() is not None}
+    return client.post(address, {**shown, **given})
+
+
+def _days() -> list[tuple[str, str]]:
+    return [(str(day), kind) for day, kind in CalendarDay.objects.values_list("date", "kind")]
+
+
+def test_a_calendar_is_made_of_its_week_and_of_dates_as_lines(ann: Client) -> None:
+    lines = "2026-12-25 Christmas Day\r\n\r\n2026-12-24  HALF 14:00 Christmas Eve\r\n2026-05-02 OPEN"
+    answer = _post(ann, days=lines, description="Head office", origin="by hand")
+    row = Calendar.objects.get()
+    assert answer["Location"] == page_of(row)
+    assert said(answer) == ["Calendar office is saved. 0 schedules follow it from now on."]
+    assert (row.working_days, row.description, row.origin) == ([1, 2, 3, 4, 5], "Head office", "by hand")
+    assert business_days(row).special == (EXTRA, EVE, CHRISTMAS)
+
+
+def test_lines_come_back_as_they_were_written() -> None:
+    odd = SpecialDay(date(2026, 7, 1), DayKind.CLOSED, "OPEN air day")
+    days = [EXTRA, odd, EVE, CHRISTMAS]
+    assert read(written(days)) == days
+    assert written([CHRISTMAS, EVE]).splitlines() == ["2026-12-24 HALF 14:00 Christmas Eve", "2026-12-25 Christmas Day"]
+
+
+@pytest.mark.parametrize("line", ["25.12.2026", "2026-02-30 never", "2026-12-24 HALF", "2026-12-24 HALF noon", "x"])
+def test_a_line_that_is_no_date_is_refused_by_its_number(line: str) -> None:
+    with pytest.raises(InvalidCalendar, match="Line 2"):
+        read(f"2026-12-25\n{line}")
+
+
+REFUSED = [
+    ("days", {"days": "christmas"}, "Line 1"),
+    ("days", {"days": "2026-12-25\n2026-12-25"}, "is told twice"),
+    ("working_days", {"working_days": []}, "no working day"),
+    ("working_days", {"working_days": ["8"]}, "Select a valid choice"),
+    ("name", {"name": ""}, "This field is required"),
+]
+
+
+@pytest.mark.parametrize(("field", "given", "told"), REFUSED)
+@pytest.mark.parametrize("button", ["_look", "_save", "_take"])
+def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
+    ann: Client, field: str, given: dict[str, Any], told: str, button: str
+) -> None:
+    page = _post(ann, **{**given, button: "1"})
+    assert list(page.context["form"].errors) == [field]
+    assert told in text(page)
+    assert not Calendar.objects.exists()
+
+
+def test_holidays_are_taken_in_shown_and_saved_only_afterwards(ann: Client) -> None:
+    page = _post(ann, _take="1", country="de", subdivision="BY", first_year="2026", last_year="2027",
+                 days="2026-12-24 HALF 14:00 Christmas Eve\n2026-12-25 ours")  # fmt: skip
+    assert not Calendar.objects.exists()
+    taken, form = page.context["taken"], page.context["form"]
+    assert date(2026, 1, 6) in {one.day for one in taken.added}
+    assert [one.day for one in taken.changed] == [date(2026, 12, 25)]
+    assert "Taken in, not saved yet" in text(page)
+    assert page.context["year"] == 2026
+    assert _post(ann, days=form["days"].value(), origin=form["origin"].value()).status_code == 302
+    row = Calendar.objects.get()
+    special = {one.day: one for one in business_days(row).special}
+    assert special[date(2026, 12, 24)].kind == DayKind.HALF
+    assert special[date(2027, 1, 1)].kind == DayKind.CLOSED
+    assert row.origin == "DE-BY 2026-2027"
+
+
+def test_the_days_of_a_file_are_taken_in(ann: Client) -> None:
+    file = SimpleUploadedFile("outings.ics", ICS.encode(), "text/calendar")
+    page = _post(ann, _take="1", file=file, first_year="2026", last_year="2026")
+    assert page.context["form"]["days"].value() == "2026-07-03 Outing"
+    assert page.context["form"]["origin"].value() == "outings.ics 2026-2026"
+
+
+BAD_SOURCES: list[tuple[str, dict[str, Any], str]] = [
+    ("country", {}, "Give a country or a file."),
+    ("country", {"country": "ATLANTIS"}, "ATLANTIS"),
+    ("country", {"country": "DE", "subdivision": "XX"}, "XX"),
+    ("first_year", {"country": "DE", "first_year": "2027", "last_year": "2026"}, "give 1 to 100 years"),
+    ("file", {"file": b"\xff\xfe"}, "not in UTF-8"),
+    ("file", {"file": b"no calendar"}, ""),
+]
+
+
+@pytest.mark.parametrize(("field", "given", "told"), BAD_SOURCES)
+def test_a_source_that_cannot_be_read_is_refused_at_its_field(
+    ann: Client, field: str, given: dict[str, Any], told: str
+) -> None:
+    if "file" in given:
+        given = {"file": SimpleUploadedFile("x.ics", given["file"])}
+    page = _post(ann, _take="1", **given)
+    assert list(page.context["form"].errors) == [field]
+    assert told in text(page)
+
+
+def test_a_look_shows_the_year_and_saves_nothing(ann: Client) -> None:
+    page = _post(ann, _look="1", days="2026-12-25 Christmas Day")
+    assert len(page.context["months"]) == 12
+    assert not Calendar.objects.exists()
+
+
+def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touch(ann: Client) -> None:
+    row = calendars.upsert("office", days=[CHRISTMAS], description="Head office")
+    schedule = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office")
+    assert schedule.next_run_at is not None
+    day = schedule.next_run_at.date()
+    answer = _post(ann, row, days=f"{written([CHRISTMAS])}\n{day} shut")
+    assert said(answer) == ["Calendar office is saved. 1 schedule follows it from now on."]
+    row.refresh_from_db()
+    assert (row.description, len(_days())) == ("Head office", 2)
+    schedule.refresh_from_db()
+    assert schedule.next_run_at is not None
+    assert schedule.next_run_at.date() > day
+
+
+def test_two_who_edit_at_once_do_not_overwrite_each_other(ann: Client) -> None:
+    row = calendars.upsert("office", days=[CHRISTMAS])
+    late = Calendar.objects.get()
+    _post(ann, row, days="2026-12-24 HALF 14:00")
+    page = _post(ann, late, days="")
+    assert "Somebody else changed this calendar meanwhile" in text(page)
+    assert _days() == [("2026-12-24", "HALF")]
+
+
+def test_adding_under_the_name_of_another_calendar_is_refused(ann: Client) -> None:
+    calendars.upsert("office", days=[CHRISTMAS])
+    assert _post(ann, days="").context["form"].errors["name"]
+    assert len(_days()) == 1
+
+
+def test_an_edit_that_leaves_a_schedule_without_a_day_is_refused(ann: Client) -> None:
+    row = calendars.upsert("office")
+    RecurringTask.objects.upsert(name="sundays", task=tasks.noop, cron="0 9 * * 1", calendar="office")
+    page = _post(ann, row, working_days=["7"])
+    assert "sundays" in text(page)
+    row.refresh_from_db()
+    assert row.working_days == [1, 2, 3, 4, 5]
+
+
+def test_the_page_pictures_a_year_and_names_the_schedules(ann: Client) -> None:
+    row = calendars.upsert("office", days=[CHRISTMAS, EVE, EXTRA])
+    schedule = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office")
+    page = ann.get(page_of(row), {"year": "2026"})
+    cells = {(number, cell["number"]): cell for number, month in enumerate(page.context["months"], 1)
+             for week in month["weeks"] for cell in week if cell}  # fmt: skip
+    assert len(cells) == 365
+    marks = [cells[one]["mark"] for one in ((12, 25), (12, 24), (5, 2), (12, 23), (12, 26))]
+    assert marks == ["closed", "half", "extra", "open", "off"]
+    assert "open until 14:00: Christmas Eve" in text(page)
+    assert page_of(schedule) in page.content.decode()
+    for odd in ("0", "9999", "x", "２０２６"):
+        assert ann.get(page_of(row), {"year": odd}).status_code == 200
+
+
+def test_a_calendar_that_nobody_could_use_opens_and_says_so(ann: Client) -> None:
+    row = Calendar.objects.create(name="broken", working_days=[])
+    assert "has no working day" in text(ann.get(page_of(row)))
+
+
+def test_a_calendar_is_deleted_only_while_no_schedule_names_it(ann: Client) -> None:
+    row, other = calendars.upsert("office", days=[CHRISTMAS]), calendars.upsert("other")
+    schedule = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office")
+    refused = act(ann, "delete", other, row)
+    assert "Nothing was changed. Calendar 'office' is named by 1 recurring tasks: daily." in said(refused)
+    assert Calendar.objects.count() == 2
+    schedule.cancel()
+    answer = act(ann, "delete", row, durable_from_page="1")
+    assert answer["Location"] == list_of("calendar")
+    assert list(Calendar.objects.values_list("name", flat=True)) == ["other"]
+    assert not CalendarDay.objects.exists()
+
+
+def test_with_several_tenants_the_calendar_gets_the_chosen_one(ann: Client) -> None:
+    tenant = a_tenant()
+    assert _post(ann).context["form"].errors["tenant"]
+    _post(ann, tenant=tenant.slug)
+    assert Calendar.objects.get().tenant_id == tenant.pk
+
+
+def test_each_page_needs_its_own_permission() -> None:
+    row = calendars.upsert("office")
+    edit = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
+    looker = staff("view_calendar")
+    assert looker.get(page_of(row)).context["buttons"] == []
+    assert [looker.get(one).status_code for one in (reverse(ADD), edit)] == [403, 403]
+    assert staff("view_calendar", "add_calendar").get(reverse(ADD)).status_code == 200
+    assert staff("view_calendar", "change_calendar").get(edit).status_code == 200
+    act(staff("view_calendar", "add_calendar", "change_calendar"), "delete", row)
+    assert Calendar.objects.exists()
+    act(staff("view_calendar", "delete_calendar"), "delete", row)
+    assert not Calendar.objects.exists()
+
+
+def test_a_list_costs_the_same_statements_for_one_calendar_and_for_fifty(
+    ann: Client, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(50):
+        calendars.upsert(f"office{number}", days=[CHRISTMAS, SpecialDay(CHRISTMAS.day + timedelta(days=1))])
+    ann.get(list_of("calendar"))
+    with django_assert_max_num_queries(12):
+        assert "Mon, Tue, Wed, Thu, Fri" in text(ann.get(list_of("calendar")))

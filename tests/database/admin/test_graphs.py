@@ -1,0 +1,383 @@
+"""Workflow runs and dependencies are looked at: progress in words, the picture, what waits for what, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.admin import graph_images, workflow_page
+from django_durable_tasks.lifecycle import graph_operations
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.states import Status
+from tests.database.admin.site import list_of, operator, page_of, staff, text
+from tests.database.graphs.playing import fail, of, succeed, tell
+from tests.factories import a_task, a_tenant, many_tasks
+from tests.project.tasks import echo, noop
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator("ann")
+
+
+def a_diamond(name: str = "diamond", **given: Any) -> WorkflowRun:
+    """Start a workflow of four tasks."""
+    wf = Workflow(name, on_failure=echo)
+    top = wf.add(noop, step="top")
+    left, right = wf.add(noop, after=top, step="left"), wf.add(noop, after=top, step="right")
+    wf.add(noop, after=[left, right], step="bottom")
+    return wf.start(**given)
+
+
+def _found(ann: Client, model: str, **asked: str) -> set[Any]:
+    return {row.pk for row in ann.get(list_of(model), asked).context["cl"].result_list}
+
+
+# Lists ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_runs_tells_progress_in_words_beside_the_bar(ann: Client) -> None:
+    run = a_diamond(key="nightly-7", tenant=a_tenant(name="Acme"))
+    succeed(of(run, "top"))
+    tell()
+    fail(of(run, "left"))
+    tell()
+    page = ann.get(list_of("workflowrun"))
+    told = text(page)
+    assert "diamond" in told
+    assert "RUNNING" in told
+    assert "3 of 4 ended: 1 SUCCESS, 1 FAILED, 1 SKIPPED" in told
+    assert "nightly-7" in told
+    assert "Acme" in told
+    widths = re.findall(r'<rect class="durable-part-(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"', page.content.decode())
+    assert widths == [("success", "0.00", "25.00"), ("failed", "25.00", "25.00"), ("skipped", "50.00", "25.00")]
+
+
+def test_runs_are_filtered_and_searched(ann: Client) -> None:
+    tenant = a_tenant()
+    a_tenant()
+    wanted, other = a_diamond("wanted", key="k-1", tenant=tenant), a_diamond("other")
+    WorkflowRun.objects.filter(pk=wanted.pk).update(
+        status="FAILED", completed_at=database_now(), deadline_at=database_now() - timedelta(hours=1)
+    )
+    WorkflowRun.objects.filter(pk=other.pk).update(deadline_at=database_now() - timedelta(hours=1))
+    asked = {"status__exact": "FAILED", "name": "wanted", "tenant": str(tenant.pk), "q": "k-1"}
+    for name, value in asked.items():
+        assert _found(ann, "workflowrun", **{name: value}) == {wanted.pk}, name
+    for term in (str(wanted.pk), "WANT", " k-1 "):
+        assert _found(ann, "workflowrun", q=term) == {wanted.pk}, term
+    assert _found(ann, "workflowrun", condition="open") == {other.pk}
+    assert _found(ann, "workflowrun", condition="late") == {other.pk}
+    assert _found(ann, "workflowrun", condition="stopping") == set()
+    assert _found(ann, "workflowrun", condition="nonsense") == set()
+    assert _found(ann, "workflowrun", root__exact=str(other.pk)) == {other.pk}
+    assert "late" in text(ann.get(list_of("workflowrun"), {"condition": "late"}))
+
+
+def test_whole_runs_and_parts_are_told_apart(ann: Client) -> None:
+    run = _nested()
+    parts = set(WorkflowRun.objects.exclude(pk=run.pk).values_list("pk", flat=True))
+    assert _found(ann, "workflowrun", condition="whole") == {run.pk}
+    assert _found(ann, "workflowrun", condition="part") == parts
+
+
+def test_dependencies_are_listed_with_what_became_of_them(ann: Client) -> None:
+    run = a_diamond(tenant=a_tenant(name="Acme"))
+    succeed(of(run, "top"))
+    tell()
+    fail(of(run, "left"))
+    tell()
+    told = text(ann.get(list_of("taskdependency")))
+    for word in ("top", "left", "right", "bottom", "MUST_SUCCEED", "met", "not met", "SKIPPED", "Acme"):
+        assert word in told
+    bottom = of(run, "bottom")
+    unmet = TaskDependency.objects.get(task=bottom, depends_on=of(run, "left"))
+    waits = TaskDependency.objects.get(task=bottom, depends_on=of(run, "right"))
+    assert _found(ann, "taskdependency", standing="unmet") == {unmet.pk}
+    assert _found(ann, "taskdependency", standing="waits") == {waits.pk}
+    assert len(_found(ann, "taskdependency", standing="met")) == 2
+    assert len(_found(ann, "taskdependency", kind="MUST_SUCCEED")) == 4
+    assert _found(ann, "taskdependency", kind="APPROVAL") == set()
+    assert _found(ann, "taskdependency", standing="nonsense") == set()
+    assert _found(ann, "taskdependency", q=str(bottom.pk)) == {unmet.pk, waits.pk}
+    assert len(_found(ann, "taskdependency", q=str(run.pk))) == 4
+    assert _found(ann, "taskdependency", q="bottom") == set()
+    assert _found(ann, "taskdependency", depends_on__id__exact=str(of(run, "left").pk)) == {unmet.pk}
+
+
+def test_dependencies_are_filtered_by_the_tenant_of_their_task(ann: Client) -> None:
+    tenant = a_tenant()
+    a_diamond(tenant=tenant)
+    a_diamond()
+    assert len(_found(ann, "taskdependency", tenant=str(tenant.pk))) == 4
+    assert len(_found(ann, "taskdependency")) == 8
+
+
+def test_the_page_of_an_edge_opens_also_when_its_upstream_is_gone(ann: Client) -> None:
+    run = a_diamond()
+    edge = TaskDependency.objects.get(task=of(run, "left"))
+    Task.objects.filter(pk=edge.depends_on_id).delete()
+    for address in (page_of(edge), page_of(of(run, "left")), list_of("taskdependency"), page_of(run)):
+        page = ann.get(address)
+        assert page.status_code == 200, address
+        assert "deleted" in text(page), address
+
+
+# The page of a run ------------------------------------------------------------------------------------------------
+
+
+def _nested() -> WorkflowRun:
+    inmost = Workflow("inmost")
+    inmost.add(noop, step="leaf")
+    inner = Workflow("inner")
+    inner.add_workflow(inmost, step="inmost")
+    outer = Workflow("outer")
+    outer.add_workflow(inner, step="inner")
+    return outer.start()
+
+
+def test_the_page_of_a_run_draws_its_graph_with_links_to_the_tasks(ann: Client) -> None:
+    run = a_diamond()
+    page = ann.get(page_of(run)).content.decode()
+    drawn = page[page.index('<div class="durable-drawing"') :].partition("</svg>")[0]
+    for step in ("top", "left", "right", "bottom"):
+        assert f'href="{page_of(of(run, step))}"' in drawn
+        assert step in drawn
+
+
+def test_the_tasks_of_a_run_tell_what_each_waits_for_and_why_it_ended(ann: Client) -> None:
+    run = a_diamond()
+    succeed(of(run, "top"))
+    tell()
+    fail(of(run, "left"))
+    tell()
+    page = ann.get(page_of(run))
+    lines = {line["task"].step: line for line in page.context["tasks"]}
+    assert list(lines) == ["top", "left", "right", "bottom"]
+    assert page_of(of(run, "left")) in lines["bottom"]["cause"]
+    assert lines["bottom"]["why"] == "upstream left ended FAILED"
+    fresh = ann.get(page_of(a_diamond()))
+    waits = {line["task"].step: line["waits"] for line in fresh.context["tasks"]}
+    assert waits["top"] == "-"
+    assert "left" in waits["bottom"]
+    assert "right" in waits["bottom"]
+
+
+def test_a_fan_in_is_told_by_its_first_upstreams_and_their_number(ann: Client) -> None:
+    wf = Workflow("wide")
+    wf.add(noop, after=[wf.add(noop) for _ in range(60)], step="end")
+    run = wf.start()
+    last = ann.get(page_of(run), {"p": "2"}).context
+    assert (last["page"], last["pages"], last["number"]) == (2, 2, 61)
+    assert "and 55 more" in last["tasks"][-1]["waits"]
+    assert last["tasks"][-1]["waits"].count("<div>") == 5
+    assert ann.get(page_of(run), {"p": "99"}).context["page"] == 2
+    assert ann.get(page_of(run), {"p": "x"}).context["page"] == 1
+
+
+def test_the_tasks_of_a_run_are_narrowed_by_status(ann: Client) -> None:
+    run = a_diamond()
+    told = ann.get(page_of(run), {"state": "BLOCKED"}).context
+    assert {line["task"].step for line in told["tasks"]} == {"left", "right", "bottom"}
+    assert [(status, number) for _mark, status, number in told["states"] if status == "BLOCKED"] == [("BLOCKED", 3)]
+    assert len(ann.get(page_of(run), {"state": "nonsense"}).context["tasks"]) == 4
+
+
+def test_the_tasks_of_a_run_are_listed_by_its_id(ann: Client) -> None:
+    run = a_diamond()
+    a_diamond()
+    assert len(_found(ann, "task", workflow__id__exact=str(run.pk))) == 4
+
+
+def test_a_run_shows_its_callbacks_and_the_tasks_that_were_born_of_them(ann: Client) -> None:
+    run = a_diamond()
+    assert "on_failure tests.project.tasks.echo -" in text(ann.get(page_of(run)))
+    fail(of(run, "top"))
+    tell()
+    born = Task.objects.get(idempotency_key=f"workflow-{run.pk}-on_failure")
+    page = ann.get(page_of(run))
+    assert page_of(born) in page.content.decode()
+    assert "It failed." in text(page)
+
+
+def test_a_part_of_a_workflow_shows_the_whole_and_its_other_parts(ann: Client) -> None:
+    run = _nested()
+    leaf = WorkflowRun.objects.get(name="inmost")
+    page = ann.get(page_of(leaf))
+    assert [(row["run"].name, row["depth"], row["here"]) for row in page.context["family"]] == [
+        ("outer", 0, False), ("inner", 1, False), ("inmost", 2, True),
+    ]  # fmt: skip
+    assert page_of(run) in page.content.decode()
+    assert ann.get(page_of(a_diamond())).context["family"] == []
+
+
+def test_a_large_graph_is_drawn_only_when_asked_for(ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_images, "AT_ONCE", 3)
+    run = a_diamond()
+    page = ann.get(page_of(run)).content.decode()
+    assert "durable-drawing" not in page
+    assert "?draw=1#graph" in page
+    monkeypatch.setattr(workflow_page, "TASKS", 3)
+    numbers = [len(ann.get(page_of(run), {"p": page}).context["tasks"]) for page in ("1", "2")]
+    assert numbers == [3, 1]
+    assert "durable-drawing" in ann.get(page_of(run), {"draw": "1"}).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "begins"),
+    [("svg", "image/svg+xml", "<svg"), ("json", "application/json", "{"), ("mmd", "text/plain", ""),
+     ("dot", "text/plain", "digraph"), ("txt", "text/plain", "")],
+)  # fmt: skip
+def test_a_picture_is_handed_out_as_a_file(ann: Client, ending: str, kind: str, begins: str) -> None:
+    run = a_diamond()
+    for name, row in (("workflowrun", run), ("task", of(run, "left"))):
+        answer = ann.get(reverse(f"admin:django_durable_tasks_{name}_graph", args=[row.pk, ending]))
+        assert answer.status_code == 200
+        assert answer["Content-Type"].startswith(kind)
+        assert answer["Content-Disposition"] == f'attachment; filename="{name}-{row.pk}.{ending}"'
+        body = answer.content.decode()
+        assert begins in body
+        assert "bottom" in body
+        if ending == "json":
+            json.loads(body)
+
+
+def test_there_is_no_picture_of_another_kind_or_of_a_run_that_is_none(ann: Client) -> None:
+    run = a_diamond()
+    assert ann.get(reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "exe"])).status_code == 404
+    other = of(run, "top")
+    assert ann.get(reverse("admin:django_durable_tasks_workflowrun_graph", args=[other.pk, "svg"])).status_code == 404
+
+
+# The page of a task -----------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_task_tells_its_workflow_its_neighbours_and_its_cause(ann: Client) -> None:
+    run = a_diamond()
+    succeed(of(run, "top"))
+    tell()
+    fail(of(run, "left"))
+    tell()
+    page = ann.get(page_of(of(run, "bottom")))
+    body, told = page.content.decode(), text(page)
+    assert page_of(run) in body
+    assert "step bottom" in told
+    assert "It ended because of left" in told
+    assert f"{page_of(of(run, 'left'))}" in body
+    assert len(page.context["above"]) == 2
+    left = ann.get(page_of(of(run, "left")))
+    assert [str(line["task"]).count("bottom") for line in left.context["below"]] == [1]
+    assert "durable-drawing" in body
+
+
+def test_a_task_of_no_graph_shows_none(ann: Client) -> None:
+    page = ann.get(page_of(a_task()))
+    assert "What it waits for" not in text(page)
+    assert "durable-drawing" not in page.content.decode()
+
+
+def test_a_closed_gate_tells_who_asked_for_it_and_why(ann: Client) -> None:
+    wf = Workflow("gated")
+    wf.add(noop, approval="ask the controller", step="pay")
+    run = wf.start()
+    task = of(run, "pay")
+    assert "It waits for an approval: ask the controller" in text(ann.get(page_of(task)))
+    graph_operations.hold(task, by="bob", note="token=abc123 is wrong")
+    told = text(ann.get(page_of(task)))
+    assert "It is on hold, asked for by bob: " in told
+    assert "abc123" not in told
+    assert _found(ann, "taskdependency", kind="HOLD") == {TaskDependency.objects.get(gate="HOLD").pk}
+    assert "a person" in text(ann.get(list_of("taskdependency")))
+
+
+# Who may look -----------------------------------------------------------------------------------------------------
+
+
+def test_who_may_not_look_sees_nothing() -> None:
+    run = a_diamond()
+    edge = TaskDependency.objects.first()
+    for client in (staff(), staff("view_task")):
+        for address in (list_of("workflowrun"), page_of(run), list_of("taskdependency"), page_of(edge)):
+            assert client.get(address).status_code in (302, 403), address
+        picture = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
+        assert client.get(picture).status_code == 403
+
+
+def test_who_may_see_runs_but_no_tasks_sees_numbers_and_no_names() -> None:
+    run = a_diamond()
+    page = staff("view_workflowrun").get(page_of(run))
+    assert "0 of 4 ended" in text(page)
+    assert "bottom" not in page.content.decode()
+    assert "drawing" not in page.context
+    picture = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
+    assert staff("view_workflowrun").get(picture).status_code == 403
+
+
+# Cost -------------------------------------------------------------------------------------------------------------
+
+
+def _cost(ann: Client, address: str) -> int:
+    ann.get(address)
+    with CaptureQueriesContext(connection) as captured:
+        assert ann.get(address).status_code == 200
+    return len(captured)
+
+
+@pytest.mark.parametrize("model", ["workflowrun", "taskdependency"])
+def test_a_list_costs_the_same_statements_for_one_run_and_for_twenty(ann: Client, model: str) -> None:
+    a_diamond()
+    one = _cost(ann, list_of(model))
+    for number in range(19):
+        a_diamond(f"diamond{number}", tenant=a_tenant())
+    assert _cost(ann, list_of(model)) == one
+    assert one <= 16
+
+
+def test_the_page_of_a_run_costs_the_same_statements_for_a_small_graph_and_a_large_one(ann: Client) -> None:
+    costs = []
+    for number in (3, 90):
+        wf = Workflow("wide")
+        wf.add(noop, after=[wf.add(noop) for _ in range(number)], step="end")
+        run = wf.start()
+        costs.append(_cost(ann, f"{page_of(run)}?p=9"))
+    assert costs[0] == costs[1]
+
+
+def test_the_page_of_a_task_costs_the_same_statements_for_one_neighbour_and_for_fifty(ann: Client) -> None:
+    costs = []
+    for number in (1, 60):
+        wf = Workflow("wide")
+        first = wf.add(noop, step="first")
+        middle = wf.add(noop, after=[first, *(wf.add(noop) for _ in range(number))], step="middle")
+        for _ in range(number):
+            wf.add(noop, after=middle)
+        run = wf.start()
+        costs.append(_cost(ann, page_of(of(run, "middle"))))
+    assert costs[1] <= costs[0] <= 24
+
+
+def test_the_heavy_columns_of_tasks_are_not_read_for_a_graph(ann: Client) -> None:
+    run = a_diamond()
+    with CaptureQueriesContext(connection) as captured:
+        ann.get(page_of(run))
+    assert not [query["sql"] for query in captured if "kwargs" in query["sql"]]
+
+
+def test_a_list_of_unrelated_tasks_is_not_made_dearer_by_graphs(ann: Client) -> None:
+    many_tasks(3, Status.FAILED)
+    before = _cost(ann, list_of("task"))
+    a_diamond()
+    assert _cost(ann, list_of("task")) == before

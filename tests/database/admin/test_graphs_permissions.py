@@ -1,0 +1,141 @@
+"""Each verb of graphs has a permission of its own: with it alone it works, without it nothing is offered or done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from tests.database.admin.site import list_of, operator, page_of, staff
+from tests.database.admin.test_graphs import a_diamond
+from tests.database.admin.test_graphs_verbs import a_gated, address, choose, do
+from tests.database.graphs.playing import fail, of, succeed, tell
+
+pytestmark = pytest.mark.django_db
+
+VIEWS = ("view_workflowrun", "view_task", "view_taskdependency")
+ALL = ("cancel_workflowrun", "retry_workflowrun", "force_workflowrun", "approve_taskdependency", "cancel_task",
+       "retry_task", "force_complete_task", "add_taskdependency", "delete_taskdependency")  # fmt: skip
+
+
+def _run() -> WorkflowRun:
+    return WorkflowRun.objects.get(name="diamond")
+
+
+def _step(step: str) -> Task:
+    found: Task = Task.objects.get(step=step)
+    return found
+
+
+def _edge_form() -> dict[str, str]:
+    return {"task": str(_step("bottom").pk), "upstream": str(_step("top").pk), "kind": "MUST_SUCCEED", "_do": "1"}
+
+
+VERBS: dict[str, tuple[str, Callable[[Client], Any]]] = {
+    "cancel": ("cancel_workflowrun", lambda client: do(client, _run(), "cancel")),
+    "retry": ("retry_workflowrun", lambda client: do(client, _run(), "retry")),
+    "force-run": ("force_workflowrun", lambda client: do(client, _step("bottom"), "force-run", note="x")),
+    "force-complete": ("force_workflowrun", lambda client: choose(client, "force-complete", _step("left"), _do="1",
+                                                                  note="x")),
+    "approve": ("approve_taskdependency", lambda client: do(client, _step("pay"), "approve")),
+    "reject": ("approve_taskdependency", lambda client: do(client, _step("pay"), "reject", note="x")),
+    "hold": ("approve_taskdependency", lambda client: do(client, _step("ship"), "hold")),
+    "unhold": ("approve_taskdependency", lambda client: do(client, _step("pay"), "unhold")),
+    "retry-from": ("retry_workflowrun", lambda client: do(client, _step("left"), "retry-from")),
+    "cancel-branch": ("cancel_workflowrun", lambda client: do(client, _step("right"), "cancel-branch")),
+    "add": ("add_taskdependency", lambda client: client.post(
+        reverse("admin:django_durable_tasks_taskdependency_add"),
+        {**_edge_form(), "task": str(_step("ship").pk), "upstream": str(_step("right").pk)})),
+    "remove": ("delete_taskdependency", lambda client: client.post(
+        reverse("admin:django_durable_tasks_graph_unlink",
+                args=[TaskDependency.objects.get(task=_step("ship"), depends_on=_step("pay")).pk]),
+        {"_do": "1", "note": ""})),
+}  # fmt: skip
+
+
+def _house() -> None:
+    run = a_diamond()
+    succeed(of(run, "top"))
+    tell()
+    fail(of(run, "left"))
+    tell()
+    gated = a_gated()
+    do(operator("root"), of(gated, "pay"), "hold")
+
+
+def _picture() -> list[Any]:
+    """Return everything that a verb may change."""
+    return [
+        sorted(Task.objects.values_list("pk", "status", "epoch", "unresolved_dependencies_count")),
+        sorted(TaskDependency.objects.values_list("pk", "outcome", "resolved_by").order_by(), key=str),
+        sorted(WorkflowRun.objects.values_list("pk", "cancel_requested_at")),
+    ]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_works_with_its_own_permission_alone(name: str) -> None:
+    _house()
+    before = _picture()
+    permission, verb = VERBS[name]
+    verb(staff(*VIEWS, permission))
+    assert _picture() != before
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_does_nothing_without_its_permission_whatever_else_one_may(name: str) -> None:
+    _house()
+    before = _picture()
+    permission, verb = VERBS[name]
+    assert verb(staff(*VIEWS, *(other for other in ALL if other != permission))).status_code == 403
+    assert _picture() == before
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_does_nothing_for_somebody_who_may_not_even_look(name: str) -> None:
+    _house()
+    before = _picture()
+    permission, verb = VERBS[name]
+    assert verb(staff(permission)).status_code == 403
+    assert _picture() == before
+
+
+def test_every_form_is_refused_without_its_csrf_token() -> None:
+    _house()
+    client = staff(*VIEWS, *ALL)
+    strict = Client(enforce_csrf_checks=True)
+    strict.cookies = client.cookies
+    before = _picture()
+    for name, (_permission, verb) in VERBS.items():
+        assert verb(strict).status_code == 403, name
+    assert _picture() == before
+
+
+def test_nothing_is_done_by_looking() -> None:
+    _house()
+    ann = operator()
+    before = _picture()
+    asked = {
+        "cancel": _run(), "retry": _run(), "approve": _step("pay"), "reject": _step("pay"), "hold": _step("ship"),
+        "unhold": _step("pay"), "retry-from": _step("left"), "cancel-branch": _step("right"),
+        "force-run": _step("bottom"),
+    }  # fmt: skip
+    for name, row in asked.items():
+        looked = ann.get(address(row, name) + "?_do=1&note=x")
+        assert looked.context["number"], name
+        assert _picture() == before, name
+
+
+def test_somebody_who_may_only_look_is_offered_no_verb() -> None:
+    _house()
+    looker = staff(*VIEWS)
+    for row in (_run(), _step("pay"), _step("bottom"), _step("left"), *TaskDependency.objects.all()):
+        page = looker.get(page_of(row))
+        assert not [button for button in page.context["buttons"] if "Its dead letters" not in str(button["title"])]
+        assert "durable-chosen" not in page.content.decode()
+        assert "Remove…" not in page.content.decode()
+    assert 'name="action"' not in looker.get(list_of("task")).content.decode()
+    assert "/add/" not in looker.get(list_of("taskdependency")).content.decode()

@@ -1,0 +1,179 @@
+"""Lists filter, search and count within bounds, and cost the same for one row and for fifty."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_durable_tasks.admin import readonly
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.models.task import new_task_id
+from django_durable_tasks.rules.identifiers import first_uuid7_of
+from django_durable_tasks.rules.states import Status
+from tests.database.admin.site import act, list_of, operator, text
+from tests.factories import a_log_row, a_node, a_task, a_tenant, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator()
+
+
+def _found(ann: Client, model: str, **asked: str) -> set[Any]:
+    return {row.pk for row in ann.get(list_of(model), asked).context["cl"].result_list}
+
+
+def test_tasks_are_filtered_by_condition(ann: Client) -> None:
+    past = database_now() - timedelta(minutes=5)
+    rows = {
+        "due": a_task(due=-5),
+        "retrying": a_task(failures=1, due=500),
+        "unanswered": a_task(Status.QUEUED, publish_count=2),
+        "overdue": a_task(Status.RUNNING, started_at=past, expected_duration=timedelta(seconds=5)),
+        "silent": a_task(Status.RUNNING, due=-5),
+        "stopping": a_task(Status.RUNNING, cancel_requested_at=past),
+    }
+    a_task(due=500)
+    for condition, row in rows.items():
+        assert _found(ann, "task", condition=condition) == {row.pk}, condition
+    assert _found(ann, "task", condition="nonsense") == set()
+
+
+def test_tasks_are_filtered_by_status_queue_name_tenant_reason_and_age(ann: Client) -> None:
+    tenant = a_tenant()
+    wanted = a_task(Status.CANCELLED, queue="mail", name="billing.charge", tenant=tenant, reason="CANCELLED by ann")
+    other = a_task(pk=first_uuid7_of(1_600_000_000_000))
+    asked = {"status__exact": "CANCELLED", "queue": "mail", "name": "billing.charge", "tenant": str(tenant.pk),
+             "reason": "CANCELLED", "born": "hour"}  # fmt: skip
+    for name, value in asked.items():
+        assert _found(ann, "task", **{name: value}) == {wanted.pk}, name
+    assert _found(ann, "task", **asked) == {wanted.pk}
+    assert _found(ann, "task") == {wanted.pk, other.pk}
+    assert "mail" in text(ann.get(list_of("task"), {"queue": "mail"}))
+
+
+@pytest.mark.parametrize("value", ["\x00", "x" * 5_000, "9" * 40, "-1", "'", "é"])
+@pytest.mark.parametrize("name", ["queue", "name", "tenant", "reason", "born", "condition"])
+def test_a_filter_with_nonsense_finds_nothing(ann: Client, name: str, value: str) -> None:
+    a_task()
+    answer = ann.get(list_of("task"), {name: value})
+    assert answer.status_code == 200
+    assert not answer.context["cl"].result_count
+
+
+def test_logs_and_cases_are_filtered_by_their_tasks(ann: Client) -> None:
+    many_tasks(2, Status.FAILED, queue="mail", name="billing.charge")
+    a_task(Status.FAILED)
+    for model in ("taskexecutionlog", "deadletter"):
+        assert len(_found(ann, model)) == 3
+        assert len(_found(ann, model, queue="mail")) == 2
+        assert len(_found(ann, model, name="billing.charge")) == 2
+    assert len(_found(ann, "deadletter", reason="CRASHED")) == 0
+    assert len(_found(ann, "deadletter", fingerprint__exact="0" * 16)) == 3
+
+
+def test_a_task_is_found_by_id_celery_id_key_and_part_of_its_name(ann: Client) -> None:
+    task = a_task(Status.FAILED, name="billing.charge", key="k-1", idempotency_key="i-1", unique_key="u-1")
+    many_tasks(3, Status.FAILED)
+    for term in (str(task.pk), task.pk.hex, f"{task.pk}.3.1", "k-1", "i-1", "u-1", "charge", "CHARGE", " k-1 "):
+        assert _found(ann, "task", q=term) == {task.pk}, term
+        assert len(_found(ann, "taskexecutionlog", q=term)) == 1, term
+        assert len(_found(ann, "deadletter", q=term)) == 1, term
+    assert _found(ann, "task", q="k-") == set()
+    assert _found(ann, "task", q=str(new_task_id())) == set()
+
+
+def test_a_search_for_nonsense_finds_nothing(ann: Client) -> None:
+    a_task()
+    for term in ("%", "_______", "x" * 5_000, "' OR 1=1", "ж"):
+        assert ann.get(list_of("task"), {"q": term}).status_code == 200
+        assert _found(ann, "task", q=term) == set(), term
+
+
+def test_a_list_counts_no_further_than_its_bound(ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readonly, "COUNTED_AT_MOST", 7)
+    many_tasks(9)
+    assert ann.get(list_of("task")).context["cl"].result_count == 7
+
+
+def test_the_newest_tasks_come_first_page_by_page(ann: Client) -> None:
+    ids = [task.pk for task in many_tasks(60)]
+    pages = [[row.pk for row in ann.get(list_of("task"), {"p": str(page)}).context["cl"].result_list]
+             for page in (1, 2)]  # fmt: skip
+    assert [*pages[0], *pages[1]] == sorted(ids, key=str, reverse=True)
+
+
+def _cost(ann: Client, address: str) -> int:
+    ann.get(address)
+    with CaptureQueriesContext(connection) as captured:
+        assert ann.get(address).status_code == 200
+    return len(captured)
+
+
+def _grow(number: int) -> None:
+    for task in many_tasks(number, Status.FAILED):
+        a_log_row(task, traceback="Traceback")
+    many_tasks(number, queue=f"queue{number}")
+    many_tasks(number, Status.RUNNING)
+    for _ in range(number):
+        a_node()
+
+
+@pytest.mark.parametrize("model", ["task", "taskexecutionlog", "deadletter", "queuecontrol", "node"])
+def test_a_list_costs_the_same_statements_for_one_row_and_for_fifty(ann: Client, model: str) -> None:
+    _grow(1)
+    one = _cost(ann, list_of(model))
+    _grow(49)
+    assert _cost(ann, list_of(model)) == one
+    assert one <= 16
+
+
+def test_the_overview_costs_the_same_statements_for_one_row_and_for_fifty(ann: Client) -> None:
+    address = reverse("admin:django_durable_tasks_overview")
+    _grow(1)
+    one = _cost(ann, address)
+    _grow(49)
+    assert _cost(ann, address) == one
+
+
+def test_the_page_of_a_task_costs_the_same_statements_for_one_attempt_and_for_fifty(ann: Client) -> None:
+    task = a_task(Status.FAILED)
+    address = reverse("admin:django_durable_tasks_task_change", args=[task.pk])
+    one = _cost(ann, address)
+    for _ in range(49):
+        a_log_row(task, traceback="Traceback", celery_id="x.1.1")
+    assert _cost(ann, address) == one
+
+
+@pytest.mark.parametrize(("action", "model"), [("cancel", Task), ("retry", Task), ("discard", DeadLetter)])
+def test_an_action_costs_the_same_statements_for_one_row_and_for_fifty(ann: Client, action: str, model: Any) -> None:
+    costs = []
+    for number in (1, 1, 50):
+        Task.objects.all().delete()
+        many_tasks(number, Status.FAILED)
+        many_tasks(number)
+        rows = model.objects.filter(**({"status": Status.PENDING} if action == "cancel" else {}))
+        rows = rows.filter(status=Status.FAILED) if action == "retry" else rows
+        chosen = list(rows)
+        with CaptureQueriesContext(connection) as captured:
+            act(ann, action, *chosen, reason="because")
+        costs.append(len(captured))
+    assert costs[1] == costs[2]
+
+
+def test_heavy_columns_are_not_read_for_a_list(ann: Client) -> None:
+    a_log_row(a_task(Status.FAILED))
+    for model in ("task", "taskexecutionlog"):
+        with CaptureQueriesContext(connection) as captured:
+            ann.get(list_of(model))
+        read = " ".join(query["sql"] for query in captured)
+        assert "kwargs" not in read
+        assert "traceback" not in read

@@ -1,0 +1,180 @@
+"""Every screen opens, empty and full, and shows an operator what stands there and why."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, NodeKind, QueueControl, SchedulerLease, Task, TaskExecutionLog
+from django_durable_tasks.rules.states import Resolution, Status
+from tests.celery_told import celery_told
+from tests.database.admin.site import list_of, operator, page_of, staff, text
+from tests.factories import a_dead_letter, a_log_row, a_node, a_paused_queue, a_task, a_tenant, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+LISTS = ["task", "taskexecutionlog", "deadletter", "queuecontrol", "node", "schedulerlease", "tenant"]
+OVERVIEW = "admin:django_durable_tasks_overview"
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator()
+
+
+def _full_house() -> dict[str, Any]:
+    tasks = {status: a_task(status) for status in Status}
+    failed = tasks[Status.FAILED]
+    a_log_row(failed, traceback="Traceback (most recent call last):\n  Broken")
+    a_dead_letter(tasks[Status.CANCELLED], open=False)
+    a_paused_queue("held")
+    return {"tasks": tasks, "node": a_node(queues=["test"], slots=2), "scheduler": a_node(NodeKind.SCHEDULER)}
+
+
+@pytest.mark.parametrize("model", LISTS)
+def test_every_list_opens_empty_and_full(ann: Client, model: str) -> None:
+    assert ann.get(list_of(model)).status_code == 200
+    _full_house()
+    assert ann.get(list_of(model)).status_code == 200
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_the_page_of_a_task_in_every_status_opens_and_says_why(ann: Client, status: Status) -> None:
+    task = a_task(status)
+    answer = ann.get(page_of(task))
+    assert answer.status_code == 200
+    assert answer.context["sentences"]
+    assert answer.context["sentences"][0].text in text(answer)
+
+
+def test_the_pages_of_all_other_rows_open(ann: Client) -> None:
+    house = _full_house()
+    rows: list[Any] = [*DeadLetter.objects.all(), *TaskExecutionLog.objects.all(), house["node"], house["scheduler"],
+                       SchedulerLease.objects.get(), a_tenant()]  # fmt: skip
+    for row in rows:
+        assert ann.get(page_of(row)).status_code == 200, row
+
+
+@pytest.mark.parametrize("model", LISTS)
+def test_somebody_without_permission_sees_no_list(model: str) -> None:
+    assert staff().get(list_of(model)).status_code == 403
+
+
+@pytest.mark.parametrize("address", [OVERVIEW, "admin:app_list"])
+def test_somebody_without_permission_sees_no_overview(address: str) -> None:
+    arguments = ["django_durable_tasks"] if address.endswith("app_list") else []
+    assert staff().get(reverse(address, args=arguments)).status_code in (403, 404)
+
+
+def test_nothing_is_added_changed_or_deleted_by_hand(ann: Client) -> None:
+    task = a_task()
+    for model in LISTS[:-1]:
+        assert ann.get(reverse(f"admin:django_durable_tasks_{model}_add")).status_code == 403
+    assert ann.get(reverse("admin:django_durable_tasks_task_delete", args=[task.pk])).status_code == 403
+    assert ann.post(page_of(task), {"status": "SUCCESS", "name": "other"}).status_code == 403
+    task.refresh_from_db()
+    assert task.status == Status.PENDING
+    assert "delete_selected" not in ann.get(list_of("task")).content.decode()
+
+
+def test_tenants_are_made_and_named_but_never_deleted(ann: Client) -> None:
+    answer = ann.post(reverse("admin:django_durable_tasks_tenant_add"), {"slug": "acme", "name": "Acme"})
+    assert answer.status_code == 302
+    tenant = a_tenant()
+    assert ann.get(reverse("admin:django_durable_tasks_tenant_delete", args=[tenant.pk])).status_code == 403
+
+
+def test_a_paused_queue_without_workers_and_schedulers_is_why_a_task_does_not_run(ann: Client) -> None:
+    a_paused_queue("test", reason="the printer burns")
+    told = text(ann.get(page_of(a_task(due=-60))))
+    assert "Queue test was paused by somebody (the printer burns)" in told
+    assert "No live worker listens on queue test" in told
+    assert "No scheduler is alive" in told
+
+
+def test_labels_are_questions_on_the_row(ann: Client) -> None:
+    past = database_now() - timedelta(minutes=5)
+    a_task(failures=2, due=500)
+    a_task(Status.RUNNING, expected_duration=timedelta(seconds=1), started_at=past, cancel_requested_at=past)
+    a_task(Status.RUNNING, due=-60)
+    a_task(Status.QUEUED, publish_count=4)
+    told = ann.get(list_of("task")).content.decode()
+    for label in ("retrying", "overdue", "asked to stop", "worker silent", "published in vain"):
+        assert f">{label}</span>" in told
+    assert 'durable-failed">' not in told
+
+
+def test_the_overview_says_what_waits_who_leads_and_what_is_wrong(ann: Client) -> None:
+    many_tasks(3, queue="mail", due=-600)
+    a_task(Status.FAILED)
+    told = text(ann.get(reverse(OVERVIEW)))
+    assert "No scheduler is alive" in told
+    assert "Queue mail has 3 tasks to start and no live worker." in told
+    assert "1 dead letter is open." in told
+    assert "Nobody leads" in told
+    leader = a_node(NodeKind.SCHEDULER, name="scheduler-1")
+    a_node(queues=["mail"], slots=4)
+    SchedulerLease.objects.update(holder=leader.pk, term=7, expires_at=database_now() + timedelta(minutes=1))
+    told = text(ann.get(reverse(OVERVIEW)))
+    assert "scheduler-1 leads in term 7" in told
+    assert "Queue mail is late: its oldest task could have started" in told
+    assert "4 slots" in told
+    assert "scheduler-1 leads in term 7" in text(ann.get(list_of("node")))
+
+
+def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client) -> None:
+    leader = a_node(NodeKind.SCHEDULER)
+    SchedulerLease.objects.update(holder=leader.pk, expires_at=database_now() + timedelta(minutes=1))
+    assert "Nothing is wrong." in text(ann.get(reverse(OVERVIEW)))
+
+
+def test_a_broker_that_does_not_answer_is_told_without_its_password(ann: Client) -> None:
+    task = a_task(due=-5)
+    with celery_told(broker_url="redis://:swordfish@127.0.0.1:1/0"):
+        for address in (reverse(OVERVIEW), page_of(task)):
+            page = ann.get(address)
+            assert "The broker does not answer from here" in text(page)
+            assert "swordfish" not in page.content.decode()
+
+
+def test_a_page_shows_the_last_fifty_attempts_and_links_all(ann: Client) -> None:
+    task = a_task(Status.FAILED)
+    TaskExecutionLog.objects.bulk_create(
+        TaskExecutionLog(task_id=task.pk, attempt_number=number, status="RETRY", completed_at=database_now())
+        for number in range(60)
+    )
+    answer = ann.get(page_of(task))
+    shown = answer.context["inline_admin_formsets"][0].formset.queryset
+    assert [row.attempt_number for row in shown] == list(range(59, 9, -1))
+    assert f"?task__id__exact={task.pk}" in answer.content.decode()
+    assert ann.get(list_of("taskexecutionlog"), {"task__id__exact": str(task.pk)}).context["cl"].result_count == 61
+
+
+def test_the_page_of_a_failed_task_leads_to_its_case_and_back(ann: Client) -> None:
+    many_tasks(2, Status.FAILED)
+    task = Task.objects.first()
+    assert task is not None
+    (case,) = (button for button in ann.get(page_of(task)).context["buttons"] if button["title"] == "Its dead letters")
+    (letter,) = ann.get(case["url"]).context["cl"].result_list
+    assert letter.task_id == task.pk
+    assert page_of(task) in ann.get(page_of(letter)).content.decode()
+
+
+def test_closed_cases_are_listed_only_when_asked_for(ann: Client) -> None:
+    failed = a_task(Status.FAILED)
+    a_dead_letter(failed, open=False, resolution=Resolution.REPLAYED)
+    counts = {asked: ann.get(list_of("deadletter"), {"case": asked} if asked else {}).context["cl"].result_count
+              for asked in ("", "all", "REPLAYED", "DISCARDED")}  # fmt: skip
+    assert counts == {"": 1, "all": 2, "REPLAYED": 1, "DISCARDED": 0}
+
+
+def test_queues_without_a_mark_are_listed_too(ann: Client) -> None:
+    a_task(queue="never-paused")
+    told = text(ann.get(list_of("queuecontrol")))
+    assert "never-paused" in told
+    assert not QueueControl.objects.exists()
+    assert Task.objects.count() == 1

@@ -1,0 +1,253 @@
+"""A schedule is made and edited by one call, after a look at its next fires; what is refused stands at its field."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from django_durable_tasks.admin.recurring_form import RecurringForm
+from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
+from tests.database.admin.site import list_of, operator, page_of, said, staff, text
+from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.factories import a_tenant
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+ADD = "admin:django_durable_tasks_recurringtask_add"
+NEW = {
+    "name": "report", "task": "tests.project.tasks.add", "args": "[1, 2]", "kwargs": "{}", "options": "{}",
+    "cron": "30 2 * * *", "parts": "[]", "timezone": "Europe/Berlin", "dst_gap": "RUN_AFTER", "dst_overlap": "FIRST",
+    "roll": "SKIP", "jitter": "0", "catch_up_mode": "RUN_ONE_NOW", "misfire_grace": "60", "max_catchup_runs": "100",
+    "catchup_order": "OLDEST", "catchup_pace": "0", "overlap": "SKIP",
+}  # fmt: skip
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator()
+
+
+def _add(client: Client, **given: Any) -> Any:
+    return client.post(reverse(ADD), {**NEW, **given})
+
+
+def _edit(row: RecurringTask) -> str:
+    return reverse("admin:django_durable_tasks_recurringtask_edit", args=[row.pk])
+
+
+def _as_shown(row: RecurringTask, **given: Any) -> dict[str, Any]:
+    """Return what a browser would send back of the form of this row, with some fields changed."""
+    form = RecurringForm(row=row, secrets=True)
+    shown = {name: form[name].value() for name in form.fields}
+    return {name: "" if value is None else value for name, value in {**shown, **given}.items()}
+
+
+def test_a_look_writes_nothing_and_saving_makes_the_schedule(ann: Client) -> None:
+    looked = _add(ann, _look="1")
+    assert len(looked.context["fires"]) == 10
+    assert "Saved now, it would fire at" in text(looked)
+    assert not RecurringTask.objects.exists()
+    answer = _add(ann)
+    row = RecurringTask.objects.get()
+    assert answer["Location"] == page_of(row)
+    assert said(answer) == ["Schedule report is saved. Nothing of the past fires."]
+    assert (row.name, row.task, row.args, row.timetable) == (
+        "report", "tests.project.tasks.add", [1, 2], [{"cron": "30 2 * * *"}])  # fmt: skip
+    assert (row.time_zone, row.status, row.source, row.priority, row.max_runs) == (
+        "Europe/Berlin", "ACTIVE", "", None, None)  # fmt: skip
+    assert row.next_run_at == looked.context["looked"].fires[0].nominal
+
+
+def test_every_field_reaches_its_column(ann: Client) -> None:
+    Calendar.objects.create(name="berlin")
+    _add(
+        ann, cron="0 9 * * *\r\n0 17 * * 1-5", interval="3600", rrule="FREQ=MONTHLY;BYDAY=-1FR",
+        parts='[{"at": ["2999-03-08T07:00:00Z"]}]', calendar=["berlin"], roll="FOLLOWING", dst_gap="SKIP",
+        dst_overlap="BOTH", start_time="2026-03-02 10:00", end_time="2999-01-01T00:00:00Z", max_runs="7",
+        jitter="10%", expires_in="30", catch_up_mode="RUN_ALL_MISSED", misfire_grace="5", catchup_window="900",
+        max_catchup_runs="3", catchup_order="NEWEST", catchup_pace="2.5", overlap="QUEUE_ALL", overlap_key="k-{0}",
+        queue="reports", priority="0", description="told", options='{"max_attempts": 2}', paused="on",
+    )  # fmt: skip
+    row = RecurringTask.objects.get()
+    kinds = [next(iter(part)) for part in row.timetable]
+    assert kinds == ["cron", "cron", "interval", "rrule", "at"]
+    assert (row.calendars, row.roll, row.dst_gap, row.dst_overlap) == (["berlin"], "FOLLOWING", "SKIP", "BOTH")
+    assert row.start_time == START
+    assert row.end_time == datetime(2999, 1, 1, tzinfo=UTC)
+    assert (row.max_runs, row.jitter_percent, row.expires_in, row.queue, row.priority) == (7, 10.0, 30.0, "reports", 0)
+    assert (row.catch_up_mode, row.misfire_grace, row.catchup_window, row.max_catchup_runs, row.catchup_order,
+            row.catchup_pace) == ("RUN_ALL_MISSED", 5.0, 900.0, 3, "NEWEST", 2.5)  # fmt: skip
+    assert (row.overlap, row.overlap_key, row.description, row.options) == (
+        "QUEUE_ALL", "k-{0}", "told", {"max_attempts": 2})  # fmt: skip
+    assert (row.status, row.status_reason) == ("PAUSED", "CREATED_PAUSED")
+
+
+REFUSED = [
+    ("cron", {"cron": "61 * * * *"}, "61"),
+    ("cron", {"cron": "0 0 31 2 *"}, "can never fire"),
+    ("interval", {"interval": "0"}, "interval"),
+    ("interval", {"interval": "-5"}, "interval"),
+    ("rrule", {"rrule": "FREQ=SOMETIMES"}, "SOMETIMES"),
+    ("parts", {"parts": '[{"solar": "sunset"}]'}, "latitude"),
+    ("parts", {"parts": "{"}, "This is not JSON"),
+    ("parts", {"parts": "[5]"}, "a part has one of the keys"),
+    ("timezone", {"timezone": "right/UTC"}, "Select a valid choice"),
+    ("start_time", {"start_time": "soon"}, "Give a time as"),
+    ("start_time", {"start_time": "2026-03-29 02:30"}, "jump over"),
+    ("jitter", {"jitter": "much"}, "jitter='much'"),
+    ("jitter", {"jitter": "101%"}, "jitter="),
+    ("args", {"args": "[1]"}, "missing a required argument"),
+    ("args", {"args": '{"left": 1}'}, "a list"),
+    ("max_runs", {"max_runs": "0"}, "greater than or equal to 1"),
+    ("misfire_grace", {"misfire_grace": "-1"}, "greater than or equal to 0"),
+    ("task", {"task": "no.such"}, "Select a valid choice"),
+    ("calendar", {"calendar": ["nowhere"]}, "Select a valid choice"),
+    ("overlap_key", {"overlap_key": "{9}"}, "overlap_key"),
+    ("__all__", {"cron": ""}, "needs one of"),
+    ("end_time", {"end_time": "2020-01-01 00:00"}, "end_time"),
+]
+
+
+@pytest.mark.parametrize(("field", "given", "told"), REFUSED, ids=[f"{field} {given}" for field, given, _ in REFUSED])
+@pytest.mark.parametrize("button", ["_look", "_save"])
+def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
+    ann: Client, field: str, given: dict[str, Any], told: str, button: str
+) -> None:
+    page = _add(ann, **{**given, button: "1"})
+    assert page.status_code == 200
+    assert list(page.context["form"].errors) == [field]
+    assert told in text(page)
+    assert not RecurringTask.objects.exists()
+
+
+def test_adding_under_the_name_of_another_schedule_is_refused(ann: Client) -> None:
+    row = a_schedule("report")
+    page = _add(ann)
+    assert page.context["form"].errors["name"] == ["A schedule of this name is there already: edit that one."]
+    row.refresh_from_db()
+    assert row.task == "tests.project.tasks.noop"
+
+
+def test_a_form_sent_back_as_it_was_shown_changes_nothing(ann: Client) -> None:
+    row = a_schedule("odd", parts=[{"cron": "0 9 * * *"}, {"cron": "0 0 9 * * *", "seconds": "FIRST"},
+                                   {"interval": 2.5}, {"interval": 7}, {"rrule": "FREQ=DAILY"}],
+                     jitter="5%", timezone="America/New_York", kwargs={"day": "é"}, task=tasks.echo)  # fmt: skip
+    before = RecurringTask.objects.values().get()
+    ann.post(_edit(row), _as_shown(row))
+    assert RecurringTask.objects.values().get() == before
+
+
+def test_an_edit_never_fires_a_time_of_the_past(ann: Client) -> None:
+    row = a_schedule("report")
+    looked = ann.post(_edit(row), {**_as_shown(row, interval="86400000"), "_look": "1"})
+    answer = ann.post(_edit(row), _as_shown(row, interval="86400000"))
+    assert answer.status_code == 302
+    row.refresh_from_db()
+    assert row.timetable == [{"interval": 86_400_000.0}]
+    assert row.next_run_at is not None
+    assert row.next_run_at == looked.context["looked"].fires[0].nominal
+    assert fire(row.updated_at) == 0
+    assert not Task.objects.exists()
+    assert not OccurrenceRecord.objects.exists()
+
+
+def test_what_an_edit_leaves_empty_is_taken_away(ann: Client) -> None:
+    row = a_schedule("report", max_runs=7, expires_in=30, priority=4, end_time=at(days=99_999), catchup_window=5)
+    given = {"max_runs": "", "expires_in": "", "priority": "", "end_time": "", "catchup_window": "", "queue": "",
+             "start_time": ""}  # fmt: skip
+    assert ann.post(_edit(row), _as_shown(row, **given)).status_code == 302
+    row.refresh_from_db()
+    assert (row.max_runs, row.expires_in, row.priority, row.end_time, row.catchup_window, row.queue) == (
+        None, None, None, None, None, "")  # fmt: skip
+    assert row.start_time == START
+
+
+def test_an_edit_keeps_who_declared_the_schedule_and_says_so(ann: Client) -> None:
+    row = a_schedule("report", source="code")
+    assert "This schedule is declared by code" in text(ann.get(_edit(row)))
+    ann.post(_edit(row), _as_shown(row, description="x"))
+    row.refresh_from_db()
+    assert (row.source, row.description) == ("code", "x")
+
+
+def test_an_edit_that_is_refused_keeps_the_row(ann: Client) -> None:
+    row = a_schedule("report")
+    before = RecurringTask.objects.values().get()
+    page = ann.post(_edit(row), _as_shown(row, interval="", cron="x"))
+    assert page.context["form"].errors["cron"]
+    assert RecurringTask.objects.values().get() == before
+
+
+def test_a_schedule_of_a_task_that_this_process_does_not_know_opens_for_editing(ann: Client) -> None:
+    row = a_schedule("report")
+    RecurringTask.objects.filter(pk=row.pk).update(task="another.release")
+    row.refresh_from_db()
+    assert ann.get(_edit(row)).status_code == 200
+    assert "No durable task is registered as" in text(ann.post(_edit(row), _as_shown(row, description="x")))
+
+
+def test_with_several_tenants_the_schedule_gets_the_chosen_one(ann: Client) -> None:
+    tenant = a_tenant()
+    assert _add(ann).context["form"].errors["tenant"]
+    _add(ann, tenant=tenant.slug)
+    assert RecurringTask.objects.get().tenant_id == tenant.pk
+
+
+def test_who_may_not_read_secrets_edits_all_but_the_call(ann: Client) -> None:
+    row = a_schedule("report", task=tasks.echo, kwargs={"password": "swordfish"}, options={"max_attempts": 2})
+    client = staff("view_recurringtask", "change_recurringtask")
+    page = client.get(_edit(row))
+    assert "swordfish" not in page.content.decode()
+    assert "kwargs" not in page.context["form"].fields
+    client.post(_edit(row), _as_shown(row, description="x", kwargs='{"password": "other"}'))
+    row.refresh_from_db()
+    assert (row.description, row.kwargs) == ("x", {"password": "swordfish"})
+
+
+def test_making_and_editing_need_their_permissions() -> None:
+    row = a_schedule("old")
+    maker = staff("view_recurringtask", "add_recurringtask", "view_task_arguments")
+    editor = staff("view_recurringtask", "change_recurringtask")
+    for client, may_add in (
+        (maker, True),
+        (editor, False),
+        (staff("view_recurringtask", "pause_recurringtask"), False),
+    ):
+        assert client.get(reverse(ADD)).status_code == (200 if may_add else 403)
+        assert _add(client, _look="1").status_code == (200 if may_add else 403)
+    assert maker.get(_edit(row)).status_code == 403
+    assert staff("change_recurringtask").post(_edit(row), _as_shown(row, description="x")).status_code == 302
+    assert _add(maker).status_code == 302
+    assert "Edit…" in text(editor.get(page_of(row)))
+    assert "Add recurring task" in text(maker.get(list_of("recurringtask")))
+
+
+def test_a_schedule_that_has_ended_cannot_be_edited(ann: Client) -> None:
+    row = a_schedule("report")
+    row.cancel("over")
+    assert ann.get(_edit(row)).status_code == 404
+
+
+def test_a_schedule_that_rests_may_be_one_that_never_fires(ann: Client) -> None:
+    page = _add(ann, cron="0 0 31 2 *", paused="on", _look="1")
+    assert page.context["form"].errors == {}
+    assert page.context["fires"] == []
+    assert "Saved and resumed now, it would fire at" in text(page)
+    assert _add(ann, cron="0 0 31 2 *", paused="on").status_code == 302
+    row = RecurringTask.objects.get()
+    assert row.status == "PAUSED"
+    assert ann.get(page_of(row)).status_code == 200
+    assert ann.post(_edit(row), _as_shown(row, cron="0 0 30 2 *")).status_code == 302
+    row.refresh_from_db()
+    assert row.timetable == [{"cron": "0 0 30 2 *"}]
+    assert "would never fire" in text(ann.post(_do(row, "resume"), {"pace": ""}))
+
+
+def _do(row: RecurringTask, name: str) -> str:
+    return reverse("admin:django_durable_tasks_recurringtask_do", args=[row.pk, name])

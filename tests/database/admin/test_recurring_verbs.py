@@ -1,0 +1,214 @@
+"""The verbs of one schedule and of several, from their pages and the list: each one call, with its own permission."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.urls import reverse
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from tests.database.admin.site import act, list_of, operator, page_of, said, staff, text
+from tests.database.recurring.schedules import a_schedule, at, begin, fire
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator()
+
+
+def _verb(row: RecurringTask, name: str) -> str:
+    return reverse("admin:django_durable_tasks_recurringtask_do", args=[row.pk, name])
+
+
+def _do(client: Client, row: RecurringTask, name: str, **given: Any) -> Any:
+    return client.post(_verb(row, name), given)
+
+
+def _now(row: RecurringTask) -> RecurringTask:
+    found: RecurringTask = RecurringTask.objects.get(pk=row.pk)
+    return found
+
+
+def _ahead(days: float = 1) -> str:
+    return (database_now() + timedelta(days=days)).isoformat()
+
+
+def test_a_schedule_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
+    row = a_schedule()
+    assert "This field is required" in text(_do(ann, row, "pause", reason="", until=""))
+    answer = _do(ann, row, "pause", reason="deploy", until="")
+    assert said(answer) == ["nightly: It is paused: nothing fires until it is resumed."]
+    assert answer["Location"] == page_of(row)
+    told = text(ann.get(page_of(row)))
+    assert "by ann (deploy). It fires nothing until it is resumed." in told
+    assert "The next fires if it were resumed now" in told
+    assert _now(row).status == "PAUSED"
+    _do(ann, row, "resume", pace="")
+    assert (_now(row).status, _now(row).status_by) == ("ACTIVE", "ann")
+    assert list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True)) == [
+        "Pause. It is paused: nothing fires until it is resumed. deploy", "Resume. It fires again from now on.",
+    ]  # fmt: skip
+
+
+def test_a_pause_may_end_by_itself_and_a_resume_may_catch_up_paced(ann: Client) -> None:
+    row = a_schedule()
+    assert "is not after now" in text(_do(ann, row, "pause", reason="x", until="2020-01-01 00:00"))
+    _do(ann, row, "pause", reason="x", until=_ahead())
+    assert _now(row).paused_until is not None
+    assert "It goes on at" in text(ann.get(page_of(row)))
+    _do(ann, row, "resume", run_missed="on", pace="7.5")
+    row = _now(row)
+    assert (row.status, row.catchup_pace, row.next_run_at) == ("ACTIVE", 7.5, at(0))
+
+
+def test_a_schedule_is_snoozed_and_ended(ann: Client) -> None:
+    row = a_schedule()
+    _do(ann, row, "snooze", until=_ahead())
+    assert (_now(row).status, _now(row).status_reason) == ("PAUSED", "SNOOZED")
+    _do(ann, row, "cancel", reason="nobody reads it")
+    assert (_now(row).status, _now(row).status_reason) == ("CANCELLED", "nobody reads it")
+    page = ann.get(page_of(row))
+    assert page.context["buttons"] == []
+    assert "It has ended (nobody reads it) and never fires again." in text(page)
+    assert _do(ann, row, "pause", reason="x").status_code == 404
+
+
+def test_a_doubled_click_triggers_once(ann: Client) -> None:
+    row = a_schedule()
+    request_id = str(ann.get(_verb(row, "trigger")).context["form"].initial["request_id"])
+    first, second = (_do(ann, row, "trigger", request_id=request_id) for _ in range(2))
+    task = Task.objects.get()
+    assert said(first)[-1] == said(second)[-1] == f"nightly: Task {task.pk} was born."
+    assert OccurrenceRecord.objects.get().outcome == "MANUAL"
+    assert _now(row).runs_count == 0
+
+
+def test_a_backfill_shows_what_it_would_do_and_then_does_it(ann: Client) -> None:
+    row = a_schedule(misfire_grace=5)
+    fire(at(180 + 30))
+    given = {"start": "2026-03-02 09:00", "end": "2026-03-02 09:03", "reprocess": "NONE", "concurrency": "1"}
+    looked = _do(ann, row, "backfill", _look="1", **given)
+    assert [step["at"][15:23] for step in looked.context["report"]] == ["09:00:00", "09:01:00", "09:02:00", "09:03:00"]
+    assert "Nothing was written." in text(looked)
+    assert Task.objects.count() == 1
+    done = _do(ann, row, "backfill", **given)
+    assert said(done) == ["nightly: 3 were born, 0 replayed, 1 left alone."]
+    assert Task.objects.count() == 4
+    refused = _do(ann, row, "backfill", _look="1", **{**given, "end": _ahead()})
+    assert "is after now" in text(refused)
+    assert refused.context["form"].errors["end"]
+
+
+def test_a_fire_time_is_skipped_moved_and_given_back(ann: Client) -> None:
+    row = RecurringTask.objects.upsert(name="daily", task="tests.project.tasks.noop", cron="0 9 * * *")
+    first, second = (one.nominal for one in row.next_fire_times(2))
+    links = ann.get(page_of(row)).context["fires"]
+    _do(ann, row, "override", fire_time=links[0]["fire_time"], action="SKIP", move_to="", reason="holiday")
+    nowhere = _do(ann, row, "override", fire_time=links[1]["fire_time"], action="MOVE", move_to="", reason="late")
+    assert "Give it with MOVE" in text(nowhere)
+    later = second + timedelta(hours=5)
+    _do(ann, row, "override", fire_time=links[1]["fire_time"], action="MOVE", move_to=later.isoformat(), reason="late")
+    made = set(OccurrenceOverride.objects.values_list("fire_time", "action", "move_to", "by"))
+    assert made == {(first, "SKIP", None, "ann"), (second, "MOVE", later, "ann")}
+    assert ann.get(page_of(row)).context["fires"][0]["notes"][0].startswith("moved by hand")
+    taken = _do(ann, row, "withdraw", fire_time=first.isoformat())
+    assert "The schedule has its say again" in said(taken)[-1]
+    again = _do(ann, row, "withdraw", fire_time=first.isoformat())
+    assert said(again)[-1].startswith("daily: There was no override")
+    assert row.next_fire_times(1)[0].nominal == first
+    nowhere = _do(ann, row, "override", fire_time="2031-01-01 03:33", action="SKIP", move_to="", reason="x")
+    assert "is no fire time of" in text(nowhere)
+
+
+def test_an_address_fills_in_the_fire_time_of_a_table(ann: Client) -> None:
+    row = a_schedule()
+    page = ann.get(_verb(row, "override"), {"fire_time": "2027-01-01T09:00:00+01:00", "action": "MOVE"})
+    assert "2027-01-01T09:00:00+01:00" in page.content.decode()
+    assert '<option value="MOVE" selected>' in page.content.decode()
+
+
+def test_several_schedules_are_paused_resumed_and_ended_from_the_list(ann: Client) -> None:
+    rows = [a_schedule(f"schedule{number}") for number in range(3)]
+    asked = act(ann, "pause", *rows, confirm=False)
+    assert "This is about 3 rows" in text(asked)
+    assert said(act(ann, "pause", *rows, reason="deploy")) == ["3 schedules are paused."]
+    assert {_now(row).status_reason for row in rows} == {"deploy"}
+    assert said(act(ann, "resume", *rows[:2]))[-1] == "2 schedules fire again."
+    assert said(act(ann, "resume", *rows[:2]))[-1] == "0 schedules fire again. 2 rows were left alone."
+    act(ann, "cancel", *rows, reason="over")
+    assert RecurringTask.objects.filter(status="CANCELLED").count() == 3
+
+
+# Permissions ------------------------------------------------------------------------------------------------------
+
+VIEWS = ("view_recurringtask", "view_occurrencerecord", "view_task")
+GIVEN: dict[str, tuple[str, dict[str, str]]] = {
+    "pause": ("pause_recurringtask", {"reason": "x"}),
+    "snooze": ("pause_recurringtask", {"until": "2999-01-01 00:00"}),
+    "cancel": ("pause_recurringtask", {"reason": "x"}),
+    "override": ("pause_recurringtask", {"fire_time": "2999-01-01 09:00", "action": "SKIP", "reason": "x"}),
+    "trigger": ("trigger_recurringtask", {"request_id": "one"}),
+    "backfill": ("trigger_recurringtask", {"start": "2026-03-02 09:00", "end": "2026-03-02 09:01", "reprocess": "NONE",
+                                           "concurrency": "1"}),
+}  # fmt: skip
+ALL = ("pause_recurringtask", "trigger_recurringtask", "add_recurringtask", "change_recurringtask",
+       "delete_recurringtask")  # fmt: skip
+
+
+def _house() -> RecurringTask:
+    return begin(a_schedule(cron="0 9 * * *", start_time=at(0)), at(0))
+
+
+def _picture() -> list[Any]:
+    return [
+        list(RecurringTask.objects.values_list("status", "revision")),
+        Task.objects.count(), OccurrenceOverride.objects.count(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_verb_works_with_its_own_permission_alone_and_not_without_it(name: str) -> None:
+    row, (permission, given) = _house(), GIVEN[name]
+    before = _picture()
+    for refused in (staff(*VIEWS, *(one for one in ALL if one != permission)), staff(permission), staff(*VIEWS)):
+        assert refused.get(_verb(row, name)).status_code == 403
+        assert _do(refused, row, name, **given).status_code == 403
+        assert _picture() == before
+    assert _do(staff(*VIEWS, permission), row, name, **given).status_code == 302
+    assert _picture() != before
+
+
+def test_who_may_only_look_is_offered_no_verb() -> None:
+    row = _house()
+    looker = staff(*VIEWS)
+    page = looker.get(page_of(row))
+    assert page.context["buttons"] == []
+    assert "Skip…" not in text(page)
+    assert 'name="action"' not in looker.get(list_of("recurringtask")).content.decode()
+    assert "Add recurring task" not in text(looker.get(list_of("recurringtask")))
+
+
+def test_every_form_is_refused_without_its_csrf_token() -> None:
+    row = _house()
+    client = staff(*VIEWS, *ALL)
+    strict = Client(enforce_csrf_checks=True)
+    strict.cookies = client.cookies
+    before = _picture()
+    for name, (_permission, given) in GIVEN.items():
+        assert _do(strict, row, name, **given).status_code == 403
+    assert _picture() == before
+
+
+def test_an_unknown_verb_and_an_unknown_schedule_are_not_found(ann: Client) -> None:
+    row = _house()
+    assert ann.get(_verb(row, "explode")).status_code == 404
+    RecurringTask.objects.all().delete()
+    assert ann.get(_verb(row, "pause")).status_code == 404

@@ -1,0 +1,110 @@
+"""Secrets are masked for everybody but those who may read them, and cannot be asked for letter by letter."""
+
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from django_durable_tasks import durable_task
+from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
+from django_durable_tasks.rules.states import Status
+from tests.database.admin.site import list_of, operator, page_of, staff
+from tests.factories import a_log_row, a_task
+
+pytestmark = pytest.mark.django_db
+
+SECRET = "hunter2-and-more"
+ECHO = "tests.project.tasks.unique"
+VIEWS = ("view_task", "view_deadletter", "view_taskexecutionlog")
+
+
+@durable_task
+def log_in(user: str, password: str, *tokens: str) -> None:
+    """Take secrets by position."""
+
+
+def _house() -> list[str]:
+    task = a_task(
+        Status.FAILED, args=["ann"], kwargs={"password": SECRET, "deep": [{"api_key": SECRET}]}, name=ECHO,
+        last_error=f"Broken: token={SECRET}",
+    )  # fmt: skip
+    done = a_task(Status.SUCCESS, result={"session_token": SECRET, "total": 42})
+    log = a_log_row(task, error_message=f"Broken: token={SECRET}", traceback=f"  login(password={SECRET!r})")
+    letter = DeadLetter.objects.get()
+    DeadLetter.objects.update(error_message=f"Broken: token={SECRET}")
+    lists = [list_of("task"), list_of("taskexecutionlog"), list_of("deadletter")]
+    return [page_of(task), page_of(done), page_of(log), page_of(letter), *lists]
+
+
+def test_secrets_are_masked_on_every_page() -> None:
+    addresses = _house()
+    lists = addresses[4:]
+    for address in addresses:
+        page = staff(*VIEWS).get(address).content.decode()
+        assert SECRET not in page, address
+        assert "********" in page or address == lists[0], address
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    failed, done, *_ = _house()
+    assert "42" in staff(*VIEWS).get(done).content.decode()
+    assert "&quot;ann&quot;" in staff(*VIEWS).get(failed).content.decode()
+
+
+def test_arguments_and_results_are_plain_for_those_who_may_read_them_but_texts_stay_masked() -> None:
+    failed, done, log, letter, *_ = _house()
+    reader = staff(*VIEWS, "view_task_arguments")
+    assert reader.get(failed).content.decode().count(SECRET) == 2
+    assert SECRET in reader.get(done).content.decode()
+    assert SECRET not in reader.get(log).content.decode()
+    assert reader.get(letter).content.decode().count(SECRET) == 2
+
+
+def test_positional_arguments_are_masked_by_the_names_of_their_parameters() -> None:
+    task = a_task(name=log_in.name, args=["ann", SECRET, "more", SECRET])
+    page = staff(*VIEWS).get(page_of(task)).content.decode()
+    assert SECRET not in page
+    assert "&quot;ann&quot;" in page
+    assert "&quot;more&quot;" not in page
+
+
+def test_positional_arguments_of_an_unknown_task_are_all_masked() -> None:
+    task = a_task(name="gone.task", args=[SECRET, 4111])
+    page = staff(*VIEWS).get(page_of(task)).content.decode()
+    assert SECRET not in page
+    assert ">4111" not in page
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"kwargs__password__startswith": "h"},
+        {"kwargs__contains": "h"},
+        {"args__0": "ann"},
+        {"result__session_token__startswith": "h"},
+        {"last_error__contains": "hunter"},
+        {"executions__traceback__contains": "hunter"},
+        {"tenant__slug": "default"},
+    ],
+)
+def test_a_list_answers_no_question_about_what_it_hides(question: dict[str, Any]) -> None:
+    _house()
+    assert staff(*VIEWS).get(list_of("task"), question).status_code == 400
+
+
+def test_the_lists_of_other_rows_do_not_either() -> None:
+    _house()
+    for model in ("taskexecutionlog", "deadletter"):
+        answer = staff(*VIEWS).get(list_of(model), {"task__kwargs__password__startswith": "h"})
+        assert answer.status_code == 400
+    assert Task.objects.exists()
+    assert TaskExecutionLog.objects.exists()
+
+
+def test_the_page_that_edits_arguments_shows_them_only_to_those_who_may_read_them() -> None:
+    _house()
+    task = Task.objects.get(status=Status.FAILED)
+    address = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
+    assert staff(*VIEWS, "replay_deadletter").get(address).status_code == 403
+    assert staff(*VIEWS, "view_task_arguments").get(address).status_code == 403
+    assert SECRET in operator().get(address).content.decode()

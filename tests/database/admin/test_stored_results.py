@@ -1,0 +1,46 @@
+"""Where django-celery-results is installed, an attempt links to what it stored; where it is not, nothing is missed."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+from django_celery_results.models import TaskResult
+
+from django_durable_tasks.admin import display
+from django_durable_tasks.models import TaskExecutionLog
+from django_durable_tasks.rules.states import Status
+from tests.database.admin.site import operator, page_of
+from tests.factories import a_log_row, a_task
+
+pytestmark = pytest.mark.django_db
+
+
+def _log_row() -> TaskExecutionLog:
+    task = a_task(Status.FAILED)
+    return a_log_row(task, celery_id=f"{task.pk}.3.1")
+
+
+def test_an_attempt_links_to_what_django_celery_results_stored() -> None:
+    row = _log_row()
+    TaskResult.objects.create(task_id=row.celery_id, status="FAILURE")
+    TaskResult.objects.create(task_id="another", status="SUCCESS")
+    ann = operator()
+    for page in (page_of(row), page_of(row.task)):
+        told = ann.get(page).content.decode()
+        (address,) = re.findall(rf'href="([^"]*)">{re.escape(row.celery_id)}<', told)
+        results = ann.get(html.unescape(address)).context["cl"].result_list
+        assert [result.task_id for result in results] == [row.celery_id]
+
+
+def test_an_attempt_shows_its_celery_id_alone_where_nothing_stores_results(settings: Any) -> None:
+    settings.INSTALLED_APPS = [name for name in settings.INSTALLED_APPS if name != "django_celery_results"]
+    assert display.stored_result("some.3.1") == "some.3.1"
+    assert display.stored_result("") == display.NOTHING
+
+
+def test_hostile_celery_ids_stay_text() -> None:
+    assert "<b>" not in display.stored_result("<b>")
+    assert "%3Cb%3E" in display.stored_result("<b>")

@@ -1,0 +1,64 @@
+"""``django_durable_tasks.carry`` sends what the settings allow, under one Celery id, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from celery import current_app
+
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.targets.carry import NotCarried
+from tests.delivery import deliver
+from tests.factories import QUEUE, a_task
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CARRY = "django_durable_tasks.carry"
+SENT = {"task": "shop.tasks.plain", "args": [1], "kwargs": {"b": 2}, "options": {"queue": QUEUE, "headers": {"x": 1}}}
+
+
+def _carry() -> Task:
+    row = a_task(Status.QUEUED, name=CARRY, kwargs=SENT)
+    deliver(row)
+    row.refresh_from_db()
+    return row
+
+
+def _messages() -> list[Any]:
+    app, found = current_app._get_current_object(), []
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        app.amqp.queues[QUEUE](channel).declare()
+        while (message := channel.basic_get(QUEUE, no_ack=True)) is not None:
+            found.append(message)
+    return found
+
+
+def test_the_message_is_sent_and_the_row_remembers_it(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"CARRY": ["shop.tasks.plain"]}
+    row = _carry()
+    [message] = _messages()
+    assert row.result is not None
+    assert (row.status, row.result["status"], row.result["task"]) == ("SUCCESS", "SENT", "shop.tasks.plain")
+    assert message.headers["id"] == row.result["celery_id"]
+    assert (message.headers["task"], message.headers["x"]) == ("shop.tasks.plain", 1)
+    assert json.loads(message.body)[:2] == [[1], {"b": 2}]
+
+
+def test_another_attempt_sends_the_same_id(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"CARRY": ["shop.tasks.plain"]}
+    row = _carry()
+    Task.objects.filter(pk=row.pk).update(status="QUEUED", epoch=5, alarm_at=row.run_at, completed_at=None)
+    row.refresh_from_db()
+    deliver(row)
+    assert len({message.headers["id"] for message in _messages()}) == 1
+
+
+def test_what_the_settings_do_not_allow_ends_in_a_dead_letter() -> None:
+    with pytest.raises(NotCarried):
+        _carry()
+    row = Task.objects.get()
+    assert _messages() == []
+    assert (row.status, row.failures) == ("FAILED", 1)
+    assert "'shop.tasks.plain' is not in DURABLE_TASKS['CARRY']" in DeadLetter.objects.get().error_message

@@ -1,0 +1,200 @@
+"""What strangers on the broker, dead connections and limits at any instruction cannot do to a run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import current_app
+from celery.exceptions import Ignore
+from django.contrib.auth.models import Group
+from django.db import OperationalError, connection, connections, transaction
+
+from django_durable_tasks import durable_task
+from django_durable_tasks.celery import runs
+from django_durable_tasks.celery.envelope import HEADER, parse
+from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import Status
+from tests.delivery import deliver
+from tests.factories import a_task
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class _Strange(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        raise RuntimeError("no class to ask")
+
+
+class Strange(Exception, metaclass=_Strange):
+    """Cannot be asked what is one."""
+
+
+@durable_task(name="tests.gate.strange", give_up_on=(Strange,))
+def strange() -> None:
+    """Fail in a way that cannot be judged."""
+    raise ValueError("from the body")
+
+
+@durable_task(name="tests.gate.hooked", atomic=True)
+def hooked(name: str) -> str:
+    """Write a row, and fail after the COMMIT."""
+    Group.objects.create(name=name)
+    transaction.on_commit(_broken_hook)
+    return name
+
+
+def _broken_hook() -> None:
+    raise OperationalError("a hook of the user's")
+
+
+def _deliver_to(name: str, ring: str) -> Any:
+    task = current_app.tasks[name]
+    task.push_request(id=ring, called_directly=False, is_eager=False, args=[], kwargs={}, headers={HEADER: ring})
+    try:
+        return task()
+    finally:
+        task.pop_request()
+        runs.forget(ring)
+
+
+def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
+    row = a_task(Status.QUEUED, name=tasks.noop.name)
+    with pytest.raises(Ignore, match="STALE"):
+        _deliver_to(tasks.echo.name, f"{row.pk}.{row.epoch}.1")
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (Status.QUEUED, 0)
+
+
+def _deliver_plainly(*args: Any) -> Any:
+    """Deliver what anybody who may write to the broker could send: a name and arguments, and no row."""
+    add: Any = tasks.add
+    add.push_request(id=str(uuid.uuid4()), called_directly=False, is_eager=False, args=args, kwargs={})
+    try:
+        return add(*args)
+    finally:
+        add.pop_request()
+
+
+def test_a_message_that_rings_for_no_row_runs_nothing_with_the_arguments_it_brings() -> None:
+    with pytest.raises(Ignore, match="from its row"):
+        _deliver_plainly(1, 2)
+
+
+def test_messages_of_before_it_was_a_durable_task_run_where_the_project_says_so(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"PLAIN_MESSAGES": True}
+    assert _deliver_plainly(1, 2) == 3
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    ["", "a.1.1", "{id}.1", "{id}.1.1.1", "{id}.1.x", "{id}.-1.1", "{id}.1.1\n", "\n{id}.1.1", "{{{id}}}.1.1",
+     "{id}.99999999999999999999.1", "{id}.1.12345678901", "urn:uuid:{id}.1.1", 7, None],
+)  # fmt: skip
+def test_only_an_id_spelled_as_we_spell_it_is_one_of_ours(spelled: Any) -> None:
+    here = uuid.uuid4()
+    assert parse(f"{here}.1.1") is not None
+    assert parse(spelled.replace("{id}", str(here)) if isinstance(spelled, str) else spelled) is None
+
+
+def test_a_run_whose_ending_cannot_even_be_judged_leaves_the_heartbeat() -> None:
+    row = a_task(Status.QUEUED, name="tests.gate.strange")
+    with pytest.raises(RuntimeError, match="no class to ask"):
+        deliver(row)
+    assert runs.heart._runs == {}
+
+
+@pytest.fixture
+def dead_connection() -> None:
+    """Let the connection that the gate will borrow be a dead one."""
+    with own():
+        driver = connections["default"]
+        driver.ensure_connection()
+    assert driver is not connection
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [driver.connection.info.backend_pid])
+    else:
+        driver.connection.close()
+
+
+def test_a_message_that_meets_a_dead_connection_is_not_dropped(dead_connection: None) -> None:
+    row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2])
+    assert deliver(row) == 3
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (Status.SUCCESS, 1)
+
+
+@pytest.mark.postgresql
+def test_no_connection_of_ours_waits_for_hours_for_a_server_that_vanished() -> None:
+    with own():
+        told = connections["default"].connection.info.get_parameters()
+    assert {"connect_timeout", "tcp_user_timeout", "keepalives_idle", "keepalives_interval"} <= set(told)
+
+
+class _AnsweredBy:
+    """Lets the first statement of this kind on a connection of ours stand, and its caller hear something else."""
+
+    def __init__(self, verb: str, error: BaseException) -> None:
+        self.verb, self.error, self.told = verb, error, 0
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        answer = execute(sql, params, many, context)
+        if self.verb in sql and not self.told and not context["connection"].in_atomic_block:
+            self.told += 1
+            raise self.error
+        return answer
+
+
+@pytest.fixture
+def answered() -> Iterator[Any]:
+    """Give a way to have one statement of ours answered by an error."""
+    with own():
+        ours = connections["default"]
+    installed: list[_AnsweredBy] = []
+
+    def by(verb: str, error: BaseException) -> _AnsweredBy:
+        installed.append(_AnsweredBy(verb, error))
+        ours.execute_wrappers.append(installed[-1])
+        return installed[-1]
+
+    yield by
+    ours.execute_wrappers.clear()
+
+
+def test_a_start_whose_reply_was_lost_is_read_back_and_runs_once(answered: Any) -> None:
+    row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], on_orphan="DEAD_LETTER")
+    verb = "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE"
+    lost = answered(verb, OperationalError("cut before the reply"))
+    assert deliver(row) == 3
+    row.refresh_from_db()
+    assert (lost.told, row.status, row.attempts) == (1, Status.SUCCESS, 1)
+    assert [log.status for log in row.executions.all()] == ["SUCCESS"]
+
+
+@pytest.mark.postgresql
+def test_a_soft_limit_that_strikes_the_ending_of_a_success_leaves_it_a_success(answered: Any) -> None:
+    row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], max_attempts=1)
+    struck = answered("'SUCCESS', epoch", SoftTimeLimitExceeded())
+    assert deliver(row) == 3
+    row.refresh_from_db()
+    assert (struck.told, row.status, row.result) == (1, Status.SUCCESS, 3)
+    assert [log.status for log in row.executions.all()] == ["SUCCESS"]
+    assert runs.heart._runs == {}
+
+
+def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_takes_nothing_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    row = a_task(Status.QUEUED, name="tests.gate.hooked", args=["kept"])
+    assert deliver(row) == "kept"
+    row.refresh_from_db()
+    assert row.status == Status.SUCCESS
+    assert Group.objects.filter(name="kept").count() == 1
+    assert "a hook of the user's" in caplog.text
+    assert Task.objects.count() == 1

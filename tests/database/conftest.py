@@ -1,0 +1,30 @@
+"""What every test with a database finds: the first rows, an empty test queue, and no memory of an earlier test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from django_durable_tasks.celery import doorbell, publisher
+from django_durable_tasks.lifecycle import connections, limits
+from tests.factories import QUEUE, first_rows
+from tests.messages import take_rings
+from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed by name
+
+
+@pytest.fixture(autouse=True)
+def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Begin with a fresh view of queues and broker, and leave no connection and no message behind."""
+    limits.forget_picture()
+    publisher.breaker.succeeded()
+    mark = request.node.get_closest_marker("django_db")
+    transactional = mark is not None and mark.kwargs.get("transaction", False)
+    if mark is not None:
+        request.getfixturevalue("transactional_db" if transactional else "db")
+        first_rows()
+    if transactional:
+        take_rings(QUEUE)
+    yield
+    connections.close_all()
+    doorbell.hang_up()

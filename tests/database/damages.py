@@ -1,0 +1,242 @@
+"""Damages, one for each check of ``durable verify``: what a bug, a person or a restore may do to a row.
+
+Each writes rows past the engine, and returns the primary key of the row that is to be found.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.db.models import QuerySet
+
+from django_durable_tasks.models import (
+    DeadLetter,
+    Ending,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    RecurringTask,
+    SchedulerLease,
+    ShadowFire,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    WorkflowRun,
+)
+from django_durable_tasks.models.task import HELD
+from django_durable_tasks.rules.states import Status
+from tests.database.graphs.playing import of, succeed
+from tests.database.healthy_rows import a_fired_schedule, a_waiting_task, a_workflow, ago, an_ended_workflow
+from tests.factories import a_dead_letter, a_node, a_task
+
+
+def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
+    assert rows.filter(pk=pk).update(**columns) == 1
+    return pk
+
+
+def _miscounted_task() -> Any:
+    return _alter(Task.objects.all(), a_waiting_task().pk, unresolved_dependencies_count=7)
+
+
+def _blocked_by_nothing() -> Any:
+    row = a_waiting_task()
+    TaskDependency.objects.filter(task=row).update(resolved_at=ago(1), outcome="FORCED", met=True)
+    return _alter(Task.objects.all(), row.pk, unresolved_dependencies_count=0)
+
+
+def _untold_edge() -> Any:
+    return TaskDependency.objects.get(task=a_waiting_task(a_task(Status.SUCCESS))).pk
+
+
+def _early_edge() -> Any:
+    edge = TaskDependency.objects.get(task=a_waiting_task()).pk
+    return _alter(TaskDependency.objects.all(), edge, resolved_at=ago(1), outcome="SUCCESS", met=True)
+
+
+def _unmarked_upstream() -> Any:
+    edge = TaskDependency.objects.get(task=a_waiting_task())
+    _alter(Task.objects.all(), edge.depends_on_id, has_dependents=False)
+    return edge.pk
+
+
+def _note() -> Ending:
+    succeed(of(a_workflow(), "first"))
+    return Ending.objects.get()
+
+
+def _second_note() -> Any:
+    note = _note()
+    note.pk = None
+    note.save(force_insert=True)
+    return note.pk
+
+
+def _lying_note() -> Any:
+    note = _note()
+    _alter(Task.objects.all(), note.task_id, updated_at=ago(1_000))
+    return note.pk
+
+
+def _orphan_note() -> Any:
+    return Ending.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
+
+
+def _miscounted_run() -> Any:
+    return _alter(WorkflowRun.objects.all(), a_workflow().pk, succeeded=1)
+
+
+def _misjudged_run() -> Any:
+    return _alter(WorkflowRun.objects.all(), an_ended_workflow().pk, status="RUNNING", completed_at=None)
+
+
+def _abandoned_start() -> Any:
+    run = a_workflow()
+    Task.objects.filter(workflow=run, step="first").update(status="BLOCKED", alarm_at=None)
+    return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
+
+
+def _missing_letter() -> Any:
+    row = a_task(Status.FAILED)
+    DeadLetter.objects.filter(task=row).delete()
+    return row.pk
+
+
+def _stale_letter() -> Any:
+    return a_dead_letter(a_task(Status.SUCCESS)).pk
+
+
+def _ended_holder_of_a_key() -> Any:
+    return a_task(Status.SUCCESS, key="k", open_key="k").pk
+
+
+def _ended_nobody_knows_when() -> Any:
+    return a_task(Status.CANCELLED, completed_at=None).pk
+
+
+def _fallen_attempts() -> Any:
+    return _alter(Task.objects.all(), a_task(Status.SUCCESS).pk, attempts=0)
+
+
+def _silent_run() -> Any:
+    return a_task(Status.RUNNING, due=-600).pk
+
+
+def _unrung_row() -> Any:
+    return a_task(Status.QUEUED, due=-600).pk
+
+
+def _unpublished_row() -> Any:
+    return a_task(due=-600).pk
+
+
+def _held_row() -> Any:
+    return a_task(slot="s", alarm_at=HELD, updated_at=ago(600)).pk
+
+
+def _late_next_run() -> Any:
+    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, next_run_at=ago(-86_400))
+
+
+def _late_schedule() -> Any:
+    row = a_fired_schedule()
+    return _alter(RecurringTask.objects.all(), row.pk, watermark_at=ago(9_000), next_run_at=ago(600))
+
+
+def _quarantined_row() -> Any:
+    values = {"status": "PAUSED", "status_reason": "QUARANTINED", "next_run_at": None, "error": "Broken: no"}
+    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, **values)
+
+
+def _miscounted_schedule() -> Any:
+    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, runs_count=5)
+
+
+def _fire_without_task() -> Any:
+    row = a_fired_schedule()
+    Task.objects.filter(recurring_task=row).delete()
+    return OccurrenceRecord.objects.get(recurring_task=row).pk
+
+
+def _task_without_line() -> Any:
+    row = a_fired_schedule()
+    OccurrenceRecord.objects.filter(recurring_task=row).delete()
+    return Task.objects.get(recurring_task=row).pk
+
+
+def _missing_lease() -> Any:
+    SchedulerLease.objects.all().delete()
+    return "leader"
+
+
+def _endless_lease() -> Any:
+    return _alter(SchedulerLease.objects.all(), "leader", expires_at=ago(-86_400))
+
+
+def _silent_node() -> Any:
+    return a_node(seen=1_000).pk
+
+
+def _orphan_log_row() -> Any:
+    row = TaskExecutionLog(task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1))
+    row.save()
+    return row.pk
+
+
+def _orphan_edge() -> Any:
+    upstream = a_task(due=3_600, has_dependents=True)
+    return TaskDependency.objects.create(task_id=uuid.uuid4(), depends_on=upstream).pk
+
+
+def _orphan_line() -> Any:
+    return OccurrenceRecord.objects.create(recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED").pk
+
+
+def _orphan_override() -> Any:
+    values = {"recurring_task_id": uuid.uuid4(), "fire_time": ago(-60), "action": "SKIP"}
+    return OccurrenceOverride.objects.create(**values).pk
+
+
+def _old_fire_of_beat() -> Any:
+    return ShadowFire.objects.create(name="beat", task="t", heard_at=ago(700_000)).pk
+
+
+DAMAGES: Mapping[str, Callable[[], Any]] = {
+    "dependency-counts": _miscounted_task,
+    "blocked-by-nothing": _blocked_by_nothing,
+    "edges-untold": _untold_edge,
+    "edges-told-early": _early_edge,
+    "upstream-marks": _unmarked_upstream,
+    "notes-twice": _second_note,
+    "notes-waiting": _lying_note,
+    "orphan-notes": _orphan_note,
+    "workflow-counts": _miscounted_run,
+    "workflow-status": _misjudged_run,
+    "workflow-starts": _abandoned_start,
+    "dead-letters-missing": _missing_letter,
+    "dead-letters-stale": _stale_letter,
+    "key-markers": _ended_holder_of_a_key,
+    "completion-times": _ended_nobody_knows_when,
+    "attempts": _fallen_attempts,
+    "silent-runs": _silent_run,
+    "unrung": _unrung_row,
+    "unpublished": _unpublished_row,
+    "held-for-nobody": _held_row,
+    "watermarks": _late_next_run,
+    "late-schedules": _late_schedule,
+    "quarantined": _quarantined_row,
+    "runs-counts": _miscounted_schedule,
+    "occurrence-tasks": _fire_without_task,
+    "occurrence-lines": _task_without_line,
+    "first-rows": _missing_lease,
+    "leases": _endless_lease,
+    "silent-nodes": _silent_node,
+    "orphan-log-rows": _orphan_log_row,
+    "orphan-edges": _orphan_edge,
+    "orphan-lines": _orphan_line,
+    "orphan-overrides": _orphan_override,
+    "shadow-rows": _old_fire_of_beat,
+}
+FOR_PEOPLE = frozenset({"unpublished", "late-schedules", "quarantined", "occurrence-tasks"})
+"""The checks whose findings nothing can mend by itself."""

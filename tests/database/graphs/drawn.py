@@ -1,0 +1,67 @@
+"""Random graphs, and processes that die at random statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import OperationalError, connection
+from hypothesis import strategies as st
+
+from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure
+
+kinds, policies = st.sampled_from([*DependencyType]), st.sampled_from([*OnUpstreamFailure])
+picks = st.integers(0, 10_000)
+some = st.lists(picks, min_size=1, max_size=3)
+points = st.one_of(st.none(), st.none(), st.integers(0, 15))
+"""At which statement the process dies, if it does: the operation is done again by somebody else."""
+Edges = dict[int, tuple[str, str | None]]
+
+
+class Crash(OperationalError):
+    """The process that was at work died."""
+
+
+@contextmanager
+def dying_at(point: int | None) -> Iterator[None]:
+    """Raise Crash instead of executing the statement at this point."""
+    left = point
+
+    def statement(execute: Callable[..., Any], *words: Any) -> Any:
+        nonlocal left
+        if left is not None:
+            left = left - 1 if left else None  # what takes back the transaction is no step of the process
+            if left is None:
+                raise Crash
+        return execute(*words)
+
+    with connection.execute_wrapper(statement):
+        yield
+
+
+def whole(act: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the act as one transaction: what cannot be done again by whoever finds it half done."""
+
+    def acted() -> Any:
+        with transitions.atomic():
+            return act()
+
+    return acted
+
+
+@st.composite
+def shapes(draw: Any, above: int) -> dict[str, Any]:
+    """Draw what one task waits for: some of so many tasks above it, a join, a policy, gates."""
+    ups = draw(st.sets(st.integers(0, above - 1), max_size=4)) if above else set()
+    wants = {up: (str(draw(kinds)), draw(st.one_of(st.none(), policies.map(str)))) for up in sorted(ups)}
+    join = draw(st.one_of(st.just("ALL"), st.just("ANY"), st.integers(1, len(ups)))) if ups else "ALL"
+    gates = draw(st.sets(st.sampled_from([*Gate]), max_size=2)) if draw(st.integers(0, 4)) == 0 else set()
+    return {"edges": wants, "join": join, "policy": str(draw(policies)), "gates": sorted(map(str, gates))}
+
+
+@st.composite
+def graphs(draw: Any) -> list[dict[str, Any]]:
+    """Draw a graph, each task after those above it."""
+    return [draw(shapes(number)) for number in range(draw(st.integers(2, 9)))]

@@ -1,0 +1,169 @@
+"""Beside a hundred thousand edges, what the engine asks of a graph touches only what is told, counted or released."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import QuerySet
+
+from django_durable_tasks.lifecycle import edges, statements
+from django_durable_tasks.models import Ending, Task, TaskDependency
+from django_durable_tasks.rules.states import Status
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+
+RUNS, TASKS, WIDE = 100, 50_000, 3_000
+_TASKS = """
+INSERT INTO durable_tasks_task (id, name, queue, priority, args, kwargs, status, run_at, alarm_at, epoch, completed_at,
+                                workflow_id, has_dependents, unresolved_dependencies_count)
+SELECT (lpad(to_hex(%(run)s), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'tests.project.tasks.noop',
+       'test', 0, '[]', '{}', CASE WHEN n < %(open)s THEN 'SUCCESS' ELSE 'BLOCKED' END, now(), NULL, 3,
+       CASE WHEN n < %(open)s THEN now() END, (lpad(to_hex(n %% %(runs)s), 32, '0'))::uuid, true,
+       CASE WHEN n < %(open)s THEN 0 ELSE 2 END
+  FROM generate_series(0, %(number)s - 1) AS n
+"""
+# Each task waits for the two before it; the last of a hundred are still open.
+_EDGES = """
+INSERT INTO durable_tasks_dependency (task_id, depends_on_id, dependency_type, resolved_at, outcome, met)
+SELECT below.id, (lpad(to_hex(1), 12, '0') || '70008000' || lpad(to_hex(n - far), 12, '0'))::uuid, 'MUST_SUCCEED',
+       below.completed_at, CASE WHEN below.completed_at IS NOT NULL THEN 'SUCCESS' END,
+       CASE WHEN below.completed_at IS NOT NULL THEN true END
+  FROM generate_series(2, %(number)s - 1) AS n
+ CROSS JOIN generate_series(1, 2) AS far
+  JOIN durable_tasks_task AS below
+    ON below.id = (lpad(to_hex(1), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid
+"""
+_ENDINGS = """
+INSERT INTO durable_tasks_ending (task_id, epoch, workflow_id, status, told)
+SELECT id, epoch, workflow_id, 'SUCCESS', id < %(last)s FROM durable_tasks_task WHERE status = 'SUCCESS' ORDER BY id
+"""
+
+
+def _sql(*texts: str, **given: Any) -> None:
+    with connection.cursor() as cursor:
+        for text in texts:
+            cursor.execute(text, given)
+
+
+def _id(number: int) -> uuid.UUID:
+    return uuid.UUID(f"{1:012x}70008000{number:012x}")
+
+
+@pytest.fixture
+def crowd() -> Iterator[int]:
+    """Write many graphs that have ended for the most part, and give the number of the last task that has."""
+    still_open = TASKS - TASKS // 100
+    _sql(_TASKS, run=1, number=TASKS, open=still_open, runs=RUNS)
+    _sql(_EDGES, number=TASKS)
+    _sql(_ENDINGS, last=_id(still_open - 20))
+    _sql("ANALYZE")
+    yield still_open - 1
+    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending CASCADE")
+
+
+@pytest.fixture
+def unanalyzed() -> Iterator[list[int]]:
+    """Write one into three thousand that the planner knows nothing of, and give the note of the one's ending."""
+    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending CASCADE")
+    _sql(_TASKS, run=1, number=WIDE + 1, open=1, runs=1)
+    children = Task.objects.filter(status=Status.BLOCKED).order_by("pk").values_list("pk", flat=True)
+    edges.insert(
+        [TaskDependency(task_id=key, depends_on_id=_id(0), dependency_type="MUST_SUCCEED") for key in children]
+    )
+    _sql(_ENDINGS, last=_id(0))
+    yield list(Ending.objects.values_list("pk", flat=True))
+    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending CASCADE")
+
+
+class _Plan:
+    """What one statement did: its nodes, the indexes it went by, the pages it touched."""
+
+    def __init__(self, sql: str, parameters: Any) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
+            answer = cursor.fetchone()[0]
+            transaction.set_rollback(True)
+        self.root = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
+        self.nodes = list(self._walk(self.root))
+
+    def _walk(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield node
+        for inner in node.get("Plans", ()):
+            yield from self._walk(inner)
+
+    def pages(self) -> int:
+        """Count the pages that the statement touched."""
+        return int(self.root["Shared Hit Blocks"]) + int(self.root["Shared Read Blocks"])
+
+    def compared(self) -> int:
+        """Count the pairs of rows that nested loops looked at in vain."""
+        return sum(node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in self.nodes)
+
+    def expect(self, *indexes: str, pages: int) -> None:
+        """Assert that the statement went by these indexes, touched few pages, and read no table from end to end."""
+        whole = [node["Relation Name"] for node in self.nodes if node["Node Type"].endswith("Seq Scan")]
+        assert not whole, whole
+        assert set(indexes) <= {node.get("Index Name") for node in self.nodes}, self.nodes
+        assert self.pages() < pages, self.pages()
+
+
+def _of(question: QuerySet[Any]) -> _Plan:
+    return _Plan(*question.query.sql_with_params())
+
+
+def _raw(verb: str, **parameters: Any) -> _Plan:
+    sql = statements.text(verb, "postgresql")
+    assert sql is not None
+    return _Plan(sql, parameters)
+
+
+def test_what_is_asked_of_graphs_touches_only_what_is_due(crowd: int) -> None:
+    _of(Ending.objects.untold().values("pk")[:500]).expect("durable_ending_untold", pages=100)
+    _of(Ending.objects.uncounted().values("pk")[:500]).expect("durable_tasks_ending_pkey", pages=100)
+
+    ended = [_id(crowd - number) for number in range(20)]
+    below = TaskDependency.objects.below(ended).untold().order_by("task", "pk").values("task")[:2_000]
+    _of(below).expect("durable_dependency_below", pages=200)
+
+    waiting = [_id(crowd + 1 + number) for number in range(20)]
+    unresolved = TaskDependency.objects.above(waiting).unresolved().order_by().values("task")
+    _of(unresolved).expect("durable_dependency_unresolved", pages=200)
+    _of(TaskDependency.objects.above(waiting).order_by().values("task")).expect("durable_one_edge", pages=300)
+
+    # A hundredth of the tasks, which lie all over the table.
+    of_one = Task.objects.filter(workflow=uuid.UUID(int=7), status=Status.BLOCKED, unresolved_dependencies_count=0)
+    _of(of_one.order_by("pk").values("pk")[:500]).expect("durable_task_workflow", pages=TASKS // RUNS + 100)
+
+
+def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
+    last = _id(crowd)
+    below = _raw("below", id=last, limit=101)
+    below.expect("durable_dependency_below", "durable_tasks_task_pkey", "durable_ending_task", pages=40)
+    assert below.root["Actual Rows"] == 2
+
+    notes = list(Ending.objects.untold().values_list("pk", flat=True))
+    assert len(notes) == 20
+    spread = _raw("spread", notes=notes, limit=2_000, open=[], wait=15.0, alone=False)
+    spread.expect(
+        "durable_tasks_ending_pkey", "durable_dependency_below", "durable_tasks_dependency_pkey",
+        "durable_tasks_task_pkey", pages=2_000,
+    )  # fmt: skip
+
+
+def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: list[int]) -> None:
+    spread = _raw("spread", notes=unanalyzed, limit=2_000, open=[], wait=15.0, alone=False)
+    assert spread.compared() < 10 * WIDE
+    told = [node for node in spread.nodes if node.get("Operation") == "Update" and node["Actual Rows"] == 2_000]
+    assert told
+
+
+def test_a_note_is_counted_by_the_rows_it_concerns(crowd: int) -> None:
+    notes = list(Ending.objects.uncounted().values_list("pk", flat=True)[:100])
+    held = Ending.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)
+    with transaction.atomic():
+        _of(held.values("pk")).expect("durable_tasks_ending_pkey", pages=500)

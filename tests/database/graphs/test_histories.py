@@ -1,0 +1,400 @@
+"""Hypothesis plays random histories on random graphs, and a small reference without counters plays along."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
+from django_durable_tasks.lifecycle import (
+    attempts,
+    cancellation,
+    dead_letters,
+    dependencies,
+    edges,
+    limits,
+    linking,
+    reopening,
+    transitions,
+    workflow_runs,
+)
+from django_durable_tasks.models import DeadLetter, Ending, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.building import Growth, edges_to
+from django_durable_tasks.rules.graphs import Gate
+from django_durable_tasks.rules.runs import Run
+from tests.database.graphs.drawn import (
+    Crash,
+    Edges,
+    dying_at,
+    graphs,
+    kinds,
+    picks,
+    points,
+    policies,
+    shapes,
+    some,
+    whole,
+)
+from tests.database.graphs.playing import HOPELESS, begin, recount
+from tests.database.graphs.reference import ENDED, READY, Edge, Graph, Node
+from tests.database.lifecycle.moves import CRASH, FAILURE
+from tests.project.tasks import noop
+
+EXAMPLES = int(os.environ.get("TEST_HISTORIES", "60" if os.environ["TEST_DATABASE"] == "sqlite" else "20"))
+
+
+class Histories(RuleBasedStateMachine):
+    """The verbs of workers, leader and operators as rules; each may die at any statement and is then done again."""
+
+    @initialize(graph=graphs(), inside=st.integers(1, 9))
+    def start(self, graph: list[dict[str, Any]], inside: int) -> None:
+        """Some tasks are a workflow, the others wait for these by themselves."""
+        for table in (Task, Ending, TaskDependency, WorkflowRun):
+            table.objects.all().delete()
+        connection.run_on_commit.clear()
+        limits.forget_picture()
+        self.graph, self.ids, self.runs = Graph(), dict[str, uuid.UUID](), dict[str, Run]()
+        flow = Workflow("history")
+        steps: list[Any] = []
+        for shape in graph[:inside]:
+            after = {steps[up]: kind for up, kind in shape["edges"].items()}
+            gates = {gate.lower(): "" for gate in shape["gates"]}
+            steps.append(flow.add(noop, after=after, join=shape["join"], on_upstream_failure=shape["policy"], **gates))
+        run = flow.start()
+        for shape, step in zip(graph, steps, strict=False):
+            self._born(Task.objects.get(workflow=run, step=step.name).pk, shape)
+        for shape in graph[inside:]:
+            self._alone({**shape, "gates": []}, None)
+
+    def _alone(self, shape: dict[str, Any], point: int | None) -> None:
+        after = {self.ids[f"t{up}"]: kind for up, kind in shape["edges"].items()}
+        options = {"depends_on": after, "join": shape["join"]} if after else {}
+        call = noop.using(on_upstream_failure=shape["policy"], **options)
+        self._born(self._do(whole(lambda: call.schedule().pk), point), shape)
+
+    def _born(self, task_id: uuid.UUID, shape: dict[str, Any]) -> None:
+        name, join, number = f"t{len(self.ids)}", shape["join"], len(shape["edges"])
+        self.ids[name] = task_id
+        wants = {"ALL": None, "ANY": 1}.get(join, join)
+        node = Node(READY, None if wants == number else wants, shape["policy"], gates=set(shape["gates"]))
+        self.graph.nodes[name] = node
+        self.graph.link(name, self._edges(node, shape["edges"]))
+        if node.gates:
+            node.status = "BLOCKED"
+
+    def _edges(self, node: Node, wants: Edges) -> dict[str, Edge]:
+        return {f"t{up}": Edge(kind, policy or node.policy) for up, (kind, policy) in wants.items()}
+
+    def _do(self, act: Callable[[], Any], point: int | None = None, *, foreseen: bool = False) -> Any:
+        """Do it, again if the process dies; ``foreseen``: the reference has done it already."""
+        try:
+            with dying_at(point):
+                return act()
+        except Crash:
+            if not foreseen:
+                self.the_database_is_as_the_reference_says()
+            return act()
+
+    def _names(self, picked: list[int], *statuses: str) -> list[str]:
+        """Return some names: of tasks in these statuses if there are such, else of any."""
+        there = [name for name, node in self.graph.nodes.items() if node.status != "DELETED"]
+        fitting = [name for name in there if not statuses or self.graph.nodes[name].status in statuses] or there
+        return sorted({fitting[number % len(fitting)] for number in picked})
+
+    def _question(self, names: list[str]) -> Any:
+        return transitions.tasks().filter(pk__in=[self.ids[name] for name in names])
+
+    # Workers -------------------------------------------------------------------------------------------------------
+
+    @rule(pick=picks, point=points)
+    def work(self, pick: int, point: int | None) -> None:
+        """A task starts."""
+        (name,) = self._names([pick], READY)
+        if self.graph.nodes[name].status == READY:
+            self.runs[name] = self._do(whole(lambda: begin(self.ids[name])), point)
+            self.graph.nodes[name].status = "RUNNING"
+
+    @rule(pick=picks, how=st.sampled_from(["SUCCESS", "SUCCESS", "FAILED", "AGAIN", "LOST"]), point=points)
+    def finish(self, pick: int, how: str, point: int | None) -> None:
+        """A run ends."""
+        (name,) = self._names([pick], "RUNNING", READY)
+        node = self.graph.nodes[name]
+        if node.status == READY:
+            self.work(pick, None)
+            name = next(key for key, known in self.graph.nodes.items() if known.status == "RUNNING")
+            node = self.graph.nodes[name]
+        if node.status != "RUNNING":
+            return
+        run = self.runs[name]
+        if how == "SUCCESS":
+            assert self._do(lambda: attempts.succeed(run, None, "w"), point)
+            node.end("SUCCESS")
+            return
+        outcome = {"FAILED": HOPELESS, "AGAIN": FAILURE, "LOST": CRASH}[how]
+        self._do(lambda: attempts.end_runs(self._question([name]), lambda _: outcome), point)
+        gave_up = how == "FAILED" or Task.objects.get(pk=self.ids[name]).status == "FAILED"
+        node.end("CANCELLED" if node.asked else "FAILED" if gave_up else READY)
+
+    @precondition(lambda self: len(self.ids) < 14)
+    @rule(pick=picks, point=points, second=st.booleans())
+    def grow(self, pick: int, point: int | None, second: bool) -> None:
+        """A run of the workflow succeeds and adds one task or two."""
+        inside = set(Task.objects.filter(workflow__isnull=False, status="RUNNING").values_list("pk", flat=True))
+        names = [name for name, task_id in self.ids.items() if task_id in inside]
+        if not names or WorkflowRun.objects.get().status != "RUNNING":
+            return
+        name, growth = names[pick % len(names)], Growth("growth")
+        steps = [growth.add(noop, step=f"g{len(self.ids)}")]
+        if second:
+            steps.append(growth.add(noop, step=f"g{len(self.ids) + 1}", after=steps[0]))
+        below = [key for key in self.graph.below([name]) if self.graph.nodes[key].edges[name].holds]
+        assert self._do(lambda: attempts.succeed(self.runs[name], None, "w", (growth,)), point)
+        self.graph.nodes[name].end("SUCCESS")
+        for number, step in enumerate(steps):
+            edges_above = {len(self.ids) - 1: ("MUST_SUCCEED", None)} if number else {}
+            shape = {"edges": edges_above, "join": "ALL", "policy": "SKIP", "gates": []}
+            self._born(Task.objects.get(workflow__isnull=False, step=step.name).pk, shape)
+        for key in below:
+            node = self.graph.nodes[key]
+            if node.status == "BLOCKED":
+                node.edges[f"t{len(self.ids) - 1}"] = Edge("MUST_SUCCEED", node.policy)
+
+    # Operators and sweepers ----------------------------------------------------------------------------------------
+
+    @rule(picked=some, point=points)
+    def cancel(self, picked: list[int], point: int | None) -> None:
+        """Waiting tasks are cancelled, running ones are asked."""
+        names = self._names(picked, "BLOCKED", READY, "RUNNING")
+        self._do(lambda: cancellation.cancel(self._question(names), by="bob"), point)
+        for node in map(self.graph.nodes.__getitem__, names):
+            if node.status in ("BLOCKED", READY):
+                node.end("CANCELLED")
+            node.asked = node.status == "RUNNING"
+
+    @rule(picked=some, verb=st.sampled_from(["expire", "skip"]), point=points)
+    def leave_out(self, picked: list[int], verb: str, point: int | None) -> None:
+        """Waiting tasks expire, or are found to be duplicates."""
+        names = self._names(picked, "BLOCKED", READY)
+        question = self._question(names)
+        expires = verb == "expire"
+        self._do(lambda: transitions.expire(question, 9) if expires else transitions.skip(question, "DUPLICATE"), point)
+        for node in map(self.graph.nodes.__getitem__, names):
+            if node.status in ("BLOCKED", READY):
+                node.end("EXPIRED" if expires else "SKIPPED")
+
+    @rule(picked=some, point=points)
+    def replay(self, picked: list[int], point: int | None) -> None:
+        """Ended tasks come back, with what ended because of them; or something stands against it."""
+        names = self._names(picked, "FAILED", "SKIPPED", "CANCELLED", "EXPIRED")
+        ended = {name for name in names if self.graph.nodes[name].status in ENDED - {"SUCCESS"}}
+        back = self.graph.replay(names)
+        if ended and not back:
+            with pytest.raises(TransitionRefused):
+                dead_letters.replay(self._question(names), by="bob")
+            return
+        found = self._do(lambda: dead_letters.replay(self._question(names), by="bob"), point, foreseen=True)
+        assert set(found) == {self.ids[name] for name in ended & back}
+
+    @rule(picked=some, point=points)
+    def complete(self, picked: list[int], point: int | None) -> None:
+        """An operator calls tasks done."""
+        names = self._names(picked, "FAILED", "SKIPPED", "BLOCKED")
+        done = self.graph.complete(names)
+        found = self._do(lambda: dead_letters.force_complete(self._question(names), by="bob"), point, foreseen=True)
+        assert set(found) == {self.ids[name] for name in done}
+
+    @rule(picked=some, point=points)
+    def force_run(self, picked: list[int], point: int | None) -> None:
+        """An operator runs tasks whatever their upstreams say."""
+        names = self._names(picked, "SKIPPED", "BLOCKED")
+        forced = self.graph.force_run(names)
+        found = self._do(whole(lambda: self._forced(names)), point, foreseen=True)
+        assert set(found) == {self.ids[name] for name in forced}
+
+    def _forced(self, names: list[str]) -> list[uuid.UUID]:
+        forced, returned = reopening.force_run(self._question(names), "forced")
+        dead_letters.close_replayed([*forced, *returned], by="bob", note="")
+        return forced
+
+    @rule(pick=picks, other=picks, kind=kinds, policy=st.one_of(st.none(), policies), point=points)
+    def link(self, pick: int, other: int, kind: str, policy: str | None, point: int | None) -> None:
+        """One task waits for one more: new, known already, refused, or it would close a circle."""
+        (low,), (high,) = self._names([pick], "BLOCKED", READY), self._names([other])
+        node, wish = self.graph.nodes[low], (str(kind), policy and str(policy))
+        wanted = edges_to({self.ids[high]: wish})
+        refusal: type[Exception] | None = None
+        if node.status not in ("BLOCKED", READY):
+            refusal = TransitionRefused
+        elif self.graph.waits_for(high, low):
+            refusal = DependencyCycle
+        elif high in node.edges and node.edges[high].kind != kind:
+            refusal = InvalidDependency
+        if refusal is not None:
+            with pytest.raises(refusal):
+                linking.link(self.ids[low], wanted)
+        elif high in node.edges:
+            assert linking.link(self.ids[low], wanted) == 0
+            self.graph.link(low, {})
+        else:
+            assert self._do(lambda: linking.link(self.ids[low], wanted), point) == 1
+            self.graph.link(low, {high: Edge(wish[0], wish[1] or node.policy)})
+
+    @rule(pick=picks, picked=some, point=points)
+    def unlink(self, pick: int, picked: list[int], point: int | None) -> None:
+        """One task does not wait for some any more."""
+        (low,) = self._names([pick], "BLOCKED")
+        above = sorted(self.graph.nodes[low].edges)
+        if self.graph.nodes[low].status != "BLOCKED" or not above:
+            return
+        names = sorted({above[number % len(above)] for number in picked})
+        self._do(lambda: linking.unlink(self.ids[low], [self.ids[name] for name in names]), point)
+        self.graph.unlink(low, names)
+
+    @rule(pick=picks, gate=st.sampled_from([*Gate]), point=points)
+    def hold(self, pick: int, gate: str, point: int | None) -> None:
+        """One task has to wait for a person."""
+        (name,) = self._names([pick], "BLOCKED", READY)
+        node, there = self.graph.nodes[name], gate in self.graph.nodes[name].gates
+        if node.status in ("BLOCKED", READY):
+            assert self._do(lambda: linking.place_gate(self.ids[name], gate, by="bob"), point) != there
+            self.graph.hold(name, str(gate))
+
+    @rule(pick=picks, point=points)
+    def open(self, pick: int, point: int | None) -> None:
+        """The person speaks."""
+        gated = sorted(name for name, node in self.graph.nodes.items() if node.gates and node.status == "BLOCKED")
+        if gated:
+            name = gated[pick % len(gated)]
+            gate = min(self.graph.nodes[name].gates)
+            self._do(lambda: linking.open_gate(self.ids[name], gate, by="ann"), point)
+            self.graph.open(name, gate)
+
+    @precondition(lambda self: len(self.ids) < 14)
+    @rule(data=st.data(), point=points)
+    def add(self, data: Any, point: int | None) -> None:
+        """A new task waits for some that are there, in whatever state."""
+        shape = data.draw(shapes(len(self.ids)))
+        if all(self.graph.nodes[f"t{up}"].status != "DELETED" for up in shape["edges"]):
+            self._alone({**shape, "gates": []}, point)
+
+    # The leader ----------------------------------------------------------------------------------------------------
+
+    def _fresh(self, notes: list[Ending]) -> list[str]:
+        rows = dict(Task.objects.values_list("pk", "epoch"))
+        told = {note.task_id for note in notes if rows.get(note.task_id, 0) == note.epoch}
+        return [name for name, task_id in self.ids.items() if task_id in told]
+
+    @rule(number=st.integers(1, 3), twice=st.booleans(), point=points)
+    def tell(self, number: int, twice: bool, point: int | None) -> None:
+        """Some endings are told, perhaps a second time under a note of its own."""
+        notes = list(edges.endings().untold()[:number])
+        names = self._fresh(notes)
+        self._do(lambda: dependencies.spread(number), point)
+        self.graph.tell(names)
+        if twice and notes:
+            self.the_database_is_as_the_reference_says()
+            again = [Ending(task_id=note.task_id, epoch=note.epoch, status=note.status, change=0) for note in notes]
+            Ending.objects.bulk_create(again)
+            dependencies.spread_notes([note.pk for note in again])
+
+    @rule(pick=picks, point=points)
+    def tell_out_of_order(self, pick: int, point: int | None) -> None:
+        """A worker tells its own ending, before those that are older."""
+        notes = list(edges.endings().untold())
+        if notes:
+            task_id = notes[pick % len(notes)].task_id
+            names = self._fresh([note for note in notes if note.task_id == task_id])
+            self._do(lambda: dependencies.spread_of(task_id), point)
+            self.graph.tell(names)
+
+    @rule(number=st.integers(1, 5), point=points)
+    def count(self, number: int, point: int | None) -> None:
+        """Some endings are counted."""
+        self._do(lambda: workflow_runs.fold(number), point)
+
+    @rule(pick=picks)
+    def all_is_told(self, pick: int) -> None:
+        """Everything is told and counted; then each edge knows how its upstream stands, and a recount agrees."""
+        while edges.endings().untold().exists():
+            self.tell(1 + pick % 4, False, None)
+        while workflow_runs.fold(1 + pick % 4):
+            pass
+        assert not Ending.objects.exists()
+        assert not recount()
+        for node in self.graph.nodes.values():
+            assert node.status != "BLOCKED" or (node.needs and not node.lost()), node
+            for name, edge in node.edges.items():
+                upstream = self.graph.nodes[name].status
+                told_before = upstream == "DELETED" and edge.heard in ENDED
+                assert told_before or edge.heard in (upstream if upstream in ENDED else None, "FORCED")
+
+    @rule(pick=picks, really=st.integers(0, 7), point=points)
+    def delete(self, pick: int, really: int, point: int | None) -> None:
+        """A row outside of the workflow is deleted by hand, when all is told; the leader notices."""
+        if really:
+            return
+        self.all_is_told(0)
+        (name,) = self._names([pick])
+        if Task.objects.filter(pk=self.ids[name], workflow=None).delete()[0]:
+            self.graph.nodes[name] = Node("DELETED")
+            self._do(lambda: dependencies.find_deleted(0, 1_000), point)
+            self.graph.tell([name] if Ending.objects.exists() else [])
+            self._do(lambda: dependencies.spread(100), point, foreseen=True)
+
+    # Always --------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_database_is_as_the_reference_says(self) -> None:
+        """Statuses, counters, edges, gates and cases are the reference's after every event, told or not."""
+        names = {task_id: name for name, task_id in self.ids.items()}
+        found = {names[row.pk]: row for row in Task.objects.all()}
+        alive = {name: node.status for name, node in self.graph.nodes.items() if node.status != "DELETED"}
+        assert {name: _status(row) for name, row in found.items()} == alive
+        for name, row in found.items():
+            node = self.graph.nodes[name]
+            assert row.status != "BLOCKED" or row.unresolved_dependencies_count == node.needs, name
+            assert (row.cause is not None and row.status in ("SKIPPED", "FAILED")) == node.doomed, name
+        rows = TaskDependency.objects.filter(depends_on__isnull=False)
+        stand = {(names[e.task_id], names[e.upstream_id]): (e.outcome, e.met, e.resolved_at is None) for e in rows}
+        assert stand == {
+            (name, key): (edge.heard, None if edge.heard is None else edge.met, edge.holds)
+            for name, node in self.graph.nodes.items() for key, edge in node.edges.items()
+        }  # fmt: skip
+        closed = TaskDependency.objects.gates().unresolved().values_list("task", "gate")
+        assert {(names[task], gate) for task, gate in closed} == {
+            (name, gate) for name, node in self.graph.nodes.items() for gate in node.gates
+        }
+        failed = sorted(row.pk for row in found.values() if row.status == "FAILED")
+        assert sorted(DeadLetter.objects.open().values_list("task_id", flat=True)) == failed
+
+
+def _status(row: Task) -> str:
+    return READY if row.status in ("PENDING", "QUEUED") else row.status
+
+
+@pytest.mark.django_db
+@pytest.mark.timeout(600)
+def test_a_graph_does_what_a_reference_without_counters_does_in_any_history() -> None:
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True,
+            suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate],
+        ),
+    )  # fmt: skip

@@ -1,0 +1,276 @@
+"""An attempt begins on its message's epoch and ends once: accepted, fenced, or lost."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import registry
+from django_durable_tasks.exceptions import InvalidArguments
+from django_durable_tasks.lifecycle import attempts, dead_letters, recovery
+from django_durable_tasks.lifecycle.attempts import Refusal
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.endings import Kind, Outcome
+from django_durable_tasks.rules.followups import Schedule
+from django_durable_tasks.rules.options import task_options
+from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.states import LogStatus, Status
+from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, heartbeat, question
+from tests.factories import QUEUE, a_node, a_run, a_task, a_tenant, many_tasks
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+WORKER = "worker@host"
+
+
+def _open(row: Task, epoch: int | None = None) -> Run | Refusal:
+    return attempts.open_run(row.pk, row.epoch if epoch is None else epoch, PLACE, "celery-id", None)
+
+
+def _now(row: Task) -> Task:
+    found: Task = Task.objects.get(pk=row.pk)
+    return found
+
+
+# Starts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_knows_what_its_body_needs() -> None:
+    tenant = a_tenant()
+    row = a_task(Status.QUEUED, args=[1, "ü"], kwargs={"a": None}, options={"lease": 9.0}, tenant_id=tenant.pk,
+                 attempts=2, failures=1, crashes=1, max_attempts=7, idempotency_key="i")  # fmt: skip
+    run = _open(row)
+    assert isinstance(run, Run)
+    assert (run.args, run.kwargs, run.options, run.tenant_id) == ([1, "ü"], {"a": None}, {"lease": 9.0}, tenant.pk)
+    assert (run.attempt, run.failures, run.crashes, run.max_attempts) == (3, 1, 1, 7)
+    assert (run.epoch, run.idempotency_key, run.node, run.celery_id) == (2, "i", PLACE.node, "celery-id")
+    assert run.started_at.tzinfo is not None
+    assert run.run_at == row.run_at
+
+
+def test_the_id_is_the_idempotency_key_of_a_row_without_one() -> None:
+    run = _open(row := a_task(Status.QUEUED))
+    assert isinstance(run, Run)
+    assert run.idempotency_key == str(row.pk)
+
+
+def test_a_message_for_a_deleted_row_is_refused() -> None:
+    assert attempts.open_run(uuid.uuid4(), 1, PLACE, "id", None) == Refusal.MISSING
+
+
+@pytest.mark.parametrize("status", set(Status) - {Status.QUEUED})
+def test_a_message_for_a_row_that_moved_on_is_refused(status: Status) -> None:
+    row = a_task(status)
+    assert _open(row) == (Refusal.STALE if row.is_open else Refusal.TERMINAL)
+
+
+def test_a_message_of_another_epoch_is_refused() -> None:
+    row = a_task(Status.QUEUED, epoch=5)
+    assert [_open(row, epoch) for epoch in (4, 6)] == [Refusal.STALE] * 2
+
+
+def test_a_message_that_comes_too_late_expires_its_row() -> None:
+    row = a_task(Status.QUEUED, expires_at=database_now() - timedelta(seconds=1))
+    assert _open(row) == Refusal.EXPIRED
+    assert (_now(row).status, _now(row).attempts) == (Status.EXPIRED, 0)
+
+
+# Heartbeats --------------------------------------------------------------------------------------------------------
+
+
+def test_one_heartbeat_renews_every_run_and_tells_who_should_stop() -> None:
+    rows = [a_task(Status.RUNNING, due=1, epoch=epoch) for epoch in (2, 2, 7)]
+    Task.objects.filter(pk=rows[2].pk).update(cancel_requested_at=database_now())
+    beats: list[Any] = [(row.pk, row.epoch, row.run_id, 30.0, '{"done": 1}') for row in rows]
+    gone = (uuid.uuid4(), 2, uuid.uuid4(), 30.0, None)
+    owned = attempts.heartbeat([*beats, gone])
+    assert owned == {rows[0].run_id: False, rows[1].run_id: False, rows[2].run_id: True}
+    for row in rows:
+        assert (_now(row).lease_until - database_now()).total_seconds() == pytest.approx(30, abs=5)  # type: ignore[operator]
+        assert _now(row).progress == {"done": 1}
+
+
+def test_a_heartbeat_without_news_leaves_the_progress() -> None:
+    row = a_task(Status.RUNNING, progress={"done": 3})
+    assert heartbeat(row) == {row.run_id: False}
+    assert _now(row).progress == {"done": 3}
+
+
+# Endings -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", [None, "3", '"text"', "[1, {}]", '{"a": null}', "false", "1.5"])
+def test_a_success_keeps_its_result_and_writes_its_log_row(result: str | None) -> None:
+    row = a_task(Status.RUNNING, key="k", unique_key="u")
+    run = a_run(row)
+    assert attempts.succeed(run, result, WORKER)
+    row = _now(row)
+    assert (row.status, row.result) == (Status.SUCCESS, None if result is None else json.loads(result))
+    assert (row.open_key, row.open_unique_key, row.lease_until) == (None, None, None)
+    log = row.executions.get()
+    assert (log.status, log.attempt_number, log.worker, log.node) == (LogStatus.SUCCESS, 1, WORKER, row.node)
+    assert (log.run_id, log.celery_id, log.started_at) == (run.run_id, run.celery_id, row.started_at)
+    assert log.duration is not None
+    assert log.duration >= 0
+
+
+def test_a_success_told_twice_is_accepted_and_written_once() -> None:
+    run = a_run(row := a_task(Status.RUNNING))
+    assert attempts.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert attempts.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert row.executions.count() == 1
+    assert Task.objects.count() == 2
+
+
+def test_a_failure_told_twice_is_counted_once() -> None:
+    run = a_run(row := a_task(Status.RUNNING))
+    first, second = attempts.fail(run, FAILURE, WORKER), attempts.fail(run, FAILURE, WORKER)
+    assert first == second
+    assert (_now(row).failures, row.executions.count()) == (1, 1)
+
+
+def test_follow_ups_are_born_with_the_success() -> None:
+    tenant = a_tenant()
+    row = a_task(Status.RUNNING, tenant_id=tenant.pk)
+    later = database_now() + timedelta(hours=1)
+    followups = [
+        Schedule(tasks.add, (1, 2), run_at=later),
+        Schedule("tests.project.tasks.noop", options={"queue": QUEUE, "priority": 8}),
+    ]
+    assert attempts.succeed(a_run(row), None, WORKER, followups)
+    born = Task.objects.exclude(pk=row.pk).order_by("name")
+    assert [(task.name, task.args, task.tenant_id, task.priority) for task in born] == [
+        ("tests.project.tasks.add", [1, 2], tenant.pk, 0),
+        ("tests.project.tasks.noop", [], tenant.pk, 8),
+    ]
+    assert born[0].run_at == later
+
+
+def test_a_follow_up_that_is_refused_takes_the_success_and_its_sisters_back() -> None:
+    row = a_task(Status.RUNNING)
+    with pytest.raises(InvalidArguments):
+        attempts.succeed(a_run(row), None, WORKER, [Schedule(tasks.noop), Schedule(tasks.add, (1, 2, 3))])
+    assert _now(row).status == Status.RUNNING
+    assert Task.objects.count() == 1
+    assert not row.executions.exists()
+
+
+def test_a_fenced_success_creates_no_follow_up() -> None:
+    row = a_task(Status.RUNNING)
+    run = a_run(row)
+    end(row, outcome=CRASH)
+    assert not attempts.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert Task.objects.count() == 1
+    attempts.fence(run, WORKER, "late")
+    assert row.executions.filter(status=LogStatus.FENCED, run_id=run.run_id).count() == 1
+
+
+def test_a_run_whose_task_was_completed_by_an_operator_is_fenced() -> None:
+    run = a_run(row := a_task(Status.RUNNING))
+    dead_letters.force_complete(question(row), by="bob")
+    assert not attempts.succeed(run, "1", WORKER)
+    assert attempts.fail(run, FAILURE, WORKER) is None
+    assert _now(row).result is None
+
+
+def test_the_log_row_of_a_failure_says_what_happened() -> None:
+    row = a_task(Status.RUNNING)
+    end(row, outcome=FAILURE)
+    log = row.executions.get()
+    assert (log.status, log.error_message, log.traceback) == (LogStatus.RETRY, FAILURE.error, FAILURE.traceback)
+    assert log.celery_id == f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
+
+
+@pytest.mark.parametrize("wait", ["nonsense", -1, float("nan"), 1e300, None])
+def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -> None:
+    known = registry.get("tests.project.tasks.noop")
+    odd = Registered(task_options("odd", {"backoff": lambda _: wait}), known.signature, known.function)
+    registry.add(odd)
+    try:
+        row = a_task(Status.RUNNING, name="odd")
+        end(row, outcome=Outcome(kind=Kind.FAILED, error="Broken", error_type="Broken"))
+    finally:
+        del registry._tasks["odd"]
+    assert _now(row).status == Status.PENDING
+
+
+def test_a_far_wish_of_a_body_is_cut_to_the_longest_delay() -> None:
+    row = a_task(Status.RUNNING)
+    end(row, outcome=Outcome(kind=Kind.RETRY_ASKED, error="later", delay=3_000_000_000.0))
+    assert _now(row).alarm_at < database_now() + timedelta(days=366)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_cancel_request_decides_where_a_failure_goes(asked: bool) -> None:
+    row = a_task(Status.RUNNING, cancel_requested_at=database_now() if asked else None)
+    end(row, outcome=HOPELESS)
+    assert _now(row).status == (Status.CANCELLED if asked else Status.FAILED)
+
+
+def test_a_batch_of_endings_goes_each_its_own_way() -> None:
+    rows = [
+        a_task(Status.RUNNING),
+        a_task(Status.RUNNING, failures=4),
+        a_task(Status.RUNNING, cancel_requested_at=database_now(), epoch=9),
+    ]
+    end(*rows, outcome=FAILURE)
+    assert [_now(row).status for row in rows] == [Status.PENDING, Status.FAILED, Status.CANCELLED]
+    assert [_now(row).epoch - row.epoch for row in rows] == [1, 1, 1]
+
+
+# What nobody told --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_lease_is_over_is_lost_and_runs_again_at_once() -> None:
+    over, held = a_task(Status.RUNNING, due=-1), a_task(Status.RUNNING, due=5)
+    assert recovery.lose_over(database_now(), 10) == 1
+    row = _now(over)
+    assert (row.status, row.crashes, row.failures) == (Status.PENDING, 1, 0)
+    assert row.alarm_at is not None
+    assert row.alarm_at <= database_now()
+    assert "lease" in row.last_error
+    log = row.executions.get()
+    assert (log.status, log.run_id, log.started_at) == (LogStatus.LOST, over.run_id, over.started_at)
+    assert _now(held).status == Status.RUNNING
+
+
+def test_crashes_end_in_a_dead_letter_when_their_budget_is_spent() -> None:
+    row = a_task(Status.QUEUED, max_crashes=2, max_attempts=1)
+    for _ in range(2):
+        Task.objects.filter(pk=row.pk, status=Status.PENDING).update(status=Status.QUEUED)
+        assert isinstance(_open(_now(row)), Run)
+        Task.objects.filter(pk=row.pk).update(lease_until=database_now() - timedelta(seconds=1))
+        recovery.lose_over(database_now(), 10)
+    row = _now(row)
+    assert (row.status, row.reason, row.crashes, row.failures, row.attempts) == (Status.FAILED, "CRASHED", 2, 0, 2)
+    assert row.dead_letters.get().reason == "CRASHED"
+
+
+def test_the_runs_of_a_dead_node_are_lost_and_those_of_others_are_not() -> None:
+    dead, alive = a_node(), a_node()
+    rows = many_tasks(3, Status.RUNNING, node=dead.pk)
+    other = a_task(Status.RUNNING, node=alive.pk)
+    assert [recovery.lose_of_dead([dead.pk], 2) for _ in range(3)] == [2, 1, 0]
+    assert {_now(row).status for row in rows} == {Status.PENDING}
+    assert _now(other).status == Status.RUNNING
+
+
+def test_the_runs_of_a_node_that_said_goodbye_are_lost_after_some_seconds() -> None:
+    left, just_left = a_node(stopped=6), a_node(stopped=1)
+    row, fresh = a_task(Status.RUNNING, node=left.pk), a_task(Status.RUNNING, node=just_left.pk)
+    assert recovery.lose_departed(database_now(), 10) == 1
+    assert (_now(row).status, _now(fresh).status) == (Status.PENDING, Status.RUNNING)
+
+
+def test_a_child_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
+    row = a_task(Status.RUNNING, node=PLACE.node)
+    for epoch, node in ((row.epoch, PLACE.node), (row.epoch - 1, uuid.uuid4())):
+        assert not recovery.lose_child(row.pk, epoch, node, CRASH, WORKER, "id")
+    assert recovery.lose_child(row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id")
+    assert _now(row).status == Status.PENDING

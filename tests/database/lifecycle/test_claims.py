@@ -1,0 +1,201 @@
+"""Due rows are claimed the most urgent first; what was published is rung again or handed back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from django.test import override_settings
+
+from django_durable_tasks.lifecycle import attempts, claims, limits, queues, recovery
+from django_durable_tasks.lifecycle.attempts import Refusal
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task
+from django_durable_tasks.ports import Ring
+from django_durable_tasks.rules.states import Status
+from tests.database.lifecycle.moves import PLACE, question
+from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _claim(limit: int = 100, queue: str = QUEUE) -> list[Ring]:
+    return claims.claim(queue, database_now(), limit, PLACE.node)
+
+
+def _rung(rings: Sequence[Ring]) -> list[uuid.UUID]:
+    return [ring.task_id for ring in rings]
+
+
+def _alarm_of(row: Task) -> float:
+    row.refresh_from_db()
+    assert row.alarm_at is not None
+    return (row.alarm_at - database_now()).total_seconds()
+
+
+def test_a_batch_takes_the_highest_priority_first_and_then_the_oldest() -> None:
+    rows = [a_task(due=due, priority=priority) for priority in (0, 9, 5) for due in (-1, -30, -10)]
+    expected = sorted(rows, key=lambda row: (-row.priority, row.alarm_at))
+    taken = [set(_rung(_claim(2))) for _ in range(5)]
+    wanted = [row.pk for row in expected]
+    assert taken == [set(wanted[0:2]), set(wanted[2:4]), set(wanted[4:6]), set(wanted[6:8]), set(wanted[8:])]
+
+
+def test_a_claimed_row_is_queued_under_a_new_epoch_with_an_alarm() -> None:
+    row = a_task(name="tests.project.tasks.urgent", priority=7, options={"timeout": 5.0, "soft_timeout": 4.0},
+                 idempotency_key="i")  # fmt: skip
+    (ring,) = _claim()
+    assert ring == Ring(row.pk, 1, 1, row.name, QUEUE, 7, 5.0, 4.0, "i")
+    assert _alarm_of(row) == pytest.approx(15, abs=5)
+    assert (row.status, row.epoch, row.publish_count, row.node) == (Status.QUEUED, 1, 1, PLACE.node)
+
+
+def test_a_claimed_row_is_not_claimed_twice() -> None:
+    many_tasks(3)
+    assert len(_claim()) == 3
+    assert _claim() == []
+
+
+def test_rows_of_the_future_of_other_queues_and_of_other_statuses_are_not_claimed() -> None:
+    a_task(due=60)
+    a_task(queue="other")
+    for status in set(Status) - {Status.PENDING}:
+        a_task(status)
+    assert _claim() == []
+
+
+def test_a_row_that_came_too_late_expires_when_its_turn_comes() -> None:
+    late = a_task(expires_at=database_now() - timedelta(seconds=1))
+    good = a_task(expires_at=database_now() + timedelta(seconds=60))
+    assert _rung(_claim()) == [good.pk]
+    late.refresh_from_db()
+    assert (late.status, late.reason) == (Status.EXPIRED, "EXPIRED")
+
+
+def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() -> None:
+    first = a_task(due=5, priority=3)
+    a_task(due=9, priority=9)
+    other = a_task(due=-5, queue="a")
+    a_task(Status.QUEUED, queue="b")
+    assert claims.heads() == {QUEUE: first.alarm_at, "a": other.alarm_at}
+
+
+def test_heads_of_an_empty_table_are_none() -> None:
+    assert claims.heads() == {}
+
+
+def test_room_is_what_the_window_leaves_and_none_in_a_paused_queue() -> None:
+    many_tasks(3, Status.QUEUED)
+    with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 5}):
+        assert limits.picture().room(QUEUE) == 2
+        many_tasks(7, Status.QUEUED)
+        assert limits.picture().room(QUEUE) == 0
+    a_paused_queue()
+    assert limits.picture().room(QUEUE) == 0
+
+
+def test_a_queue_is_paused_and_resumed_by_somebody() -> None:
+    queues.pause(QUEUE, by="bob", reason="deploy")
+    assert limits.picture().paused == {QUEUE}
+    assert queues.resume(QUEUE, by="bob")
+    assert not queues.resume(QUEUE, by="bob")
+    assert limits.picture().paused == frozenset()
+
+
+def test_a_message_of_a_paused_queue_hands_its_row_back() -> None:
+    row = a_task(Status.QUEUED)
+    a_paused_queue()
+    assert attempts.open_run(row.pk, row.epoch, PLACE, "id", None) == Refusal.PAUSED
+    row.refresh_from_db()
+    assert (row.status, row.attempts, row.failures) == (Status.PENDING, 0, 0)
+
+
+# Ringing again -----------------------------------------------------------------------------------------------------
+
+
+def test_the_waits_between_rings_double_up_to_a_quarter_of_an_hour_under_the_same_epoch() -> None:
+    row = a_task(Status.QUEUED, due=-1)
+    waits, epochs = [], []
+    for _ in range(9):
+        Task.objects.filter(pk=row.pk).update(alarm_at=database_now() - timedelta(seconds=1))
+        (ring,) = recovery.ring_overdue(database_now(), 10)
+        waits.append(round(_alarm_of(row)))
+        epochs.append((ring.epoch, ring.number))
+    assert waits == pytest.approx([30, 60, 120, 240, 480, 900, 900, 3600, 3600], abs=2)
+    assert epochs == [(1, number) for number in range(2, 11)]
+
+
+def test_a_row_whose_alarm_is_not_over_is_not_rung() -> None:
+    a_task(Status.QUEUED, due=5)
+    assert recovery.ring_overdue(database_now(), 10) == []
+
+
+def test_a_published_row_that_came_too_late_expires_instead_of_being_rung() -> None:
+    row = a_task(Status.QUEUED, due=-1, expires_at=database_now() - timedelta(seconds=1))
+    assert recovery.ring_overdue(database_now(), 10) == []
+    row.refresh_from_db()
+    assert row.status == Status.EXPIRED
+
+
+def test_the_claims_of_a_dead_node_are_rung_at_once_and_once() -> None:
+    dead, alive = a_node(), a_node()
+    row = a_task(Status.QUEUED, node=dead.pk)
+    a_task(Status.QUEUED, node=alive.pk)
+    assert _rung(recovery.ring_of_dead([dead.pk], database_now(), 10)) == [row.pk]
+    assert recovery.ring_of_dead([dead.pk], database_now(), 10) == []
+
+
+# Handing back ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_broker_did_not_take_is_handed_back_and_due_at_once() -> None:
+    rows = many_tasks(3)
+    assert claims.hand_back(_claim()) == 3
+    assert len(_claim()) == 3
+    assert set(Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("epoch", "failures")) == {(3, 0)}
+
+
+def test_rows_that_moved_on_are_not_handed_back() -> None:
+    many_tasks(4)
+    rings = _claim()
+    moved = [ring.task_id for ring in rings]
+    attempts.open_run(moved[0], rings[0].epoch, PLACE, "id", None)
+    Task.objects.filter(pk=moved[1]).update(epoch=9)
+    Task.objects.filter(pk=moved[2]).delete()
+    assert claims.hand_back(rings) == 1
+    assert Task.objects.get(pk=moved[3]).status == Status.PENDING
+
+
+def test_a_row_of_an_unknown_task_waits_without_paying() -> None:
+    row = a_task(Status.QUEUED)
+    assert claims.hand_back_unknown(row.pk, row.epoch + 1) == 0
+    assert claims.hand_back_unknown(row.pk, row.epoch) == 1
+    assert _alarm_of(row) == pytest.approx(30, abs=5)
+    assert (row.status, row.attempts, row.failures, row.crashes) == (Status.PENDING, 0, 0, 0)
+
+
+def test_a_claim_takes_no_more_than_its_limit_and_a_take_neither() -> None:
+    rows = many_tasks(10)
+    assert len(_claim(4)) == 4
+    assert len(attempts.take(question(*rows), 4, PLACE)) == 4
+    assert Task.objects.pending().count() == 2
+
+
+def test_a_take_starts_each_row_as_a_run_of_its_own() -> None:
+    rows = many_tasks(3, args=[1])
+    runs = attempts.take(Task.objects.due(database_now()), 10, PLACE)
+    assert {run.task_id for run in runs} == {row.pk for row in rows}
+    assert len({run.run_id for run in runs}) == 3
+    assert {(run.attempt, tuple(run.args), run.epoch) for run in runs} == {(1, (1,), 1)}
+    assert Task.objects.running().count() == 3
+
+
+def test_a_batch_is_published_by_priority_and_then_by_time() -> None:
+    now = database_now()
+    rows = [
+        a_task(priority=priority, run_at=now - timedelta(seconds=late)) for late in (1, 9, 5) for priority in (0, 9, 5)
+    ]
+    expected = sorted(rows, key=lambda row: (-row.priority, row.run_at))
+    assert _rung(_claim()) == [row.pk for row in expected]

@@ -1,0 +1,255 @@
+"""A call becomes a row in the caller's transaction, with what the decorator and the call say; or nothing is written."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from django_durable_tasks import registry
+from django_durable_tasks.exceptions import (
+    DurableTasksError,
+    IdempotencyConflict,
+    InvalidArguments,
+    InvalidOption,
+    PayloadTooLarge,
+    UnknownTask,
+    UnserializableArguments,
+)
+from django_durable_tasks.lifecycle import scheduling, transitions
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.rules.followups import Schedule
+from django_durable_tasks.rules.states import Status
+from tests.factories import QUEUE, a_task, a_tenant
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _in(seconds: float) -> datetime:
+    return timezone.now() + timedelta(seconds=seconds)
+
+
+def test_a_row_carries_what_the_task_and_the_call_say() -> None:
+    run_at = datetime(2027, 1, 1, tzinfo=UTC)
+    row = tasks.add.using(
+        queue=QUEUE, priority=9, max_attempts=2, timeout=30, lease=100, expires_at=run_at + timedelta(days=1)
+    ).schedule(1, right=2, run_at=run_at)
+    assert (row.name, row.queue, row.priority, row.max_attempts) == ("tests.project.tasks.add", QUEUE, 9, 2)
+    assert (row.args, row.kwargs, row.options) == ([1], {"right": 2}, {"timeout": 30, "lease": 100})
+    assert (row.status, row.run_at, row.alarm_at, row.epoch) == (Status.PENDING, run_at, run_at, 0)
+    assert (row.expires_at, row.tenant_id) == (run_at + timedelta(days=1), DEFAULT_TENANT_ID)
+    assert (row.attempts, row.failures, row.crashes, row.max_crashes) == (0, 0, 0, 3)
+    assert row.dedupe_key == str(row.pk)
+
+
+def test_the_decorators_options_stand_where_the_call_says_nothing() -> None:
+    row = tasks.urgent.schedule(run_at=_in(60))
+    assert (row.queue, row.priority) == ("urgent", 7)
+    row = tasks.perishable.schedule(run_at=_in(60))
+    assert row.expires_at == row.run_at + timedelta(seconds=30)
+    assert tasks.irreplaceable.schedule(run_at=_in(60)).on_orphan == "DEAD_LETTER"
+
+
+def test_every_value_of_the_dialect_comes_back_from_the_row_and_from_the_start() -> None:
+    values: list[Any] = [
+        None,
+        True,
+        0,
+        -1,
+        2**63 - 1,
+        -(2**63),
+        1.5,
+        1e308,
+        5e-324,
+        "",
+        "ünï ☃ 🎲",
+        "'\"\\%s %(x)s",
+        [],
+        {},
+        {"ä": [1]},
+    ]
+    row = tasks.echo.using(run_at=_in(60)).schedule(*values, named={"deep": values})
+    assert row.args == values
+    assert row.kwargs == {"named": {"deep": values}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((math.nan,), UnserializableArguments),
+        ((math.inf,), UnserializableArguments),
+        (("a\x00b",), UnserializableArguments),
+        (("\ud800",), UnserializableArguments),
+        ((2**63,), UnserializableArguments),
+        (({1: 2},), UnserializableArguments),
+        ((object(),), UnserializableArguments),
+        (("x" * 65_536,), PayloadTooLarge),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_bad_arguments_are_refused_at_the_call_and_nothing_is_written(
+    arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        tasks.echo.delay(*arguments)
+    assert not Task.objects.exists()
+
+
+def test_three_thousand_levels_are_refused_at_the_call() -> None:
+    deep: list[Any] = []
+    for _ in range(3_000):
+        deep = [deep]
+    with pytest.raises(UnserializableArguments, match="nested too deep"):
+        tasks.echo.delay(deep)
+    assert not Task.objects.exists()
+
+
+def test_the_largest_arguments_may_be_raised_to_256_kib() -> None:
+    with override_settings(DURABLE_TASKS={"PAYLOAD_MAX_BYTES": 262_144}):
+        row = tasks.echo.using(run_at=_in(60)).schedule("x" * 262_100)
+        assert len(row.args[0]) == 262_100
+        with pytest.raises(PayloadTooLarge):
+            tasks.echo.delay("x" * 262_144)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {}), ((1, 2), {"wrong": 3})])
+def test_a_call_that_does_not_fit_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArguments, match=r"tests\.project\.tasks\.add"):
+        tasks.add.delay(*args, **kwargs)
+    assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"run_at": datetime(2027, 1, 1)},  # noqa: DTZ001 - the point of the test
+        {"run_at": _in(400 * 86_400)},
+        {"run_at": _in(60), "expires_at": _in(30)},
+        {"priority": 10},
+        {"max_attempts": 0},
+        {"key": "k" * 201},
+        {"idempotency_key": ""},
+        {"queue": "no such queue"},
+        {"depends_on": [1]},
+        {"colour": "red"},
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_at_the_call_and_nothing_is_written(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        tasks.noop.using(**options).schedule()
+    assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"countdown": -1},
+        {"countdown": math.nan},
+        {"eta": datetime(2027, 1, 1)},  # noqa: DTZ001 - the point of the test
+        {"eta": "tomorrow"},
+        {"expires": -5},
+        {"link": "signature"},
+        {"chord": "signature"},
+        {"exchange": "direct"},
+        {"task_id": "not a uuid"},
+    ],
+    ids=str,
+)
+def test_celerys_options_that_a_row_cannot_keep_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(DurableTasksError):
+        tasks.noop.apply_async(**options)
+    assert not Task.objects.exists()
+
+
+def test_celerys_options_become_columns() -> None:
+    eta = _in(3600)
+    row = tasks.add.apply_async(
+        (1, 2), eta=eta, expires=eta + timedelta(1), priority=3, time_limit=9, soft_time_limit=8
+    ).task
+    assert (row.run_at, row.expires_at, row.priority) == (eta, eta + timedelta(1), 3)
+    assert row.options == {"timeout": 9, "soft_timeout": 8}
+    late = tasks.noop.apply_async(countdown=60, expires=30).task
+    assert late.expires_at == late.run_at + timedelta(seconds=30)
+
+
+def test_an_unknown_follow_up_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownTask, match=r"Did you mean 'tests\.project\.tasks\.noop'"):
+        scheduling.schedule_followup(Schedule("tests.project.tasks.nop"), DEFAULT_TENANT_ID)
+
+
+def test_many_rows_are_created_at_once_and_wait_for_the_next_poll() -> None:
+    ids = tasks.add.using(queue=QUEUE, priority=4).schedule_many([(number, 1) for number in range(50)])
+    rows = Task.objects.filter(pk__in=ids)
+    assert {(row.status, row.queue, row.priority, row.epoch) for row in rows} == {(Status.PENDING, QUEUE, 4, 0)}
+    assert sorted(row.args for row in rows) == [[number, 1] for number in range(50)]
+
+
+def test_one_bad_call_of_many_creates_none() -> None:
+    with pytest.raises(InvalidArguments):
+        tasks.add.schedule_many([(1, 2), (3,)])
+    assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize("options", [{"key": "k"}, {"idempotency_key": "i"}])
+def test_many_rows_take_no_key(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="one by one"):
+        tasks.add.using(**options).schedule_many([(1, 2)])
+
+
+# Idempotency -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_idempotency_key_and_payload_return_the_first_row_unchanged() -> None:
+    first = tasks.add.using(idempotency_key="i", priority=1).schedule(1, 2)
+    again = tasks.add.using(idempotency_key="i", priority=9).schedule(1, 2)
+    assert (again.pk, again.priority, Task.objects.count()) == (first.pk, 1, 1)
+    assert first.dedupe_key == "i"
+
+
+@pytest.mark.parametrize("call", [lambda task: task.schedule(1, 3), lambda task: task.schedule(1, right=2)])
+def test_another_payload_under_an_idempotency_key_conflicts(call: Any) -> None:
+    tasks.add.using(idempotency_key="i").schedule(1, 2)
+    with pytest.raises(IdempotencyConflict, match="idempotency_key='i' belongs to task"):
+        call(tasks.add.using(idempotency_key="i"))
+    assert Task.objects.count() == 1
+
+
+def test_another_task_under_an_idempotency_key_conflicts() -> None:
+    tasks.noop.using(idempotency_key="i").schedule()
+    with pytest.raises(IdempotencyConflict):
+        tasks.urgent.using(idempotency_key="i").schedule()
+
+
+def test_an_idempotency_key_is_taken_by_an_ended_row_too() -> None:
+    row = a_task(Status.SUCCESS, idempotency_key="i")
+    assert tasks.noop.using(idempotency_key="i").schedule().pk == row.pk
+
+
+def test_an_idempotency_key_belongs_to_its_tenant() -> None:
+    tenant = a_tenant()
+    rows = {tasks.noop.using(idempotency_key="i", tenant=who).schedule().pk for who in (None, tenant, tenant.pk)}
+    assert len(rows) == 2
+
+
+def test_a_celery_task_id_names_the_row_and_a_second_call_returns_it() -> None:
+    task_id = str(uuid.uuid4())
+    results = [tasks.add.apply_async((1, 2), task_id=task_id) for _ in range(2)]
+    assert {result.id for result in results} == {task_id}
+    with pytest.raises(IdempotencyConflict, match="task_id="):
+        tasks.add.apply_async((1, 3), task_id=task_id)
+    assert Task.objects.count() == 1
+
+
+def test_a_refused_row_does_not_pass_for_a_taken_key() -> None:
+    a_task(Status.SUCCESS)
+    call = scheduling.Call(registry.get("tests.project.tasks.noop"), (), {})
+    values = scheduling._values(call) | {"idempotency_key": "i", "status": Status.RUNNING}
+    with pytest.raises(Exception, match=r"(?i)check|constraint"), transitions.atomic():
+        transitions.create(values)

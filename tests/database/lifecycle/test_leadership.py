@@ -1,0 +1,81 @@
+"""One leader at a time by a lease on the database's clock; terms only grow."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import pytest
+
+from django_durable_tasks.lifecycle import leadership
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import SchedulerLease
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db
+ANNA, BERT = uuid.UUID(int=1), uuid.UUID(int=2)
+
+
+def _expire() -> None:
+    SchedulerLease.objects.update(expires_at=database_now() - timedelta(seconds=1))
+
+
+def _reigns(holder: uuid.UUID, term: int) -> bool:
+    mine = SchedulerLease.objects.filter(name=leadership.LEADER, holder=holder, term=term)
+    return mine.filter(expires_at__gte=database_now()).exists()
+
+
+def test_a_free_office_is_taken_once() -> None:
+    term = leadership.take(ANNA, 60)
+    assert term is not None
+    assert leadership.take(BERT, 60) is None
+    assert leadership.take(ANNA, 60) is None
+    assert _reigns(ANNA, term)
+
+
+def test_a_leader_renews_its_own_term_only() -> None:
+    term = leadership.take(ANNA, 60)
+    assert term is not None
+    assert leadership.renew(ANNA, term, 60)
+    assert not leadership.renew(BERT, term, 60)
+    assert not leadership.renew(ANNA, term - 1, 60)
+    assert not leadership.renew(ANNA, term + 1, 60)
+
+
+def test_a_lease_that_is_over_cannot_be_renewed_only_taken_under_a_higher_term() -> None:
+    first = leadership.take(ANNA, 60)
+    assert first is not None
+    _expire()
+    assert not leadership.renew(ANNA, first, 60)
+    assert not _reigns(ANNA, first)
+    second = leadership.take(ANNA, 60)
+    assert second == first + 1
+    assert not leadership.renew(ANNA, first, 60)
+
+
+def test_a_lease_ends_by_the_clock_of_the_database() -> None:
+    first = leadership.take(ANNA, 0.05)
+    assert first is not None
+    assert until(lambda: leadership.take(BERT, 60), within=5) == first + 1
+    assert not leadership.renew(ANNA, first, 60)
+
+
+def test_a_resigned_office_is_free_at_once_and_terms_only_grow() -> None:
+    terms = []
+    for number in range(5):
+        holder = (ANNA, BERT)[number % 2]
+        term = leadership.take(holder, 60)
+        assert term is not None
+        terms.append(term)
+        assert leadership.resign(holder, term)
+    assert terms == list(range(terms[0], terms[0] + 5))
+
+
+def test_a_deposed_leader_cannot_resign_its_successors_office() -> None:
+    old = leadership.take(ANNA, 60)
+    assert old is not None
+    _expire()
+    new = leadership.take(BERT, 60)
+    assert new is not None
+    assert not leadership.resign(ANNA, old)
+    assert _reigns(BERT, new)

@@ -1,0 +1,116 @@
+"""Nodes say that they live; others judge their silence in looks of their own."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.lifecycle import nodes
+from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.models import Node, NodeKind
+from tests.factories import a_node
+
+A, B = uuid.UUID(int=1), uuid.UUID(int=2)
+EVERY, WITHIN = 5.0, 15.0
+
+
+class _Watch:
+    """A vigil with a clock that goes on by five seconds a look."""
+
+    def __init__(self) -> None:
+        self.vigil, self.now = Vigil(), 0.0
+
+    def look(self, beats: dict[uuid.UUID, int], after: float = EVERY) -> None:
+        self.now += after
+        self.vigil.look(beats, self.now, WITHIN)
+
+
+def test_a_node_whose_counter_rises_is_never_silent() -> None:
+    watch = _Watch()
+    for beat in range(20):
+        watch.look({A: beat})
+    assert watch.vigil.silent(1) == []
+
+
+def test_a_node_is_silent_after_so_many_looks_without_a_beat() -> None:
+    watch = _Watch()
+    for number in range(6):
+        watch.look({A: 1, B: number})
+    assert watch.vigil.silent(5) == [A]
+    assert watch.vigil.silent(6) == []
+
+
+def test_one_beat_ends_the_silence() -> None:
+    watch = _Watch()
+    for beat in (1, 1, 1, 2):
+        watch.look({A: beat})
+    assert watch.vigil.silent(1) == []
+
+
+def test_a_node_that_left_is_forgotten() -> None:
+    watch = _Watch()
+    for _ in range(5):
+        watch.look({A: 1})
+    watch.look({})
+    assert watch.vigil.silent(1) == []
+
+
+def test_an_outage_of_the_database_condemns_nobody() -> None:
+    watch = _Watch()
+    for _ in range(4):
+        watch.look({A: 1})
+    watch.vigil.missed()
+    assert (watch.vigil.silent(1), watch.vigil.contact) == ([], 0)
+    for _ in range(3):
+        watch.look({A: 1})
+    assert (watch.vigil.silent(4), watch.vigil.contact) == ([], 3)
+
+
+def test_a_watcher_that_slept_begins_anew() -> None:
+    watch = _Watch()
+    for _ in range(4):
+        watch.look({A: 1})
+    watch.look({A: 1}, after=WITHIN + 1)
+    assert watch.vigil.silent(2) == []
+    assert watch.vigil.contact == 1
+
+
+@given(st.lists(st.sampled_from(["beat", "quiet", "missed", "slept"]), max_size=60), st.integers(1, 5))
+def test_only_unbroken_contact_for_the_whole_threshold_condemns(events: list[str], threshold: int) -> None:
+    watch, beats, quiet = _Watch(), 1, -1
+    for event in events:
+        if event == "missed":
+            watch.vigil.missed()
+            quiet = min(quiet, 0)
+            continue
+        beats += event == "beat"
+        if event == "slept":
+            quiet = min(quiet, 0)
+        watch.look({A: beats}, after=WITHIN + 1 if event == "slept" else EVERY)
+        quiet = 0 if event == "beat" or quiet < 0 else quiet + 1
+        assert (A in watch.vigil.silent(threshold)) == (quiet >= threshold)
+
+
+@pytest.mark.django_db
+def test_a_node_registers_beats_and_leaves() -> None:
+    me = uuid.uuid4()
+    nodes.register(me, "worker@host", NodeKind.WORKER, pool="prefork", slots=4, queues=["a", "b"])
+    assert nodes.beats() == {me: 1}
+    assert nodes.beat(me)
+    assert nodes.beats() == {me: 2}
+    nodes.leave(me)
+    assert (nodes.beats(), nodes.beat(me)) == ({}, False)
+    row = Node.objects.get(pk=me)
+    assert (row.slots, row.queues, row.pool, row.declared_dead) == (4, ["a", "b"], "prefork", False)
+    assert row.stopped_at is not None
+
+
+@pytest.mark.django_db
+def test_a_node_that_was_declared_dead_is_told_by_its_next_beat() -> None:
+    node = a_node()
+    assert nodes.declare_dead([node.pk]) == 1
+    assert nodes.declare_dead([node.pk]) == 0
+    assert not nodes.beat(node.pk)

@@ -1,0 +1,96 @@
+"""What only operators ask for: release a wait, retry, ring everything, count what a prune would delete."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.lifecycle import claims, recovery, retention, scheduling, transitions
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task
+from django_durable_tasks.ports import Ring
+from django_durable_tasks.rules.states import Status
+from tests.factories import a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _statements(act: Callable[[], Any]) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        act()
+    return len(captured)
+
+
+def _of(*rows: Task) -> Any:
+    return transitions.tasks().filter(pk__in=[row.pk for row in rows])
+
+
+def test_only_waiting_tries_are_released() -> None:
+    waiting, first, running = a_task(due=60, failures=1), a_task(due=60), a_task(Status.RUNNING, failures=1)
+    assert scheduling.end_wait(_of(waiting, first, running)) == 1
+    assert set(transitions.tasks().due(database_now())) == {waiting}
+
+
+def test_a_retry_releases_and_replays_in_one_go() -> None:
+    waiting, failed, running = a_task(due=60, failures=1), a_task(Status.FAILED), a_task(Status.RUNNING)
+    done = recovery.retry(_of(waiting, failed, running), by="ann", note="mended")
+    assert (done.released, done.replayed) == (1, [failed.pk])
+    assert failed.dead_letters.get().resolved_by == "ann"
+    assert Task.objects.get(pk=running.pk).epoch == running.epoch
+
+
+def test_a_retry_of_many_costs_the_statements_of_one() -> None:
+    one = [a_task(due=60, failures=1), a_task(Status.FAILED)]
+    many = [*many_tasks(50, due=60, failures=1), *many_tasks(50, Status.FAILED)]
+    assert _statements(lambda: recovery.retry(_of(*one), by="ann")) == _statements(
+        lambda: recovery.retry(_of(*many), by="ann")
+    )
+
+
+def _rung(batch: int) -> list[list[Ring]]:
+    return list(claims.ring_all(transitions.tasks(), batch))
+
+
+def test_every_queued_row_is_rung_once_whatever_the_batches() -> None:
+    rows = many_tasks(5, Status.QUEUED)
+    a_task()
+    batches = _rung(2)
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    assert sorted(ring.task_id for batch in batches for ring in batch) == [row.pk for row in rows]
+    assert {ring.number for batch in batches for ring in batch} == {2}
+    assert _rung(2)[0][0].number == 3
+
+
+def test_a_row_born_while_the_others_are_rung_is_left_to_its_own_message() -> None:
+    many_tasks(2, Status.QUEUED)
+    rounds = claims.ring_all(transitions.tasks(), 1)
+    next(rounds)
+    later = a_task(Status.QUEUED, id=uuid.UUID(int=(1 << 127) - 1))
+    assert later.pk not in {ring.task_id for batch in rounds for ring in batch}
+
+
+def test_a_batch_of_rings_costs_the_statements_of_one() -> None:
+    a_task(Status.QUEUED)
+    one = _statements(lambda: _rung(100))
+    many_tasks(50, Status.QUEUED)
+    assert _statements(lambda: _rung(100)) == one
+
+
+def test_what_would_be_pruned_is_counted_by_status() -> None:
+    a_task(Status.SUCCESS)
+    assert set(retention.prunable(database_now()).values()) == {0}
+
+
+@pytest.mark.postgresql
+def test_rows_that_are_named_by_key_are_locked_by_one_list_of_keys() -> None:
+    """Two lists of keys in one statement make PostgreSQL read the whole table."""
+    rows = many_tasks(3, Status.QUEUED)
+    with CaptureQueriesContext(connection) as captured:
+        transitions.hand_back(_of(*rows), 0)
+    locks = [query["sql"] for query in captured.captured_queries if "FOR NO KEY UPDATE" in query["sql"]]
+    assert [sql.count('"id" IN (') for sql in locks] == [1]

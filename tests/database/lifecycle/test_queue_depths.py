@@ -1,0 +1,73 @@
+"""What stands in the queues, as admin and command line show it."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.lifecycle import queues
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.rules.states import Status
+from tests.factories import a_node, a_paused_queue, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _depth(queue: str) -> queues.Depth:
+    return {depth.queue: depth for depth in queues.depths(database_now())}[queue]
+
+
+def test_open_rows_are_counted_by_queue_and_status_and_ended_ones_are_not() -> None:
+    many_tasks(3, queue="mail", due=-90)
+    many_tasks(2, queue="mail", due=900)
+    many_tasks(2, Status.QUEUED, queue="mail", publish_count=1)
+    a_task(Status.QUEUED, queue="mail", publish_count=3)
+    a_task(Status.RUNNING, queue="mail")
+    a_task(Status.RUNNING, queue="mail", expected_duration=timedelta(seconds=1),
+           started_at=database_now() - timedelta(minutes=1))  # fmt: skip
+    a_task(Status.SUCCESS, queue="mail")
+    a_task(Status.FAILED, queue="other")
+    mail = _depth("mail")
+    assert (mail.pending, mail.due, mail.queued, mail.unanswered, mail.running, mail.late) == (5, 3, 3, 1, 2, 1)
+    assert [depth.queue for depth in queues.depths(database_now())] == ["mail"]
+
+
+def test_the_oldest_row_that_could_have_started_is_told() -> None:
+    a_task(queue="mail", due=-90)
+    a_task(queue="mail", due=-30)
+    a_task(queue="later", due=500)
+    a_task(Status.QUEUED, queue="published", updated_at=database_now() - timedelta(seconds=50))
+    now = database_now()
+    ages = {depth.queue: depth.oldest_due_at and (now - depth.oldest_due_at).total_seconds()
+            for depth in queues.depths(now)}  # fmt: skip
+    assert ages["mail"] == pytest.approx(90, abs=30)
+    assert ages["published"] == pytest.approx(50, abs=30)
+    assert ages["later"] is None
+
+
+def test_a_queue_shows_its_workers_and_the_operators_hand_even_when_it_is_empty() -> None:
+    a_node(queues=["mail", "reports"], slots=4)
+    a_node(queues=["mail"], slots=2)
+    a_node(queues=["mail"], slots=8, stopped=1)
+    a_paused_queue("reports", reason="the printer burns")
+    mail, reports = _depth("mail"), _depth("reports")
+    assert (mail.workers, mail.slots, mail.paused_at) == (2, 6, None)
+    assert (reports.workers, reports.paused_by, reports.reason) == (1, "somebody", "the printer burns")
+    assert reports.paused_at is not None
+
+
+def test_a_named_queue_is_there_though_nothing_is_known_of_it() -> None:
+    assert queues.depths(database_now(), named=["unheard-of"]) == [queues.Depth(queue="unheard-of")]
+
+
+def test_the_depths_cost_the_same_number_of_statements_for_one_row_and_for_fifty() -> None:
+    counts = []
+    for number in (1, 50):
+        many_tasks(number, queue=f"mail{number}")
+        a_node(queues=[f"mail{number}"])
+        now = database_now()
+        with CaptureQueriesContext(connection) as captured:
+            queues.depths(now)
+        counts.append(len(captured))
+    assert counts == [6, 6]

@@ -1,0 +1,112 @@
+"""Finished rows go in batches when their time is over; what is still needed stays."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_durable_tasks.lifecycle import retention
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
+from django_durable_tasks.rules.identifiers import uuid7
+from django_durable_tasks.rules.states import OPEN, Status
+from tests.factories import a_dead_letter, a_log_row, a_node, a_task
+
+pytestmark = pytest.mark.django_db
+HOUR, DAY, WEEK = 3600.0, 86_400.0, 604_800.0
+
+
+def _ended(status: Status = Status.SUCCESS, *, ago: float, **fields: Any) -> Task:
+    """Write a row that was born a minute before it ended."""
+    ended = database_now() - timedelta(seconds=ago)
+    born = int((ended.timestamp() - 60) * 1000)
+    return a_task(status, id=uuid7(born, uuid.uuid4().bytes[:10]), completed_at=ended, **fields)
+
+
+def _prune(limit: int = 100) -> int:
+    return retention.prune(database_now(), limit)
+
+
+def _stays(row: Task) -> bool:
+    return bool(Task.objects.filter(pk=row.pk).exists())
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [
+        (Status.SUCCESS, WEEK),
+        (Status.CANCELLED, WEEK),
+        (Status.SKIPPED, WEEK),
+        (Status.EXPIRED, WEEK),
+        (Status.FAILED, 30 * DAY),
+    ],
+)
+def test_an_ended_row_stays_as_long_as_the_settings_say(status: Status, kept: float) -> None:
+    over, fresh = _ended(status, ago=kept + HOUR), _ended(status, ago=kept - HOUR)
+    DeadLetter.objects.update(open_task=None, resolved_at=database_now())
+    assert _prune() == 1
+    assert (_stays(over), _stays(fresh)) == (False, True)
+
+
+def test_a_pruned_row_takes_its_log_and_closed_cases_with_it() -> None:
+    row, other = _ended(ago=8 * DAY), _ended(ago=DAY)
+    for kept in (row, other):
+        a_log_row(kept)
+        a_dead_letter(kept, open=False)
+    _prune()
+    assert set(TaskExecutionLog.objects.values_list("task_id", flat=True)) == {other.pk}
+    assert set(DeadLetter.objects.values_list("task_id", flat=True)) == {other.pk}
+
+
+def test_a_failed_row_with_an_open_case_stays_for_ever() -> None:
+    row = _ended(Status.FAILED, ago=400 * DAY)
+    assert _prune() == 0
+    DeadLetter.objects.update(open_task=None, resolved_at=database_now())
+    assert _prune() == 1
+    assert not _stays(row)
+
+
+@pytest.mark.parametrize("status", sorted(OPEN))
+def test_an_open_row_stays_however_old_it_is(status: Status) -> None:
+    row = a_task(status, id=uuid7(1_000_000_000_000, bytes(10)))
+    assert _prune() == 0
+    assert _stays(row)
+
+
+def test_an_idempotency_key_outlives_its_end_by_a_day_at_least() -> None:
+    with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": 60}}):
+        keyed, plain = _ended(ago=23 * HOUR, idempotency_key="i"), _ended(ago=23 * HOUR)
+        late = _ended(ago=25 * HOUR, idempotency_key="j")
+        assert _prune() == 2
+    assert [_stays(row) for row in (keyed, plain, late)] == [True, False, False]
+
+
+def test_a_status_with_none_is_kept_for_ever() -> None:
+    with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": None}}):
+        _ended(ago=1_000 * DAY)
+        assert _prune() == 0
+
+
+def test_rows_go_in_batches_until_none_is_left() -> None:
+    for number in range(7):
+        _ended((Status.SUCCESS, Status.CANCELLED)[number % 2], ago=8 * DAY)
+    assert sum(retention.prunable(database_now()).values()) == 7
+    assert [_prune(3) for _ in range(4)] == [3, 3, 1, 0]
+
+
+def test_an_id_that_the_caller_chose_does_not_keep_its_row_for_ever() -> None:
+    chosen = uuid.UUID("ffffffff-ffff-4fff-bfff-ffffffffffff")
+    row = a_task(Status.SUCCESS, id=chosen, completed_at=database_now() - timedelta(days=8))
+    _prune()
+    assert not _stays(row)
+
+
+def test_nodes_that_left_are_forgotten_after_a_week() -> None:
+    old, fresh, alive = a_node(stopped=8 * DAY), a_node(stopped=6 * DAY), a_node(seen=30 * DAY)
+    _prune()
+    assert set(Node.objects.values_list("pk", flat=True)) == {fresh.pk, alive.pk}
+    assert not Node.objects.filter(pk=old.pk).exists()

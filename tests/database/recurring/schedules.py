@@ -1,0 +1,52 @@
+"""Recurring rows of tests: born at an instant of one's choice, triggered at another."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django_durable_tasks.lifecycle import recurrence
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from tests.project import tasks
+
+START = datetime(2026, 3, 2, 9, tzinfo=UTC)
+"""A Monday."""
+
+
+def at(seconds: float = 0, **more: float) -> datetime:
+    """Return an instant after START."""
+    return START + timedelta(seconds=seconds, **more)
+
+
+def a_schedule(name: str = "nightly", *, task: Any = tasks.noop, **given: Any) -> RecurringTask:
+    """Declare a schedule, by default every 60 s from START, whose ledger begins just before START."""
+    kinds = {"interval", "cron", "rrule", "solar", "at", "every", "parts"}
+    timing: dict[str, Any] = {} if kinds & given.keys() else {"interval": 60}
+    row = RecurringTask.objects.upsert(name=name, task=task, **timing, **{"queue": "test", **given})
+    return begin(row, given.get("start_time", START))
+
+
+def begin(row: RecurringTask, start: datetime) -> RecurringTask:
+    """Set the row back in time, as if it had been declared just before ``start``."""
+    first = start - timedelta(microseconds=1)
+    RecurringTask.objects.filter(pk=row.pk).update(
+        start_time=start, watermark_at=first, next_run_at=start, revision=row.revision + 1
+    )
+    row.refresh_from_db()
+    return row
+
+
+def fire(now: datetime, limit: int = 100) -> int:
+    """Trigger what is due at ``now``; return how many tasks were born."""
+    return recurrence.fire_due(now, limit, term=7)
+
+
+def born(row: RecurringTask) -> list[datetime]:
+    """Return the fire times of the tasks of a schedule, in their order."""
+    return list(Task.objects.filter(recurring_task=row).order_by("fire_time").values_list("fire_time", flat=True))
+
+
+def told(row: RecurringTask) -> list[tuple[str, datetime, datetime | None, int, str]]:
+    """Return the ledger of a schedule: outcome, first, last, count, reason."""
+    rows = OccurrenceRecord.objects.filter(recurring_task=row).order_by("fire_time", "id")
+    return list(rows.values_list("outcome", "fire_time", "last_fire_time", "count", "reason"))

@@ -1,0 +1,228 @@
+"""Fire times of the past that have no run get one: each once, in order, as many at a time as was asked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
+from django_durable_tasks.lifecycle import slots
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models.task import HELD
+from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
+from tests.factories import a_dead_letter
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def a_missed_stretch(minutes: int = 5, **given: Any) -> RecurringTask:
+    """Declare a schedule that missed a fire each minute from START on."""
+    row = a_schedule(catch_up_mode="SKIP_MISSED", misfire_grace=1, **given)
+    assert fire(at(60 * minutes - 30)) == 0
+    row.refresh_from_db()
+    return row
+
+
+def end_task(task: Task | None, status: str) -> None:
+    """End a task past the engine."""
+    assert task is not None
+    Task.objects.filter(pk=task.pk).update(status=status, completed_at=database_now(), alarm_at=None)
+
+
+def test_what_was_missed_gets_its_runs_and_the_watermark_stays() -> None:
+    row = a_missed_stretch()
+    report = row.backfill(START, at(240), by="anna")
+    assert (report.born, report.replayed, report.left) == (5, 0, 0)
+    assert born(row) == [at(60 * number) for number in range(5)]
+    assert [step.task_id for step in report.steps] == list(
+        Task.objects.order_by("fire_time").values_list("pk", flat=True)
+    )
+    assert told(row)[1] == ("DISPATCHED", START, None, 1, "backfilled by anna")
+    after = RecurringTask.objects.get()
+    for name in ("next_run_at", "watermark_at", "runs_count", "revision"):
+        assert getattr(after, name) == getattr(row, name), name
+
+
+def test_the_range_counts_both_its_ends_and_nothing_beside() -> None:
+    row = a_missed_stretch()
+    assert row.backfill(at(60), at(120)).born == 2
+    assert row.backfill(at(61), at(119)).steps == ()
+    assert born(row) == [at(60), at(120)]
+
+
+def test_a_second_backfill_finds_all_done() -> None:
+    row = a_missed_stretch()
+    row.backfill(START, at(240))
+    report = row.backfill(START, at(240), reprocess="ALL")
+    assert (report.born, report.replayed, report.left) == (0, 0, 5)
+    assert {step.why for step in report.steps} == {"its task is PENDING"}
+
+
+def test_a_dry_run_tells_the_same_and_writes_nothing() -> None:
+    row = a_missed_stretch()
+    lines = OccurrenceRecord.objects.count()
+    would = row.backfill(START, at(240), dry_run=True)
+    assert (Task.objects.count(), OccurrenceRecord.objects.count()) == (0, lines)
+    done = row.backfill(START, at(240))
+    assert [(step.fire_time, step.deed, step.why) for step in would.steps] == [
+        (step.fire_time, step.deed, step.why) for step in done.steps
+    ]
+    assert (would.dry_run, done.dry_run) == (True, False)
+
+
+def test_a_fire_that_was_skipped_keeps_its_one_line() -> None:
+    row = a_schedule()
+    fire(START)
+    fire(at(60))
+    report = row.backfill(START, at(60))
+    assert [(step.deed, step.why) for step in report.steps] == [
+        ("LEFT", "its task is PENDING"), ("BORN", "was SKIPPED_OVERLAP")]  # fmt: skip
+    assert [line[:2] for line in told(row)] == [("DISPATCHED", START), ("DISPATCHED", at(60))]
+    assert born(row) == [START, at(60)]
+
+
+def test_they_run_one_at_a_time_the_oldest_first() -> None:
+    row = a_missed_stretch()
+    row.backfill(START, at(240))
+    for number in range(5):
+        slots.let_go(10)
+        going = Task.objects.open().exclude(alarm_at=HELD)
+        assert [task.fire_time for task in going] == [at(60 * number)]
+        end_task(going.get(), "SUCCESS")
+
+
+def test_they_run_the_newest_first_and_as_many_at_a_time_as_was_asked() -> None:
+    row = a_missed_stretch()
+    row.backfill(START, at(240), order="NEWEST", concurrency=2)
+
+    def going() -> set[Any]:
+        return set(Task.objects.open().exclude(alarm_at=HELD).values_list("fire_time", flat=True))
+
+    assert going() == {at(240), at(180)}
+    end_task(Task.objects.get(fire_time=at(240)), "SUCCESS")
+    slots.let_go(10)
+    assert going() == {at(180), at(120)}
+
+
+def test_a_second_backfill_waits_behind_the_first() -> None:
+    row = a_missed_stretch()
+    row.backfill(START, at(60))
+    row.backfill(at(120), at(240))
+    assert Task.objects.held().count() == 4
+
+
+def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
+    row = a_missed_stretch()
+    row.backfill(START, at(240))
+    failed, cancelled, done = Task.objects.order_by("fire_time")[:3]
+    end_task(failed, "FAILED")
+    a_dead_letter(failed)
+    end_task(cancelled, "CANCELLED")
+    end_task(done, "SUCCESS")
+    assert row.backfill(START, at(240)).left == 5
+    report = row.backfill(START, at(240), reprocess="FAILED", by="anna")
+    assert [step.task_id for step in report.of(report.steps[0].deed)] == [failed.pk]
+    assert DeadLetter.objects.get().resolution == "REPLAYED"
+    report = row.backfill(START, at(240), reprocess="ALL")
+    assert [(step.why, step.task_id) for step in report.steps if step.deed == "REPLAYED"] == [
+        ("was CANCELLED", cancelled.pk), ("was SUCCESS", done.pk)]  # fmt: skip
+    assert Task.objects.filter(status="PENDING").count() == Task.objects.count() == 5
+
+
+def test_replayed_runs_wait_in_the_slots_of_the_backfill_too() -> None:
+    row = a_missed_stretch(overlap="ALLOW")
+    row.backfill(START, at(240), concurrency=5)
+    Task.objects.update(status="FAILED", completed_at=database_now(), alarm_at=None)
+    row.backfill(START, at(240), reprocess="FAILED")
+    assert [task.fire_time for task in Task.objects.pending().exclude(alarm_at=HELD)] == [START]
+    assert Task.objects.held().count() == 4
+
+
+def test_a_run_whose_task_is_no_longer_kept_is_left() -> None:
+    row = a_missed_stretch()
+    row.backfill(START, at(240))
+    Task.objects.filter(fire_time=START).delete()
+    report = row.backfill(START, at(240), reprocess="ALL")
+    assert report.steps[0].why == "it ran; its task is no longer kept"
+
+
+def test_what_the_trigger_has_not_come_to_yet_is_not_born_twice() -> None:
+    row = a_schedule(overlap="ALLOW")
+    row.backfill(START, at(60))
+    assert fire(at(120)) == 1
+    assert born(row) == [START, at(60), at(120)]
+
+
+def test_a_pause_does_not_keep_a_backfill_from_running() -> None:
+    row = a_schedule()
+    row.pause("deploy")
+    assert row.backfill(START, at(60)).born == 2
+    row.resume(run_missed=True)
+    assert born(row) == [START, at(60)]
+
+
+def test_ranges_that_cannot_be_filled_are_refused() -> None:
+    row = a_missed_stretch()
+    now = database_now()
+    for start, end, why in (
+        (at(60), START, "is before start"),
+        (START, now + timedelta(hours=1), "is after now"),
+        (START.replace(tzinfo=None), at(60), "naive"),
+    ):
+        with pytest.raises(InvalidOption, match=why):
+            row.backfill(start, end)
+    RecurringTask.objects.update(ledger_from=at(60))
+    with pytest.raises(InvalidOption, match="is kept from"):
+        row.backfill(START, at(120))
+    assert row.backfill(at(60), at(120)).born == 2
+
+
+def test_too_many_fire_times_are_refused_before_they_are_all_listed() -> None:
+    row = a_schedule(interval=1)
+    with pytest.raises(InvalidOption, match="more than 1000 fire times"):
+        row.backfill(START, at(10_000_000))
+    with pytest.raises(InvalidOption, match="more than 10 fire times"):
+        row.backfill(START, at(10), limit=10)
+    assert row.backfill(START, at(10), limit=11).born == 11
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("reprocess", "SOME"), ("order", "RANDOM"), ("concurrency", 0), ("limit", 10_001)]
+)
+def test_a_wrong_option_is_named(option: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        a_schedule().backfill(START, at(60), **{option: value})
+
+
+def test_a_task_that_may_be_open_once_is_refused_for_many_fire_times() -> None:
+    row = a_missed_stretch(task=tasks.unique, args=["a"])
+    lines = OccurrenceRecord.objects.count()
+    with pytest.raises(UniqueConflict, match="one fire time at a time"):
+        row.backfill(START, at(240))
+    assert (Task.objects.count(), OccurrenceRecord.objects.count()) == (0, lines)
+    assert row.backfill(START, START).born == 1
+
+
+def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() -> None:
+    row = a_schedule(overlap="SKIP")
+    for minute in range(16):
+        fire(at(60 * minute))
+
+    def statements(first: float, last: float, **how: Any) -> int:
+        with CaptureQueriesContext(connection) as asked:
+            report = row.backfill(at(first), at(last), **how)
+        assert report.left == 0
+        return len(asked)
+
+    # Skipped fires have lines, those after the last tick have none.
+    few = statements(60, 120), statements(60 * 60, 60 * 61)
+    assert (statements(180, 60 * 15), statements(60 * 62, 60 * 75)) == few
+    Task.objects.update(status="FAILED", completed_at=database_now(), alarm_at=None)
+    again = {"reprocess": "FAILED"}
+    assert statements(60, 120, **again) == statements(180, 60 * 15, **again)

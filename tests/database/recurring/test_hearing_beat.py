@@ -1,0 +1,67 @@
+"""``shadow.listen()`` writes down what beat sends, under the names of its entries, and never stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import current_app, signals
+from celery.beat import ScheduleEntry, Scheduler
+from django.db import DatabaseError
+
+from django_durable_tasks.celery import shadow
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import ShadowFire
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    """Give a scheduler of Celery's, as beat has it after ``listen()``."""
+    shadow.listen()
+    scheduler = Scheduler(current_app._get_current_object(), lazy=True)
+
+    class Service:
+        pass
+
+    service = Service()
+    service.scheduler = scheduler  # type: ignore[attr-defined]
+    signals.beat_init.send(sender=service)
+    yield scheduler
+    signals.beat_init.disconnect(dispatch_uid=shadow._UID)
+    signals.before_task_publish.disconnect(dispatch_uid=shadow._UID)
+
+
+def _entry(scheduler: Scheduler, name: str, task: str) -> ScheduleEntry:
+    return ScheduleEntry(name=name, task=task, schedule=timedelta(seconds=60), app=scheduler.app)
+
+
+def test_each_message_of_beat_is_heard_under_the_name_of_its_entry(scheduler: Scheduler) -> None:
+    result = scheduler.apply_async(_entry(scheduler, "plain", "shop.tasks.plain"))
+    fire = ShadowFire.objects.get()
+    assert (fire.name, fire.task, fire.celery_id) == ("plain", "shop.tasks.plain", result.id)
+    assert abs(fire.heard_at - database_now()) < timedelta(minutes=1)
+
+
+def test_other_messages_of_the_process_are_not_beats(scheduler: Scheduler) -> None:
+    current_app.send_task("shop.tasks.plain")
+    assert not ShadowFire.objects.exists()
+
+
+def test_a_durable_task_counts_when_beat_has_written_its_row(scheduler: Scheduler) -> None:
+    scheduler.apply_async(_entry(scheduler, "durable", "tests.project.tasks.noop"))
+    assert ShadowFire.objects.get().name == "durable"
+
+
+def test_a_database_that_is_away_does_not_stop_beat(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise DatabaseError("away")
+
+    monkeypatch.setattr(type(ShadowFire.objects.all()), "bulk_create", away)
+    assert scheduler.apply_async(_entry(scheduler, "plain", "shop.tasks.plain")).id
+    assert "A fire of beat was not written down: plain" in caplog.text

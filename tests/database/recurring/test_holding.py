@@ -1,0 +1,159 @@
+"""Pause, snooze, resume and cancel: what an operator says is kept, told, and never undone by the trigger."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption, InvalidSchedule, TransitionRefused
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from tests.database.durable_command import told as told_by_the_command
+from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
+from tests.database.recurring.test_firing_hostile import BY_HAND
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_pause_keeps_reason_name_and_its_first_instant() -> None:
+    row = a_schedule()
+    row.pause("deploy", by="anna")
+    since = row.paused_at
+    row.pause("month end", by="bert", until=database_now() + timedelta(days=1))
+    row.refresh_from_db()
+    assert (row.status_reason, row.status_by, row.paused_at) == ("month end", "bert", since)
+    assert row.next_run_at == row.paused_until
+
+
+def test_a_pause_without_end_is_never_looked_at() -> None:
+    row = a_schedule()
+    row.pause()
+    assert fire(at(10**9)) == 0
+    row.refresh_from_db()
+    assert (row.status, row.next_run_at) == ("PAUSED", None)
+
+
+@pytest.mark.parametrize("until", [START, START.replace(tzinfo=None)])
+def test_a_pause_into_the_past_or_without_zone_is_refused(until: Any) -> None:
+    row = a_schedule()
+    with pytest.raises(InvalidOption, match="until="):
+        row.pause(until=until)
+    row.refresh_from_db()
+    assert row.status == "ACTIVE"
+
+
+def test_a_snooze_goes_on_by_itself_and_tells_what_passed() -> None:
+    row = a_schedule(overlap="ALLOW")
+    until = database_now().replace(microsecond=0) + timedelta(days=1)
+    row.snooze(until, by="anna")
+    fire(until)
+    row.refresh_from_db()
+    assert (row.status, row.paused_until) == ("ACTIVE", None)
+    outcome, first, last, _, reason = told(row)[0]
+    assert (outcome, first, reason) == ("PAUSED", START, "SNOOZED by anna")
+    assert last is not None
+    assert last <= until
+
+
+def test_a_resume_of_what_is_not_paused_changes_nothing() -> None:
+    row = a_schedule()
+    before = row.revision
+    row.resume(by="anna")
+    row.refresh_from_db()
+    assert (row.revision, row.status_by, row.next_run_at) == (before, "", START)
+
+
+def test_a_resume_with_what_was_missed_catches_up_by_the_policy_and_tells_no_pause() -> None:
+    row = a_schedule(catch_up_mode="RUN_ALL_MISSED", max_catchup_runs=3, misfire_grace=1, overlap="ALLOW")
+    row.pause("deploy")
+    RecurringTask.objects.update(paused_at=START)
+    row.resume(run_missed=True, pace=30)
+    assert row.next_run_at == START
+    now = at(630)
+    assert fire(now) == 3
+    assert born(row) == [at(480), at(540), at(600)]
+    starts = list(Task.objects.order_by("fire_time").values_list("run_at", flat=True))
+    assert [start - now for start in starts] == [timedelta(seconds=seconds) for seconds in (0, 30, 60)]
+    assert not OccurrenceRecord.objects.filter(outcome="PAUSED").exists()
+
+
+def test_a_pace_that_is_none_is_refused_and_the_pause_stays() -> None:
+    row = a_schedule()
+    row.pause("deploy")
+    with pytest.raises(InvalidOption, match="pace="):
+        row.resume(run_missed=True, pace=-1)
+    row.refresh_from_db()
+    assert row.status == "PAUSED"
+
+
+def test_a_mended_row_leaves_its_quarantine_by_a_resume() -> None:
+    row = a_schedule()
+    RecurringTask.objects.update(timetable=[{"interval": "x"}], revision=8)
+    fire(START)
+    row.refresh_from_db()
+    assert row.status_reason == "QUARANTINED"
+    with pytest.raises(InvalidSchedule):
+        row.resume()
+    row = RecurringTask.objects.upsert(name="nightly", task=row.task, interval=60)
+    row.resume(by="anna")
+    row.refresh_from_db()
+    assert (row.status, row.error, row.status_reason) == ("ACTIVE", "", "")
+    assert row.next_run_at is not None
+
+
+def test_an_ended_schedule_stays_ended_and_its_open_tasks_go_on() -> None:
+    row = a_schedule()
+    fire(START)
+    row.cancel("enough", by="anna")
+    row.cancel("again", by="bert")
+    row.refresh_from_db()
+    assert (row.status, row.status_reason, row.status_by) == ("CANCELLED", "enough", "anna")
+    assert Task.objects.get().status == "PENDING"
+    verbs: list[Any] = [row.pause, row.resume, partial(row.snooze, database_now() + timedelta(days=1))]
+    for verb in verbs:
+        with pytest.raises(TransitionRefused, match=r"has ended \(enough\)"):
+            verb()
+    assert fire(at(600)) == 0
+
+
+def test_the_callers_copy_shows_what_the_row_became() -> None:
+    row = a_schedule()
+    stale = RecurringTask.objects.get(pk=row.pk)
+    row.pause("deploy")
+    stale.resume()
+    assert stale.status == "ACTIVE"
+    assert stale.revision == RecurringTask.objects.get().revision
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+def test_an_edit_undoes_no_word_of_an_operator(verb: str) -> None:
+    row = a_schedule()
+    getattr(row, verb)("deploy")
+    status = row.status
+    RecurringTask.objects.upsert(name="nightly", task=row.task, interval=30, priority=7)
+    row.refresh_from_db()
+    assert (row.status, row.status_reason, row.next_run_at) == (status, "deploy", None)
+    assert row.priority == 7
+
+
+@pytest.mark.parametrize("values", BY_HAND.values(), ids=BY_HAND.keys())
+def test_a_row_spoilt_by_hand_is_refused_by_every_verb_with_an_error_of_ours(values: dict[str, Any]) -> None:
+    row = a_schedule()
+    RecurringTask.objects.update(**values, revision=7)
+    row.refresh_from_db()
+    verbs: list[Any] = [
+        partial(row.explain, START), row.next_fire_times, row.trigger_now, partial(row.backfill, START, at(60)),
+        partial(row.override, database_now(), "SKIP"), partial(row.pause, "broken"), row.resume,
+        partial(row.resume, run_missed=True), row.cancel,
+    ]  # fmt: skip
+    for verb in verbs:
+        with suppress(DurableTasksError), transaction.atomic():
+            verb()
+    assert RecurringTask.objects.get().status == "CANCELLED"
+    assert told_by_the_command("show", "nightly")["status"] == "CANCELLED"
+    assert len(told_by_the_command("list", "recurring")) == 1

@@ -1,0 +1,217 @@
+"""``durable import-beat``: what will be different is told first, then beat's rows become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.models import RecurringTask, Task
+from tests.database.durable_command import durable, told
+from tests.database.recurring.beat_rows import PeriodicTask, PeriodicTasks, drop_tables, make_tables, of_beat
+from tests.database.recurring.schedules import a_schedule, begin, fire
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Give beat's tables to this file."""
+    wiring.load_tasks()
+    with django_db_blocker.unblock():
+        make_tables()
+    yield
+    with django_db_blocker.unblock():
+        drop_tables()
+
+
+def _row(name: str = "nightly") -> RecurringTask:
+    row: RecurringTask = RecurringTask.objects.get(name=name)
+    return row
+
+
+def _state(name: str = "nightly") -> tuple[str, str]:
+    return _row(name).status, _row(name).status_reason
+
+
+# Reading and importing --------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_tells_and_imports_nothing() -> None:
+    of_beat(cron="30 2 * * *", zone="America/New_York", queue="reports", args="[]")
+    [line] = told("import-beat", "--dry-run")
+    assert (line["name"], line["act"], line["begins"], line["carried"]) == ("nightly", "IMPORT", "ACTIVE", False)
+    assert line["here"] == line["beat"]
+    assert len(line["here"]) == 3
+    assert [text.partition(":")[0] for text in line["differences"]] == ["DST"]
+    assert not RecurringTask.objects.exists()
+    shown = durable("import-beat", "--dry-run").out
+    assert "when the clock of America/New_York goes forward" in shown
+    assert "next in beat:" in shown
+
+
+def test_rows_of_every_kind_become_schedules() -> None:
+    last, later = datetime.now(UTC) - timedelta(minutes=5), datetime.now(UTC) + timedelta(days=1)
+    of_beat("cron", cron="*/15 8-18 * * mon-fri", zone="Europe/London", queue="reports", priority=4)
+    of_beat("interval", every=(2, "hours"), last_run_at=last)
+    of_beat("sun", sun=("sunset", 51.5, -0.1), kwargs="{}")
+    of_beat("once", clocked=later, one_off=True)
+    assert durable("import-beat").code == 0
+    cron, interval, sun, once = _row("cron"), _row("interval"), _row("sun"), _row("once")
+    assert cron.timetable == [{"cron": "*/15 8,9,10,11,12,13,14,15,16,17,18 * * 1,2,3,4,5"}]
+    assert (cron.time_zone, cron.queue, cron.priority, cron.source) == ("Europe/London", "reports", 4, "beat")
+    assert (interval.interval_seconds, interval.start_time) == (7200.0, last)
+    assert interval.next_run_at == last + timedelta(hours=2)
+    assert sun.timetable[0]["solar"] == "sunset"
+    assert (once.next_run_at, once.max_runs) == (later, 1)
+    assert {row.overlap for row in (cron, interval, sun, once)} == {"ALLOW"}
+    assert {row.status for row in (cron, interval, sun, once)} == {"ACTIVE"}
+
+
+def test_a_row_that_is_switched_off_begins_paused() -> None:
+    of_beat(enabled=False)
+    durable("import-beat")
+    assert _state() == ("PAUSED", "DISABLED_IN_BEAT")
+    PeriodicTask.objects.update(enabled=True)  # type: ignore[attr-defined]
+    durable("import-beat")
+    assert _state() == ("ACTIVE", "")
+
+
+def test_an_import_again_brings_what_beat_changed() -> None:
+    of_beat()
+    durable("import-beat")
+    assert told("import-beat")[0]["act"] == "IMPORT"
+    revision = _row().revision
+    PeriodicTask.objects.update(queue="reports")  # type: ignore[attr-defined]
+    durable("import-beat")
+    assert (_row().queue, _row().revision) == ("reports", revision + 1)
+
+
+def test_only_what_is_named_is_imported() -> None:
+    of_beat("one")
+    of_beat("two")
+    durable("import-beat", "--only", "two")
+    assert [row.name for row in RecurringTask.objects.all()] == ["two"]
+    answer = durable("import-beat", "--only", "three")
+    assert (answer.code, "'three'" in answer.err) == (2, True)
+
+
+def test_an_operators_pause_outlives_an_import() -> None:
+    of_beat()
+    durable("import-beat")
+    _row().pause("deploy")
+    durable("import-beat")
+    assert _state() == ("PAUSED", "deploy")
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_row_is_told_and_holds_no_other_up() -> None:
+    of_beat("args", args="[1")
+    of_beat("misfit", task="tests.project.tasks.add", args="[1]")
+    of_beat("never", cron="0 0 31 2 *")
+    of_beat("right")
+    answer = durable("import-beat")
+    assert answer.code == 2
+    assert [row.name for row in RecurringTask.objects.all()] == ["right"]
+    for why in ("args are no JSON", "missing a required argument", "Celery cannot read its crontab, '0 0 31 2 *'"):
+        assert why in answer.out
+
+
+def test_what_has_had_its_time_is_left_out_and_is_no_failure() -> None:
+    past = datetime.now(UTC) - timedelta(days=1)
+    of_beat("clocked", clocked=past, one_off=True, enabled=False)
+    of_beat("expired", expires=past)
+    of_beat("done", one_off=True, total_run_count=1)
+    assert {(line["name"], line["act"]) for line in told("import-beat")} == {
+        ("clocked", "OVER"), ("expired", "OVER"), ("done", "OVER")}  # fmt: skip
+    assert not RecurringTask.objects.exists()
+
+
+def test_a_row_of_somebody_else_is_not_taken() -> None:
+    a_schedule()
+    of_beat(queue="beats")
+    answer = durable("import-beat")
+    assert (answer.code, "belongs to an operator" in answer.out) == (2, True)
+    assert (_row().queue, _row().source) == ("test", "")
+
+
+def test_a_database_without_beats_tables_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(connection.introspection), "table_names", lambda self: [])
+    answer = durable("import-beat")
+    assert (answer.code, "'default' has no table django_celery_beat_periodictask" in answer.err) == (2, True)
+
+
+def test_tables_of_an_older_version_have_defaults_for_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_beat(headers="{}", expire_seconds=9)
+    introspection = type(connection.introspection)
+    describe = introspection.get_table_description
+
+    def older(self: Any, cursor: Any, table: str) -> list[Any]:
+        lacking = {"expire_seconds", "headers", "priority"}
+        return [column for column in describe(self, cursor, table) if column.name not in lacking]
+
+    monkeypatch.setattr(introspection, "get_table_description", older)
+    assert durable("import-beat").code == 0
+    assert _row().expires_in is None
+
+
+# Leaving beat -----------------------------------------------------------------------------------------------------
+
+
+def test_what_fires_here_is_switched_off_in_beat_when_asked() -> None:
+    of_beat("one")
+    of_beat("off", enabled=False)
+    durable("import-beat", "--disable-in-beat")
+    enabled = dict(PeriodicTask.objects.values_list("name", "enabled"))  # type: ignore[attr-defined]
+    assert enabled == {"one": False, "off": False}
+    assert PeriodicTasks.objects.get().ident == 1  # type: ignore[attr-defined]
+    assert (_state("one"), _state("off")) == (("ACTIVE", ""), ("PAUSED", "DISABLED_IN_BEAT"))
+    again = {line["name"]: (line["act"], line["begins"]) for line in told("import-beat", "--disable-in-beat")}
+    assert again == {"one": ("OURS", "ACTIVE"), "off": ("OURS", "PAUSED")}
+    assert _state("one") == ("ACTIVE", "")
+
+
+def test_a_shadow_first_and_the_switch_later() -> None:
+    of_beat()
+    note = durable("import-beat").err
+    assert "--disable-in-beat" in note
+    RecurringTask.objects.all().delete()
+    durable("import-beat", "--paused", "--disable-in-beat")
+    assert _state() == ("PAUSED", "IN_SHADOW")
+    assert PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]
+    durable("import-beat", "--disable-in-beat")
+    assert _state() == ("ACTIVE", "")
+    assert not PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]
+
+
+# Carrying ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_not_durable_is_listed_and_not_imported() -> None:
+    of_beat(task="shop.tasks.plain")
+    answer = durable("import-beat")
+    assert (answer.code, "--carry" in answer.out) == (0, True)
+    assert "['shop.tasks.plain']" in answer.err
+    assert not RecurringTask.objects.exists()
+
+
+def test_it_is_carried_once_the_settings_allow_it(settings: Any) -> None:
+    of_beat(task="shop.tasks.plain", args="[1]", queue="old")
+    durable("import-beat", "--carry")
+    assert _state() == ("PAUSED", "NOT_IN_CARRY")
+    settings.DURABLE_TASKS = {"CARRY": ["shop.tasks.plain"]}
+    answer = durable("import-beat", "--carry")
+    assert "CARRY" not in answer.err
+    assert _state() == ("ACTIVE", "")
+    row = _row()
+    assert row.task == "django_durable_tasks.carry"
+    begin(row, datetime(2026, 3, 2, 2, 30, tzinfo=UTC))
+    assert fire(datetime(2026, 3, 2, 2, 30, 1, tzinfo=UTC)) == 1
+    sent = Task.objects.get().kwargs
+    assert (sent["task"], sent["args"], sent["options"]["queue"]) == ("shop.tasks.plain", [1], "old")

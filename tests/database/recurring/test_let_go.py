@@ -1,0 +1,29 @@
+"""A task that waited for its slot is dispatched as soon as the sweep lets it go, not one poll later."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.models import Task
+from django_durable_tasks.scheduler.loop import Scheduler
+from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.factories import QUEUE
+from tests.messages import take_rings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_task_that_the_sweep_lets_go_is_dispatched_by_a_round_that_comes_at_once() -> None:
+    row = a_schedule(queue=QUEUE, overlap="QUEUE_ALL")
+    fire(START)
+    fire(at(60))
+    row.refresh_from_db()
+    row.pause("only what is born already")
+    first, second = Task.objects.order_by("fire_time")
+    transitions.cancel(Task.objects.filter(pk=first.pk), "TEST")
+    scheduler = Scheduler("one")
+    scheduler.leader.step()
+    assert scheduler.round() < 0.01
+    scheduler.round()
+    assert [ring.task_id for ring in take_rings(QUEUE)] == [second.pk]

@@ -1,0 +1,123 @@
+"""``durable shadow`` compares what was heard of beat with what would have fired here, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.lifecycle import shadows
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.management.durable import shadowing
+from django_durable_tasks.models import RecurringTask, ShadowFire
+from tests.database.durable_command import Answer, durable
+from tests.database.recurring.schedules import START, a_schedule, at
+
+pytestmark = pytest.mark.django_db
+RANGE = ("--from", START.isoformat(), "--to", at(300).isoformat())
+
+
+def _heard(name: str, *seconds: float) -> None:
+    rows = [ShadowFire(name=name, task="shop.tasks.plain", heard_at=at(one)) for one in seconds]
+    ShadowFire.objects.bulk_create(rows)
+
+
+def _of_beat(name: str = "nightly", *, reason: str = "IN_SHADOW", **given: Any) -> RecurringTask:
+    row = a_schedule(name, source="beat", **given)
+    row.pause(reason)
+    return row
+
+
+def _shadow(*more: str) -> Answer:
+    return durable("shadow", *RANGE, *more)
+
+
+def _told(*more: str) -> dict[str, Any]:
+    answer = _shadow(*more, "--format", "json")
+    return {one["name"]: one for one in answer.told["schedules"]}
+
+
+# The report -------------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_row_that_beat_fires_alike_does_not_differ() -> None:
+    _of_beat()
+    _heard("nightly", 0.1, 60.2, 120.3, 180.1, 240.1, 300.1)
+    answer = _shadow()
+    assert (answer.code, answer.out) == (0, "1 schedules compared, 0 differ\n")
+    [found] = _told().values()
+    assert (found["matched"], found["only_here"], found["only_beat"]) == (6, [], [])
+    assert (found["lag_median"], found["lag_most"]) == (0.1, 0.3)
+
+
+def test_what_one_side_does_alone_is_told_with_its_instants() -> None:
+    _of_beat()
+    _heard("nightly", 0.1, 60.2, 95, 180.1, 240.1, 300.1)
+    answer = _shadow()
+    assert answer.code == 1
+    assert "nightly: here alone: 2026-03-02 09:02:00Z; beat alone: 2026-03-02 09:01:35Z" in answer.out
+
+
+def test_a_fire_at_the_edge_belongs_to_what_came_before_it() -> None:
+    _of_beat()
+    _heard("nightly", 60.2, 120.5, 180.5)
+    answer = durable("shadow", "--from", at(60.1).isoformat(), "--to", at(120.2).isoformat())
+    assert answer.code == 0, answer
+
+
+def test_what_beat_fires_and_nobody_imported_is_told() -> None:
+    _heard("stray", 30)
+    found = _told()["stray"]
+    assert (found["only_beat"], "import it" in found["remark"]) == (["2026-03-02T09:00:30Z"], True)
+
+
+def test_a_row_that_others_made_is_compared_once_it_was_heard() -> None:
+    a_schedule("by hand")
+    assert _told() == {}
+    _heard("by hand", 0, 60)
+    assert _told()["by hand"]["matched"] == 2
+
+
+def test_only_what_is_named_is_compared() -> None:
+    _of_beat("one")
+    _of_beat("two")
+    assert list(_told("--name", "two")) == ["two"]
+
+
+def test_a_dense_schedule_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadows, "MOST", 3)
+    _of_beat()
+    assert "more than 3 fires" in _told()["nightly"]["remark"]
+
+
+def test_without_anything_heard_there_is_nothing_to_compare_from() -> None:
+    answer = durable("shadow")
+    assert (answer.code, "shadow.listen()" in answer.err) == (2, True)
+    _heard("stray", 0)
+    assert durable("shadow", "--to", at(60).isoformat()).code == 1
+
+
+def test_a_watch_tells_each_difference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([60, 120, 180])
+
+    def wait(_: float) -> None:
+        passed = next(rounds, None)
+        if passed is None:
+            raise KeyboardInterrupt
+        monkeypatch.setattr(shadowing, "database_now", lambda: at(passed + 31))
+
+    monkeypatch.setattr(shadowing, "_wait", wait)
+    _of_beat()
+    _heard("nightly", 60.1, 180.1)
+    answer = durable("shadow", "--watch", "--to", at(10).isoformat())
+    assert answer.code == 1
+    assert answer.out == "nightly: here alone: 2026-03-02 09:02:00Z\n"
+
+
+def test_what_was_heard_is_pruned_in_its_turn(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"SHADOW_RETENTION": 3600}
+    _heard("old", 0, 60, 120)
+    ShadowFire.objects.create(name="new", task="shop.tasks.plain")
+    now = database_now()
+    assert [shadows.prune(now, 2), shadows.prune(now, 2), shadows.prune(now, 2)] == [2, 1, 0]
+    assert ShadowFire.objects.get().name == "new"

@@ -1,0 +1,114 @@
+"""A tick costs as many statements at fifty due rows as at one, whatever its rows are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from math import ceil
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.lifecycle import calendars, recurrence
+from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+FEW, MANY = 1, 50
+
+
+def _plain(name: str) -> datetime:
+    a_schedule(name, overlap="ALLOW")
+    return at(0.5)
+
+
+def _on_calendars(name: str) -> datetime:
+    calendars.upsert("office")
+    calendars.upsert("exchange")
+    a_schedule(name, cron="0 9 * * *", calendar=["office", "exchange"], overlap="ALLOW")
+    return at(0.5)
+
+
+def _closed(name: str) -> datetime:
+    calendars.upsert("office")
+    a_schedule(name, cron="0 9 * * *", calendar="office", overlap="ALLOW", misfire_grace=3_600)
+    return at(days=7, seconds=0.5)
+
+
+def _overridden(name: str) -> datetime:
+    row = a_schedule(name, overlap="ALLOW")
+    OccurrenceOverride.objects.create(recurring_task=row, fire_time=START, action="SKIP")
+    return at(60.5)
+
+
+def _overlapping(policy: str) -> Callable[[str], datetime]:
+    def overlapping(name: str) -> datetime:
+        a_schedule(name, overlap=policy)
+        fire(START)
+        return at(60.5)
+
+    return overlapping
+
+
+def _missed(mode: str) -> Callable[[str], datetime]:
+    def missed(name: str) -> datetime:
+        a_schedule(name, catch_up_mode=mode, misfire_grace=5, max_catchup_runs=3, overlap="ALLOW")
+        return at(630)
+
+    return missed
+
+
+def _ending(name: str) -> datetime:
+    a_schedule(name, max_runs=1, overlap="ALLOW")
+    return at(0.5)
+
+
+def _unique(name: str) -> datetime:
+    a_schedule(name, task=tasks.unique, args=[name], overlap="ALLOW")
+    return at(0.5)
+
+
+KINDS: dict[str, Callable[[str], datetime]] = {
+    "plain": _plain, "on calendars": _on_calendars, "closed": _closed, "overridden": _overridden, "ending": _ending,
+    "with unique keys": _unique,
+    **{f"overlap {policy}": _overlapping(policy)
+       for policy in ("SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING")},
+    **{mode: _missed(mode) for mode in ("RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED")},
+}  # fmt: skip
+
+
+def _tick(kind: str, number: int) -> list[str]:
+    """Return the statements of one tick with so many due rows of a kind, new to this process."""
+    for model in (Task, OccurrenceRecord, RecurringTask):
+        model.objects.all().delete()
+    now = max([KINDS[kind](f"{kind} {number} {each}") for each in range(number)])
+    with CaptureQueriesContext(connection) as seen:
+        recurrence.head()
+        recurrence.fire_due(now, 100, term=7)
+    assert not RecurringTask.objects.due(now).exists()
+    return [query["sql"] for query in seen]
+
+
+def _parts(rows: int, model: Any) -> int:
+    """Return into how many statements the ORM parts an INSERT: SQLite takes few values in one."""
+    most = (connection.features.max_query_params or 1_000_000) // len(model._meta.concrete_fields)
+    return ceil(rows / most)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tick_costs_as_many_statements_at_fifty_due_rows_as_at_one(kind: str) -> None:
+    few, many = _tick(kind, FEW), _tick(kind, MANY)
+    born, told = Task.objects.count(), OccurrenceRecord.objects.count()
+    parts = _parts(born, Task) + _parts(told, OccurrenceRecord) - 2
+    assert len(many) <= len(few) + max(parts, 0), [[sql[:100] for sql in each] for each in (few, many)]
+
+
+def test_a_tick_with_nothing_due_is_one_probe() -> None:
+    a_schedule("later", start_time=at(500))
+    with CaptureQueriesContext(connection) as seen:
+        assert recurrence.head() == at(500)
+    assert len(seen) == 1

@@ -1,0 +1,111 @@
+"""The check of the database connects to it, and finds servers that are too old or set up to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core import checks as django_checks
+from django.core.checks import Tags
+from django.db import NotSupportedError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_durable_tasks.checks import OLDEST, check_database
+
+pytestmark = pytest.mark.django_db
+
+
+def _ids(**options: Any) -> list[str]:
+    return [str(message.id).removeprefix("durable_tasks.") for message in check_database(**options)]
+
+
+def test_the_database_of_this_run_is_good_enough() -> None:
+    assert _ids(databases=["default"]) == []
+
+
+def test_it_looks_only_where_django_asks_it_to() -> None:
+    assert _ids(databases=None) == _ids(databases=["other"]) == []
+    registered: list[Any] = list(django_checks.registry.registry.get_checks())
+    assert check_database in registered
+    assert Tags.database in registered[registered.index(check_database)].tags
+
+
+def test_an_old_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = connections["default"].display_name
+    monkeypatch.setitem(OLDEST, product, (99, 9))
+    [message] = check_database(databases=["default"])
+    assert message.id == "durable_tasks.E012"
+    assert message.msg.startswith(product)
+    assert _ids(databases=["default"]) == ["E012"]
+
+
+def test_a_server_that_nobody_tried_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OLDEST, connections["default"].display_name)
+    assert _ids(databases=["default"]) == ["E012"]
+
+
+def test_a_server_that_django_itself_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NotSupportedError("PostgreSQL 14 or later is required (found 12.1).")
+
+    monkeypatch.setattr(connections["default"], "get_database_version", refuse)
+    [message] = check_database(databases=["default"])
+    assert (message.id, message.msg) == (
+        "durable_tasks.E012",
+        "PostgreSQL 14 or later is required (found 12.1) is too old or unknown to us.",
+    )
+
+
+def test_the_floors_are_the_promised_ones() -> None:
+    assert OLDEST == {"PostgreSQL": (14,), "MySQL": (8, 0, 13), "MariaDB": (10, 6), "SQLite": (3, 35)}
+
+
+@pytest.fixture
+def elsewhere(settings: Any) -> Iterator[Any]:
+    """Give a maker of a second connection with other options, which the check then finds as the default one."""
+    before, made = connections["default"], list[BaseDatabaseWrapper]()
+
+    def connect(**changes: Any) -> None:
+        connection = before.copy()
+        connection.settings_dict.update(changes)
+        connection.inc_thread_sharing()
+        made.append(connection)
+        connections["default"] = connection
+
+    yield connect
+    connections["default"] = before
+    for connection in made:
+        connection.close()
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_another_isolation_level_is_an_error(elsewhere: Any, level: str) -> None:
+    options = connections["default"].settings_dict["OPTIONS"]
+    elsewhere(OPTIONS={**options, "isolation_level": level})
+    [message] = check_database(databases=["default"])
+    assert message.id == "durable_tasks.E013"
+    assert level.upper() in message.msg
+    elsewhere(OPTIONS={**options, "isolation_level": "read committed"})
+    assert _ids(databases=["default"]) == []
+
+
+@pytest.mark.sqlite
+def test_a_file_without_wal_or_immediate_transactions_is_a_warning(elsewhere: Any, tmp_path: Path) -> None:
+    elsewhere(NAME=str(tmp_path / "plain.sqlite3"), OPTIONS={})
+    [message] = check_database(databases=["default"])
+    assert message.id == "durable_tasks.W008"
+    assert "do not begin IMMEDIATE; the journal is 'delete', not WAL" in message.msg
+    elsewhere(NAME=str(tmp_path / "half.sqlite3"), OPTIONS={"transaction_mode": "IMMEDIATE"})
+    assert _ids(databases=["default"]) == ["W008"]
+    whole = {"transaction_mode": "immediate", "init_command": "PRAGMA journal_mode=WAL"}
+    elsewhere(NAME=str(tmp_path / "whole.sqlite3"), OPTIONS=whole)
+    assert _ids(databases=["default"]) == []
+
+
+@pytest.mark.sqlite
+def test_a_database_in_memory_has_one_writer_anyway(elsewhere: Any) -> None:
+    elsewhere(NAME=":memory:", OPTIONS={})
+    assert _ids(databases=["default"]) == []

@@ -1,0 +1,19 @@
+"""What the migrations write stands again after a flush: without the lease's row nobody could ever lead."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from django.core.management import call_command
+
+from django_durable_tasks.lifecycle import leadership
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+
+
+@pytest.mark.django_db(transaction=True)
+def test_after_a_flush_a_scheduler_can_lead_and_tenants_can_be_made() -> None:
+    call_command("flush", interactive=False, verbosity=0)
+    assert leadership.take(uuid.uuid4(), 5) == 1
+    assert Tenant.objects.get().pk == DEFAULT_TENANT_ID
+    assert Tenant.objects.create(slug="acme").pk != DEFAULT_TENANT_ID

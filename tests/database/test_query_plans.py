@@ -1,0 +1,161 @@
+"""With a million rows that wait for the future, what the engine asks every second touches only what is due."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import QuerySet
+
+from django_durable_tasks.lifecycle import statements
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.rules.states import Status
+from tests.factories import QUEUE, a_node, a_run, a_task
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+
+MILLION, SOME = 1_000_000, 10_000
+_ROWS = """
+INSERT INTO durable_tasks_task
+       (id, name, queue, priority, args, kwargs, status, run_at, alarm_at, lease_until, run_id, node, epoch,
+        completed_at, unique_key, open_key, key, shard_key)
+SELECT (lpad(to_hex(%(born)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
+       'tests.project.tasks.noop', %(queue)s, n %% 10, '[]', '{}', %(status)s, at.moment,
+       CASE WHEN %(status)s IN ('PENDING', 'QUEUED') THEN at.moment END,
+       CASE WHEN %(status)s = 'RUNNING' THEN at.moment END,
+       CASE WHEN %(status)s = 'RUNNING' THEN gen_random_uuid() END, %(node)s, 1,
+       CASE WHEN %(status)s = 'SUCCESS' THEN at.moment END,
+       CASE WHEN %(status)s = 'SUCCESS' THEN 'unique-' || n END,
+       CASE WHEN %(status)s = 'QUEUED' THEN 'key-' || n END, CASE WHEN %(status)s = 'QUEUED' THEN 'key-' || n END, 0
+  FROM generate_series(1, %(number)s) AS n
+ CROSS JOIN LATERAL (SELECT clock_timestamp() + (%(from)s + n %% %(span)s) * interval '1 second' AS moment) AS at
+"""
+
+
+def _fill(status: Status, number: int, *, start: int, span: int = 86_400, **given: Any) -> None:
+    values = {"queue": QUEUE, "node": None, "born": 1_700_000_000_000 + abs(start) * 1_000} | given
+    with connection.cursor() as cursor:
+        cursor.execute(_ROWS, {**values, "status": status, "number": number, "from": start, "span": span})
+
+
+@pytest.fixture
+def crowd(request: pytest.FixtureRequest) -> Iterator[uuid.UUID]:
+    """Write a crowd with so many rows that wait, and give the node that runs a few of it."""
+    node = a_node().pk
+    _fill(Status.PENDING, request.param, start=3_600)
+    _fill(Status.PENDING, SOME, start=-SOME, span=SOME)
+    _fill(Status.PENDING, SOME, start=4_000_000, queue="other")
+    _fill(Status.QUEUED, 1_000, start=5)
+    _fill(Status.RUNNING, 1_000, start=60, node=uuid.uuid4(), born=1_600_000_000_000)
+    _fill(Status.RUNNING, 20, start=61, node=node, born=1_590_000_000_000)
+    _fill(Status.SUCCESS, SOME, start=-90_000, born=1_500_000_000_000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE durable_tasks_task")
+    yield node
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE durable_tasks_task CASCADE")
+
+
+class _Plan:
+    """What one statement did: its nodes, and the pages they touched."""
+
+    def __init__(self, sql: str, parameters: Any) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
+            answer = cursor.fetchone()[0]
+            transaction.set_rollback(True)
+        self.root = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
+        self.nodes = list(self._walk(self.root))
+
+    def _walk(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield node
+        for inner in node.get("Plans", ()):
+            yield from self._walk(inner)
+
+    def pages(self, within: str = "") -> int:
+        """Count the pages that the statement, or one of its named parts, touched."""
+        (root,) = [node for node in self.nodes if node.get("Subplan Name") == within] if within else [self.root]
+        return int(root["Shared Hit Blocks"]) + int(root["Shared Read Blocks"])
+
+    def indexes(self) -> set[str]:
+        """Name the indexes by which the task table was read."""
+        return {str(node["Index Name"]) for node in self.nodes if "Index Name" in node}
+
+    def reads_whole_table(self) -> bool:
+        """Tell whether the task table was read from end to end."""
+        return any(node["Node Type"].endswith("Seq Scan") and node.get("Relation Name") == "durable_tasks_task"
+                   for node in self.nodes)  # fmt: skip
+
+
+def _of(question: QuerySet[Any]) -> _Plan:
+    sql, parameters = question.query.sql_with_params()
+    return _Plan(sql, parameters)
+
+
+def _raw(verb: str, **parameters: Any) -> _Plan:
+    sql = statements.text(verb, "postgresql")
+    assert sql is not None
+    return _Plan(sql, parameters)
+
+
+@pytest.mark.parametrize("crowd", [MILLION], indirect=True)
+def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -> None:
+    now = database_now()
+    claim = _raw("claim", queue=QUEUE, now=now, limit=100, node=uuid.uuid4(), wait=15.0)
+    assert claim.root["Actual Rows"] == 100
+    _by(claim, "durable_task_pending")
+    assert claim.pages("CTE due") < 600
+
+    nothing_due = _raw("claim", queue="other", now=now, limit=100, node=uuid.uuid4(), wait=15.0)
+    assert nothing_due.root["Actual Rows"] == 0
+    assert nothing_due.pages() < 100
+
+    heads = _raw("heads")
+    assert heads.root["Actual Rows"] == 2
+    _by(heads, "durable_task_pending")
+    assert heads.pages() < 400
+
+    overdue = _of(Task.objects.ring_overdue(now + timedelta(seconds=10)).values("pk")[:100])
+    _by(overdue, "durable_task_queued")
+    assert overdue.pages() < 300
+
+    _by(_of(Task.objects.running().held_by([crowd]).values("pk")), "durable_task_running")
+    _by(_of(Task.objects.lease_over(now).values("pk")[:100]), "durable_task_running")
+    _by(_of(Task.objects.queued().order_by().values("queue").distinct()), "durable_task_queued")
+
+
+@pytest.mark.parametrize("crowd", [50_000], indirect=True)
+def test_what_each_task_costs_does_not_grow_with_the_table(crowd: uuid.UUID) -> None:
+    queued, running = a_task(Status.QUEUED), a_task(Status.RUNNING)
+    start = _raw(
+        "start", id=queued.pk, epoch=queued.epoch, run_id=uuid.uuid4(), node=crowd, lease=60.0, name=queued.name
+    )
+    assert start.root["Actual Rows"] == 1
+    _by(start, "durable_tasks_task_pkey")
+    assert start.pages() < 100
+
+    run = a_run(running)
+    succeed = _raw("succeed", id=run.task_id, epoch=run.epoch, run_id=run.run_id, result=None, worker="w", celery_id="")
+    assert succeed.root["Actual Rows"] == 0  # an INSERT without RETURNING
+    _by(succeed, "durable_tasks_task_pkey")
+    assert succeed.pages() < 120
+
+    beat = _raw("heartbeat", ids=[run.task_id], epochs=[run.epoch], runs=[run.run_id], leases=[60.0], progress=[None])
+    assert beat.root["Actual Rows"] == 1
+    assert not beat.reads_whole_table()
+
+    _by(_of(Task.objects.filter(tenant_id=DEFAULT_TENANT_ID, open_key="key-7")), "durable_task_one_open_key")
+    _by(_of(Task.objects.filter(unique_key="unique-7", status=Status.SUCCESS)), "durable_task_unique_key")
+    prune = _of(Task.objects.finished_before(database_now() - timedelta(days=3_000)).order_by("pk").values("pk")[:100])
+    _by(prune, "durable_tasks_task_pkey")
+
+
+def _by(plan: _Plan, index: str) -> None:
+    assert not plan.reads_whole_table(), plan.root
+    assert index in plan.indexes(), plan.indexes()

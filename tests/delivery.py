@@ -1,0 +1,24 @@
+"""Hands a message to its task as a worker would, in this process: gate, body, close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app
+
+from django_durable_tasks.celery import runs
+from django_durable_tasks.celery.envelope import HEADER
+from django_durable_tasks.models import Task
+
+
+def deliver(row: Task, *, epoch: int | None = None, number: int | None = None) -> Any:
+    """Deliver the ring of this row in this epoch; return what the worker sees, or raise what it would see raised."""
+    task = current_app.tasks[row.name]
+    ring = f"{row.pk}.{row.epoch if epoch is None else epoch}.{row.publish_count if number is None else number}"
+    headers = {HEADER: ring}
+    task.push_request(id=ring, called_directly=False, is_eager=False, args=[], kwargs={}, headers=headers, **headers)
+    try:
+        return task()
+    finally:
+        task.pop_request()
+        runs.forget(ring)

@@ -1,0 +1,48 @@
+"""Every `manage.py durable` and `manage.py run_scheduler` that a page shows can be typed as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management.base import CommandError
+
+from django_durable_tasks.management.commands import durable, run_scheduler
+from tests.documentation.pages import blocks, name_of, pages
+
+_COMMANDS = {"durable": durable.Command, "run_scheduler": run_scheduler.Command}
+_LINE = re.compile(r"manage\.py (durable|run_scheduler)\b(.*)")
+_INLINE = re.compile(r"`(?:python )?manage\.py (durable|run_scheduler)\b([^`]*)`")
+_AFTER = re.compile(r"\s+([|&;>#\\]|\s{2,}).*")
+_STAND_INS = {"VERB", "NAME", "...", "ID", "RUN", "TASK", "QUEUE"}
+
+
+def _shown(page: Path) -> Iterator[tuple[str, str]]:
+    for block in blocks(page):
+        if block.language in ("sh", "console", "shell", "bash", "text", ""):
+            yield from ((found[1], found[2]) for line in block.text.splitlines() if (found := _LINE.search(line)))
+    yield from ((found[1], found[2]) for found in _INLINE.finditer(page.read_text(encoding="utf-8")))
+
+
+def _words(command: str, rest: str) -> list[str] | None:
+    """Return the words after the command, None for a line that only shows its shape."""
+    words = shlex.split(_AFTER.sub("", rest), comments=True)
+    stand_in = _STAND_INS.intersection(words) or (command == "durable" and len(words) < 1)
+    return None if stand_in or "--help" in words else words
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if "manage.py" in page.read_text()], ids=name_of)
+def test_every_command_of_a_page_can_be_typed(page: Path) -> None:
+    for command, rest in _shown(page):
+        words = _words(command, rest)
+        if words is None:
+            continue
+        parser = _COMMANDS[command]().create_parser("manage.py", command)
+        parser.called_from_command_line = False
+        try:
+            parser.parse_args(words)
+        except (CommandError, SystemExit) as refused:
+            raise AssertionError(f"{name_of(page)} shows {rest.strip()!r}: {refused}") from refused

@@ -1,0 +1,39 @@
+"""Links between pages lead somewhere, and no page stands outside the table of contents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import DOCS, anchors, blocks, links, name_of, pages
+
+
+def _dead(page: Path) -> list[str]:
+    found = []
+    for link in links(page):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert _dead(page) == []
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = set()
+    for page in pages():
+        for block in blocks(page):
+            if block.language == "{toctree}":
+                lines = [line.strip() for line in block.text.splitlines()]
+                entries = [line for line in lines if line and not line.startswith(":")]
+                listed |= {(page.parent / f"{entry.removesuffix('.md')}.md").resolve() for entry in entries}
+    written = {page for page in pages() if DOCS in page.parents and page != DOCS / "index.md"}
+    assert written - listed == set()
+    assert {page for page in listed if not page.exists()} == set()

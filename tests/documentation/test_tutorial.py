@@ -1,0 +1,97 @@
+"""The tutorial, typed by a test: its files are written, its commands and shell sessions run, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import DOCS, Block, blocks
+from tests.runs import ROOT
+
+PAGE = DOCS / "tutorials" / "first_durable_task.md"
+_GOES_ON = ("python manage.py run_scheduler", "celery ")
+_IS_DONE = ("python3 -m venv", ". .venv/bin/activate", "pip install")
+_FILE = re.compile(r"# (?P<path>[\w/]+\.py)(?P<at_the_end>, at the end)?\n")
+PATIENCE = 90
+
+
+class Reader:
+    """Somebody who reads the page with three terminals."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.started = folder, dict[str, subprocess.Popen[bytes]]()
+        ours = ("TEST_", "DJANGO_", "CELERY_", "PYTEST_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        tools = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+        self.environment = {**kept, "PATH": tools, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+    def follow(self, block: Block) -> None:
+        """Do what a block says: write the file, run the commands, or type into the shell."""
+        if block.language == "console":
+            for line in block.text.splitlines():
+                self._command(line)
+        elif (file := _FILE.match(block.text)) is not None:
+            path = self.folder / file["path"]
+            before = path.read_text() if file["at_the_end"] else ""
+            path.write_text(before + block.text)
+        else:
+            self._run(["python", "manage.py", "shell", "-c", block.text], f"line {block.line}")
+
+    def _command(self, line: str) -> None:
+        if line.startswith(_IS_DONE):
+            return
+        if not line.startswith(_GOES_ON):
+            self._run(["sh", "-c", line], line)
+            return
+        if line in self.started:
+            self.started[line].wait(PATIENCE)  # started again, because the page has killed it
+        with self._log().open("ab") as log:
+            self.started[line] = subprocess.Popen(
+                ["sh", "-c", f"exec {line}"], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def _run(self, command: list[str], name: str) -> None:
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        told = self._log().read_text(errors="replace")[-3000:] if self._log().exists() else ""
+        assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}\n{told}"
+
+    def _log(self) -> Path:
+        return self.folder / "started.log"
+
+    def close(self) -> None:
+        """End what still runs."""
+        for process in self.started.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """Give a reader with an empty folder, and close the terminals at the end."""
+    reader = Reader(tmp_path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.timeout(300)
+def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
+    for block in blocks(PAGE):
+        reader.follow(block)

@@ -1,0 +1,34 @@
+"""Checkers of sizes and names."""
+
+import ast
+from pathlib import PurePosixPath
+
+from tests.house.sources import functions
+
+FILE_LINES = 400
+FUNCTION_LINES = 40
+FORBIDDEN = frozenset(
+    {"util", "utils", "helper", "helpers", "common", "base", "misc", "core"}
+    | {"service", "services", "manager", "managers"}
+)
+
+
+def long_files(source: str) -> list[str]:
+    """Find a file over the limit."""
+    lines = len(source.splitlines())
+    return [f"1: {lines} lines, over {FILE_LINES}"] if lines > FILE_LINES else []
+
+
+def long_functions(source: str) -> list[str]:
+    """Find functions over the limit, counted from `def` to the last line."""
+    return [
+        f"{function.lineno}: {function.name} has {lines} lines, over {FUNCTION_LINES}"
+        for function in functions(ast.parse(source))
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES
+    ]
+
+
+def forbidden_names(path: str) -> list[str]:
+    """Find the parts of a path that say nothing about what is inside."""
+    parts = (PurePosixPath(part).stem for part in PurePosixPath(path).parts)
+    return [f"{path}: a module named {part}" for part in parts if part in FORBIDDEN]

@@ -1,0 +1,25 @@
+"""The nearest rival's published test, at default settings: the only worker is killed and replaced 20 times."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kill_trials.figures import Plan
+from tests.kill_trials.ledger import enter
+from tests.kill_trials.trial import run
+from tests.processes.fleet import fleet_in
+
+TRIALS = 5
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("trial", range(1, TRIALS + 1))
+def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
+    rows: None, settings: Any, tmp_path: Path, vendor: str, broker: str, trial: int
+) -> None:
+    settings.DURABLE_TASKS = {}
+    with fleet_in(tmp_path, {}) as fleet:
+        figures = run(fleet, Plan(tasks=2_000, kills=20, freezes=2))
+    enter(figures, vendor, broker)
+    assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (2_000, 0, 0, 0), figures

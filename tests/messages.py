@@ -1,0 +1,20 @@
+"""What the broker of this run holds: the rings that were published, taken off their queue."""
+
+from __future__ import annotations
+
+from celery import current_app
+
+from django_durable_tasks.celery.envelope import Envelope, parse
+
+
+def take_rings(queue: str) -> list[Envelope]:
+    """Take all messages off the queue and return which rows and epochs they ring for, in the order of arrival."""
+    app = current_app._get_current_object()
+    found = []
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        app.amqp.queues[queue](channel).declare()
+        while (message := channel.basic_get(queue, no_ack=True)) is not None:
+            envelope = parse(message.headers["id"])
+            assert envelope is not None, f"a foreign message: {message.headers}"
+            found.append(envelope)
+    return found

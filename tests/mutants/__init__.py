@@ -1,0 +1,180 @@
+"""Guards of the package that can be taken away, one at a time, in processes of the test project.
+
+DURABLE_MUTANT names the guard; only the test project reads it, when its applications are ready.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from tests.mutants import graphs
+
+VARIABLE = "DURABLE_MUTANT"
+_GUARD = "AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s"
+
+
+def apply() -> None:
+    """Take away the guard that the environment names; raises KeyError for a name that is not known."""
+    name = os.environ.get(VARIABLE)
+    if name:
+        MUTANTS[name]()
+
+
+def _with_the_row_s_own(*tokens: str) -> None:
+    """Let an ending show what the row wants to see instead of what the run knows."""
+    from django_durable_tasks.lifecycle import attempts, transitions
+    from django_durable_tasks.models import Task
+
+    def forged(run: Any) -> Any:
+        row = Task.objects.filter(pk=run.task_id).values(*tokens).first()
+        return run if row is None else dataclasses.replace(run, **row)
+
+    succeed, fail = transitions.succeed, attempts.fail
+    transitions.succeed = lambda run, result, worker: succeed(forged(run), result, worker)
+    attempts.fail = lambda run, outcome, worker: fail(forged(run), outcome, worker)
+
+
+def _without_the_guard_of_endings() -> None:
+    from django_durable_tasks.lifecycle import transitions
+    from django_durable_tasks.lifecycle.statements import statement
+
+    def unguarded(verb: str) -> str | None:
+        sql = statement(verb)
+        if verb != "succeed" or sql is None:
+            return sql
+        if _GUARD not in sql:
+            raise LookupError("The mutant no longer finds the guard in succeed.postgresql.sql.")
+        return sql.replace(_GUARD, "")
+
+    setattr(transitions.runs, "statement", unguarded)  # noqa: B010 - mypy knows it as a function
+    _with_the_row_s_own("epoch", "run_id")
+
+
+def _without_run_id() -> None:
+    _with_the_row_s_own("run_id")
+
+
+def _without_ringing_again() -> None:
+    from django_durable_tasks.scheduler import duties
+
+    duties.ring_again = lambda now, vigil: 0
+
+
+def _without_leaving_the_heartbeat() -> None:
+    from django_durable_tasks.celery.runs import Heart
+
+    setattr(Heart, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
+
+
+def _without_the_class_s_telling() -> None:
+    from django_durable_tasks.celery import handlers
+    from django_durable_tasks.lifecycle.attempts import spent
+    from django_durable_tasks.rules.endings import Outcome, Verdict, judge
+
+    def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:
+        return judge(outcome, spent(live.run))
+
+    setattr(handlers, "close", silent)  # noqa: B010 - mypy knows it as a function
+
+
+def _without_the_grace_after_an_outage() -> None:
+    from django_durable_tasks.conf import settings
+    from django_durable_tasks.lifecycle.nodes import Vigil
+    from django_durable_tasks.scheduler import loop
+
+    class Impatient(Vigil):
+        """Counts silence by the clock, and believes that it was always there."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.heard: dict[uuid.UUID, tuple[int, float]] = {}
+
+        def look(self, beats_now: dict[uuid.UUID, int], at: float, within: float) -> None:
+            super().look(beats_now, at, within)
+            self.contact = 1_000_000
+            for node, count in beats_now.items():
+                if self.heard.get(node, (None, 0.0))[0] != count:
+                    self.heard[node] = (count, time.monotonic())
+            self.heard = {node: known for node, known in self.heard.items() if node in beats_now}
+
+        def missed(self) -> None:
+            """Forgive nothing."""
+
+        def silent(self, looks: int) -> list[uuid.UUID]:
+            oldest = time.monotonic() - looks * settings().NODE_HEARTBEAT
+            return [node for node, (_, at) in self.heard.items() if at < oldest]
+
+    setattr(loop, "Vigil", Impatient)  # noqa: B010 - mypy knows it as a class
+
+
+# Recurring tasks ---------------------------------------------------------------------------------------------------
+
+
+def _without_the_unique_fire() -> None:
+    from django_durable_tasks.lifecycle import births
+    from django_durable_tasks.lifecycle.ledger import Entry
+
+    setattr(Entry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
+    births.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
+
+
+def _with_the_watermark_after_the_commit() -> None:
+    from django.db import transaction
+
+    from django_durable_tasks.lifecycle import recurrence, watermarks
+
+    def later(moves: Sequence[Any]) -> None:
+        transaction.on_commit(lambda: watermarks.advance(moves))
+
+    setattr(recurrence, "advance", later)  # noqa: B010 - mypy knows it as a function
+
+
+def _without_the_look_at_the_slot() -> None:
+    from django_durable_tasks.lifecycle import slots
+
+    setattr(slots, "kept", list)  # noqa: B010 - mypy knows it as a function
+
+
+def _with_a_tick_that_writes_what_it_read() -> None:
+    """Read rows without a lock, and write them whole: the oldest way to undo a pause."""
+    from django_durable_tasks.lifecycle import recurrence, watermarks
+    from django_durable_tasks.models import RecurringTask
+
+    def unlocked(keys: list[Any] | None, now: datetime, limit: int) -> list[Any]:
+        due = RecurringTask.objects.due(now)
+        return list(due[:limit] if keys is None else due.filter(pk__in=keys))
+
+    def whole(moves: Sequence[Any]) -> None:
+        watermarks.advance(moves)
+        for move in moves:
+            RecurringTask.objects.filter(pk=move.row.pk).update(
+                status=move.status or move.row.status, status_reason=move.reason, revision=move.row.revision,
+                next_run_at=move.next_run_at, watermark_at=move.watermark_at,
+            )  # fmt: skip
+
+    setattr(recurrence, "_locked", unlocked)  # noqa: B010 - mypy knows it as a function
+    setattr(recurrence, "advance", whole)  # noqa: B010 - mypy knows it as a function
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "ending": _without_the_guard_of_endings,
+    "run_id": _without_run_id,
+    "ring_again": _without_ringing_again,
+    "heartbeat": _without_leaving_the_heartbeat,
+    "telling": _without_the_class_s_telling,
+    "grace": _without_the_grace_after_an_outage,
+    "fire": _without_the_unique_fire,
+    "watermark": _with_the_watermark_after_the_commit,
+    "slot": _without_the_look_at_the_slot,
+    "pause": _with_a_tick_that_writes_what_it_read,
+    "order": graphs.with_locks_in_any_order,
+    "unlocked": graphs.without_the_lock_of_rows,
+    "flag": graphs.without_the_flag_of_edges,
+    "blind": graphs.with_a_blind_counter,
+}

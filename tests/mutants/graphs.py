@@ -1,0 +1,76 @@
+"""Guards of the graph that can be taken away: the order of locks, the lock itself, the flag of an edge, the recount."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_LOCK = "   ORDER BY id\n     FOR NO KEY UPDATE),"
+_FLAG = " AND num_nonnulls(edge.resolved_at, edge.outcome) = 0"
+_SEEN = " AND num_nonnulls(resolved_at, outcome) = 0"
+_FLIPS = "wants - count(*)::integer AS wants"
+
+
+def _with_words(*changes: tuple[str, str]) -> None:
+    """Let the statement that tells endings say something else."""
+    from django_durable_tasks.lifecycle.statements import statement
+    from django_durable_tasks.lifecycle.transitions import graphs
+
+    def changed(verb: str) -> str | None:
+        sql = statement(verb)
+        if verb != "spread" or sql is None:
+            return sql
+        for words, others in changes:
+            if words not in sql:
+                raise LookupError(f"The mutant no longer finds {words!r} in spread.postgresql.sql.")
+            sql = sql.replace(words, others)
+        return sql
+
+    setattr(graphs, "statement", changed)  # noqa: B010 - mypy knows it as a function
+
+
+def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
+    from django_durable_tasks.lifecycle import transitions
+
+    setattr(transitions, "lock_rows", lambda ids: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
+
+
+def with_locks_in_any_order() -> None:
+    """Lock rows one by one as they come."""
+    from django_durable_tasks.models import Task
+
+    def in_any_order(ids: Sequence[uuid.UUID]) -> Any:
+        for key in random.sample(sorted(ids), len(ids)):
+            yield from Task.objects.filter(pk=key).select_for_update()
+
+    _with_locks(in_any_order)
+    _with_words((_LOCK, "   ORDER BY random()\n     FOR NO KEY UPDATE),"))
+
+
+def without_the_lock_of_rows() -> None:
+    """Decide from rows that others may be deciding on."""
+    from django_durable_tasks.models import Task
+
+    _with_locks(lambda ids: Task.objects.filter(pk__in=ids))
+    _with_words((_LOCK, "   ORDER BY id),"))
+
+
+def without_the_flag_of_edges() -> None:
+    """Tell an edge again that was told."""
+    _with_words((_FLAG, ""), (_SEEN, ""))
+
+
+def with_a_blind_counter() -> None:
+    """Let each telling take one off, whatever the edges say."""
+    from django_durable_tasks.lifecycle import edges
+    from django_durable_tasks.models import Task
+    from django_durable_tasks.rules.graphs import Tally
+
+    def one_less(children: Sequence[uuid.UUID]) -> dict[uuid.UUID, Tally]:
+        counts = Task.objects.filter(pk__in=children).values_list("pk", "unresolved_dependencies_count")
+        return {key: Tally(unresolved=number - 1) for key, number in counts}
+
+    setattr(edges, "open_tallies", one_less)  # noqa: B010 - mypy knows it as a function
+    _with_words((_FLIPS, "wants - 1 AS wants"))

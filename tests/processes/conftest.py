@@ -1,0 +1,34 @@
+"""The fixtures of this folder, and what of it runs on one broker a database: it tries nothing of the broker."""
+
+import os
+
+import pytest
+
+from tests.mutants import VARIABLE
+from tests.processes.fixtures import db, fleet, rows, shared_database
+
+__all__ = ["db", "fleet", "rows", "shared_database"]
+
+HOME = {"postgresql": "rabbitmq", "mariadb": "rabbitmq", "sqlite": "filesystem"}
+ONCE_A_DATABASE = {"test_eager", "test_fences", "test_outages", "test_pools", "test_recurring"}
+ELSEWHERE = {("postgresql", "test_recurring"): "redis"}
+"""Files that are at home on another broker than the rest, so that no pair has all the long ones."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs with another broker on this database; a mutant's run has chosen its tests itself."""
+    if os.environ["TEST_BROKER"] == "memory" or VARIABLE in os.environ:
+        return
+    elsewhere = [item for item in items if _once_a_database(item) and not _at_home(item)]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in elsewhere]
+
+
+def _once_a_database(item: pytest.Item) -> bool:
+    return item.path.stem in ONCE_A_DATABASE and item.path.parent.name == "processes"
+
+
+def _at_home(item: pytest.Item) -> bool:
+    database = os.environ["TEST_DATABASE"]
+    return os.environ["TEST_BROKER"] == ELSEWHERE.get((database, item.path.stem), HOME[database])

@@ -1,0 +1,84 @@
+"""Schedules of process tests: what should have fired by the timetables alone, what the ledger tells, and what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django_durable_tasks.lifecycle.agendas import agenda_from
+from django_durable_tasks.lifecycle.births import idempotency_key
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from tests.database.recurring.schedules import begin
+from tests.processes.rows import ENDED
+from tests.processes.windows import Matched, matched, noted, windows
+from tests.project import bodies
+from tests.waiting import until
+
+LATENESS = timedelta(minutes=15)
+
+
+def declared(name: str, notebook: Path, *, ago: float = 0, **given: Any) -> RecurringTask:
+    """Declare a schedule whose bodies note their starts, as if that had been done so many whole seconds ago."""
+    row = RecurringTask.objects.upsert(name=name, task=bodies.note_start, args=[str(notebook)], **given)
+    return begin(row, database_now().replace(microsecond=0) - timedelta(seconds=ago)) if ago else row
+
+
+def again(row: RecurringTask) -> RecurringTask:
+    """Read a row anew."""
+    found: RecurringTask = RecurringTask.objects.get(pk=row.pk)
+    return found
+
+
+def expected(row: RecurringTask, after: datetime, through: datetime) -> list[datetime]:
+    """Return the fire times in (after, through] by the timetable alone."""
+    agenda, found = agenda_from(row, None), list[datetime]()
+    while (planned := agenda.next(after)) is not None and planned.at <= through:
+        found.append(planned.nominal)
+        after = planned.at
+    return found
+
+
+def born(row: RecurringTask) -> list[datetime]:
+    """Return the fire times for which the ledger tells a task, each as often as it does."""
+    lines = OccurrenceRecord.objects.filter(recurring_task=row, task_id__isnull=False)
+    return list(lines.order_by("fire_time").values_list("fire_time", flat=True))
+
+
+def told(row: RecurringTask, times: Iterable[datetime]) -> dict[datetime, int]:
+    """Count how often the ledger tells of each of these fire times, in lines of their own and in ranges."""
+    lines = OccurrenceRecord.objects.filter(recurring_task=row).values_list("fire_time", "last_fire_time")
+    spans = [(first, last or first) for first, last in lines]
+    return {time: sum(first <= time <= last for first, last in spans) for time in times}
+
+
+def advanced(rows: Iterable[RecurringTask], seconds: float = 3) -> None:
+    """Wait until every schedule is accounted for so many seconds further than now."""
+    before = {row.pk: again(row).watermark_at for row in rows}
+
+    def further() -> bool:
+        now = dict(RecurringTask.objects.filter(pk__in=before).values_list("pk", "watermark_at"))
+        return all(now[pk] >= at + timedelta(seconds=seconds) for pk, at in before.items())
+
+    until(further, within=40, message="every schedule fires")
+
+
+def silenced(rows: Iterable[RecurringTask]) -> list[RecurringTask]:
+    """Pause the schedules, wait until all that was born has ended, and return them as they stand."""
+    found = list(rows)
+    for row in found:
+        row.pause("the end of the test")
+    until(lambda: not Task.objects.exclude(status__in=ENDED).exists(), within=90, message="all that was born has ended")
+    return [again(row) for row in found]
+
+
+def ran(rows: Iterable[RecurringTask], notebook: Path) -> Matched:
+    """Match what bodies noted to the fire times that the ledger gave birth to."""
+    targets = [window for row in rows for time in born(row) for window in windows(_key(row, time), [time], LATENESS)]
+    return matched(targets, noted(notebook))
+
+
+def _key(row: RecurringTask, time: datetime) -> str:
+    return idempotency_key(row.pk, time.astimezone(UTC))

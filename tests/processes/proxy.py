@@ -1,0 +1,99 @@
+"""A small TCP proxy on a private port: it cuts, refuses or swallows what goes between a process and a server."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit, urlunsplit
+
+_CHUNK = 65_536
+
+
+class Proxy:
+    """Stands for the server of `address`; `url` is its own address."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self._server = (parts.hostname or "127.0.0.1", parts.port or 0)
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        login, at, _ = parts.netloc.rpartition("@")
+        self.url = urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}"))
+        self._listen()
+
+    def cut(self) -> None:
+        """Break every connection and refuse new ones."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._break()
+
+    def freeze(self) -> None:
+        """Swallow everything in both directions; connections stay open and new ones are accepted."""
+        self._flowing.clear()
+
+    def restore(self) -> None:
+        """Be a wire again; what was held back while frozen is lost with its connections."""
+        if not self._flowing.is_set():
+            self._break()
+            self._flowing.set()
+        if self._listener.fileno() == -1:
+            self._listener = socket.create_server(("127.0.0.1", self.port))
+            self._listen()
+
+    def close(self) -> None:
+        """End."""
+        self.cut()
+        self._flowing.set()
+
+    def _break(self) -> None:
+        with self._lock:
+            ends, self._open = self._open, set()
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _listen(self) -> None:
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                try:
+                    server = socket.create_connection(self._server, timeout=5)
+                except OSError:
+                    client.close()
+                    continue
+                server.settimeout(None)
+                with self._lock:
+                    self._open |= {client, server}
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(_CHUNK):
+                self._flowing.wait()
+                target.sendall(data)
+        with self._lock:
+            self._open -= {source, target}
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@contextmanager
+def proxy_to(address: str) -> Iterator[Proxy]:
+    """Give a proxy to this server, and end it whatever happens."""
+    proxy = Proxy(address)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,113 @@
+"""What tests of processes ask the rows, and how they begin with none."""
+
+import os
+import uuid
+from collections import Counter
+from typing import Any
+
+from celery import current_app
+from django.conf import settings
+from django.db import IntegrityError, OperationalError
+
+from django_durable_tasks.celery import doorbell
+from django_durable_tasks.lifecycle.limits import forget_picture
+from django_durable_tasks.models import (
+    DeadLetter,
+    Ending,
+    Node,
+    OccurrenceRecord,
+    RecurringTask,
+    Task,
+    TaskExecutionLog,
+    WorkflowRun,
+)
+from tests.waiting import until
+
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "40"))
+ENDED = ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")
+
+
+def clear_rows() -> None:
+    """Delete what an earlier test left, its messages too; the first rows of the migrations stay."""
+    until(_emptied, within=20, message="the tables are empty")
+    purge(settings.CELERY_TASK_DEFAULT_QUEUE)
+
+
+def forget_processes() -> None:
+    """Forget the nodes of processes that are gone, and this process's picture of the queues."""
+    Node.objects.all().delete()
+    forget_picture()
+    doorbell.hang_up()
+
+
+def _emptied() -> bool:
+    """Delete all rows; a worker that writes in the same moment makes it begin again."""
+    for model in (RecurringTask, OccurrenceRecord, TaskExecutionLog, DeadLetter, Task, WorkflowRun, Ending):
+        try:
+            model.objects.all().delete()
+        except (IntegrityError, OperationalError):
+            return False
+    return not Task.objects.exists()
+
+
+def purge(queue: str) -> int:
+    """Take every message out of a queue; return how many there were."""
+    with current_app.connection_for_write() as connection:
+        bound = current_app.amqp.queues[queue](connection.default_channel)
+        bound.declare()
+        return int(bound.purge() or 0)
+
+
+def waiting_messages(queue: str) -> int:
+    """Return how many messages wait in a queue."""
+    with current_app.connection_for_write() as connection:
+        bound = current_app.amqp.queues[queue](connection.default_channel)
+        return int(bound.queue_declare(passive=False).message_count)
+
+
+def row(task: Any) -> Task:
+    """Read the row of a task or a result anew."""
+    found: Task = Task.objects.get(pk=_key(task))
+    return found
+
+
+def _key(task: Any) -> Any:
+    return getattr(task, "pk", None) or getattr(task, "id", task)
+
+
+def ended(task: Any, *, within: float = PATIENCE) -> Task:
+    """Wait until the row has ended, and return it."""
+    until(lambda: row(task).status in ENDED, within=within, message=f"{row(task).name} ends")
+    return row(task)
+
+
+def in_status(task: Any, status: str, *, within: float = PATIENCE) -> Task:
+    """Wait until the row stands there, and return it."""
+    until(lambda: row(task).status == status, within=within, message=f"{row(task).name} is {status}")
+    return row(task)
+
+
+def logged(task: Any) -> list[str]:
+    """Return how the attempts ended, the first first."""
+    found = TaskExecutionLog.objects.filter(task_id=_key(task)).order_by("id")
+    return [str(status) for status in found.values_list("status", flat=True)]
+
+
+def logs() -> Counter[str]:
+    """Count all log rows by status."""
+    return Counter(TaskExecutionLog.objects.values_list("status", flat=True))
+
+
+def statuses() -> Counter[str]:
+    """Count all rows by status."""
+    return Counter(Task.objects.order_by().values_list("status", flat=True))
+
+
+def accepted_twice() -> list[tuple[uuid.UUID, int]]:
+    """Return the attempts of which more than one ending was accepted, and tasks with two successes (attempt 0)."""
+    rows = TaskExecutionLog.objects.exclude(status__in=("FENCED", "DUPLICATE"))
+    endings = Counter(rows.values_list("task_id", "attempt_number"))
+    successes = Counter(rows.filter(status="SUCCESS").values_list("task_id", flat=True))
+    return [pair for pair, number in endings.items() if number > 1] + [
+        (task_id, 0) for task_id, number in successes.items() if number > 1
+    ]

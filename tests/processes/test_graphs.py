@@ -1,0 +1,189 @@
+"""Graphs in real workers and schedulers: small ones with all they can do, a large one while processes are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from time import monotonic
+
+import pytest
+from django.contrib.auth.models import Group
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.lifecycle import graph_operations
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task, TaskExecutionLog, WorkflowRun
+from tests.database.graphs.playing import of, recount
+from tests.processes.fleet import Fleet, Program
+from tests.processes.graphs import (
+    layered,
+    nested,
+    progress,
+    started_after,
+    started_early,
+    tasks_of,
+    whole,
+    wrongly_ended,
+)
+from tests.processes.rows import accepted_twice, ended
+from tests.project import nodes
+from tests.waiting import until
+
+SMALL, LARGE = 60, 200
+"""How many seconds a small graph, and a large one, may take."""
+SIZES = {"postgresql": 2_000, "mariadb": 1_000, "sqlite": 300}
+
+
+def _ended(run: WorkflowRun, *, within: float = SMALL) -> WorkflowRun:
+    until(lambda: not progress(run)[1], within=within, message=f"{run.name} ends")
+    run.refresh_from_db()
+    return run
+
+
+# What a graph can do -------------------------------------------------------------------------------------------------
+
+
+def test_a_small_workflow_runs_with_all_that_it_can_do(fleet: Fleet) -> None:
+    fleet.worker()
+    fleet.scheduler()
+    fleet.ready()
+    wf = Workflow("small", on_success=nodes.report, on_complete=nodes.report)
+    first = [wf.add(nodes.node, number, step=f"first {number}") for number in range(3)]
+    grown = wf.add(nodes.node, after=first, grows=4, step="grown")
+    deep = wf.add_workflow(nested("deep", 3), after=grown, step="deep")
+    both = wf.add(nodes.write_and_grow, "written", after=grown, step="both")
+    wf.add(nodes.total, [one.result["value"] for one in first], after=[deep, both], step="sum")
+    another = wf.add(nodes.start_another, [5, 6], after=deep, step="another")
+    run = _ended(wf.start())
+    assert (run.status, run.succeeded, run.total) == ("SUCCESS", 13, 13)
+    assert {one.status for one in whole(run)} == {"SUCCESS"}
+    assert len(whole(run)) == 4
+    assert of(run, "sum").result == 3
+    assert set(Group.objects.filter(name__startswith="written").values_list("name", flat=True)) == {
+        "written", "written-more"}  # fmt: skip
+    assert started_early(run) == []
+    returned = _ended(WorkflowRun.objects.get(name="returned"))
+    assert (returned.status, of(returned, "sum").result) == ("SUCCESS", 11)
+    assert another.name == "another"
+    told = Task.objects.filter(name="tests.project.nodes.report")
+    until(lambda: told.filter(status="SUCCESS").count() == 3, within=SMALL, message="all callbacks have run")
+    assert sorted(told.values_list("args", flat=True)) == sorted([[str(run.pk)], [str(run.pk)], [str(returned.pk)]])
+    assert recount() == []
+    Group.objects.filter(name__startswith="written").delete()
+
+
+def test_a_soft_limit_is_a_failure_for_which_others_wait(fleet: Fleet) -> None:
+    fleet.worker()
+    fleet.scheduler()
+    fleet.ready()
+    wf = Workflow("limited", on_failure=nodes.report)
+    slow = wf.add(nodes.over_soft_limit, step="slow")
+    wf.add(nodes.node, after=slow, step="skipped")
+    wf.add(nodes.node, after={slow: "MUST_FAIL"}, step="instead")
+    run = _ended(wf.start())
+    assert [of(run, step).status for step in ("slow", "skipped", "instead")] == ["FAILED", "SKIPPED", "SUCCESS"]
+    assert (run.status, of(run, "skipped").cause) == ("FAILED", of(run, "slow").pk)
+    assert ended(Task.objects.get(name="tests.project.nodes.report")).result == str(run.pk)
+    assert recount() == []
+
+
+def test_a_workflow_that_is_late_is_ended_by_the_leader(fleet: Fleet) -> None:
+    fleet.worker()
+    fleet.scheduler()
+    fleet.ready()
+    wf = Workflow("late", deadline=2)
+    wf.add(nodes.node, after=wf.add(nodes.node.using(run_at=_tomorrow()), step="tomorrow"), step="after")
+    run = _ended(wf.start())
+    assert (run.status, run.reason) == ("FAILED", "DEADLINE")
+    assert {task.status for task in tasks_of(run)} == {"CANCELLED"}
+    assert recount() == []
+
+
+def _tomorrow() -> datetime:
+    return database_now().replace(year=database_now().year + 1, day=1)
+
+
+# Who dies ------------------------------------------------------------------------------------------------------------
+
+
+class _Deaths:
+    """Kills and replaces workers and leaders, each once so much of the first graph has ended, and cancels the second.
+
+    On the way to the end nothing else is done: the rest is the machinery's.
+    """
+
+    def __init__(self, fleet: Fleet, first: WorkflowRun, second: WorkflowRun) -> None:
+        self.fleet, self.first, self.second = fleet, first, second
+        self.cancelled_at: datetime | None = None
+        self._to_come: list[tuple[float, Callable[[], bool]]] = [
+            (0.1, self._kill_a_worker), (0.3, self._kill_the_leader), (0.5, self._kill_a_worker),
+            (0.7, self._kill_the_leader),
+        ]  # fmt: skip
+
+    def all_done(self) -> bool:
+        """Do the next thing if its time has come; return whether both graphs have ended and all was done."""
+        share, is_open = progress(self.first)
+        if self._to_come and share >= self._to_come[0][0] and self._to_come[0][1]():
+            self._to_come.pop(0)
+        if self.cancelled_at is None:
+            self._cancel_in_the_middle()
+            return False
+        return not (self._to_come or is_open or progress(self.second)[1])
+
+    def _cancel_in_the_middle(self) -> None:
+        share, is_open = progress(self.second)
+        assert is_open, "it was over before it could be cancelled"
+        if share >= 0.3:
+            graph_operations.cancel_workflow(self.second, by="anna")
+            self.cancelled_at = database_now()
+
+    def _kill_a_worker(self) -> bool:
+        """Kill a worker that has something in hand."""
+        busy = set(Task.objects.running().values_list("node", flat=True))
+        for program in self._living("worker"):
+            node = program.node()
+            if node is not None and node.pk in busy:
+                program.kill()
+                self.fleet.worker(slots=3)
+                return True
+        return False
+
+    def _kill_the_leader(self) -> bool:
+        leader = self.fleet.leading()
+        if leader is None:
+            return False
+        leader.kill()
+        self.fleet.scheduler()
+        return True
+
+    def _living(self, kind: str) -> list[Program]:
+        return [program for program in self.fleet.programs if program.name.startswith(kind) and program.alive()]
+
+
+@pytest.mark.timeout(300)
+def test_a_large_graph_is_finished_while_workers_and_leaders_are_killed(
+    fleet: Fleet, vendor: str, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    for _ in range(2):
+        fleet.worker(slots=3)
+        fleet.scheduler()
+    fleet.ready()
+    first = layered("first", SIZES[vendor]).start()
+    second = layered("second", SIZES[vendor] // 5, failing=False).start(priority=9)
+    deaths = _Deaths(fleet, first, second)
+    began = monotonic()
+    until(deaths.all_done, within=LARGE, message=f"both graphs have ended: {progress(first)}, {progress(second)}")
+    record_testsuite_property("seconds of the large graph", round(monotonic() - began, 1))
+    for run in (first, second):
+        run.refresh_from_db()
+    assert (first.status, wrongly_ended(first), started_early(first)) == ("FAILED", [], [])
+    assert (second.status, second.reason) == ("CANCELLED", "CANCELLED by anna")
+    assert deaths.cancelled_at is not None
+    assert started_after(second, deaths.cancelled_at) == []
+    assert started_early(second) == []
+    assert {task.status for task in tasks_of(second)} >= {"SUCCESS", "CANCELLED"}
+    assert recount() == []
+    assert accepted_twice() == []
+    succeeded = TaskExecutionLog.objects.filter(status="SUCCESS")
+    assert succeeded.count() == Task.objects.filter(status="SUCCESS").count()
+    assert len(tasks_of(first)) > SIZES[vendor]

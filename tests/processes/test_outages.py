@@ -1,0 +1,157 @@
+"""The database goes away and comes back, or takes no ending at all: no run is lost for it, none stays for ever.
+
+Nor does a result backend that is away cost an ending."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.utils import timezone
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.connections import LEADER, own
+from django_durable_tasks.models import Node, Task
+from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
+from tests.processes.proxy import proxy_to
+from tests.processes.rows import ended, in_status, logged, logs, row, statuses
+from tests.project import bodies
+from tests.servers import variable_of
+from tests.vendors import address
+from tests.waiting import until
+
+RUNS = 20
+NOWHERE = "redis://127.0.0.1:1/0"
+FUNCTION = "CREATE FUNCTION refuse_success() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$"
+REFUSALS = {
+    "postgresql": """
+        CREATE CONSTRAINT TRIGGER refuse_success AFTER INSERT ON durable_tasks_execution_log
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.status = 'SUCCESS') EXECUTE FUNCTION refuse_success()""",
+    "mysql": """
+        CREATE TRIGGER refuse_success BEFORE INSERT ON durable_tasks_execution_log FOR EACH ROW
+        IF NEW.status = 'SUCCESS' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'; END IF""",
+    "sqlite": """
+        CREATE TRIGGER refuse_success BEFORE INSERT ON durable_tasks_execution_log WHEN NEW.status = 'SUCCESS'
+        BEGIN SELECT RAISE(ABORT, 'not today'); END""",
+}
+
+
+@contextmanager
+def _no_success_is_taken() -> Iterator[None]:
+    """Make every success fail, on PostgreSQL as late as its COMMIT."""
+    on_postgresql = connection.vendor == "postgresql"
+    with connection.cursor() as cursor:
+        if on_postgresql:
+            cursor.execute(FUNCTION)
+        cursor.execute(REFUSALS[connection.vendor])
+        try:
+            yield
+        finally:
+            cursor.execute("DROP TRIGGER refuse_success" + " ON durable_tasks_execution_log" * on_postgresql)
+            if on_postgresql:
+                cursor.execute("DROP FUNCTION refuse_success()")
+
+
+def _beats(program: Program) -> int:
+    beats: int = Node.objects.values_list("beats", flat=True).get(name=program.name)
+    return beats
+
+
+def _leases_over() -> bool:
+    return not Task.objects.running().filter(lease_until__gte=database_now()).exists()
+
+
+def _leases_kept() -> bool:
+    kept: int = Task.objects.running().filter(lease_until__gt=database_now()).count()
+    return kept == RUNS
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None, tmp_path: Path, vendor: str) -> None:
+    """The scheduler comes back first, and sees every lease over and every worker silent."""
+    short, place = {**SHORT, "LEASE": 8, "NODE_TIMEOUT": 8}, variable_of(vendor)
+    held = tmp_path / "held"
+    with proxy_to(address(vendor)) as far, proxy_to(address(vendor)) as near, fleet_in(tmp_path, short) as fleet:
+        fleet.worker(pool="threads", slots=RUNS, **{place: far.url})
+        scheduler = fleet.scheduler(**{place: near.url})
+        fleet.ready()
+        tasks = [bodies.hold.schedule(str(held)) for _ in range(RUNS)]
+        until(lambda: statuses()["RUNNING"] == RUNS, within=30)
+        far.cut()
+        near.cut()
+        until(_leases_over, within=30, message="every lease is over")
+        near.restore()
+        before = _beats(scheduler)
+        until(lambda: _beats(scheduler) >= before + 3, within=30, message="the scheduler is back")
+        far.restore()
+        until(lambda: _leases_kept() or logs(), within=30, message="the worker is back")
+        (held / "released").touch()
+        for task in tasks:
+            ended(task)
+        assert scheduler.alive()
+    assert (statuses(), logs()) == ({"SUCCESS": RUNS}, {"SUCCESS": RUNS})
+
+
+def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it(
+    rows: None, tmp_path: Path
+) -> None:
+    with _no_success_is_taken(), fleet_in(tmp_path, {**SHORT, "ENDING_TIMEOUT": 0.5}) as fleet:
+        worker = fleet.worker(slots=1)
+        fleet.scheduler()
+        fleet.ready()
+        task = bodies.add.using(max_crashes=1).schedule(1, 2)
+        until(lambda: "An ending could not be written" in worker.said(), within=20)
+        assert row(task).status == "RUNNING"
+        found = ended(task)
+        assert (found.status, found.reason, logged(task)) == ("FAILED", "CRASHED", ["LOST"])
+        assert worker.alive()
+
+
+@pytest.mark.postgresql
+def test_an_ending_that_fails_for_a_while_is_written_after_it(fleet: Fleet) -> None:
+    worker, _ = fleet.worker(), fleet.scheduler()
+    fleet.ready()
+    with _no_success_is_taken():
+        task = bodies.add.schedule(1, 2)
+        in_status(task, "RUNNING")
+        until(lambda: row(task).lease_until != row(task).started_at, within=20)
+    found = ended(task)
+    assert (found.status, found.attempts, logged(task)) == ("SUCCESS", 1, ["SUCCESS"])
+    assert worker.alive()
+
+
+@pytest.mark.parametrize("kind", ["solo", "prefork"])
+def test_a_result_backend_that_is_away_costs_no_ending(rows: None, tmp_path: Path, kind: str) -> None:
+    with fleet_in(tmp_path, TEST_RESULT_BACKEND=NOWHERE) as fleet:
+        worker = fleet.worker(pool=kind, slots=1)
+        fleet.scheduler()
+        fleet.ready()
+        good, bad = bodies.add.schedule(1, 2), bodies.fail.schedule("no luck")
+        assert (ended(good).result, logged(good)) == (3, ["SUCCESS"])
+        found = ended(bad, within=60)
+        assert (found.reason, logged(bad)) == ("EXHAUSTED", ["RETRY", "FAILED"])
+        assert worker.alive()
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_process_that_sleeps_inside_a_transaction_gives_its_locks_back(rows: None) -> None:
+    """A worker that is frozen while it writes an ending must not keep the sweeper from its row."""
+    task = bodies.add.using(run_at=timezone.now() + timedelta(hours=1)).schedule(1, 2)
+    this = Task.objects.filter(pk=task.pk)
+
+    def sleep() -> None:
+        with own(LEADER), transaction.atomic():
+            this.select_for_update().get()
+            until(_free, within=30, message="the lock is given back")
+            this.exists()
+
+    def _free() -> bool:
+        with own(), transaction.atomic():
+            return bool(this.select_for_update(skip_locked=True).exists())
+
+    with pytest.raises(DatabaseError):
+        sleep()

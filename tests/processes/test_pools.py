@@ -1,0 +1,63 @@
+"""Pools that cannot interrupt a body."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.fleet import Fleet, fleet_in
+from tests.processes.rows import ended, logged
+from tests.project import bodies
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module", params=["solo", "threads"])
+def pool(
+    shared_database: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
+    """One worker of this pool and one scheduler."""
+    with fleet_in(tmp_path_factory.mktemp(request.param)) as fleet:
+        fleet.worker(pool=request.param)
+        fleet.scheduler()
+        yield fleet.ready()
+
+
+def test_a_success_and_a_failure_are_recorded(pool: Fleet, rows: None) -> None:
+    assert ended(bodies.add.schedule(1, 2)).result == 3
+    task = bodies.fail.schedule("no luck")
+    found = ended(task)
+    assert (found.status, found.reason, logged(task)) == ("FAILED", "EXHAUSTED", ["RETRY", "FAILED"])
+
+
+def test_a_body_over_its_limit_is_told_when_it_looks(pool: Fleet, rows: None) -> None:
+    task = bodies.heed_the_clock.schedule()
+    found = ended(task)
+    assert (found.status, found.reason, logged(task)) == ("FAILED", "EXHAUSTED", ["FAILED"])
+    assert found.last_error.startswith("RunOutOfTime")
+
+
+@pytest.mark.parametrize("pool", ["threads"], indirect=True)
+def test_a_body_deaf_to_its_limit_loses_its_lease_and_its_ending_is_refused(
+    pool: Fleet, rows: None, tmp_path: Path
+) -> None:
+    task = bodies.hold.using(timeout=1, max_crashes=1).schedule(str(tmp_path / "held"))
+    found = ended(task, within=40)
+    assert (found.status, found.reason, logged(task)) == ("FAILED", "CRASHED", ["LOST"])
+    (tmp_path / "held" / "released").touch()
+    until(lambda: logged(task) == ["LOST", "FENCED"], within=20)
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
+def test_a_dangerous_exception_is_an_ordinary_failure(pool: Fleet, rows: None, error: str) -> None:
+    found = ended(bodies.raise_named.schedule(error))
+    assert (found.status, found.reason, logged(found)) == ("FAILED", "EXHAUSTED", ["FAILED"])
+    assert ended(bodies.add.schedule(1, 2)).result == 3
+
+
+def test_the_exit_of_a_body_is_told_before_it_may_end_a_worker_that_has_no_children(pool: Fleet, rows: None) -> None:
+    """Celery's solo pool stumbles over SystemExit: on most brokers the worker ends, and an operator starts another."""
+    found = ended(bodies.leave.using(max_attempts=1).schedule("sys.exit", 3))
+    assert (found.status, found.reason, logged(found)) == ("FAILED", "EXHAUSTED", ["FAILED"])
+    if "solo" in pool.programs[0].arguments:
+        pool.worker(pool="solo").ready()
+    assert ended(bodies.add.schedule(1, 2)).result == 3

@@ -1,0 +1,173 @@
+"""Whatever process dies or freezes, its work is done, once accepted, and the office of the leader is taken over."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import Group
+
+from django_durable_tasks.models import SchedulerLease, Task
+from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
+from tests.processes.rows import accepted_twice, ended, in_status, logged, row
+from tests.project import bodies
+from tests.waiting import until
+
+
+def _held(folder: Path, number: int = 1) -> list[Task]:
+    """Schedule bodies that run until the file `released` is there, and wait until all run."""
+    tasks = [bodies.hold.schedule(str(folder)) for _ in range(number)]
+    for task in tasks:
+        in_status(task, "RUNNING")
+    until(lambda: len(list(folder.glob("started-*"))) >= number, within=20)
+    return tasks
+
+
+def _term() -> int:
+    term: int = SchedulerLease.objects.values_list("term", flat=True).get()
+    return term
+
+
+def _takes_over(fleet: Fleet, old: Program) -> Program:
+    def other() -> Program | None:
+        leading = fleet.leading()
+        return leading if leading is not old else None
+
+    found = until(other, within=30, message="another scheduler leads")
+    assert found is not None
+    return found
+
+
+def test_the_runs_of_a_killed_worker_are_lost_and_run_again(fleet: Fleet, tmp_path: Path) -> None:
+    worker, _ = fleet.worker(), fleet.scheduler()
+    fleet.ready()
+    tasks = _held(tmp_path / "held", 2)
+    worker.kill()
+    fleet.worker().ready()
+    (tmp_path / "held" / "released").touch()
+    for task in tasks:
+        found = ended(task, within=60)
+        assert (found.status, found.attempts, found.crashes) == ("SUCCESS", 2, 1)
+        assert logged(task) == ["LOST", "SUCCESS"]
+
+
+def test_a_killed_leader_is_replaced_and_work_goes_on(fleet: Fleet) -> None:
+    fleet.worker()
+    fleet.scheduler()
+    fleet.scheduler()
+    old, term = fleet.ready().leading(), _term()
+    assert old is not None
+    old.kill()
+    task = bodies.add.schedule(1, 2)
+    _takes_over(fleet, old)
+    assert _term() > term
+    assert ended(task).result == 3
+
+
+def test_a_leader_told_to_stop_resigns_instead_of_letting_its_lease_run_out(rows: None, tmp_path: Path) -> None:
+    with fleet_in(tmp_path, {**SHORT, "LEADER_LEASE": 300, "LEADER_RENEW": 1}) as fleet:
+        SchedulerLease.objects.update(expires_at="2000-01-01T00:00:00Z")
+        fleet.scheduler()
+        fleet.scheduler()
+        old = fleet.ready().leading()
+        assert old is not None
+        assert old.terminate() == 0
+        successor = _takes_over(fleet, old)
+        assert old.node() is None
+        assert successor.terminate() == 0
+
+
+def test_a_leader_that_slept_wakes_deposed(fleet: Fleet) -> None:
+    fleet.scheduler()
+    fleet.scheduler()
+    old = fleet.ready().leading()
+    assert old is not None
+    old.freeze()
+    new = _takes_over(fleet, old)
+    term = _term()
+    old.thaw()
+    until(lambda: "lost the lead" in old.said(), within=20, message="the old leader steps down")
+    assert (fleet.leading(), _term()) == (new, term)
+    assert old.alive()
+
+
+def test_a_worker_that_slept_past_its_lease_is_fenced(fleet: Fleet, tmp_path: Path) -> None:
+    sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
+    fleet.ready()
+    (task,) = _held(tmp_path / "held")
+    sleeper.freeze()
+    fleet.worker(slots=1).ready()
+    until(lambda: row(task).attempts == 2 and row(task).status == "RUNNING", within=40)
+    (tmp_path / "held" / "released").touch()
+    assert ended(task).result == 2
+    sleeper.thaw()
+    until(lambda: "FENCED" in logged(task), within=30, message="the sleeper's ending is refused")
+    assert logged(task) == ["LOST", "SUCCESS", "FENCED"]
+    assert (row(task).status, row(task).result, accepted_twice()) == ("SUCCESS", 2, [])
+    until(lambda: sleeper.node() is not None, within=20, message="the sleeper registers again")
+
+
+def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_node_again(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
+    fleet.ready()
+    sleeper.freeze()
+    until(lambda: sleeper.node() is None, within=40, message="the sleeper is declared dead")
+    sleeper.thaw()
+    until(lambda: sleeper.node() is not None, within=20, message="the sleeper says that it lives")
+    (task,) = _held(tmp_path / "held")
+    node = sleeper.node()
+    assert node is not None
+    # Its children were born with its first id: under a dead one, every sweep would lose what they run.
+    assert row(task).node == node.pk
+    (tmp_path / "held" / "released").touch()
+    assert (ended(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_the_writes_of_an_atomic_body_happen_once_though_it_runs_twice(fleet: Fleet, tmp_path: Path) -> None:
+    """On SQLite a body that sleeps in a transaction holds the only lock there is; nothing else could run."""
+    Group.objects.all().delete()
+    sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
+    fleet.ready()
+    task = bodies.hold_atomically.schedule(str(tmp_path / "held"))
+    until(lambda: list((tmp_path / "held").glob("started-*")), within=20)
+    sleeper.freeze()
+    fleet.worker(slots=1).ready()
+    until(lambda: row(task).attempts == 2 and row(task).status == "RUNNING", within=40)
+    (tmp_path / "held" / "released").touch()
+    assert ended(task).result == 2
+    sleeper.thaw()
+    until(lambda: "FENCED" in logged(task), within=30, message="the sleeper's ending is refused")
+    assert list(Group.objects.values_list("name", flat=True)) == [f"{task.pk}-2"]
+    Group.objects.all().delete()
+
+
+@pytest.mark.parametrize("place", ["prerun", "prerun-worker"])
+def test_a_message_received_by_a_process_that_dies_before_the_start_is_rung_again(
+    fleet: Fleet, tmp_path: Path, place: str
+) -> None:
+    armed = tmp_path / "armed"
+    armed.touch()
+    worker, _ = fleet.worker(TEST_FAILPOINT=f"{place}:{armed}"), fleet.scheduler()
+    fleet.ready()
+    task = bodies.add.schedule(1, 2)
+    until(lambda: not armed.exists(), within=20, message="the process dies")
+    if place == "prerun-worker":
+        until(lambda: worker.process.poll() == -signal.SIGKILL, within=20)
+        fleet.worker().ready()
+    found = ended(task, within=40)
+    assert (found.status, found.attempts, found.crashes, logged(task)) == ("SUCCESS", 1, 0, ["SUCCESS"])
+
+
+def test_a_worker_told_to_stop_finishes_what_it_runs_and_says_goodbye(fleet: Fleet, tmp_path: Path) -> None:
+    worker, _ = fleet.worker(), fleet.scheduler()
+    fleet.ready()
+    (task,) = _held(tmp_path / "held")
+    worker.process.send_signal(signal.SIGTERM)
+    until(lambda: "Warm shutdown" in worker.said(), within=20)
+    (tmp_path / "held" / "released").touch()
+    assert worker.process.wait(30) == 0
+    assert (row(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])
+    assert worker.node() is None

@@ -1,0 +1,182 @@
+"""Recurring tasks in real processes: each fire time once, whatever clocks say, whoever leads, dies or sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Node, OccurrenceRecord, RecurringTask
+from tests.processes.fires import advanced, again, born, declared, expected, ran, silenced, told
+from tests.processes.fleet import Fleet, Program
+from tests.processes.windows import Seen, matched, noted, windows
+from tests.waiting import until
+
+BEHIND = -300
+ALL: dict[str, Any] = {"catch_up_mode": "RUN_ALL_MISSED", "max_catchup_runs": 1_000, "overlap": "ALLOW"}
+QUEUED: dict[str, Any] = {**ALL, "interval": 20, "overlap": "QUEUE_ALL"}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "each second": {"interval": 1},
+    "every 3 s": {"interval": 3},
+    "every 4 s, spread": {"interval": 4, "jitter": 1.5},
+    "on even seconds in Berlin": {"cron": "*/2 * * * * *", "seconds": "FIRST", "timezone": "Europe/Berlin"},
+    "by a rule": {"rrule": "FREQ=SECONDLY;INTERVAL=5", "timezone": "Australia/Lord_Howe"},
+    "two together": {"parts": [{"interval": 4}, {"cron": "*/6 * * * * *", "seconds": "FIRST"}]},
+}
+
+
+def _leads(fleet: Fleet, program: Program) -> None:
+    until(lambda: fleet.leading() is program, within=30, message=f"{program.name} leads")
+
+
+def _goes_round(program: Program) -> None:
+    """Wait until a scheduler has gone through its loop a few times."""
+
+    def beats() -> int:
+        return int(Node.objects.values_list("beats", flat=True).get(name=program.name))
+
+    before = beats()
+    until(lambda: beats() >= before + 2, within=20, message=f"{program.name} goes round")
+
+
+def test_clocks_five_minutes_apart_a_sleeping_leader_and_dying_ones_miss_and_double_no_fire(
+    fleet: Fleet, tmp_path: Path, vendor: str
+) -> None:
+    """By the clock of the scheduler that is behind, the schedules have only just begun; only SQLite asks it."""
+    notebook = tmp_path / "notes"
+    rows = [declared(name, notebook, ago=-BEHIND, **{**ALL, **given}) for name, given in SCHEDULES.items()]
+    queued = declared("one after the other", notebook, ago=-BEHIND, **QUEUED)
+    fleet.worker(slots=4)
+    behind = fleet.scheduler(TEST_CLOCK_SHIFT=str(BEHIND))
+    fleet.ready()
+    right = fleet.scheduler().ready()
+    advanced(rows)
+    assert (again(rows[0]).watermark_at < database_now() + timedelta(seconds=BEHIND / 2)) == (vendor == "sqlite")
+    behind.freeze()
+    _leads(fleet, right)
+    advanced(rows)
+    behind.thaw()
+    until(lambda: "lost the lead" in behind.said(), within=20, message="the sleeper steps down")
+    right.kill()
+    _leads(fleet, behind)
+    third = fleet.scheduler().ready()
+    _goes_round(behind)
+    behind.kill()
+    _leads(fleet, third)
+    advanced(rows)
+    rows = [*rows, queued]
+    begun = {row.pk: row.watermark_at for row in rows}
+    for row in silenced(rows):
+        assert born(row) == expected(row, begun[row.pk], row.watermark_at), row.name
+    found = ran(rows, notebook)
+    assert (found.missing, found.surplus) == ((), ())
+    assert len(found.pairs) > 300
+
+
+def test_what_was_missed_while_no_scheduler_lived_is_treated_as_each_schedule_says(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"interval": 1, "misfire_grace": 0.5, "overlap": "ALLOW"}
+    modes = ("RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED")
+    rows = [declared(mode, tmp_path / "notes", catch_up_mode=mode, **given) for mode in modes]
+    fleet.worker()
+    first, second = fleet.scheduler(), fleet.scheduler()
+    fleet.ready()
+    advanced(rows, 1)
+    first.kill()
+    second.kill()
+    down = max(again(row).watermark_at for row in rows)
+    until(lambda: database_now() > down + timedelta(seconds=5), within=20, message="five seconds are missed")
+    back = database_now() - timedelta(seconds=0.5)
+    fleet.scheduler().ready()
+    advanced(rows)
+    begun = {row.pk: row.watermark_at for row in rows}
+    late = {}
+    for row in silenced(rows):
+        times = expected(row, begun[row.pk], row.watermark_at)
+        assert set(told(row, times).values()) == {1}, row.name
+        late[row.name] = (expected(row, down, back), [time for time in born(row) if down < time <= back])
+    wanted, ran_late = late["RUN_ALL_MISSED"]
+    assert ran_late == wanted
+    assert len(wanted) >= 4
+    wanted, ran_late = late["RUN_ONE_NOW"]
+    assert ran_late in ([], wanted[-1:])
+    assert late["SKIP_MISSED"][1] == []
+    found = ran(rows, tmp_path / "notes")
+    assert (found.missing, found.surplus) == ((), ())
+
+
+QUICK: dict[str, Any] = {"interval": 0.2, "overlap": "ALLOW"}
+
+
+def test_no_pause_is_undone_by_the_scheduler_that_fires_meanwhile(fleet: Fleet, tmp_path: Path) -> None:
+    """So many schedules fire that a tick is nearly always under way, and a pause falls into its middle."""
+    rows = [declared(f"number {number}", tmp_path / "notes", **QUICK | {"interval": 0.1}) for number in range(20)]
+    begun, paused, others = rows[0].watermark_at, rows[:15], rows[15:]
+    fleet.scheduler()
+    fleet.ready()
+    for number in range(3):
+        advanced(rows, 0.3)
+        for row in paused:
+            row.pause(f"for the time {number}", by="anna")
+        before = [born(row) for row in paused]
+        advanced(others, 0.6)
+        stand = {(row.status, row.status_reason, row.next_run_at) for row in map(again, paused)}
+        assert stand == {("PAUSED", f"for the time {number}", None)}
+        assert [born(row) for row in paused] == before
+        for row in paused:
+            row.resume()
+    advanced(rows, 0.3)
+    rows[0].pause()
+    first = again(rows[0])
+    assert set(told(first, expected(first, begun, first.watermark_at)).values()) == {1}
+    assert OccurrenceRecord.objects.filter(recurring_task=first, outcome="PAUSED").count() == 3
+
+
+def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(fleet: Fleet, tmp_path: Path) -> None:
+    row = declared("edited", tmp_path / "notes", **QUICK)
+    hour = timedelta(hours=1)
+    edits: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"interval": 0.3, "start_time": database_now() - hour},
+        lambda: {"cron": "* * * * * *", "seconds": "FIRST", "timezone": "America/New_York"},
+        lambda: {"at": [database_now() + timedelta(seconds=0.1 * number - 10) for number in range(140)]},
+        lambda: {"interval": 0.2, "start_time": database_now() - 2 * hour, "catch_up_mode": "RUN_ALL_MISSED"},
+    ]
+    fleet.scheduler()
+    fleet.ready()
+    for edit in edits:
+        advanced([row], 0.3)
+        before = database_now()
+        edited = RecurringTask.objects.upsert(name=row.name, task=row.task, **edit())
+        newest = OccurrenceRecord.objects.latest("id").pk
+        advanced([row], 0.3)
+        since = OccurrenceRecord.objects.filter(recurring_task=row, pk__gt=newest)
+        times = list(since.order_by("fire_time").values_list("fire_time", flat=True))
+        assert times
+        assert times[0] > before
+        assert times == expected(edited, edited.watermark_at, times[-1])
+
+
+def test_undisturbed_schedules_run_in_their_windows(
+    fleet: Fleet, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Here no run says for which fire time it is: a run in each window, and no other run. Lags are only recorded."""
+    notebook = tmp_path / "notes"
+    rows = [declared(f"number {number}", notebook, interval=1 + number % 3, overlap="ALLOW") for number in range(12)]
+    fleet.worker(slots=4)
+    fleet.scheduler()
+    fleet.ready()
+    advanced(rows, 4)
+    begun = {row.pk: row.watermark_at for row in rows}
+    targets = [
+        window
+        for row in silenced(rows)
+        for window in windows(str(row.pk), expected(row, begun[row.pk], row.watermark_at), timedelta(seconds=30))
+    ]
+    found = matched(targets, [Seen(str(seen.name).partition("/")[0], seen.at) for seen in noted(notebook)])
+    assert (found.missing, found.surplus) == ((), ())
+    lags = found.lags()
+    record_testsuite_property("start lag of fires, p50 (s)", round(lags[len(lags) // 2], 3))
+    record_testsuite_property("start lag of fires, largest (s)", round(lags[-1], 3))

@@ -1,0 +1,106 @@
+"""Reads what pytest wrote and prints the end of a run: skips with reasons, the table of pairs, one closing line."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.runs import Run
+from tests.servers import Server
+from tests.vendors import BROKERS, DATABASES
+
+
+@dataclass(slots=True)
+class Result:
+    """How one run ended; `missing` names the servers without which it did not run."""
+
+    run: Run
+    failed: bool = False
+    missing: list[str] = field(default_factory=list)
+    passes: int = 0
+    failures: list[str] = field(default_factory=list)
+    skips: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def ran(self) -> bool:
+        """Tell whether at least one test of it ran."""
+        return bool(self.passes or self.failures)
+
+    def read(self, report: Path) -> None:
+        """Add what pytest's JUnit file tells."""
+        if not report.exists():
+            return
+        for case in ET.parse(report).iter("testcase"):
+            name = f"{case.get('classname')}.{case.get('name')}"
+            if case.find("failure") is not None or case.find("error") is not None:
+                self.failures.append(name)
+            elif (skip := case.find("skipped")) is not None:
+                self.skips.append((name, skip.get("message") or "no reason given"))
+            else:
+                self.passes += 1
+
+
+def closing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[str]:
+    """Give the lines that end a run."""
+    yield from _failures(results)
+    yield from _skips(results)
+    yield from _missing(results, servers)
+    if any(result.run.database for result in results):
+        yield from _table(results)
+        yield ""
+    passed, failed, skipped = (
+        sum(result.passes for result in results),
+        sum(len(result.failures) or result.failed for result in results),
+        sum(len(result.skips) for result in results),
+    )
+    yield f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def servers_that_did_not_run(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    """Name the servers on which no test ran at all."""
+    used = {name for result in results if result.ran for name in result.run.servers}
+    return [name for name in names if name not in used]
+
+
+def _failures(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        if result.failed:
+            yield f"FAILED {result.run.title}"
+        for name in result.failures:
+            yield f"    {name}"
+
+
+def _skips(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        for name, reason in result.skips:
+            yield f"SKIPPED {name} ({result.run.title}): {reason}"
+
+
+def _missing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[str]:
+    for server in servers.values():
+        if server.url is None:
+            yield f"NOT RUN for want of {server.name}: {server.origin}"
+            yield from (f"    {result.run.title}" for result in results if server.name in result.missing)
+
+
+def _table(results: Sequence[Result]) -> Iterator[str]:
+    """Lay out databases against brokers; the first column is what a database runs without a broker."""
+    yield ""
+    columns: list[str | None] = [None, *BROKERS]
+    yield f"{'database × broker':<20}" + "".join(f"{name or 'no broker':<24}" for name in columns)
+    for database in DATABASES:
+        cells = [
+            _cell([result for result in results if (result.run.database, result.run.broker) == (database, broker)])
+            for broker in columns
+        ]
+        yield f"{database:<20}" + "".join(f"{cell:<24}" for cell in cells).rstrip()
+
+
+def _cell(results: Sequence[Result]) -> str:
+    if not results:
+        return "–"
+    if all(result.missing for result in results):
+        return "NOT RUN"
+    passed = sum(result.passes for result in results)
+    failed = sum(len(result.failures) or result.failed for result in results)
+    return f"FAILED {failed} of {passed + failed}" if failed else f"passed {passed}"

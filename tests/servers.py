@@ -1,0 +1,64 @@
+"""Finds the servers of a run: told by environment, listening here, or started from what is installed."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.addresses import DEFAULTS, problem_at
+from tests.starting import CannotStart, start_mariadb, start_postgresql, start_rabbitmq, start_redis
+
+STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
+    "postgresql": start_postgresql,
+    "mariadb": start_mariadb,
+    "redis": start_redis,
+    "rabbitmq": start_rabbitmq,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server of a run; without `url` it could not be had, and `origin` says why."""
+
+    name: str
+    url: str | None
+    origin: str
+
+    @property
+    def variable(self) -> str:
+        """Name the environment variable that tells the tests the address."""
+        return variable_of(self.name)
+
+
+def variable_of(name: str) -> str:
+    """Name the environment variable that overrides the address of a server."""
+    return f"TEST_{name.upper()}_URL"
+
+
+@contextmanager
+def servers(names: list[str]) -> Iterator[dict[str, Server]]:
+    """Find or start each named server, and stop at the end those that were started."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="durable-servers-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)
+        yield {name: find(name, folder, stack) for name in names}
+
+
+def find(name: str, folder: Path, stack: ExitStack) -> Server:
+    """Find one server, or start it; an address given by environment is used or refused, never replaced."""
+    told = os.environ.get(variable_of(name))
+    if told:
+        problem = problem_at(name, told)
+        return Server(name, None if problem else told, problem or f"told by {variable_of(name)}")
+    problem = problem_at(name, DEFAULTS[name])
+    if problem is None:
+        return Server(name, DEFAULTS[name], "listening here")
+    try:
+        url = STARTERS[name](folder, stack)
+    except CannotStart as reason:
+        return Server(name, None, f"{problem}; {reason}")
+    return Server(name, url, "started for this run")

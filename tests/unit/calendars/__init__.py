@@ -1,0 +1,1 @@
+"""Open days, holidays and calendar files."""

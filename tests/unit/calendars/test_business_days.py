@@ -1,0 +1,164 @@
+"""A calendar says which days are open, why the others are not, and how several count together."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, time, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.exceptions import InvalidCalendar
+from django_durable_tasks.rules.calendars import BusinessDays, DayKind, SpecialDay, combined, from_holidays
+
+CHRISTMAS = SpecialDay(date(2026, 12, 25), DayKind.CLOSED, "Christmas Day")
+EVE = SpecialDay(date(2026, 12, 24), DayKind.HALF, "Christmas Eve", time(13))
+INVENTORY = SpecialDay(date(2026, 12, 26), DayKind.OPEN, "Inventory")
+OFFICE = BusinessDays(name="office", special=(CHRISTMAS, EVE, INVENTORY))
+WEEKEND = BusinessDays(name="weekend", working_days=(6, 7))
+
+
+def _at(day: int, hour: int = 9, minute: int = 0) -> datetime:
+    return datetime(2026, 12, day, hour, minute)  # noqa: DTZ001 - wall time
+
+
+def test_weekdays_are_open_unless_their_date_says_otherwise() -> None:
+    opened = [day for day in range(21, 29) if OFFICE.is_open(date(2026, 12, day))]
+    assert opened == [21, 22, 23, 24, 26, 28]
+
+
+@pytest.mark.parametrize(
+    ("local", "why"),
+    [
+        (_at(23), ""),
+        (_at(24, 13), ""),
+        (_at(24, 13, 1), "after 13:00 on Christmas Eve (half day)"),
+        (_at(25), "Christmas Day"),
+        (_at(26), ""),
+        (_at(27), "Sunday"),
+    ],
+)
+def test_a_closed_hour_says_why(local: datetime, why: str) -> None:
+    assert OFFICE.why_closed(local) == why
+
+
+def test_a_closed_date_without_a_name_is_told_by_its_date() -> None:
+    days = BusinessDays(special=(SpecialDay(date(2026, 12, 25)),))
+    assert days.why_closed(_at(25)) == "2026-12-25 is closed"
+
+
+def test_the_nearest_open_days_pass_over_what_is_closed() -> None:
+    assert OFFICE.next_open(date(2026, 12, 26)) == date(2026, 12, 28)
+    assert OFFICE.previous_open(date(2026, 12, 26)) == date(2026, 12, 24)
+    assert OFFICE.previous_open(date(2026, 12, 26), time(14)) == date(2026, 12, 23)
+
+
+def test_a_search_for_an_open_day_ends() -> None:
+    once = BusinessDays(working_days=(), special=(INVENTORY,))
+    assert once.next_open(date(2026, 12, 26)) is None
+    assert once.previous_open(date(2026, 12, 27)) == date(2026, 12, 26)
+    assert OFFICE.next_open(date.max) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"working_days": ()}, "calendar 'x' has no working day"),
+        ({"working_days": (), "special": (CHRISTMAS,)}, "has no working day"),
+        ({"working_days": (0, 1)}, r"working_days has 0; weekdays are 1 \(Monday\) to 7"),
+        ({"working_days": (True,)}, "working_days has True"),
+        ({"special": (CHRISTMAS, SpecialDay(CHRISTMAS.day, DayKind.OPEN))}, "2026-12-25 is told twice"),
+        ({"special": (SpecialDay(CHRISTMAS.day, DayKind.HALF),)}, "2026-12-25 is HALF: a half day.*has `until`"),
+        ({"special": (SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "", time(9)),)}, "2026-12-25 is CLOSED"),
+        ({"special": tuple(SpecialDay(date(1, 1, 1) + timedelta(n)) for n in range(20_001))}, "20001 dates"),
+    ],
+)
+def test_a_calendar_that_cannot_be_used_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidCalendar, match=words):
+        BusinessDays(name="x", **given)
+
+
+def test_the_order_of_the_dates_makes_no_difference() -> None:
+    turned = BusinessDays(name="office", working_days=(5, 4, 3, 2, 1), special=(INVENTORY, EVE, CHRISTMAS))
+    assert turned == OFFICE
+    assert hash(turned) == hash(OFFICE)
+    assert turned != BusinessDays(name="office")
+
+
+days = st.dates(date(2026, 12, 1), date(2027, 1, 31))
+special_days = st.builds(
+    lambda day, kind, hour: SpecialDay(day, kind, f"{kind} {day}", hour if kind is DayKind.HALF else None),
+    days,
+    st.sampled_from(DayKind),
+    st.times(min_value=time(6), max_value=time(20)),
+)
+calendars = st.builds(
+    lambda working, special: BusinessDays(name="any", working_days=tuple(working), special=tuple(special)),
+    st.sets(st.integers(1, 7), min_size=1),
+    st.lists(special_days, max_size=12, unique_by=lambda one: one.day),
+)
+
+
+@given(st.lists(calendars, min_size=1, max_size=3), st.datetimes(_at(1), datetime(2027, 1, 31)))  # noqa: DTZ001
+def test_combined_calendars_are_open_where_all_are(several: list[BusinessDays], local: datetime) -> None:
+    try:
+        both = combined(several)
+    except InvalidCalendar:
+        assert not set.intersection(*(set(one.working_days) for one in several))
+        assert not all(one.is_open(local.date()) for one in several)
+        return
+    assert (both.why_closed(local) == "") == all(one.why_closed(local) == "" for one in several)
+
+
+def test_what_closes_a_combined_day_is_told() -> None:
+    trade = BusinessDays(name="trade", special=(SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "Bank holiday"),))
+    both = combined([OFFICE, trade])
+    assert both.name == "office + trade"
+    assert both.why_closed(_at(25)) == "Christmas Day / Bank holiday"
+    assert both.why_closed(_at(26)) == "Saturday"
+    assert both.why_closed(_at(24, 14)) == "after 13:00 on Christmas Eve (half day)"
+
+
+def test_calendars_that_leave_no_day_are_refused_together() -> None:
+    with pytest.raises(InvalidCalendar, match=r"'office \+ weekend'.*no working day"):
+        combined([BusinessDays(name="office"), WEEKEND])
+    with pytest.raises(InvalidCalendar, match="at least one"):
+        combined([])
+
+
+@given(calendars, days)
+def test_the_next_open_day_is_open_and_all_between_are_closed(one: BusinessDays, day: date) -> None:
+    after = one.next_open(day)
+    assert after is not None
+    between = [day + timedelta(n) for n in range(1, (after - day).days)]
+    assert one.is_open(after)
+    assert not any(map(one.is_open, between))
+    assert one.previous_open(after + timedelta(1)) == after
+
+
+def test_holidays_come_as_a_snapshot_of_the_years_asked_for() -> None:
+    bavaria = from_holidays("DE", "BY", [2026, 2027])
+    told = {special.day: special.name for special in bavaria}
+    assert {special.kind for special in bavaria} == {DayKind.CLOSED}
+    assert {day.year for day in told} == {2026, 2027}
+    assert date(2026, 1, 6) in told
+    assert date(2026, 1, 6) not in {special.day for special in from_holidays("DE", "BE", [2026])}
+
+
+def test_an_exchange_has_holidays_too() -> None:
+    assert date(2026, 4, 3) in {special.day for special in from_holidays("XNYS", None, [2026])}
+
+
+@pytest.mark.parametrize(
+    ("country", "subdivision", "years", "words"),
+    [
+        ("XX", None, [2026], "country='XX'.*not available"),
+        ("DE", "ZZ", [2026], "subdivision='ZZ'.*does not have subdivision"),
+        ("DE", None, [], "give 1 to 100 years"),
+        ("DE", None, range(1900, 2100), "give 1 to 100 years"),
+    ],
+)
+def test_unknown_holidays_are_refused(country: str, subdivision: str | None, years: Any, words: str) -> None:
+    with pytest.raises(InvalidCalendar, match=words):
+        from_holidays(country, subdivision, years)

@@ -1,0 +1,1 @@
+"""Pictures of a graph: the layout holds, and foreign text stays text in every format."""

@@ -1,0 +1,93 @@
+"""Graphs to be drawn: small ones written as words, random ones, large ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import strategies as st
+
+from django_durable_tasks.rules.pictures.graph import KINDS, Edge, Node, Picture
+from django_durable_tasks.rules.states import Status
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+STATUSES = tuple(str(status) for status in Status)
+
+
+def node(id: str, status: str = "SUCCESS", seconds: float | None = None, **fields: str) -> Node:
+    """Return a node whose label is its id, unless told; with a measured run where seconds are given."""
+    ended = None if seconds is None else START + timedelta(seconds=seconds)
+    started = None if seconds is None else START
+    return Node(id=id, status=status, started_at=started, completed_at=ended, **{"label": id} | fields)
+
+
+def edge(arrow: str, kind: str = "MUST_SUCCEED", *, resolved: bool = True) -> Edge:
+    """Return the edge written as ``a>b``."""
+    source, _, target = arrow.partition(">")
+    return Edge(source=source, target=target, kind=kind, resolved=resolved)
+
+
+def picture(nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title: str = "nightly") -> Picture:
+    """Return a picture; words stand for nodes that succeeded and for edges ``a>b``."""
+    nodes = [node(word) for word in nodes.split()] if isinstance(nodes, str) else nodes
+    edges = [edge(word) for word in edges.split()] if isinstance(edges, str) else edges
+    return Picture(title=title, status="RUNNING", nodes=tuple(nodes), edges=tuple(edges))
+
+
+def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) -> Picture:
+    """Return a random graph without cycles of so many nodes, edges, different names and sub-workflows."""
+    chance = random.Random(seed)
+    nodes = [
+        node(
+            f"n{number}",
+            chance.choice(STATUSES),
+            name=f"jobs.kind{number % names}",
+            group=f"all/part {number % groups}" if groups else "",
+        )
+        for number in range(count)
+    ]
+    pairs: set[tuple[int, int]] = set()
+    while len(pairs) < edges:
+        low, high = sorted(chance.sample(range(count), 2))
+        pairs.add((low, high))
+    return picture(nodes, [edge(f"n{low}>n{high}", chance.choice(KINDS)) for low, high in sorted(pairs)])
+
+
+def lanes(count: int, length: int) -> Picture:
+    """Return so many chains of the same kinds of tasks between one start and one end."""
+    nodes = [node("start", name="jobs.start"), node("end", name="jobs.end")]
+    edges = []
+    for lane in range(count):
+        ids = [f"step {step} of {lane}" for step in range(length)]
+        nodes += [node(known, name=f"jobs.step{step}") for step, known in enumerate(ids)]
+        edges += [edge(f"{low}>{high}") for low, high in zip(["start", *ids], [*ids, "end"], strict=True)]
+    return picture(nodes, edges)
+
+
+GROUPS = ("", "", "", "a", "a/b", "a/c", "d", "d/e/f", "a/b/c/d/e/f/g/h")
+
+
+@st.composite
+def pictures(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Picture:
+    """Give random graphs, some in sub-workflows; with ``cycles`` any directed graph, self-edges and doubles too."""
+    count = draw(st.integers(0, most))
+    nodes = [
+        node(
+            f"n{number}",
+            draw(st.sampled_from(STATUSES)),
+            draw(st.none() | st.integers(0, 9_000)),
+            label=draw(st.sampled_from(["page 9", "page 10", "extract", f"n{number}"])),
+            name=draw(st.sampled_from(["", "jobs.a", "jobs.b"])),
+            group=draw(st.sampled_from(GROUPS)),
+        )
+        for number in range(count)
+    ]
+    number = st.integers(0, max(0, count - 1))
+    found = draw(st.lists(st.tuples(number, number, st.sampled_from(KINDS), st.booleans()), max_size=3 * count))
+    edges = [
+        edge(f"n{one}>n{other}" if cycles or one < other else f"n{other}>n{one}", kind, resolved=resolved)
+        for one, other, kind, resolved in found
+        if count and (cycles or one != other)
+    ]
+    return picture(nodes, edges)

@@ -1,0 +1,202 @@
+"""Labels are foreign text: in every format they stay text, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_durable_tasks.rules.pictures import FORMATS, draw
+from django_durable_tasks.rules.pictures.graph import Edge, Node, Picture
+from django_durable_tasks.rules.pictures.wording import (
+    clean,
+    columns,
+    ems,
+    natural,
+    safe_link,
+    shortened,
+    shortened_columns,
+)
+from tests.unit.pictures import dot_grammar
+from tests.unit.pictures.graphs import node, picture
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</title><script>alert(1)</script>",
+    "]]><svg onload=alert(1)>",
+    "'\"><img src=x onerror=alert(1)>",
+    "&lt;b&gt; &amp; &#x3c;",
+    '"]; click n0 href "javascript:alert(1)"',
+    '%%{init: {"securityLevel": "loose"}}%%',
+    "`markdown` **bold**",
+    "1. list",
+    "end",
+    '"; } digraph evil {',
+    "\\N \\G \\",
+    "a\nb\r\nc\u2028d",
+    "\x00\x07\x1b[31mred\x1b]8;;http://evil\x07\x9b1m",
+    "\ud800 lone \udfff \ufffe\uffff",
+    "\u202egnp.exe\u2066",
+    "---\ntitle: other\n---",
+    "",
+    "\t \n",
+    "x" * 100_000,
+    "字" * 5_000,
+)
+HREFS = (
+    "javascript:alert(1)", "JaVaScRiPt:alert(1)", " javascript:alert(1)", "java\nscript:alert(1)", "java\tscript:x",
+    "\x01javascript:alert(1)", "data:text/html,<script>alert(1)</script>", "vbscript:x", "blob:x", "file:///etc/passwd",
+    "\\\\evil\\x", "/\\evil", "javascript&colon;alert(1) x", "\u202e/x",
+)  # fmt: skip
+_TAGS = {"svg", "title", "desc", "g", "rect", "path", "text", "a"}
+
+
+def _everywhere(text: str, href: str = "") -> Picture:
+    """Return a picture that holds the text wherever foreign text may stand."""
+    nodes = tuple(
+        Node(id=known, label=text, status=status, name=text, reason=text, group=f"{text}/{text}", href=href)
+        for known, status in (("a" + text, "SUCCESS"), ("b" + text, "FAILED"), ("c" + text, "SUCCESS"))
+    )
+    edges = (
+        Edge(source="a" + text, target="b" + text, kind="MUST_SUCCEED", outcome=text),
+        Edge(source="b" + text, target="a" + text, kind="MUST_FINISH", outcome=text),
+        Edge(source="gone" + text, target="c" + text, kind="MUST_FAIL", outcome=text),
+    )
+    return Picture(title=text, status=text, nodes=nodes, edges=edges)
+
+
+def _expect_plain_svg(of: Picture) -> None:
+    root = ET.fromstring(draw(of, "svg"))
+    for found in root.iter():
+        assert found.tag.removeprefix("{http://www.w3.org/2000/svg}") in _TAGS
+        assert not [name for name in found.attrib if name.startswith("on") or name in {"style", "class", "id"}]
+
+
+def _expect_plain_mermaid(of: Picture) -> None:
+    lines = draw(of, "mermaid").splitlines()
+    quoted = r'"[\w \-.,:/()×…→·–#;]*(?:<br/>[\w \-.,:/()×…→·–#;]*)?"'
+    allowed = (
+        "---", "flowchart (?:LR|TB)", r'title: "[^"<>%{}`]*(?:\\"[^"<>%{}`]*)*"', " +%% [^%{}<>]*", " *end",
+        rf" +n\d+\[{quoted}\]:::[a-z]+", rf" +subgraph g\d+\[{quoted}\]",
+        r"  n\d+ (?:-->|-\.->|--x)(?:\|[a-z0-9, ]+\|)? n\d+",
+        r"  linkStyle [\d,]+ stroke:#[0-9a-f]{6},stroke-width:\dpx",
+        r"  classDef [a-z]+ [a-z:#0-9,-]+", r"  class [n\d,]+ critical", r'  click n\d+ href "[^"<>\s\\]+"',
+    )  # fmt: skip
+    assert not [line for line in lines if not re.fullmatch("|".join(allowed), line)]
+
+
+def _expect_plain_dot(of: Picture) -> None:
+    found = dot_grammar.read(draw(of, "dot"))
+    assert len(found.nodes) == len(of.nodes)
+    assert set(found.nodes) == {f"n{place}" for place in range(len(of.nodes))}
+    for attributes in found.nodes.values():
+        # What is left after taking out written-over pairs must hold no escape of Graphviz and no entity.
+        rest = re.sub(r'\\\\|\\"|\\n|&amp;', "", attributes["label"])
+        assert "\\" not in rest
+        assert "&" not in rest
+
+
+def _expect_plain_text(of: Picture) -> None:
+    drawn = draw(of, "text")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", drawn)
+    assert sum(line.startswith("┌─ layer") for line in drawn.splitlines()) == 2
+
+
+def _expect_plain_json(of: Picture, text: str) -> None:
+    drawn = draw(of, "json")
+    assert drawn.isascii()
+    assert not set("<>&") & set(drawn)
+    assert json.loads(drawn)["nodes"][0]["label"] == text
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_stays_text(text: str) -> None:
+    _expect_plain_svg(_everywhere(text))
+    _expect_plain_mermaid(_everywhere(text))
+    _expect_plain_dot(_everywhere(text))
+    _expect_plain_text(_everywhere(text))
+    _expect_plain_json(_everywhere(text), text)
+
+
+@given(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>&\"'\\`%{}[]#;\n\x1b"), max_size=40))
+@settings(deadline=None)
+def test_any_text_stays_text(text: str) -> None:
+    _expect_plain_svg(_everywhere(text))
+    _expect_plain_mermaid(_everywhere(text))
+    _expect_plain_dot(_everywhere(text))
+    _expect_plain_text(_everywhere(text))
+    _expect_plain_json(_everywhere(text), text)
+
+
+@pytest.mark.parametrize("known", FORMATS)
+def test_a_label_is_shown_as_it_was_written(known: str) -> None:
+    drawn = draw(picture([node("a", label="a < b & c")]), known)
+    shown = {
+        "text": "a < b & c",
+        "mermaid": "a #60; b #38; c",
+        "dot": "a < b &amp; c",
+        "svg": "a &lt; b &amp; c",
+        "json": "a \\u003c b \\u0026 c",
+    }
+    assert shown[known] in drawn
+
+
+@pytest.mark.parametrize("href", HREFS, ids=range(len(HREFS)))
+def test_a_link_that_could_do_more_than_lead_somewhere_is_none(href: str) -> None:
+    assert safe_link(href) == ""
+    drawn = {known: draw(_everywhere("x", href), known) for known in FORMATS}
+    assert "<a " not in drawn["svg"]
+    assert "click" not in drawn["mermaid"]
+    assert "URL" not in drawn["dot"]
+    assert {kept["href"] for kept in json.loads(drawn["json"])["nodes"]} == {""}
+
+
+@pytest.mark.parametrize("href", ["/tasks/1/", "tasks/1?a=b:c", "?id=1", "#n1", "https://example.org/x", "HTTP://x/"])
+def test_a_plain_link_is_a_link(href: str) -> None:
+    of = picture([node("a", href=href)])
+    root = ET.fromstring(draw(of, "svg"))
+    assert [found.get("href") for found in root.iter("{http://www.w3.org/2000/svg}a")] == [href]
+    assert root.get("role") == "group"
+    assert f'href "{href}"' in draw(of, "mermaid")
+    assert f'URL="{href}"' in draw(of, "dot")
+
+
+def test_quotes_in_a_link_stay_inside_it() -> None:
+    of = picture([node("a", href="/x?\"><script>'`")])
+    _expect_plain_svg(of)
+    _expect_plain_mermaid(of)
+    assert dot_grammar.read(draw(of, "dot")).nodes["n0"]["URL"].startswith('"/x?\\"')
+
+
+def test_a_pile_of_hostile_names_stays_text() -> None:
+    of = picture([node(f"n{at}", name="<b>\"'%%{") for at in range(300)])
+    _expect_plain_svg(of)
+    _expect_plain_mermaid(of)
+    dot_grammar.read(draw(of, "dot"))
+
+
+@given(st.text(max_size=60), st.integers(1, 40))
+def test_shortened_text_fits_and_keeps_both_ends(text: str, room: int) -> None:
+    assert ems(shortened(clean(text), room)) <= max(room, 2.1)
+    assert columns(shortened_columns(clean(text), room)) <= max(room, 3)
+    cut = shortened_columns("begin" + "x" * 200 + "end", 20)
+    assert len(cut) == 20
+    assert cut.startswith("begin")
+    assert cut.endswith("end")
+
+
+@given(st.text(), st.text())
+def test_any_two_labels_can_be_sorted(one: str, other: str) -> None:
+    assert natural(one) <= natural(other) or natural(other) <= natural(one)
+
+
+def test_deep_sub_workflows_are_framed_only_so_deep() -> None:
+    deep = Node(id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000)))
+    of = replace(picture("b"), nodes=(deep,))
+    assert len(dot_grammar.read(draw(of, "dot")).clusters) == 6
+    _expect_plain_svg(of)

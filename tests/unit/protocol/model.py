@@ -1,0 +1,67 @@
+"""Print what the checker finds.
+
+``python -m tests.unit.protocol.model`` prints the tables of the documentation; with a part of a name, the shortest way
+to the violation of each such case; with ``everything``, it explores all adversities at once, for some 30 seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+from tests.unit.protocol.cases import CAUGHT, COVERED, EVERYTHING, PROTOCOL
+from tests.unit.protocol.checker import Verdict, check
+from tests.unit.protocol.states import Case
+
+
+@cache
+def verdict_of(case: Case) -> Verdict:
+    """Check a case once."""
+    return check(case)
+
+
+def table() -> str:
+    """Return the results of all cases as three tables in Markdown."""
+    return "\n".join([*_protocol(), "", *_caught(), "", *_covered()]) + "\n"
+
+
+def _protocol() -> Iterator[str]:
+    yield from ("| the protocol, as it is | states | violation |", "|---|---:|---|")
+    for case in PROTOCOL:
+        verdict = verdict_of(case)
+        yield f"| {case.name} | {verdict.states:,} | {verdict.violation or 'none'} |"
+
+
+def _caught() -> Iterator[str]:
+    yield from ("| taken away | violation | after steps |", "|---|---|---:|")
+    for case in CAUGHT:
+        verdict = verdict_of(case)
+        yield f"| {case.name} | {verdict.violation or 'none'} | {len(verdict.trace)} |"
+
+
+def _covered() -> Iterator[str]:
+    yield from ("| taken away, and not missed here | states | violation | why |", "|---|---:|---|---|")
+    for case, why in COVERED.items():
+        verdict = verdict_of(case)
+        yield f"| {case.name} | {verdict.states:,} | {verdict.violation or 'none'} | {why} |"
+
+
+def _told(case: Case) -> str:
+    verdict = verdict_of(case)
+    lines = [f"{case.name}: {verdict.states:,} states, {verdict.violation or 'no violation'}"]
+    return "\n".join([*lines, *(f"  {number}. {name}" for number, name in enumerate(verdict.trace, 1))]) + "\n"
+
+
+def main(words: list[str]) -> None:
+    """Print the table, or the cases that are named."""
+    if not words:
+        sys.stdout.write(table())
+    for word in words:
+        cases = [case for case in (*PROTOCOL, *CAUGHT, *COVERED) if word in case.name]
+        for case in [Case("everything", EVERYTHING)] if word == "everything" else cases:
+            sys.stdout.write(_told(case))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,66 @@
+"""The protocol holds in every order of events, and each guard that is taken away is missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from django_durable_tasks.rules.states import TRANSITIONS
+from tests.unit.protocol.cases import CAUGHT, COVERED, PROTOCOL
+from tests.unit.protocol.model import table, verdict_of
+from tests.unit.protocol.states import ABSENT, Case
+
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "protocol_model.md"
+# The graph, the operator's editing of waiting rows, and the replay of a success, which is the same write as `replay`.
+NOT_MODELLED = {"release", "block", "fail", "force_run", "edit", "skip", "rerun"}
+
+
+def _name(case: object) -> str:
+    return case.name if isinstance(case, Case) else ""
+
+
+def _transition(step: str) -> str:
+    bare = step.removeprefix("reply of ").removesuffix(" is lost")
+    return bare.partition(" (")[0].replace(" ", "_")
+
+
+@pytest.mark.parametrize("case", PROTOCOL, ids=_name)
+def test_the_protocol_reaches_no_violation_and_no_dead_end(case: Case) -> None:
+    verdict = verdict_of(case)
+    assert not verdict.violation, verdict.trace
+
+
+@pytest.mark.parametrize(("case", "violation"), CAUGHT.items(), ids=_name)
+def test_a_guard_that_is_taken_away_is_missed(case: Case, violation: str) -> None:
+    assert verdict_of(case).violation == violation
+
+
+@pytest.mark.parametrize("case", COVERED, ids=_name)
+def test_what_another_guard_covers_is_said_to_be_covered(case: Case) -> None:
+    verdict = verdict_of(case)
+    assert not verdict.violation, verdict.trace
+
+
+def test_every_change_of_status_in_the_model_is_a_transition_of_the_table() -> None:
+    moves = {move for case in PROTOCOL for move in verdict_of(case).moves if move[0] != "fail-over forgets a commit"}
+    strange = [
+        (step, source, target)
+        for step, source, target in moves
+        if source != target and not _in_table(_transition(step), source, target)
+    ]
+    assert not strange
+
+
+def _in_table(name: str, source: str, target: str) -> bool:
+    move = TRANSITIONS.get(name)
+    return move is not None and target in move.targets and (source in move.sources or source == ABSENT)
+
+
+def test_every_transition_of_the_table_is_walked_by_the_model() -> None:
+    walked = {_transition(step) for case in PROTOCOL for step, _, _ in verdict_of(case).moves}
+    assert not TRANSITIONS.keys() - NOT_MODELLED - walked
+
+
+def test_the_documentation_shows_the_table_as_it_is_printed() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8")

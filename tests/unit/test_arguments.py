@@ -1,0 +1,175 @@
+"""Arguments and results are JSON that every database gives back as it got it, or they are refused by name."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    PayloadTooLarge,
+    ResultTooLarge,
+    UnserializableArguments,
+    UnserializableResult,
+)
+from django_durable_tasks.rules.arguments import bind, encode, encode_result
+
+KIB = 1024
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def _encode(*args: Any, max_bytes: int = 64 * KIB, max_depth: int = 16, **kwargs: Any) -> tuple[Any, Any]:
+    payload = encode("job", args, kwargs, max_bytes=max_bytes, max_depth=max_depth)
+    return json.loads(payload.args), json.loads(payload.kwargs)
+
+
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+@given(st.lists(values, max_size=4), st.dictionaries(texts, values, max_size=3))
+def test_what_is_accepted_comes_back_equal(args: list[Any], kwargs: dict[str, Any]) -> None:
+    payload = encode("job", args, kwargs, max_bytes=256 * KIB, max_depth=32)
+    assert (json.loads(payload.args), json.loads(payload.kwargs)) == (args, kwargs)
+
+
+class _Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (math.nan, "argument 1 is nan"),
+        (math.inf, "argument 1 is inf"),
+        (-math.inf, "argument 1 is -inf"),
+        ("a\x00b", "argument 1 holds a NUL"),
+        ("\ud800", "argument 1 holds a lone surrogate"),
+        (2**63, "argument 1 is an integer beyond 64 bits"),
+        (-(2**63) - 1, "argument 1 is an integer beyond 64 bits"),
+        ({1: 2}, "argument 1 has the key 1; JSON keys are strings"),
+        ({"a\x00": 1}, "a key of argument 1 holds a NUL"),
+        ({"\udfff": 1}, "a key of argument 1 holds a lone surrogate"),
+        ({"deep": [1, {"er": math.nan}]}, r"argument 1\['deep'\]\[1\]\['er'\] is nan"),
+        (b"bytes", "argument 1 is a bytes"),
+        ({1, 2}, "argument 1 is a set"),
+        (object(), "argument 1 is a object"),
+        (datetime(2026, 1, 1, tzinfo=UTC), "isoformat"),
+        (1 + 2j, "argument 1 is a complex"),
+    ],
+    ids=repr,
+)
+def test_what_json_would_not_give_back_is_refused_by_place(value: object, words: str) -> None:
+    with pytest.raises(UnserializableArguments, match=words):
+        _encode(value)
+
+
+def test_a_model_is_refused_with_the_advice_to_pass_its_key() -> None:
+    class Invoice:
+        pk = 1
+
+    with pytest.raises(UnserializableArguments, match="primary key"):
+        _encode(Invoice())
+
+
+def test_named_arguments_are_refused_by_name() -> None:
+    with pytest.raises(UnserializableArguments, match="argument 'amount' is nan"):
+        _encode(amount=math.nan)
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
+def test_the_names_of_arguments_are_checked_too(name: str) -> None:
+    with pytest.raises(UnserializableArguments, match=r"NUL|surrogate"):
+        _encode(**{name: 1})
+
+
+@pytest.mark.parametrize("edge", [2**63 - 1, -(2**63), 1.5e308, 5e-324, 0, "", True, _Colour.RED])
+def test_the_edges_of_the_dialect_are_accepted(edge: object) -> None:
+    assert _encode(edge) == ([edge], {})
+
+
+def test_three_thousand_levels_are_refused_without_a_recursion_error() -> None:
+    with pytest.raises(UnserializableArguments, match="nested too deep"):
+        _encode(_nested(3_000))
+
+
+def test_depth_counts_from_the_argument() -> None:
+    assert _encode(_nested(16)) == ([_nested(16)], {})
+    with pytest.raises(UnserializableArguments, match="JSON_MAX_DEPTH"):
+        _encode(_nested(17))
+
+
+@pytest.mark.parametrize("limit", [64 * KIB, 256 * KIB])
+def test_size_counts_both_texts_to_the_byte(limit: int) -> None:
+    fits = "x" * (limit - len('[""]') - len("{}"))
+    assert _encode(fits, max_bytes=limit) == ([fits], {})
+    with pytest.raises(PayloadTooLarge, match=r"PAYLOAD_MAX_BYTES.*primary key"):
+        _encode(fits + "x", max_bytes=limit)
+
+
+def test_characters_beyond_ascii_count_as_they_are_written() -> None:
+    with pytest.raises(PayloadTooLarge):
+        _encode("é" * 11_000)
+
+
+def test_more_than_a_thousand_keys_are_refused() -> None:
+    with pytest.raises(UnserializableArguments, match="1,001 keys"):
+        _encode({str(number): 0 for number in range(1_001)})
+
+
+@given(st.floats(min_value=1e15, allow_infinity=False), st.sampled_from([1, -1]))
+def test_large_floats_are_written_without_an_exponent_and_come_back_as_they_were(number: float, sign: int) -> None:
+    payload = encode("job", ["1e+5", {"2e+6": sign * number}], {}, max_bytes=64 * KIB, max_depth=16)
+    assert json.loads(payload.args) == ["1e+5", {"2e+6": sign * number}]
+    assert "e+" not in payload.args.replace("1e+5", "").replace("2e+6", "")
+
+
+def test_a_tuple_is_written_as_a_list() -> None:
+    assert _encode((1, (2,))) == ([[1, [2]]], {})
+
+
+def _job(day: str, *, dry: bool = False) -> None:
+    """The signature that a call must fit."""
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "named"),
+    [((), {}, "day"), (("a", "b"), {}, "too many"), (("a",), {"wet": 1}, "wet"), (("a",), {"day": "b"}, "day")],
+)
+def test_a_call_that_does_not_fit_names_the_parameter(args: Any, kwargs: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArguments, match=named) as refused:
+        bind(inspect.signature(_job), "job", args, kwargs)
+    assert "job(day" in str(refused.value)
+
+
+@given(values)
+def test_a_result_comes_back_equal(value: Any) -> None:
+    text = encode_result("job", value, max_bytes=256 * KIB, max_depth=32)
+    assert (None if text is None else json.loads(text)) == value
+
+
+def test_a_result_that_is_not_json_or_too_large_is_refused() -> None:
+    with pytest.raises(UnserializableResult, match="the result is a object"):
+        encode_result("job", object(), max_bytes=100, max_depth=16)
+    with pytest.raises(ResultTooLarge, match="102 bytes of JSON, at most 101"):
+        encode_result("job", "x" * 100, max_bytes=101, max_depth=16)

@@ -1,0 +1,287 @@
+"""Each system check is shown to fire, with its id and what to write, and to stay silent where all is well."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core import checks as django_checks
+from django.db import connections
+
+from django_durable_tasks import checks, registry
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.checks import FINDINGS, check_celery, check_settings, check_tasks
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.options import TaskOptions
+from tests.celery_told import celery_told
+from tests.house.sources import ROOT
+
+SHOWN_IN = (
+    "tests/unit/test_checks.py",
+    "tests/unit/test_declarations.py",
+    "tests/database/test_checks_of_the_database.py",
+)
+
+
+def _ids(check: Callable[..., list[Any]]) -> list[str]:
+    return [message.id.removeprefix("durable_tasks.") for message in check()]
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_right_settings_are_silent() -> None:
+    assert _ids(check_settings) == []
+
+
+@pytest.mark.parametrize("raw", [{"LEESE": 60}, {"LEASE": 0}, {"LEASE": 20, "HEARTBEAT": 15}, {"RETENTION": {"X": 1}}])
+def test_settings_that_cannot_be_used_are_an_error_with_the_reason(settings: Any, raw: dict[str, Any]) -> None:
+    settings.DURABLE_TASKS = raw
+    [message] = check_settings()
+    assert message.id == "durable_tasks.E001"
+    assert "DURABLE_TASKS" in message.msg
+    assert _ids(check_settings) == ["E001"]
+    assert isinstance(check_tasks(), list)
+    assert isinstance(check_celery(), list)
+
+
+def test_an_unknown_alias_of_a_database_is_an_error(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"DATABASE": "elsewhere"}
+    [message] = check_settings()
+    assert "'elsewhere'" in message.msg
+    assert "default" in message.msg
+    assert _ids(check_settings) == ["E002"]
+    assert checks.check_database(databases=["default"]) == []
+
+
+def test_naive_datetimes_are_an_error(settings: Any) -> None:
+    settings.USE_TZ = False
+    assert _ids(check_settings) == ["E003"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"NODE_TIMEOUT": 9, "NODE_HEARTBEAT": 5}, ["E004"]),
+        ({"NODE_TIMEOUT": 10, "NODE_HEARTBEAT": 5}, []),
+        ({"NODE_HEARTBEAT": 31}, ["E004"]),
+        ({"LEADER_LEASE": 3, "LEADER_RENEW": 2}, ["E005"]),
+        ({"LEADER_LEASE": 4, "LEADER_RENEW": 2}, []),
+        ({"LEADER_RENEW": 11}, ["E005"]),
+    ],
+)
+def test_deadlines_shorter_than_two_signs_of_life_are_an_error(
+    settings: Any, raw: dict[str, Any], expected: list[str]
+) -> None:
+    settings.DURABLE_TASKS = raw
+    assert _ids(check_settings) == expected
+
+
+# Tasks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the registry hold one durable task of these options."""
+
+    def hold(**options: Any) -> None:
+        wiring.load_tasks()
+        known = Registered(TaskOptions(name="shop.tasks.sell", **options), inspect.signature(hold), hold)
+        monkeypatch.setattr(registry, "_tasks", {"shop.tasks.sell": known})
+
+    return hold
+
+
+def test_a_lease_shorter_than_two_heartbeats_is_an_error(only_task: Callable[..., None]) -> None:
+    only_task(lease=29.0)
+    [message] = check_tasks()
+    assert "shop.tasks.sell" in message.msg
+    assert _ids(check_tasks) == ["E006"]
+    only_task(lease=30.0)
+    assert _ids(check_tasks) == []
+
+
+def test_an_atomic_body_on_a_file_is_a_warning(only_task: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    only_task(atomic=True)
+    monkeypatch.setattr(checks, "on_sqlite", lambda: True)
+    assert _ids(check_tasks) == ["W011"]
+    monkeypatch.setattr(checks, "on_sqlite", lambda: False)
+    assert _ids(check_tasks) == []
+
+
+def test_many_names_are_cut() -> None:
+    assert checks._listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+# Celery -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wired_celery_is_silent(only_task: Callable[..., None]) -> None:
+    only_task()
+    assert _ids(check_celery) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"accept_content": ["json", "pickle"]}, ["E008"]),
+        ({"accept_content": ["json", "application/x-yaml"]}, ["E008"]),
+        ({"task_serializer": "pickle"}, ["E008"]),
+        ({"result_serializer": "yaml"}, ["E008"]),
+        ({"accept_content": ["msgpack"]}, ["E009"]),
+        ({"accept_content": ["application/json"]}, []),
+        ({"broker_url": "filesystem://"}, ["E010"]),
+        ({"broker_url": "durable-filesystem://"}, []),
+        ({"broker_url": "redis://localhost/0"}, []),
+        ({"broker_url": "redis://localhost/0", "broker_transport_options": {"visibility_timeout": 59}}, ["W001"]),
+        ({"broker_url": "redis://localhost/0", "broker_transport_options": {"visibility_timeout": 60}}, []),
+        ({"task_always_eager": True}, ["W002"]),
+        ({"task_always_eager": True, "task_eager_propagates": True}, ["W002", "W003"]),
+        ({"task_eager_propagates": True}, []),
+        ({"worker_prefetch_multiplier": 4}, ["W005"]),
+        ({"task_acks_late": True}, ["W006"]),
+        ({"task_reject_on_worker_lost": True}, ["W007"]),
+    ],
+)
+def test_what_celery_was_told_is_checked(
+    only_task: Callable[..., None], told: dict[str, Any], expected: list[str]
+) -> None:
+    only_task()
+    with celery_told(**told):
+        assert _ids(check_celery) == expected
+
+
+@pytest.mark.parametrize("limits", [{"timeout": 10.0}, {"soft_timeout": 5.0}])
+def test_a_pool_that_cannot_interrupt_a_body_is_a_warning(
+    only_task: Callable[..., None], limits: dict[str, float]
+) -> None:
+    only_task(**limits)
+    assert _ids(check_celery) == []
+    for pool in ("threads", "solo", "gevent", "eventlet"):
+        with celery_told(worker_pool=pool):
+            assert _ids(check_celery) == ["W004"]
+    only_task()
+    with celery_told(worker_pool="threads"):
+        assert _ids(check_celery) == []
+
+
+def test_the_longest_lease_of_a_task_counts(only_task: Callable[..., None]) -> None:
+    only_task(lease=3_601.0)
+    with celery_told(broker_url="redis://localhost/0"):
+        assert _ids(check_celery) == ["W001"]
+
+
+def test_an_old_kombu_is_an_error(monkeypatch: pytest.MonkeyPatch, only_task: Callable[..., None]) -> None:
+    only_task()
+    assert _ids(check_celery) == []
+    monkeypatch.setattr(checks, "OLDEST_KOMBU", (99,))
+    assert _ids(check_celery) == ["E011"]
+
+
+# A project of its own ---------------------------------------------------------------------------------------------
+
+_SETTINGS = """
+SECRET_KEY = "only for tests"
+USE_TZ = True
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+INSTALLED_APPS = ["django_durable_tasks", *%r]
+"""
+_CELERY = """
+from celery import Celery
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+"""
+
+
+def _checked(folder: Path, settings: str = "", **files: str) -> str:
+    """Run Django's checks in a project made of these files, and return what they say."""
+    apps = ["shop"] if files else []
+    (folder / "shop_settings.py").write_text(_SETTINGS % apps + settings)
+    if files:
+        (folder / "shop").mkdir()
+        for name, text in files.items():
+            (folder / "shop" / f"{name}.py").write_text(text)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "CELERY_"))}
+    environment |= {"DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "django", "check"], cwd=folder, env=environment, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    said = answer.stdout + answer.stderr
+    assert "Traceback" not in said, said
+    return said
+
+
+WIRED = {"__init__": "from shop.celery import app as celery_app", "celery": _CELERY}
+
+
+def test_a_project_without_a_celery_application_is_told_how_to_make_one(tmp_path: Path) -> None:
+    said = _checked(tmp_path)
+    assert "durable_tasks.E007" in said
+    assert "app.autodiscover_tasks()" in said
+
+
+def test_an_application_that_only_the_first_thread_sees_is_none(tmp_path: Path) -> None:
+    early = "from celery import current_app; current_app.conf; " + WIRED["__init__"]
+    assert "durable_tasks.E007" in _checked(tmp_path, **{**WIRED, "__init__": early})
+
+
+def test_a_wired_project_is_silent(tmp_path: Path) -> None:
+    told = "CELERY_BROKER_URL = 'durable-filesystem://'\nCELERY_WORKER_PREFETCH_MULTIPLIER = 1\n"
+    assert "no issues" in _checked(tmp_path, told, **WIRED)
+
+
+def test_a_project_without_a_broker_is_warned(tmp_path: Path) -> None:
+    assert "durable_tasks.W009" in _checked(tmp_path, **WIRED)
+
+
+def test_a_module_of_tasks_that_cannot_be_imported_is_a_warning(tmp_path: Path) -> None:
+    said = _checked(tmp_path, **WIRED, tasks="raise LookupError('no such shop')")
+    assert "durable_tasks.W010" in said
+    assert "LookupError: no such shop" in said
+
+
+def test_the_modules_of_tasks_are_read_for_the_checks(tmp_path: Path) -> None:
+    tasks = "from django_durable_tasks import durable_task\n@durable_task(lease=5)\ndef sell(): ...\n"
+    said = _checked(tmp_path, **WIRED, tasks=tasks)
+    assert "durable_tasks.E006" in said
+    assert "shop.tasks.sell" in said
+
+
+# The whole --------------------------------------------------------------------------------------------------------
+
+
+def test_no_check_but_the_databases_own_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a check connected")
+
+    monkeypatch.setattr(connections["default"], "connect", refuse)
+    for check in (check_settings, check_tasks, check_celery):
+        check(databases=None)
+    assert checks.check_database(databases=None) == []
+
+
+def test_django_runs_all_of_them() -> None:
+    registered = {getattr(check, "__name__", "") for check in django_checks.registry.registry.get_checks()}
+    assert {"check_settings", "check_tasks", "check_celery", "check_database"} <= registered
+
+
+def test_every_finding_says_what_to_write() -> None:
+    for finding in FINDINGS.values():
+        assert len(finding.hint) > 10
+        assert finding.full_id == f"durable_tasks.{finding.id}"
+    assert list(FINDINGS) == sorted(FINDINGS)
+
+
+def test_every_finding_is_shown_to_fire() -> None:
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in SHOWN_IN)
+    missing = [finding.id for finding in FINDINGS.values() if not re.search(rf"[\".]{finding.id}\b", text)]
+    assert missing == []

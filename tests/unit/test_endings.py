@@ -1,0 +1,111 @@
+"""Where an ending takes a row: every kind of ending against every budget, and a cancel request."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.rules.endings import Budgets, Kind, Outcome, fingerprint, judge
+from django_durable_tasks.rules.states import TRANSITIONS, LogStatus, Status
+
+
+def _budgets(**given: Any) -> Budgets:
+    plain = {"failures": 0, "max_attempts": 3, "crashes": 0, "max_crashes": 3, "on_orphan": "RETRY"}
+    return Budgets(**{**plain, "cancel_requested": False, **given})
+
+
+budgets = st.builds(
+    Budgets,
+    failures=st.integers(0, 5),
+    max_attempts=st.integers(1, 5),
+    crashes=st.integers(0, 5),
+    max_crashes=st.integers(1, 5),
+    on_orphan=st.sampled_from(["RETRY", "DEAD_LETTER"]),
+    cancel_requested=st.booleans(),
+)
+outcomes = st.builds(Outcome, kind=st.sampled_from(Kind), retryable=st.booleans())
+
+TABLE = [
+    (Kind.SUCCEEDED, {}, {}, Status.SUCCESS, LogStatus.SUCCESS, ""),
+    (Kind.SUCCEEDED, {}, {"cancel_requested": True}, Status.SUCCESS, LogStatus.SUCCESS, ""),
+    (Kind.FAILED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
+    (Kind.FAILED, {}, {"failures": 1}, Status.PENDING, LogStatus.RETRY, ""),
+    (Kind.FAILED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
+    (Kind.FAILED, {}, {"max_attempts": 1}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
+    (Kind.FAILED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "GAVE_UP"),
+    (Kind.FAILED, {}, {"cancel_requested": True}, Status.CANCELLED, LogStatus.CANCELLED, "CANCELLED"),
+    (Kind.RETRY_ASKED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
+    (Kind.RETRY_ASKED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
+    (Kind.RETRY_ASKED, {}, {"cancel_requested": True}, Status.CANCELLED, LogStatus.CANCELLED, "CANCELLED"),
+    (Kind.REJECTED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "REJECTED"),
+    (Kind.REJECTED, {"retryable": True}, {}, Status.PENDING, LogStatus.RETRY, ""),
+    (Kind.IGNORED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "IGNORED"),
+    (Kind.REVOKED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "REVOKED"),
+    (Kind.CRASHED, {}, {}, Status.PENDING, LogStatus.LOST, ""),
+    (Kind.CRASHED, {}, {"crashes": 2}, Status.FAILED, LogStatus.LOST, "CRASHED"),
+    (Kind.CRASHED, {}, {"failures": 9}, Status.PENDING, LogStatus.LOST, ""),
+    (Kind.CRASHED, {}, {"on_orphan": "DEAD_LETTER"}, Status.FAILED, LogStatus.LOST, "ORPHANED"),
+    (Kind.CRASHED, {}, {"cancel_requested": True, "crashes": 2}, Status.CANCELLED, LogStatus.LOST, "CANCELLED"),
+]
+
+
+@pytest.mark.parametrize(("kind", "outcome", "row", "status", "log", "reason"), TABLE)
+def test_an_ending_takes_the_row_where_the_table_says(
+    kind: Kind, outcome: dict[str, Any], row: dict[str, Any], status: Status, log: LogStatus, reason: str
+) -> None:
+    verdict = judge(Outcome(kind=kind, **outcome), _budgets(**row))
+    assert (verdict.status, verdict.log, verdict.reason) == (status, log, reason)
+
+
+@given(outcomes, budgets)
+def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Budgets) -> None:
+    verdict = judge(outcome, row)
+    move = TRANSITIONS[verdict.transition]
+    assert Status.RUNNING in move.sources
+    assert verdict.status in move.targets
+
+
+@given(outcomes, budgets)
+def test_a_failure_and_a_crash_never_pay_from_the_same_budget(outcome: Outcome, row: Budgets) -> None:
+    verdict = judge(outcome, row)
+    assert verdict.failed + verdict.crashed <= 1
+    assert bool(verdict.crashed) == (outcome.kind is Kind.CRASHED)
+
+
+@given(outcomes, budgets)
+def test_a_row_that_gives_up_or_is_cancelled_says_why(outcome: Outcome, row: Budgets) -> None:
+    verdict = judge(outcome, row)
+    assert bool(verdict.reason) == (verdict.status in (Status.FAILED, Status.CANCELLED))
+
+
+@given(budgets)
+def test_as_many_failures_as_attempts_are_allowed_and_no_more(row: Budgets) -> None:
+    again = judge(Outcome(kind=Kind.FAILED), row).log == LogStatus.RETRY
+    assert again == (row.failures + 1 < row.max_attempts and not row.cancel_requested)
+
+
+def test_the_fingerprint_is_the_same_for_the_same_kind_of_error() -> None:
+    same = ["user 17 is gone", "user 4242 is gone", "user 17 is gone\nmore lines"]
+    assert len({fingerprint("job", "Gone", text) for text in same}) == 1
+    ids = (
+        ["at 0x7fAB", "at 0x00"],
+        [
+            "id 0191c2f0-1111-7222-8333-444455556666",
+            "id ffffffff-ffff-4fff-bfff-ffffffffffff",
+        ],
+    )
+    assert all(len({fingerprint("job", "Gone", text) for text in pair}) == 1 for pair in ids)
+
+
+def test_the_fingerprint_differs_by_task_type_and_text() -> None:
+    parts = itertools.product(("job", "other"), ("Gone", "Broken"), ("away", "lost"))
+    assert len({fingerprint(*part) for part in parts}) == 8
+
+
+@given(st.text(), st.text(), st.text(st.characters()))
+def test_a_fingerprint_is_sixteen_hex_digits_whatever_the_text(name: str, kind: str, text: str) -> None:
+    assert len(bytes.fromhex(fingerprint(name, kind, text))) == 8

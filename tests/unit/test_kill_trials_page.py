@@ -1,0 +1,16 @@
+"""The page of kill trials says what the ledger of figures says."""
+
+from tests.kill_trials.ledger import entries
+from tests.kill_trials.report import PAGE, page
+
+
+def test_the_page_is_written_from_the_ledger() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(entries()), "python -m tests.kill_trials.report"
+
+
+def test_no_trial_lost_doubled_or_forgot_a_task() -> None:
+    for trial in entries():
+        assert (trial["lost"], trial["left_running"], trial["accepted_twice"]) == (0, 0, 0), trial
+        assert trial["succeeded"] == trial["tasks"], trial
+        assert trial["fenced_endings"] > 0, trial
+    assert sum(trial["dropped_rings"] for trial in entries()) > 0

@@ -1,0 +1,90 @@
+"""Secrets under telling names are masked wherever people read, and texts fit every database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.conf import Settings
+from django_durable_tasks.rules.masking import MASK, masked, masked_text, shortened
+
+NAMES = Settings().SECRET_NAMES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password=hunter2",
+        "password: hunter2",
+        'password = "hunter2"',
+        "db_password='hunter2'",
+        '{"api_key": "hunter2"}',
+        "{'X-Api-Key': 'hunter2', 'b': 1}",
+        "Authorization: hunter2",
+        "https://host/?access_token=hunter2&page=2",
+        "call(token=hunter2)",
+        "IBAN: hunter2",
+        "client_secret_value=hunter2",
+        "PASSWORD=hunter2",
+    ],
+)
+def test_the_value_of_a_telling_name_is_masked(text: str) -> None:
+    assert "hunter2" not in masked_text(text, NAMES)
+    assert MASK in masked_text(text, NAMES)
+
+
+@pytest.mark.parametrize("text", ["", "user=bob", "the password was wrong", "KeyError: 'day'", "tokens are fine"])
+def test_other_text_is_left_alone(text: str) -> None:
+    assert masked_text(text, NAMES) == text
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
+def test_the_credentials_behind_a_scheme_are_masked_too(scheme: str) -> None:
+    assert "hunter2" not in masked_text(f"Authorization: {scheme} hunter2", NAMES)
+
+
+@pytest.mark.parametrize("word", ["a", "token", "secret-", "token =", "token="])
+def test_a_long_word_does_not_cost_its_square(word: str) -> None:
+    # With the square of its length this would take hours, in which no heartbeat passes: the search holds the GIL.
+    assert masked_text(f"{word * 200_000} password=hunter2", NAMES).endswith(f" password={MASK}")
+
+
+def test_values_are_masked_at_every_depth() -> None:
+    value = {"user": "bob", "auth": [{"password": "a"}, {"Token": {"deep": "b"}}], "note": "secret=c", "n": 1}
+    assert masked(value, NAMES) == {
+        "user": "bob",
+        "auth": [{"password": MASK}, {"Token": MASK}],
+        "note": f"secret={MASK}",
+        "n": 1,
+    }
+
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=10), lambda v: st.lists(v) | st.dictionaries(st.text(max_size=5), v)
+)
+
+
+@given(st.text(min_size=4).filter(lambda text: text not in MASK), json_values)
+def test_a_secret_never_survives_under_its_name(secret: str, value: Any) -> None:
+    assert masked({"card_number": [secret, value]}, NAMES) == {"card_number": MASK}
+
+
+@given(json_values)
+def test_masking_twice_changes_nothing_more(value: Any) -> None:
+    once = masked(value, NAMES)
+    assert masked(once, NAMES) == once
+
+
+@given(st.text(st.characters(), max_size=200), st.integers(min_value=16, max_value=300))
+def test_a_shortened_text_fits_and_is_fit_for_every_database(text: str, limit: int) -> None:
+    short = shortened(text, limit)
+    assert len(short.encode()) <= limit
+    assert "\x00" not in short
+
+
+def test_a_short_text_is_not_changed_and_a_long_one_says_that_it_was_cut() -> None:
+    assert shortened("brief", 100) == "brief"
+    assert shortened("x" * 101, 100).endswith("... [cut]")

@@ -1,0 +1,127 @@
+"""What is decided about fires that were missed: bounded work, however many they are, and nothing told twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.rules.agenda import Agenda, Planned, agenda
+from django_durable_tasks.rules.calendars import BusinessDays, Roll, SpecialDay
+from django_durable_tasks.rules.misfires import AT_ONCE, Policy, choose
+from django_durable_tasks.rules.recurring import CatchUp, CatchUpOrder
+from django_durable_tasks.rules.timetables.building import checked, timetable
+
+START = datetime(2026, 3, 2, 9, tzinfo=UTC)
+BEFORE = START - timedelta(microseconds=1)
+FRIDAYS = tuple(SpecialDay(date(2026, 1, 2) + timedelta(days=7 * week)) for week in range(300))
+CLOSED_ON_FRIDAYS = BusinessDays(name="four days", special=FRIDAYS)
+MILLION = 1_000_000
+TIMETABLES: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "interval": ([{"interval": 1.0}], 10 * MILLION),
+    "every minute": ([{"cron": "* * * * *"}], 600 * MILLION),
+    "every second": ([{"cron": "* * * * * *", "seconds": "FIRST"}], 10 * MILLION),
+    "a rule": ([{"rrule": "FREQ=MINUTELY"}], 600 * MILLION),
+    "two that fall together": ([{"interval": 60.0}, {"cron": "* * * * *"}], 600 * MILLION),
+    "two that do not": ([{"interval": 1.0}, {"interval": 0.7}], 10 * MILLION),
+}
+
+
+def _agenda(parts: list[dict[str, Any]], days: BusinessDays | None = None, roll: Roll = Roll.SKIP) -> Agenda:
+    times = timetable(checked(parts), zone="Europe/Berlin", anchor=START, days=days)
+    return agenda(times, zone="Europe/Berlin", days=days, roll=roll, start=START)
+
+
+def _calls(act: Callable[[], Any]) -> int:
+    """Count the calls of functions that an act makes: its work, whatever else the machine does."""
+    number = 0
+
+    def count(*_: Any) -> None:
+        nonlocal number
+        number += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return number
+
+
+@pytest.mark.parametrize("catch_up", CatchUp)
+@pytest.mark.parametrize(
+    ("days", "roll"), [(None, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.FOLLOWING)]
+)
+@pytest.mark.parametrize("kind", TIMETABLES)
+def test_ten_million_missed_fires_are_decided_by_bounded_work(
+    kind: str, days: BusinessDays | None, roll: Roll, catch_up: CatchUp
+) -> None:
+    parts, span = TIMETABLES[kind]
+    fires, now, policy = _agenda(parts, days, roll), START + timedelta(seconds=span), Policy(catch_up=catch_up)
+    # Five million calls are some seconds at the worst: two for each ten million fires would be four times that.
+    assert _calls(lambda: fires.closed(BEFORE, choose(fires, BEFORE, now, policy).through)) < 5 * MILLION
+    choice = choose(fires, BEFORE, now, policy)
+    assert choice.through == now
+    assert choice.following is not None
+    assert choice.following.at > now
+    assert len(choice.runs) <= policy.max_runs + AT_ONCE
+    assert 1 <= len(choice.missed) <= 2
+    if kind == "interval" and days is None:
+        assert sum(one.count for one in choice.missed) + len(choice.runs) == 10 * MILLION + 1
+
+
+@pytest.mark.parametrize("order", CatchUpOrder)
+@pytest.mark.parametrize("catch_up", CatchUp)
+@pytest.mark.parametrize("roll", [Roll.FOLLOWING, Roll.PRECEDING, Roll.MODIFIED_FOLLOWING])
+def test_with_rolls_too_every_fire_runs_or_is_told_and_none_both(
+    roll: Roll, catch_up: CatchUp, order: CatchUpOrder
+) -> None:
+    """Compared with the agenda walked one by one; two hours apart, over a weekend and a closed Friday."""
+    fires = _agenda([{"interval": 7_200.0}], CLOSED_ON_FRIDAYS, roll)
+    policy = Policy(catch_up=catch_up, grace=10_000, max_runs=7, order=order)
+    watermark = BEFORE
+    while watermark < START + timedelta(days=12):
+        now = watermark + timedelta(hours=31)
+        due, planned = list[Planned](), fires.next(watermark)
+        while planned is not None and planned.at <= now:
+            due.append(planned)
+            planned = fires.next(planned.at)
+        choice = choose(fires, watermark, now, policy)
+        runs = [chosen.planned for chosen in choice.runs]
+        assert len({run.nominal for run in runs}) == len(runs)
+        assert {run.nominal for run in runs} <= {run.nominal for run in due}
+        assert len(runs) + sum(one.count for one in choice.missed) == len(due)
+        assert all(one.first <= one.last for one in choice.missed)
+        assert choice.following == planned
+        watermark = choice.through
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """An agenda with a fault: after its fire comes the same fire."""
+
+    def next(self, after: datetime) -> Planned:
+        """Return always the same."""
+        return Planned(START, START)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not asked")
+
+
+def test_an_agenda_that_does_not_go_on_is_an_error_and_no_endless_loop() -> None:
+    stuck: Any = _Stuck()
+    with pytest.raises(AssertionError, match="after 2026-03-02T09:00:00"):
+        choose(stuck, BEFORE, START, Policy())
+
+
+def test_a_tick_that_comes_too_early_moves_nothing_back() -> None:
+    fires = _agenda([{"interval": 60.0}])
+    choice = choose(fires, START + timedelta(seconds=90), START, Policy())
+    assert (choice.runs, choice.missed, choice.through) == ((), (), START + timedelta(seconds=90))
+    assert choice.following is not None
+    assert choice.following.at == START + timedelta(seconds=120)

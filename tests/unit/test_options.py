@@ -1,0 +1,186 @@
+"""Options are checked once, at import or at the call: every refusal names the option, the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from django_durable_tasks import durable_task
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.rules.options import CallOptions, TaskOptions, call_options, task_options
+from django_durable_tasks.rules.retries import Backoff
+from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
+
+BAD = [
+    ("queue", "", "1 to 200 characters"),
+    ("queue", "a b", "1 to 200 characters"),
+    ("queue", "q" * 201, "1 to 200 characters"),
+    ("queue", 7, "1 to 200 characters"),
+    ("priority", -1, "from 0 to 9"),
+    ("priority", 10, "from 0 to 9"),
+    ("priority", 1.0, "from 0 to 9"),
+    ("priority", True, "from 0 to 9"),
+    ("max_attempts", 0, "from 1 to 1000"),
+    ("max_attempts", -1, "from 1 to 1000"),
+    ("max_attempts", 1_001, "from 1 to 1000"),
+    ("max_attempts", "3", "from 1 to 1000"),
+    ("max_crashes", 0, "from 1 to 1000"),
+    ("timeout", 0, "0.001 seconds or more"),
+    ("timeout", math.nan, "number of seconds or a timedelta"),
+    ("soft_timeout", -1, "0.001 seconds or more"),
+    ("lease", 2.9, "3 seconds or more"),
+    ("lease", 1e12, "hundred years or less"),
+    ("expected_duration", "1h", "number of seconds or a timedelta"),
+    ("expires_in", timedelta(0), "0.001 seconds or more"),
+    ("on_orphan", "FORGET", "one of RETRY, DEAD_LETTER"),
+]
+BAD_AT_IMPORT = [
+    ("backoff", "SOMETIMES", "FIXED, LINEAR, EXPONENTIAL"),
+    ("backoff", [], "at least one wait"),
+    ("backoff_base", -1, "0 seconds or more"),
+    ("backoff_max", math.inf, "hundred years or less"),
+    ("retry_for", "ValueError", "exception classes"),
+    ("give_up_on", [ValueError, 1], "exception classes"),
+    ("unique", 3, "template"),
+    ("unique_on_conflict", "IGNORE", "RETURN_EXISTING, RAISE, REPLACE"),
+    ("rate_limit", "10/m", "later release"),
+    ("max_concurrency", 1, "later release"),
+]
+BAD_AT_THE_CALL = [
+    ("key", "", "non-empty"),
+    ("key", "k" * 201, "201 characters, at most 200"),
+    ("key", "a\x00b", "printable"),
+    ("key", "a\nb", "printable"),
+    ("key", 5, "string"),
+    ("idempotency_key", "k" * 201, "201 characters, at most 200"),
+    ("idempotency_key", "\ud800", "printable"),
+    ("run_at", datetime(2026, 1, 1), "is naive"),  # noqa: DTZ001 - the point of the test
+    ("run_at", 60, "aware datetime"),
+    ("expires_at", "tomorrow", "aware datetime"),
+    ("task_id", "task-42", "key="),
+    ("on_upstream_failure", "SKIPP", "Did you mean 'SKIP'"),
+    ("rate_limit", "10/m", "later release"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "remedy"), BAD + BAD_AT_IMPORT)
+def test_a_bad_option_of_a_task_names_option_value_and_remedy(option: str, value: object, remedy: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        task_options("job", {option: value})
+    _names(str(refused.value), option, remedy)
+
+
+@pytest.mark.parametrize(("option", "value", "remedy"), BAD + BAD_AT_THE_CALL)
+def test_a_bad_option_of_a_call_names_option_value_and_remedy(option: str, value: object, remedy: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        call_options(CallOptions(), {option: value})
+    _names(str(refused.value), option, remedy)
+
+
+def _names(text: str, option: str, remedy: str) -> None:
+    assert text.startswith(option)
+    assert remedy in text
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    options = task_options("job", {})
+    assert (options.queue, options.priority, options.max_attempts, options.max_crashes) == (None, 0, 5, 3)
+    assert (options.retry.backoff, options.retry.base, options.retry.maximum) == (Backoff.EXPONENTIAL, 1, 3600)
+    assert options.retry.jitter
+    assert (options.timeout, options.soft_timeout, options.expires_in, options.unique) == (None,) * 4
+    assert (options.on_orphan, options.atomic) == (OnOrphan.RETRY, False)
+    assert options.unique_on_conflict == UniqueOnConflict.RETURN_EXISTING
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ü", "n" * 201, "a\nb"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidOption, match="name="):
+        task_options(name, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"timeout": 10, "soft_timeout": 10}, "soft_timeout=10: it must be less than timeout=10"),
+        ({"unique_for": 10}, "unique_for=10 needs unique="),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        task_options("job", given)
+
+
+def test_durations_may_be_timedeltas() -> None:
+    options = task_options("job", {"timeout": timedelta(minutes=2), "backoff_max": timedelta(hours=2)})
+    assert (options.timeout, options.retry.maximum) == (120, 7200)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("max_attemps", "max_attempts"), ("prioritty", "priority")])
+def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_right_one(wrong: str, right: str) -> None:
+    with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
+        cast("Any", durable_task)(**{wrong: 1})(lambda: None)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("runat", "run_at"), ("idempotence_key", "idempotency_key")])
+def test_an_unknown_option_of_a_call_is_refused_with_the_nearest_right_one(wrong: str, right: str) -> None:
+    with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
+        call_options(CallOptions(), {wrong: 1})
+
+
+def test_later_options_of_a_call_override_earlier_ones_and_none_takes_them_back() -> None:
+    first = call_options(CallOptions(), {"priority": 3, "key": "k"})
+    second = call_options(first, {"priority": None, "queue": "other"})
+    assert (second.priority, second.key, second.queue) == (None, "k", "other")
+    assert (first.priority, first.queue) == (3, None)
+
+
+def test_only_overridden_durations_are_kept_in_the_row() -> None:
+    options = call_options(CallOptions(), {"timeout": 5, "lease": timedelta(seconds=9), "priority": 2})
+    assert options.overrides() == {"timeout": 5, "lease": 9}
+
+
+def test_a_task_id_is_a_uuid_however_it_is_written() -> None:
+    task_id = uuid.uuid4()
+    for written in (task_id, str(task_id), task_id.hex):
+        assert call_options(CallOptions(), {"task_id": written}).task_id == task_id
+
+
+def test_a_call_takes_an_aware_datetime() -> None:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    assert call_options(CallOptions(), {"run_at": moment}).run_at == moment
+
+
+class _Temporary(Exception):
+    """Worth another try."""
+
+
+class _Gone(_Temporary):
+    """Not worth one."""
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "worth"),
+    [
+        ({}, ValueError(), True),
+        ({"retry_for": _Temporary}, _Temporary(), True),
+        ({"retry_for": [_Temporary]}, _Gone(), True),
+        ({"retry_for": (_Temporary,)}, ValueError(), False),
+        ({"give_up_on": (_Gone,)}, _Temporary(), True),
+        ({"give_up_on": (_Gone,)}, _Gone(), False),
+        ({"retry_for": (_Temporary,), "give_up_on": (_Gone,)}, _Gone(), False),
+    ],
+)
+def test_give_up_on_counts_before_retry_for(given: dict[str, Any], error: Exception, worth: bool) -> None:
+    options: TaskOptions = task_options("job", given)
+    assert options.retryable(error) is worth
+
+
+def test_an_async_body_is_refused() -> None:
+    async def body() -> None: ...
+
+    with pytest.raises(InvalidOption, match="is async"):
+        durable_task(body)

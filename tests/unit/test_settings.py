@@ -1,0 +1,84 @@
+"""settings.DURABLE_TASKS is read into one typed object; what cannot be used is refused by key, value and remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_durable_tasks import conf
+from django_durable_tasks.conf import InvalidSetting, Settings, read
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    settings = read({})
+    assert (settings.LEASE, settings.HEARTBEAT, settings.NODE_HEARTBEAT, settings.RING_AGAIN) == (60, 15, 5, 15)
+    assert (settings.POLL, settings.BATCH_SIZE, settings.DATABASE, settings.FAST_PATH) == (1, 500, "default", True)
+    assert (settings.PAYLOAD_MAX_BYTES, settings.RESULT_MAX_BYTES) == (65_536, 65_536)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("LEASE", 0),
+        ("LEASE", -1),
+        ("LEASE", "60"),
+        ("LEASE", None),
+        ("LEASE", True),
+        ("LEASE", float("nan")),
+        ("LEASE", float("inf")),
+        ("RING_AGAIN", timedelta(0)),
+        ("BATCH_SIZE", -1),
+        ("BATCH_SIZE", 0),
+        ("BATCH_SIZE", 1.5),
+        ("BATCH_SIZE", True),
+        ("PAYLOAD_MAX_BYTES", 262_145),
+        ("SECRET_NAMES", "("),
+        ("SECRET_NAMES", 5),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_key(key: str, value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=key):
+        read({key: value})
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_right_one() -> None:
+    with pytest.raises(InvalidSetting, match=r"no key 'HEARTBEET'\. Did you mean 'HEARTBEAT'"):
+        read({"HEARTBEET": 1})
+
+
+def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="at least 2 x HEARTBEAT"):
+        read({"LEASE": 20, "HEARTBEAT": 11})
+
+
+def test_durations_may_be_timedeltas_and_the_object_is_frozen() -> None:
+    settings = read({"LEASE": timedelta(minutes=2)})
+    assert settings.LEASE == 120
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.LEASE = 1  # type: ignore[misc]
+
+
+def test_every_setting_is_documented_where_it_is_declared() -> None:
+    assert all(spec.metadata["help"].strip() for spec in dataclasses.fields(Settings))
+
+
+def test_changed_settings_are_read_anew() -> None:
+    with override_settings(DURABLE_TASKS={"POLL": 7}):
+        assert conf.settings().POLL == 7
+    assert conf.settings().POLL == 1
+
+
+def test_retention_takes_periods_and_none_by_status() -> None:
+    with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": timedelta(hours=1), "FAILED": None}}):
+        kept = conf.retention()
+    assert (kept["SUCCESS"], kept["FAILED"], kept["EXPIRED"]) == (3600, None, 604_800)
+
+
+@pytest.mark.parametrize("given", [{"RUNNING": 1}, {"SUCCESS": -1}, {"SUCCESS": "week"}])
+def test_a_bad_retention_is_refused(given: dict[str, Any]) -> None:
+    with override_settings(DURABLE_TASKS={"RETENTION": given}), pytest.raises(InvalidSetting, match="RETENTION"):
+        conf.retention()

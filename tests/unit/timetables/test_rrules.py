@@ -1,0 +1,204 @@
+"""Recurrence rules give what dateutil gives, and an answer where dateutil would walk for ever."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise, takewhile
+
+import pytest
+from dateutil.rrule import rrulestr
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.rules.timetables.building import checked, timetable
+from django_durable_tasks.rules.timetables.values import Timetable
+
+START = datetime(2024, 1, 31, 9, 30, 15, tzinfo=UTC)
+HORIZON = timedelta(days=3000)
+DAILY_OR_LONGER = ["YEARLY", "MONTHLY", "WEEKLY", "DAILY"]
+_WEEKDAYS = ["MO", "TU", "WE", "TH", "FR", "SA", "SU"]
+
+
+def _several(values: st.SearchStrategy[int], most: int = 3) -> st.SearchStrategy[str]:
+    return st.lists(values, min_size=1, max_size=most, unique=True).map(lambda found: ",".join(map(str, found)))
+
+
+def _from_both_ends(most: int) -> st.SearchStrategy[int]:
+    return st.integers(1, most) | st.integers(-most, -1)
+
+
+_PLAIN_DAYS = st.lists(st.sampled_from(_WEEKDAYS), min_size=1, max_size=4, unique=True).map(",".join)
+_NTH_DAYS = st.lists(
+    st.builds("{}{}".format, _from_both_ends(5), st.sampled_from(_WEEKDAYS)), min_size=1, max_size=3, unique=True
+).map(",".join)
+_TIMES = {"BYHOUR": _several(st.integers(0, 23)), "BYMINUTE": _several(st.integers(0, 59)), "BYSECOND": st.just("0,30")}
+
+
+@st.composite
+def _rules(draw: st.DrawFn) -> str:
+    frequency = draw(st.sampled_from([*DAILY_OR_LONGER, "HOURLY", "MINUTELY", "SECONDLY"]))
+    most = {"YEARLY": 3, "MONTHLY": 14, "WEEKLY": 9}.get(frequency, 50_000 if frequency == "SECONDLY" else 400)
+    keys = {"INTERVAL": st.integers(1, most).map(str), "BYMONTH": _several(st.integers(1, 12)), **_TIMES}
+    keys["BYDAY"] = _PLAIN_DAYS | _NTH_DAYS if frequency in {"YEARLY", "MONTHLY"} else _PLAIN_DAYS
+    keys["BYMONTHDAY"] = _several(_from_both_ends(31))
+    if frequency == "YEARLY":
+        keys["BYYEARDAY"] = _several(_from_both_ends(366))
+        keys["BYWEEKNO"] = _several(st.integers(1, 53))
+        keys["WKST"] = st.sampled_from(_WEEKDAYS)
+    if frequency == "WEEKLY":
+        keys["WKST"] = st.sampled_from(_WEEKDAYS)
+    chosen = draw(st.sets(st.sampled_from(sorted(keys)), max_size=4))
+    days = {"BYMONTHDAY", "BYYEARDAY", "BYWEEKNO", "BYDAY"} & chosen
+    assume(len(days) < 2)
+    parts = [f"FREQ={frequency}", *(f"{key}={draw(keys[key])}" for key in sorted(chosen))]
+    if frequency in {"YEARLY", "MONTHLY", "DAILY"} and len(chosen) > 1 and draw(st.booleans()):
+        parts.append(f"BYSETPOS={draw(_several(_from_both_ends(4)))}")
+    assume("BYWEEKNO" not in chosen or ";BYDAY=+" not in ";".join(parts))
+    return ";".join(parts)
+
+
+def _built(text: str, start: datetime = START, zone: str = "UTC") -> Timetable:
+    return timetable(checked([{"rrule": text}], zone=zone, anchor=start), zone=zone, anchor=start)
+
+
+def _fires(parts: Timetable, number: int) -> list[datetime]:
+    found: list[datetime] = []
+    last = START - timedelta(days=1)
+    while len(found) < number and (fire := parts.next(last)) and fire.nominal < START + HORIZON:
+        last = fire.nominal
+        found.append(last)
+    return found
+
+
+def _second_opinion(text: str, number: int) -> list[datetime]:
+    rule = rrulestr(text, dtstart=START.replace(tzinfo=None))
+    moments = (moment.replace(tzinfo=UTC) for moment in rule)
+    return list(islice(takewhile(lambda moment: moment < START + HORIZON, moments), number))
+
+
+def _agree(text: str, number: int = 40) -> None:
+    parts = _built(text)
+    expected = _second_opinion(text, number)
+    assert _fires(parts, number) == expected
+    for before, after in pairwise(expected):
+        fire = parts.previous(after)
+        assert fire is not None
+        assert fire.nominal == before
+    if expected:
+        assert parts.count(START - timedelta(days=1), expected[-1]).number == len(expected)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(_rules())
+def test_a_rule_gives_what_dateutil_gives(text: str) -> None:
+    try:
+        first = _built(text).next(START - timedelta(days=1))
+    except InvalidSchedule as error:
+        assume("can never fire" not in str(error))
+        raise
+    assume(first is not None and first.nominal < START + HORIZON / 2)
+    _agree(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FREQ=MONTHLY;BYDAY=-1FR",
+        "FREQ=MONTHLY;BYMONTHDAY=31",
+        "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
+        "FREQ=YEARLY;BYMONTH=11;BYDAY=TU;BYMONTHDAY=2,3,4,5,6,7,8;INTERVAL=4",
+        "FREQ=YEARLY;BYWEEKNO=1,53;BYDAY=MO,SU",
+        "FREQ=YEARLY;BYYEARDAY=-1,366",
+        "FREQ=YEARLY;BYDAY=20MO,-3SU",
+        "FREQ=WEEKLY;INTERVAL=2;BYDAY=TU,SU;WKST=SU",
+        "FREQ=WEEKLY;INTERVAL=2;BYDAY=TU,SU;WKST=MO",
+        "FREQ=DAILY;INTERVAL=10;COUNT=5",
+        "FREQ=HOURLY;INTERVAL=3;UNTIL=20240203T000000",
+        "FREQ=MINUTELY;INTERVAL=90;COUNT=30",
+        "FREQ=SECONDLY;INTERVAL=4001",
+        "FREQ=DAILY;BYHOUR=9,17;BYMINUTE=0,30;BYSETPOS=1,-1",
+        "DTSTART:20250101T080000\nRRULE:FREQ=DAILY;COUNT=5\nRDATE:20250101T080000,20250110T060000\nEXDATE:20250103T080000",
+        "RRULE:FREQ=DAILY\nEXRULE:FREQ=WEEKLY;BYDAY=SA,SU",
+    ],
+)
+def test_rules_of_the_standard_give_what_dateutil_gives(text: str) -> None:
+    _agree(text, 60)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30",
+        "FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=30",
+        "FREQ=MINUTELY;INTERVAL=1440;BYHOUR=3",
+        "RRULE:FREQ=DAILY;COUNT=9\nEXRULE:FREQ=DAILY",
+        "FREQ=DAILY;UNTIL=20200101T000000",
+    ],
+)
+def test_a_rule_that_never_fires_is_refused_instead_of_walked(text: str) -> None:
+    with pytest.raises(InvalidSchedule, match="can never fire"):
+        checked([{"rrule": text}], anchor=START)
+    parts = timetable(checked([{"rrule": text}], anchor=START, allow_never=True), zone="UTC", anchor=START)
+    assert parts.next(START) is None
+    assert parts.previous(START + HORIZON) is None
+    assert parts.count(START, START + HORIZON).number == 0
+
+
+def test_a_rule_that_takes_out_all_it_gives_is_refused_instead_of_walked() -> None:
+    with pytest.raises(InvalidSchedule, match="10000 times in a row are taken out"):
+        checked([{"rrule": "RRULE:FREQ=SECONDLY\nEXRULE:FREQ=SECONDLY"}], anchor=START)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "give a text"),
+        ("FREQ=FORTNIGHTLY", "FREQ='FORTNIGHTLY'"),
+        ("BYDAY=MO", "FREQ among them"),
+        ("FREQ=DAILY;FREQ=DAILY", "each key once"),
+        ("FREQ=DAILY;BYEASTER=0", "BYEASTER"),
+        ("FREQ=DAILY;INTERVAL=0", "INTERVAL='0'"),
+        ("FREQ=DAILY;INTERVAL=-1", "INTERVAL='-1'"),
+        ("FREQ=DAILY;COUNT=99999", "COUNT='99999'"),
+        ("FREQ=DAILY;BYHOUR=24", "BYHOUR='24'"),
+        ("FREQ=DAILY;BYMONTHDAY=0", "BYMONTHDAY='0'"),
+        ("FREQ=DAILY;BYDAY=XX", "BYDAY='XX'"),
+        ("FREQ=DAILY;BYDAY=2MO", "needs FREQ=MONTHLY or YEARLY"),
+        ("FREQ=HOURLY;BYSETPOS=1", "BYSETPOS needs FREQ=DAILY"),
+        ("FREQ=MONTHLY;BYWEEKNO=1", "BYWEEKNO needs FREQ=YEARLY"),
+        ("FREQ=DAILY;COUNT=1;UNTIL=20300101T000000", "exclude each other"),
+        ("FREQ=DAILY;UNTIL=20260230T000000", "there is no such time"),
+        ("FREQ=DAILY;UNTIL=soon", "UNTIL='SOON'"),
+        ("RDATE:20260101T000000,x", "write it as"),
+        ("VEVENT:1", "a line begins with"),
+        ("EXDATE:20260101T000000", "no line says when"),
+        ("DTSTART:20260101T000000Z\nFREQ=DAILY", "leave the Z out"),
+        ("DTSTART;TZID=America/New_York:20260101T000000\nFREQ=DAILY", "does not fit timezone='Europe/Berlin'"),
+        ("FREQ=DAILY;BYHOUR=" + ",".join(["1"] * 5_000), "values are read"),
+        ("x" * 25_000, "characters"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_key_and_value(text: str, why: str) -> None:
+    with pytest.raises(InvalidSchedule, match=why):
+        checked([{"rrule": text}], zone="Europe/Berlin", anchor=START)
+
+
+def test_times_are_wall_times_of_the_zone_and_keep_through_the_changes_of_its_clock() -> None:
+    parts = _built("FREQ=WEEKLY;BYDAY=FR;BYHOUR=9;BYMINUTE=0;BYSECOND=0", zone="Europe/Berlin")
+    assert [fire.hour for fire in _fires(parts, 10)] == [8] * 8 + [8, 7]
+
+
+def test_a_start_in_the_text_counts_and_its_zone_may_be_named() -> None:
+    text = "DTSTART;TZID=Europe/Berlin:20260708T120000\nRRULE:FREQ=YEARLY;COUNT=1"
+    assert _fires(_built(text, zone="Europe/Berlin"), 5) == [datetime(2026, 7, 8, 10, tzinfo=UTC)]
+
+
+def test_an_end_in_utc_is_turned_into_the_wall_time_of_the_zone() -> None:
+    text = "DTSTART:20260701T120000\nRRULE:FREQ=DAILY;UNTIL=20260703T100000Z"
+    assert len(_fires(_built(text, zone="Europe/Berlin"), 9)) == 3
+
+
+def test_days_of_every_kind_may_stand_together_in_byday() -> None:
+    parts = _built("FREQ=MONTHLY;BYDAY=MO,2TU;BYMONTH=9;BYHOUR=0")
+    assert [fire.day for fire in _fires(parts, 6)] == [2, 9, 10, 16, 23, 30]

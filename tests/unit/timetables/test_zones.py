@@ -1,0 +1,83 @@
+"""Zones come by name from the tzdata package, and what is no zone is refused with the nearest right name."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+import pytz
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.rules.timetables.building import checked, timetable
+from django_durable_tasks.rules.timetables.zones import tzdata_version, zone, zone_name, zone_names
+
+
+@pytest.mark.parametrize(
+    "name", ["right/UTC", "posix/Europe/Berlin", "localtime", "Factory", "Mars/Olympus", "", "x" * 5_000]
+)
+def test_what_is_no_zone_is_refused_everywhere(name: str) -> None:
+    with pytest.raises(InvalidSchedule, match="timezone="):
+        zone(name)
+    with pytest.raises(InvalidSchedule, match="timezone="):
+        checked([{"interval": 60}], zone=name)
+    with pytest.raises(InvalidSchedule, match="timezone="):
+        timetable([{"interval": 60.0}], zone=name, anchor=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("Europe/Berln", "Europe/Berlin"), ("america/new_york", "America/New_York"), ("UCT0", "UCT")]
+)
+def test_the_nearest_names_are_suggested(name: str, near: str) -> None:
+    with pytest.raises(InvalidSchedule, match=f"did you mean .*{re.escape(near)}"):
+        zone(name)
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/localtime", "Europe", "tzdata.zi", None, 5])
+def test_a_path_or_a_thing_is_no_zone(path: object) -> None:
+    with pytest.raises(InvalidSchedule, match="timezone="):
+        zone_name(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (pytz.timezone("Asia/Tokyo"), "Asia/Tokyo"),
+        (pytz.utc, "UTC"),
+        (ZoneInfo("Europe/Paris"), "Europe/Paris"),
+        (UTC, "UTC"),
+        ("Africa/Cairo", "Africa/Cairo"),
+    ],
+)
+def test_zones_of_other_libraries_are_taken_by_their_name(value: object, name: str) -> None:
+    assert zone_name(value) == name
+    assert zone(zone_name(value)).key == name
+
+
+def test_every_name_loads_from_the_package_and_once() -> None:
+    assert len(zone_names()) > 500
+    for name in zone_names():
+        assert zone(name) is zone(name)
+        assert zone(name).key == name
+
+
+def test_the_tables_of_the_system_are_not_read(tmp_path: Path) -> None:
+    wrong = tmp_path / "Europe" / "Berlin"
+    wrong.parent.mkdir()
+    wrong.write_bytes(resources.files("tzdata.zoneinfo").joinpath("Asia", "Tokyo").read_bytes())
+    summer = datetime(2026, 7, 1, tzinfo=UTC)
+    zoneinfo.reset_tzpath(to=[tmp_path])
+    try:
+        zone.cache_clear()
+        assert summer.astimezone(ZoneInfo.no_cache("Europe/Berlin")).hour == 9
+        assert summer.astimezone(zone("Europe/Berlin")).hour == 2
+    finally:
+        zoneinfo.reset_tzpath()
+
+
+def test_the_release_of_the_tables_is_told() -> None:
+    assert re.fullmatch(r"20\d\d[a-z]+", tzdata_version())

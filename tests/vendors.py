@@ -1,0 +1,74 @@
+"""What Django and Celery must be told to use each database and broker of the test matrix."""
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+
+from tests.addresses import DEFAULTS
+from tests.servers import variable_of
+
+DATABASES = ("postgresql", "mariadb", "sqlite")
+BROKERS = ("rabbitmq", "redis", "filesystem")
+REDIS_DATABASE = 11
+
+
+def address(name: str) -> str:
+    """Give the address of a server: from its environment variable, else the one it has by default."""
+    return os.environ.get(variable_of(name)) or DEFAULTS[name]
+
+
+def database_settings(vendor: str, name: str, folder: Path) -> dict[str, Any]:
+    """Make an entry of DATABASES whose real and test names are one, so that started processes share it."""
+    if vendor == "sqlite":
+        return _sqlite(folder / f"{name}.sqlite3")
+    parts = urlsplit(address(vendor))
+    entry: dict[str, Any] = {
+        "NAME": name,
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parts.hostname,
+        "PORT": parts.port,
+        "TEST": {"NAME": name},
+    }
+    return entry | {"postgresql": _postgresql, "mariadb": _mariadb}[vendor]()
+
+
+def broker_settings(broker: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Give the broker's address and its transport options."""
+    if broker == "filesystem":
+        return "durable-filesystem://", {"data_folder": str(folder / "messages")}
+    if broker == "memory":
+        return "memory://", {"polling_interval": 0.01}
+    if broker == "redis" and not urlsplit(address("redis")).path.strip("/"):
+        return f"{address('redis').rstrip('/')}/{REDIS_DATABASE}", {}
+    return address(broker), {}
+
+
+def _postgresql() -> dict[str, Any]:
+    return {"ENGINE": "django.db.backends.postgresql"}
+
+
+def _mariadb() -> dict[str, Any]:
+    """Let PyMySQL stand for mysqlclient, which is compiled on installation; Django asks for its version."""
+    pymysql.version_info = (2, 2, 7, "final", 0)
+    pymysql.install_as_MySQLdb()
+    return {
+        "ENGINE": "django.db.backends.mysql",
+        "OPTIONS": {"isolation_level": "read committed", "charset": "utf8mb4"},
+    }
+
+
+def _sqlite(path: Path) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(path),
+        "OPTIONS": {
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL",
+        },
+        "TEST": {"NAME": str(path)},
+    }
