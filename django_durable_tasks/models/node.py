@@ -51,6 +51,17 @@ class Node(models.Model):
     last_seen_at = models.DateTimeField(_("last seen at"))
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     declared_dead = models.BooleanField(_("declared dead"), default=False)
+    # What follows has defaults in the database, so that nodes of the release before can go on writing their rows.
+    region = models.CharField(_("region"), max_length=50, db_default="", blank=True)
+    shards = models.JSONField(_("shards"), null=True, blank=True, help_text=_("Empty: not told."))
+    versions = models.JSONField(_("versions"), null=True, blank=True)
+    active = models.JSONField(_("running tasks"), null=True, blank=True, help_text=_("Number, and up to 20 ids."))
+    last_scan_at = models.DateTimeField(_("last scan at"), null=True, blank=True)
+    last_start_at = models.DateTimeField(_("last start at"), null=True, blank=True)
+    skew = models.FloatField(
+        _("skew"), null=True, blank=True, help_text=_("Seconds by which the host's clock is ahead of the database's.")
+    )
+    draining = models.BooleanField(_("draining"), db_default=False)
 
     objects = NodeQuerySet.as_manager()
 
