@@ -11,7 +11,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Calendar, OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.calendars import SpecialDay
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.recurring.schedules import START, a_schedule, at, born, fire
+from tests.database.recurring.schedules import DAILY, START, a_schedule, at, born, fire, tomorrow
 
 OPERATORS = 4
 
@@ -68,13 +68,12 @@ def test_a_fire_that_is_skipped_while_a_leader_comes_to_it_runs_or_is_told_as_sk
 
 
 def test_words_about_several_fires_at_once_all_count() -> None:
-    row = a_schedule(cron="0 9 * * *")
+    row = a_schedule(cron=DAILY)
     RecurringTask.objects.update(watermark_at=database_now())
-    nine = (database_now() + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
-    days = [nine + timedelta(days=number) for number in range(OPERATORS)]
+    days = [tomorrow(days=number) for number in range(OPERATORS)]
     assert all(no_errors(race([partial(_skip, row, day) for day in days])))
     row.refresh_from_db()
-    assert row.next_run_at == nine + timedelta(days=OPERATORS)
+    assert row.next_run_at == tomorrow(days=OPERATORS)
 
 
 def test_a_calendar_that_changes_under_leaders_leaves_each_schedule_at_its_next_open_day() -> None:

@@ -15,7 +15,7 @@ from django_durable_tasks.lifecycle import calendars
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
 from tests.database.durable_command import durable, told
-from tests.database.recurring.schedules import START, a_schedule, at, born, fire
+from tests.database.recurring.schedules import DAILY, START, a_schedule, at, born, fire, tomorrow
 
 pytestmark = pytest.mark.django_db
 
@@ -25,14 +25,9 @@ def iso(instant: datetime) -> str:
     return instant.isoformat()
 
 
-def tomorrow() -> datetime:
-    """Return 09:00 UTC of the next day."""
-    return database_now().replace(hour=9, minute=0, second=0, microsecond=0) + timedelta(days=1)
-
-
 def a_daily_schedule() -> RecurringTask:
-    """Declare a schedule of 09:00 UTC each day, accounted for up to now."""
-    row = a_schedule(cron="0 9 * * *")
+    """Declare a schedule that fires once a day, accounted for up to now."""
+    row = a_schedule(cron=DAILY)
     RecurringTask.objects.update(watermark_at=database_now(), next_run_at=tomorrow())
     return row
 

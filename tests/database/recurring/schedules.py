@@ -11,11 +11,20 @@ from tests.project import tasks
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 """A Monday."""
+TOMORROW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=12)
+"""A full hour between which and now no other one of its kind lies, at whatever time of day the tests run."""
+DAILY = f"0 {TOMORROW.hour} * * *"
+"""Fires at that hour of each day."""
 
 
 def at(seconds: float = 0, **more: float) -> datetime:
     """Return an instant after START."""
     return START + timedelta(seconds=seconds, **more)
+
+
+def tomorrow(**more: float) -> datetime:
+    """Return the next fire of DAILY, and so much later."""
+    return TOMORROW + timedelta(**more)
 
 
 def a_schedule(name: str = "nightly", *, task: Any = tasks.noop, **given: Any) -> RecurringTask:

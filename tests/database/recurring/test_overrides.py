@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,22 +9,14 @@ import pytest
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, TransitionRefused
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
-from tests.database.recurring.schedules import START, a_schedule, born, fire, told
+from tests.database.recurring.schedules import DAILY, START, a_schedule, born, fire, told, tomorrow
 
 pytestmark = pytest.mark.django_db
 
-DAY = timedelta(days=1)
-
-
-def tomorrow(**more: float) -> datetime:
-    """Return 09:00 UTC of the next day, and so much later."""
-    nine = database_now().replace(hour=9, minute=0, second=0, microsecond=0)
-    return nine + DAY + timedelta(**more)
-
 
 def a_daily_schedule(**given: Any) -> RecurringTask:
-    """Declare a schedule that fires at 09:00 UTC each day, accounted for up to now."""
-    row = a_schedule(cron="0 9 * * *", overlap="ALLOW", **given)
+    """Declare a schedule that fires once a day, accounted for up to now."""
+    row = a_schedule(cron=DAILY, overlap="ALLOW", **given)
     RecurringTask.objects.update(watermark_at=database_now(), next_run_at=tomorrow())
     row.refresh_from_db()
     return row
