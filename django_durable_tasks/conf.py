@@ -59,6 +59,14 @@ class Settings:
     QUEUE_WINDOW: int | None = _count(
         None, "How many published rows may wait per queue. None: 2 x slots + two seconds' starts, 1,000 with no worker."
     )
+    LIMITS: Mapping[str, Mapping[str, Any]] | None = _value(
+        None,
+        "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10}, 'tenant:7': ...}; "
+        "scopes are global, queue:<name>, task:<name>, tenant:<id> and key:<text>.",
+    )
+    AGEING: float | None = _duration(
+        None, "A due row becomes more urgent by one priority each time it waited for so long. None: never."
+    )
     PAYLOAD_MAX_BYTES: int = _count(65_536, "The largest arguments, as JSON in bytes; at most 262,144.")
     RESULT_MAX_BYTES: int = _count(65_536, "The largest result, as JSON in bytes.")
     ERROR_MAX_BYTES: int = _count(16_384, "Error texts and tracebacks are cut to so many bytes.")
@@ -150,6 +158,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
     _check_schedules(found.SCHEDULES)
     _check_audit(found.AUDIT)
+    _check_limits(found.LIMITS)
     if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
         raise InvalidSetting(f"DURABLE_TASKS['CARRY'] is {found.CARRY!r}: give a list of names of Celery tasks.")
     return found
@@ -166,6 +175,11 @@ def _check_schedules(schedules: object) -> None:
                 f"DURABLE_TASKS['SCHEDULES'][{name!r}] is {schedule!r}: give a mapping whose 'task' is the registered "
                 "name of a durable task."
             )
+
+
+def _check_limits(limits: object) -> None:
+    if limits is not None and not isinstance(limits, Mapping):
+        raise InvalidSetting(f"DURABLE_TASKS['LIMITS'] is {limits!r}: give a mapping of scopes to limits.")
 
 
 def _check_audit(audit: object) -> None:

@@ -13,7 +13,7 @@ from django.db.models import Min
 from django.utils.dateparse import parse_datetime
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import slots, transitions
+from django_durable_tasks.lifecycle import allowances, parking, slots, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.statements import statement
 from django_durable_tasks.models.task import TaskQuerySet, new_task_id
@@ -22,6 +22,9 @@ from django_durable_tasks.ports import Ring
 _PRIORITY, _RUN_AT, _EXPIRES_AT = (
     transitions.RING_COLUMNS.index(name) for name in ("priority", "run_at", "expires_at")
 )
+
+_PASSES = 4
+_AHEAD = 2_000
 
 
 def heads() -> dict[str, datetime]:
@@ -42,11 +45,35 @@ def _instant(value: Any) -> datetime:
 
 
 def claim(queue: str, now: datetime, limit: int, node: uuid.UUID) -> list[Ring]:
-    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order."""
+    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order.
+
+    What a limit refuses is parked in the same transaction, and of those that it hid others are claimed.
+    """
+    book = allowances.book()
+    rows = _claimed(queue, now, limit, node) if book.empty else _admitted(queue, now, limit, node, book)
+    return rings_of(slots.kept(rows))
+
+
+def _claimed(queue: str, now: datetime, limit: int, node: uuid.UUID) -> list[Sequence[Any]]:
     rows = transitions.claim(queue, now, limit, node, conf.settings().RING_AGAIN)
     # No database promises the order in which an UPDATE returns its rows.
-    ordered = sorted(_in_time(rows, now), key=lambda row: (-row[_PRIORITY], row[_RUN_AT]))
-    return rings_of(slots.kept(ordered))
+    return sorted(_in_time(rows, now), key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
+
+
+def _admitted(queue: str, now: datetime, limit: int, node: uuid.UUID, book: allowances.Book) -> list[Sequence[Any]]:
+    found: list[Sequence[Any]] = []
+    with transitions.atomic():
+        gate = parking.Gate(queue, book)
+        for _ in range(_PASSES):
+            free = gate.free(limit - len(found))
+            rows = _claimed(queue, now, free, node) if free else []
+            fit = gate.let_in(rows)
+            found += fit
+            if len(fit) == len(rows):
+                break
+            gate.clear_head(now, _AHEAD)
+        gate.close()
+    return found
 
 
 def _in_time(rows: Sequence[Sequence[Any]], now: datetime) -> list[Sequence[Any]]:

@@ -45,7 +45,7 @@ class Spread:
 def spread(limit: int) -> Spread:
     """Tell one batch of endings to their dependents; the caller rings what was released. Call until nothing is left."""
     notes = list(edges.endings().untold().values_list("pk", flat=True)[:limit])
-    return _spread_met(notes, ()) if notes else Spread()
+    return _spread_met(notes, (), ()) if notes else Spread()
 
 
 def spread_of(task_id: uuid.UUID) -> Spread:
@@ -55,10 +55,14 @@ def spread_of(task_id: uuid.UUID) -> Spread:
         return _spread_of(task_id)
     if not below or len(below) > SMALL or any(wants > FEW for wants, *_ in below):
         return Spread()
-    queues = [queue for wants, queue, due, _ in below if wants == 1 and due]
+    ready = [(name, queue, tenant) for wants, queue, due, _, name, tenant in below if wants == 1 and due]
     settings = conf.settings()
-    may_ring = settings.FAST_PATH and len(queues) <= settings.FAST_PATH_MAX and ports.broker_open()
-    return _spread_met(below[0][3], {queue for queue in queues if limits.fast_path_open(queue)} if may_ring else ())
+    may_ring = settings.FAST_PATH and len(ready) <= settings.FAST_PATH_MAX and ports.broker_open()
+    queues = (
+        {queue for name, queue, tenant in ready if limits.fast_path_open(name, queue, tenant)} if may_ring else set()
+    )
+    limited = {name for _, queue, _, _, name, tenant in below if limits.can_bind(name, queue, tenant)}
+    return _spread_met(below[0][3], queues, limited)
 
 
 def _spread_of(task_id: uuid.UUID) -> Spread:
@@ -72,9 +76,12 @@ def _spread_of(task_id: uuid.UUID) -> Spread:
     return _spread(edges.endings().untold().filter(pk__in=mine), len(mine))
 
 
-def _spread_met(notes: Sequence[int], queues: Iterable[str]) -> Spread:
-    """Tell these by one statement where there is one, and what it leaves by the other hand."""
-    done = transitions.release_met(notes, _EDGES, list(queues), conf.settings().RING_AGAIN)
+def _spread_met(notes: Sequence[int], queues: Iterable[str], limited: Iterable[str]) -> Spread:
+    """Tell these by one statement where there is one, and what it leaves by the other hand.
+
+    What may be rung at once: tasks of these queues, but those of the ``limited`` names.
+    """
+    done = transitions.release_met(notes, _EDGES, list(queues), list(limited), conf.settings().RING_AGAIN)
     if done is None:
         return _spread(edges.endings().untold().filter(pk__in=list(notes)), len(notes))
     found = Spread(notes=done.notes, moved=done.moved, rings=rings_of(done.rung))
@@ -236,7 +243,7 @@ def release(rows: Sequence[Task]) -> list[Ring]:
 
 def _may_be_rung(row: Task, now: datetime) -> bool:
     in_time = row.run_at <= now and row.expires_at is None and row.slot is None
-    return in_time and ports.broker_open() and limits.fast_path_open(row.queue)
+    return in_time and ports.broker_open() and limits.fast_path_open(row.name, row.queue, row.tenant_id)
 
 
 def _fail(rows: Sequence[Task], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]) -> None:

@@ -1,7 +1,8 @@
-"""The rows that must always stand: the default tenant and the leader's lease, also after a flush."""
+"""The rows that must always stand: the default tenant, the leader's lease, the lock of limits, also after a flush."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,8 @@ def write_first_rows(*, using: str, apps: Any = installed, **_: Any) -> None:
     if using != conf.settings().DATABASE or not router.allow_migrate_model(using, tenants):
         return
     leases.objects.using(using).get_or_create(name="leader", defaults={"expires_at": _LONG_OVER})
+    with suppress(LookupError):  # after a migration back to where there were no limits
+        apps.get_model("django_durable_tasks", "LimitBucket").objects.using(using).get_or_create(scope="")
     if tenants.objects.using(using).get_or_create(id=1, defaults={"slug": "default", "name": "Default"})[1]:
         with connections[using].cursor() as cursor:
             for reset in connections[using].ops.sequence_reset_sql(no_style(), [tenants]):

@@ -1,4 +1,4 @@
-"""What holds work back: paused queues, and the window of published rows per queue.
+"""What holds work back before the claim: paused queues, the window of published rows per queue, limits that can apply.
 
 The fast path asks a picture of the queues that is at most a second old and is painted on a connection of our own, so
 that ``.delay()`` adds no statement to the caller's transaction.
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from django.core import mail
@@ -18,11 +18,12 @@ from django.db import Error
 from django.db.models import Count
 
 from django_durable_tasks import conf
+from django_durable_tasks.lifecycle import allowances
 from django_durable_tasks.lifecycle.connections import close_all, own
 from django_durable_tasks.lifecycle.transitions import database, tasks
 from django_durable_tasks.models import Node, QueueControl
+from django_durable_tasks.rules.limits import share_of
 
-_FRESH = 1.0
 _UNKNOWN_WORKERS_WINDOW = 1_000
 _SMALLEST_WINDOW = 200
 
@@ -34,6 +35,7 @@ class Picture:
     paused: frozenset[str] = frozenset()
     queued: Counter[str] = field(default_factory=Counter)
     slots: Counter[str] = field(default_factory=Counter)
+    of_tenants: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def window(self, queue: str, starts_per_second: float = 0.0) -> int:
         """Return how many rows may wait published: 2 x slots and two seconds' starts, 1,000 with no worker known."""
@@ -50,13 +52,33 @@ class Picture:
             return 0
         return max(0, self.window(queue, starts_per_second) - self.queued[queue])
 
+    def share(self, queue: str, tenant_id: int) -> int:
+        """Return how many more rows of this tenant its fair share of the queue holds."""
+        tenants = {tenant for name, tenant in self.of_tenants if name == queue} | {tenant_id}
+        return share_of(self.window(queue), len(tenants)) - self.of_tenants[queue, tenant_id]
+
 
 def picture() -> Picture:
     """Look at the queues: three statements, whatever the number of rows that wait."""
+    global _window_of
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False).values_list("name", flat=True)
-    waiting = tasks().queued().order_by().values_list("queue").annotate(number=Count("pk"))
+    waiting = tasks().queued().order_by().values_list("queue", "tenant_id").annotate(number=Count("pk"))
     workers = Node.objects.using(database()).alive().workers().values_list("queues", "slots")
-    return Picture(frozenset(paused), Counter(dict(waiting)), _slots(workers))
+    of_tenants = Counter({(queue, tenant): number for queue, tenant, number in waiting})
+    queued = Counter[str]()
+    for (queue, _), number in of_tenants.items():
+        queued[queue] += number
+    found = Picture(frozenset(paused), queued, _slots(workers), of_tenants)
+    _window_of = found.window
+    return found
+
+
+_window_of: Callable[[str], int] = Picture().window
+
+
+def window_of(queue: str) -> int:
+    """Return how many rows of a queue may wait published, by the last picture of this process."""
+    return _window_of(queue)
 
 
 def _slots(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
@@ -74,29 +96,40 @@ class _Recent:
         self.lock = threading.Lock()
         self.painted_at = float("-inf")
         self.picture: Picture | None = None
+        self.book = allowances.Book()
         self.rung: Counter[str] = Counter()
+        self.rung_of: Counter[tuple[str, int]] = Counter()
 
-    def take_place(self, queue: str) -> bool:
-        if time.monotonic() - self.painted_at > _FRESH and self.lock.acquire(blocking=False):
+    def look(self) -> None:
+        if time.monotonic() - self.painted_at > allowances.FRESH and self.lock.acquire(blocking=False):
             try:
                 self._paint()
             finally:
                 self.lock.release()
-        if self.picture is None or self.picture.room(queue) <= self.rung[queue]:
+
+    def take_place(self, name: str, queue: str, tenant_id: int) -> bool:
+        self.look()
+        if self.picture is None or self.book.binds(name, queue, tenant_id):
+            return False
+        if self.picture.room(queue) <= self.rung[queue]:
+            return False
+        if self.book.tenants and self.picture.share(queue, tenant_id) <= self.rung_of[queue, tenant_id]:
             return False
         self.rung[queue] += 1
+        self.rung_of[queue, tenant_id] += 1
         return True
 
     def _paint(self) -> None:
         try:
             with own():
-                self.picture = picture()
+                self.book, self.picture = allowances.read(), picture()
         except Error:
             self.picture = None
         if hasattr(mail, "outbox"):
             # Django's test runner drops its database at the end, which PostgreSQL refuses while we are connected.
             close_all()
         self.rung.clear()
+        self.rung_of.clear()
         self.painted_at = time.monotonic()
 
 
@@ -104,14 +137,23 @@ _recent = _Recent()
 
 
 def forget_picture() -> None:
-    """Forget the last picture; the next fast path paints a new one."""
-    global _recent
-    _recent = _Recent()
+    """Forget the last picture and what was read of limits; the next fast path looks anew."""
+    global _recent, _window_of
+    _recent, _window_of = _Recent(), Picture().window
+    allowances.forget()
 
 
 os.register_at_fork(after_in_child=forget_picture)
 
 
-def fast_path_open(queue: str) -> bool:
-    """Return whether a task born now may be published at once, and count it; False while the queues are unknown."""
-    return _recent.take_place(queue)
+def fast_path_open(name: str, queue: str, tenant_id: int) -> bool:
+    """Return whether a task of this name may be published at once, without a claim, and count it.
+
+    False where any limit can apply to it, for only a claim decides of those, and while the queues are unknown.
+    """
+    return _recent.take_place(name, queue, tenant_id)
+
+
+def can_bind(name: str, queue: str, tenant_id: int) -> bool:
+    """Return whether a limit can apply to a task of this name, as the last look said."""
+    return _recent.book.binds(name, queue, tenant_id)

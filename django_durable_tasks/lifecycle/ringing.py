@@ -50,7 +50,7 @@ def may_be_rung(values: Mapping[str, Any]) -> bool:
         return False
     if connection.run_on_commit and _rung_so_far() >= settings.FAST_PATH_MAX:
         return False
-    return ports.broker_open() and limits.fast_path_open(values["queue"])
+    return ports.broker_open() and limits.fast_path_open(values["name"], values["queue"], values["tenant_id"])
 
 
 def ring_after_commit(rings: Sequence[Ring]) -> None:

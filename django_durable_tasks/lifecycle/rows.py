@@ -42,11 +42,11 @@ def records_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {"rows": recordset(rows)}
 
 
-_OWN = frozenset({"id", "args", "kwargs", "shard_key"})
+_OWN = frozenset({"id", "args", "kwargs", "shard_key", "limit_key"})
 
 
 def alike(rows: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the rows differ only in id, arguments and shard: those of one call of ``schedule_many``."""
+    """Return whether the rows differ in what ``_OWN`` names only: those of one call of ``schedule_many``."""
     if rows and not {"recurring_task_id", "workflow_id"}.isdisjoint(rows[0]):
         return False
     first = {name: value for name, value in rows[0].items() if name not in _OWN} if rows else {}
@@ -56,6 +56,10 @@ def alike(rows: Sequence[dict[str, Any]]) -> bool:
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the rows as columns, for one INSERT."""
     return {
-        **rows[0], "ids": [row["id"] for row in rows], "argses": [row["args"] for row in rows],
-        "kwargses": [row["kwargs"] for row in rows], "shards": [row["shard_key"] for row in rows],
-    }  # fmt: skip
+        **rows[0],
+        "ids": [row["id"] for row in rows],
+        "argses": [row["args"] for row in rows],
+        "kwargses": [row["kwargs"] for row in rows],
+        "shards": [row["shard_key"] for row in rows],
+        "limit_keys": [row["limit_key"] for row in rows],
+    }

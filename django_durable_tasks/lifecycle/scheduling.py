@@ -26,6 +26,7 @@ from django_durable_tasks.rules.arguments import bind, encode
 from django_durable_tasks.rules.building import edges_to
 from django_durable_tasks.rules.followups import Schedule
 from django_durable_tasks.rules.graphs import Join, OnUpstreamFailure, needed, needed_of
+from django_durable_tasks.rules.limits import PerKey
 from django_durable_tasks.rules.options import CallOptions, call_options, checked_key, checked_name
 from django_durable_tasks.rules.states import Status, UniqueOnConflict
 from django_durable_tasks.rules.workflows import REFERS
@@ -188,7 +189,7 @@ def _values(call: Call, *, alone: bool = True) -> dict[str, Any]:
         "expected_duration": given.expected_duration or task.expected_duration,
         "idempotency_key": given.idempotency_key,
         "key": given.key,
-        "unique_key": _unique_key(call),
+        **_keys(call),
         "shard_key": shard_of(task_id),
         "join_count": None,
         "on_upstream_failure": given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
@@ -226,6 +227,10 @@ def _check(given: CallOptions, settings: conf.Settings) -> None:
         )
 
 
+def _keys(call: Call) -> dict[str, str | None]:
+    return {"unique_key": _unique_key(call), "limit_key": _limit_key(call)}
+
+
 def _unique_key(call: Call) -> str | None:
     unique = call.task.options.unique
     if unique is None:
@@ -233,6 +238,13 @@ def _unique_key(call: Call) -> str | None:
     if not isinstance(unique, str):
         return checked_key("unique", unique(*call.args, **call.kwargs))
     return formatted("unique", unique, call.args, {**call.kwargs, "task": call.task.options.name})
+
+
+def _limit_key(call: Call) -> str | None:
+    most = call.task.options.max_concurrency
+    if not isinstance(most, PerKey):
+        return None
+    return formatted("PerKey", most.key, call.args, {**call.kwargs, "task": call.task.options.name})
 
 
 def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -357,6 +369,7 @@ def _update(row: Task, call: Call, values: Mapping[str, Any]) -> uuid.UUID:
         max_attempts=values["max_attempts"], max_crashes=values["max_crashes"], on_orphan=values["on_orphan"],
         options=json.loads(values["options"]) if values["options"] else None,
         expected_duration=timedelta(seconds=values["expected_duration"]) if values["expected_duration"] else None,
+        limit_key=values["limit_key"],
     )  # fmt: skip
     found: uuid.UUID = row.pk
     return found

@@ -6,6 +6,8 @@ from django_durable_tasks.models.dead_letter import DeadLetter
 from django_durable_tasks.models.ending import Ending
 from django_durable_tasks.models.execution_log import TaskExecutionLog
 from django_durable_tasks.models.lease import SchedulerLease
+from django_durable_tasks.models.limit import Limit
+from django_durable_tasks.models.limit_bucket import LimitBucket
 from django_durable_tasks.models.node import Node, NodeKind
 from django_durable_tasks.models.occurrence import OccurrenceRecord
 from django_durable_tasks.models.occurrence_override import OccurrenceOverride
@@ -23,6 +25,8 @@ __all__ = [
     "CalendarDay",
     "DeadLetter",
     "Ending",
+    "Limit",
+    "LimitBucket",
     "Node",
     "NodeKind",
     "OccurrenceOverride",

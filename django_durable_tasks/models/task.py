@@ -28,7 +28,7 @@ from django_durable_tasks.rules.states import ALARMED, OPEN, TERMINAL, OnOrphan,
 
 SHARDS = 64
 HELD = datetime(9000, 1, 1, tzinfo=UTC)
-"""The alarm of a PENDING row that waits until its slot is free."""
+"""The alarm of a PENDING row that waits until its slot is free, or until a limit has room for it."""
 _ALARMED = sorted(status.value for status in ALARMED)
 _PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.RUNNING.value
 
@@ -79,7 +79,16 @@ class TaskQuerySet(models.QuerySet["Task"]):
 
     def held(self) -> Self:
         """PENDING rows that wait until their slot is free."""
-        return self.pending().filter(slot__isnull=False, completed_at__isnull=True, alarm_at__gte=HELD)
+        waiting = self.pending().filter(slot__isnull=False, completed_at__isnull=True, alarm_at__gte=HELD)
+        return waiting.filter(held_for__isnull=True)
+
+    def parked(self) -> Self:
+        """PENDING rows that wait until the limit of a scope has room for them."""
+        return self.filter(held_for__isnull=False)
+
+    def parked_for(self, scope: str) -> Self:
+        """PENDING rows that wait for this scope, the most urgent first."""
+        return self.filter(held_for=scope).order_by("-priority", "id")
 
     def ring_overdue(self, now: datetime) -> Self:
         """QUEUED rows that nobody started in time."""
@@ -218,6 +227,9 @@ class Task(models.Model):
     has_dependents = models.BooleanField(_("has dependents"), db_default=False)
     unresolved_dependencies_count = models.IntegerField(_("unresolved dependencies"), db_default=0)
     shard_key = models.SmallIntegerField(_("shard"), db_default=0)
+    limit_key = models.CharField(_("limit key"), max_length=200, null=True, blank=True)
+    held_for = models.CharField(_("held for"), max_length=240, null=True, editable=False)
+    raised = models.SmallIntegerField(_("raised"), db_default=0, editable=False)
 
     objects = TaskManager()
 
@@ -290,6 +302,12 @@ class Task(models.Model):
                 elsewhere=("workflow",),
                 name="durable_task_workflow",
             ),
+            PartialIndex(
+                fields=["held_for", "-priority", "id"],
+                where=Q(held_for__isnull=False),
+                elsewhere=("held_for", "-priority", "id"),
+                name="durable_task_parked",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -307,8 +325,13 @@ class Task(models.Model):
 
     @property
     def is_held(self) -> bool:
-        """Whether the row waits until its slot is free."""
+        """Whether the row waits until its slot is free, or until a limit has room for it."""
         return self.status == Status.PENDING and self.alarm_at is not None and self.alarm_at >= HELD
+
+    @property
+    def asked_priority(self) -> int:
+        """The priority as it was asked for; waiting has raised it by ``raised`` since."""
+        return self.priority - self.raised
 
     @property
     def is_open(self) -> bool:

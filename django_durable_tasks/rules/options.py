@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,23 +14,15 @@ from typing import Any
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.durations import instant, maybe_seconds
 from django_durable_tasks.rules.graphs import OnUpstreamFailure, chosen
+from django_durable_tasks.rules.limits import PerKey, Rate, places_of, rate_of
 from django_durable_tasks.rules.retries import RetryPolicy, policy
 from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 
 KEY_MAX = 200
 _NAME = re.compile(r"[A-Za-z0-9_.:/<>-]{1,200}\Z")
-_LATER = {
-    "rate_limit": "it comes with the limits of a later release; until then limit the queue's workers",
-    "max_concurrency": "it comes with the limits of a later release; until then limit the queue's workers",
-}
+_OF_TASKS = ("rate_limit", "max_concurrency")
 
 Exceptions = tuple[type[BaseException], ...]
-
-
-def refuse_later(name: str, value: object) -> None:
-    """Refuse an option that this release does not have; raises InvalidOption."""
-    if value is not None and name in _LATER:
-        raise InvalidOption(f"{name}={value!r} is not available: {_LATER[name]}.")
 
 
 def checked_name(option: str, value: object) -> str:
@@ -92,6 +84,8 @@ class TaskOptions:
     unique_on_conflict: UniqueOnConflict = UniqueOnConflict.RETURN_EXISTING
     atomic: bool = False
     on_orphan: OnOrphan = OnOrphan.RETRY
+    rate_limit: Rate | None = None
+    max_concurrency: int | PerKey | None = None
 
     def retryable(self, error: BaseException) -> bool:
         """Return whether this error is worth another try: give_up_on counts before retry_for."""
@@ -126,6 +120,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "on_orphan": lambda option, value: OnOrphan(_choice(option, value, OnOrphan)),
     "unique_on_conflict": lambda option, value: UniqueOnConflict(_choice(option, value, UniqueOnConflict)),
     "unique": _unique,
+    "rate_limit": rate_of,
+    "max_concurrency": lambda option, value: value if isinstance(value, PerKey) else places_of(option, value),
     "atomic": lambda option, value: bool(value),
 }
 
@@ -139,9 +135,8 @@ def _checked(option: str, value: Any) -> Any:
 def task_options(name: str, given: Mapping[str, Any]) -> TaskOptions:
     """Return the checked options of a durable task; raises InvalidOption that names option, value and remedy."""
     known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry"}
-    for option, value in given.items():
-        refuse_later(option, value)
-        if option not in known | set(_RETRY_FIELDS) | set(_LATER):
+    for option in given:
+        if option not in known | set(_RETRY_FIELDS):
             raise InvalidOption(f"@durable_task has no option {option!r}; it has: {', '.join(sorted(known))}.")
     waits = {option: given.get(option, default) for option, default in _RETRY_FIELDS.items()}
     values = {
@@ -199,16 +194,24 @@ def _task_id(value: object) -> uuid.UUID:
         raise InvalidOption(f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead.") from None
 
 
+def _check_call_option(option: str, value: object, known: Iterable[str]) -> None:
+    if option in _OF_TASKS:
+        raise InvalidOption(
+            f"{option}={value!r} is no option of a call: give it to @durable_task, to DURABLE_TASKS['LIMITS'], or to "
+            "`manage.py durable limit set`."
+        )
+    if option not in known:
+        near = difflib.get_close_matches(option, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}."
+        raise InvalidOption(f".using() has no option {option!r}. {hint}")
+
+
 def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
     """Return the call options with these changes; raises InvalidOption."""
     known = {spec.name for spec in dataclasses.fields(CallOptions)}
     changes: dict[str, Any] = {}
     for option, value in given.items():
-        refuse_later(option, value)
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}."
-            raise InvalidOption(f".using() has no option {option!r}. {hint}")
+        _check_call_option(option, value, known)
         if value is None or option in ("tenant", "depends_on", "join"):
             changes[option] = value
         elif option == "task_id":

@@ -11,9 +11,11 @@ from datetime import datetime
 from django_durable_tasks.celery import dispatcher
 from django_durable_tasks.conf import settings
 from django_durable_tasks.lifecycle import (
+    ageing,
     dead_letters,
     dependencies,
     nodes,
+    parking,
     recovery,
     retention,
     shadows,
@@ -89,6 +91,27 @@ def prune(now: datetime, vigil: Vigil) -> int:
             while time.monotonic() < end and (number := verb(now, settings().BATCH_SIZE)):
                 deleted += number
     return deleted
+
+
+def let_parked_go(now: datetime, vigil: Vigil) -> int:
+    """Let tasks that a limit held go on, as many as it has room for."""
+    with own():
+        return parking.let_go(now, settings().BATCH_SIZE)
+
+
+class Age:
+    """Raise the priority of rows that have waited for AGEING seconds, once in that time."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + (settings().AGEING or 0.0)
+
+    def __call__(self, now: datetime, vigil: Vigil) -> int:
+        wait = settings().AGEING
+        if wait is None or time.monotonic() < self._next:
+            return 0
+        self._next = time.monotonic() + wait
+        with own():
+            return ageing.age(now, wait, 4 * settings().BATCH_SIZE)
 
 
 def let_held_go(now: datetime, vigil: Vigil) -> int:
@@ -199,6 +222,8 @@ def duties() -> tuple[Duty, ...]:
         Duty("finish_starts", finish_starts, every=5.0),
         Duty("end_late_workflows", end_late_workflows, every=1.0),
         Duty("find_deleted", FindDeleted(), every=10.0),
+        Duty("let_parked_go", let_parked_go, every=0.0),
+        Duty("age", Age(), every=1.0),
         Duty("let_held_go", let_held_go, every=min(1.0, settings().POLL)),
         Duty("recompute_fires", RecomputeFires(), every=1.0),
         Duty("watch_dead_letters", WatchDeadLetters(), every=10.0),

@@ -47,8 +47,10 @@ BAD_AT_IMPORT = [
     ("give_up_on", [ValueError, 1], "exception classes"),
     ("unique", 3, "template"),
     ("unique_on_conflict", "IGNORE", "RETURN_EXISTING, RAISE, REPLACE"),
-    ("rate_limit", "10/m", "later release"),
-    ("max_concurrency", 1, "later release"),
+    ("rate_limit", "10 a minute", "such as '10/m'"),
+    ("rate_limit", "0/m", "such as '10/m'"),
+    ("max_concurrency", -1, "0 or more"),
+    ("max_concurrency", "3", "0 or more"),
 ]
 BAD_AT_THE_CALL = [
     ("key", "", "non-empty"),
@@ -63,7 +65,7 @@ BAD_AT_THE_CALL = [
     ("expires_at", "tomorrow", "aware datetime"),
     ("task_id", "task-42", "key="),
     ("on_upstream_failure", "SKIPP", "Did you mean 'SKIP'"),
-    ("rate_limit", "10/m", "later release"),
+    ("rate_limit", "10/m", "no option of a call"),
 ]
 
 

@@ -2,7 +2,8 @@
 -- num_nonnulls() as in spread.
 SELECT child.unresolved_dependencies_count, child.queue,
        child.run_at <= clock_timestamp() AND child.expires_at IS NULL AND child.slot IS NULL,
-       ARRAY(SELECT note.id FROM durable_tasks_ending AS note WHERE note.task_id = %(id)s AND NOT note.told)
+       ARRAY(SELECT note.id FROM durable_tasks_ending AS note WHERE note.task_id = %(id)s AND NOT note.told),
+       child.name, child.tenant_id
   FROM durable_tasks_dependency AS edge
   JOIN durable_tasks_task AS child ON child.id = edge.task_id
  WHERE edge.depends_on_id = %(id)s AND edge.depends_on_id IS NOT NULL AND num_nonnulls(edge.resolved_at, edge.outcome) < 1

@@ -30,7 +30,8 @@ waiting AS MATERIALIZED (
    LIMIT %(limit)s),
 held AS MATERIALIZED (
   SELECT id, epoch, status, join_count, unresolved_dependencies_count AS wants,
-         queue = ANY (%(open)s::text[]) AND run_at <= clock_timestamp() AND expires_at IS NULL AND slot IS NULL AS rung
+         queue = ANY (%(open)s::text[]) AND run_at <= clock_timestamp() AND expires_at IS NULL AND slot IS NULL
+         AND name <> ALL (%(limited)s::text[]) AS rung
     FROM durable_tasks_task
    WHERE id = ANY (ARRAY(SELECT task_id FROM fresh) || ARRAY(SELECT task_id FROM waiting))
    ORDER BY id

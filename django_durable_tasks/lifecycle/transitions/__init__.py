@@ -32,6 +32,7 @@ from django_durable_tasks.lifecycle.transitions.graphs import (
 )
 from django_durable_tasks.lifecycle.transitions.guards import NOW, WAITING, atomic, database, tasks
 from django_durable_tasks.lifecycle.transitions.out import RING_COLUMNS, claim, hand_back, ring_again, take
+from django_durable_tasks.lifecycle.transitions.parking import age, let_go, park_claimed, park_due
 from django_durable_tasks.lifecycle.transitions.runs import (
     RUN_COLUMNS,
     end,
@@ -47,6 +48,7 @@ __all__ = [
     "RUN_COLUMNS",
     "WAITING",
     "Released",
+    "age",
     "atomic",
     "below",
     "blame",
@@ -64,9 +66,12 @@ __all__ = [
     "hand_back",
     "heartbeat",
     "hold_back",
+    "let_go",
     "lock_rows",
     "locked_runs",
     "mark_upstreams",
+    "park_claimed",
+    "park_due",
     "release",
     "release_key",
     "release_met",

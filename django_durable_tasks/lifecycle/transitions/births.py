@@ -64,6 +64,8 @@ def edit(question: TaskQuerySet, **changes: Any) -> int:
         pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources))
         if "run_at" in changes:
             changes["alarm_at"] = Case(When(status=Status.PENDING, then=changes["run_at"]), default=None)
+        if "alarm_at" in changes:
+            changes["held_for"] = None  # the next claim decides anew
         return tasks().filter(shown(pairs), status__standing=TRANSITIONS["edit"].sources).update(
             updated_at=DatabaseNow(), **changes
         )  # fmt: skip

@@ -70,7 +70,7 @@ class Released:
 
 
 def below(task_id: uuid.UUID, limit: int) -> list[tuple[Any, ...]] | None:
-    """Return what an ended row still holds: what each needs, its queue, whether it is due, and the untold notes.
+    """Return what an ended row still holds: what each needs, its queue, if it is due, the untold notes, name, tenant.
 
     At most so many; None where the other hand has to look.
     """
@@ -78,8 +78,10 @@ def below(task_id: uuid.UUID, limit: int) -> list[tuple[Any, ...]] | None:
     return None if sql is None else read(sql, {"id": task_id, "limit": limit})
 
 
-def release_met(notes: Sequence[int], limit: int, queues: Sequence[str], wait: float) -> Released | None:
-    """BLOCKED to PENDING, or in these queues to QUEUED, for joins that these endings meet, no other fate.
+def release_met(
+    notes: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
+) -> Released | None:
+    """BLOCKED to PENDING, or in these queues to QUEUED but for limited names, for joins that these endings meet.
 
     One statement; looks at so many edges at most. None where the other hand has to do it.
     """
@@ -87,7 +89,8 @@ def release_met(notes: Sequence[int], limit: int, queues: Sequence[str], wait: f
     if sql is None:
         return None
     alone = not connections[database()].in_atomic_block
-    rows = read(sql, {"notes": list(notes), "limit": limit, "open": list(queues), "wait": wait, "alone": alone})
+    given = {"notes": list(notes), "limit": limit, "open": list(queues), "limited": list(limited), "wait": wait}
+    rows = read(sql, {**given, "alone": alone})
     ((taken, more, left, *_), *_) = rows
     moved = [row[4:] for row in rows if row[4] is not None]
     for status in (Status.PENDING, Status.QUEUED):
@@ -99,7 +102,7 @@ def hold_back(question: TaskQuerySet) -> list[uuid.UUID]:
     """PENDING to BLOCKED: the row waits for one thing more."""
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["block"].sources))
-        move("block", pairs, Status.BLOCKED, alarm_at=None)
+        move("block", pairs, Status.BLOCKED, alarm_at=None, held_for=None)
     return [task_id for task_id, _ in pairs]
 
 

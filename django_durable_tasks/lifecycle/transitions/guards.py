@@ -25,7 +25,8 @@ WAITING = TRANSITIONS["skip"].sources
 
 NO_OWNER: dict[str, Any] = {"lease_until": None, "cancel_requested_at": None}
 CLOSED: dict[str, Any] = {
-    **NO_OWNER, "alarm_at": None, "open_key": None, "open_unique_key": None, "completed_at": DatabaseNow(),
+    **NO_OWNER, "alarm_at": None, "held_for": None, "open_key": None, "open_unique_key": None,
+    "completed_at": DatabaseNow(),
 }  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
 
     notes = list(Ending.objects.untold().values_list("pk", flat=True))
     assert len(notes) == 20
-    spread = _raw("spread", notes=notes, limit=2_000, open=[], wait=15.0, alone=False)
+    spread = _raw("spread", notes=notes, limit=2_000, open=[], limited=[], wait=15.0, alone=False)
     spread.expect(
         "durable_tasks_ending_pkey", "durable_dependency_below", "durable_tasks_dependency_pkey",
         "durable_tasks_task_pkey", pages=2_000,
@@ -156,7 +156,7 @@ def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
 
 
 def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: list[int]) -> None:
-    spread = _raw("spread", notes=unanalyzed, limit=2_000, open=[], wait=15.0, alone=False)
+    spread = _raw("spread", notes=unanalyzed, limit=2_000, open=[], limited=[], wait=15.0, alone=False)
     assert spread.compared() < 10 * WIDE
     told = [node for node in spread.nodes if node.get("Operation") == "Update" and node["Actual Rows"] == 2_000]
     assert told

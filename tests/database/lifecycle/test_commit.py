@@ -16,7 +16,7 @@ from django_durable_tasks.celery import publisher
 from django_durable_tasks.lifecycle import limits
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
-from tests.factories import QUEUE, a_node, a_paused_queue, many_tasks
+from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, many_tasks
 from tests.messages import take_rings
 from tests.project import tasks
 
@@ -208,4 +208,4 @@ def test_the_picture_is_painted_on_a_connection_of_our_own() -> None:
     with transaction.atomic():
         limits.forget_picture()
         many_tasks(5, Status.QUEUED)
-        assert limits.fast_path_open(QUEUE)
+        assert limits.fast_path_open(NOOP, QUEUE, 1)

@@ -13,6 +13,7 @@ from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_durable_tasks.lifecycle import (
+    allowances,
     attempts,
     cancellation,
     claims,
@@ -24,11 +25,11 @@ from django_durable_tasks.lifecycle import (
 )
 from django_durable_tasks.lifecycle import connections as ours
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question
 from tests.delivery import deliver
-from tests.factories import QUEUE, a_node, a_task, many_tasks
+from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
 from tests.project import tasks
 
 
@@ -66,6 +67,12 @@ Rows = Sequence[Task]
 
 def _claim(rows: Rows) -> Any:
     return claims.claim(QUEUE, database_now(), 100, NODE)
+
+
+@pytest.fixture(autouse=True)
+def fresh_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the limits in force be read at the first question and no more: once a second is no cost of a claim."""
+    monkeypatch.setattr(allowances, "FRESH", float("inf"))
 
 
 VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
@@ -108,10 +115,34 @@ def _cost(act: Callable[[], Any]) -> list[str]:
 def test_a_verb_costs_as_many_statements_at_fifty_rows_as_at_one(verb: str) -> None:
     status, act = VERBS[verb]
     costs = []
+    allowances.book()
     for number in (1, 50):
         rows = many_tasks(number, status)
         costs.append(_cost(partial(act, rows)))
         Task.objects.all().delete()
+    assert len(costs[0]) == len(costs[1]), costs
+
+
+@pytest.mark.django_db
+def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: str) -> None:
+    allowances.book()
+    rows = many_tasks(3)
+    statements = [sql for sql in _cost(partial(_claim, rows)) if "clock_timestamp()" not in sql[:40]]
+    assert not [sql for sql in statements if "durable_tasks_limit" in sql or "limit_key" in sql], statements
+    assert vendor != "postgresql" or len(statements) == 1
+
+
+@pytest.mark.django_db
+def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> None:
+    Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
+    limits.forget_picture()
+    allowances.book()
+    costs = []
+    for number in (1, 50):
+        rows = many_tasks(number)
+        costs.append(_cost(partial(_claim, rows)))
+        Task.objects.all().delete()
+        LimitBucket.objects.all().delete()
     assert len(costs[0]) == len(costs[1]), costs
 
 

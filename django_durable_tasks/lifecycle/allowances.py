@@ -1,0 +1,126 @@
+"""Which limits are in force: what code, settings and operators say, the last word with the operators.
+
+A process reads the operators' rows at most once a second; what code and settings say is in force from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.lifecycle.transitions import database
+from django_durable_tasks.models import Limit, Tenant
+from django_durable_tasks.rules import limits as rules
+from django_durable_tasks.rules.limits import Allowance, PerKey
+
+logger = logging.getLogger("django_durable_tasks.limits")
+FRESH = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The limits in force: by scope, by task for those that count by a key, and whether tenants share the queues."""
+
+    scopes: Mapping[str, Allowance] = field(default_factory=dict)
+    per_key: Mapping[str, int] = field(default_factory=dict)
+    tenants: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is limited and nothing is shared."""
+        return not (self.scopes or self.per_key or self.tenants)
+
+    def of(self, scope: str) -> Allowance:
+        """Return what a scope may do; without limits where nobody limits it."""
+        return self.scopes.get(scope, Allowance())
+
+    def wide(self, queue: str) -> list[str]:
+        """Return the limited scopes that bind every task of a queue."""
+        return [scope for scope in (rules.GLOBAL, rules.of_queue(queue)) if scope in self.scopes]
+
+    def narrow(self, name: str, tenant_id: int, limit_key: str | None) -> list[str]:
+        """Return the limited scopes that bind this task beside those of its queue."""
+        found = [scope for scope in (rules.of_tenant(tenant_id), rules.of_task(name)) if scope in self.scopes]
+        if limit_key is not None and (name in self.per_key or rules.of_key(limit_key) in self.scopes):
+            found.append(rules.of_key(limit_key))
+        return found
+
+    def places(self, scope: str, name: str) -> int | None:
+        """Return how many may be under way in a scope; for a key, where nobody says else, as the task says."""
+        given = self.of(scope).places
+        return self.per_key.get(name) if given is None and scope.startswith("key:") else given
+
+    def may_bind(self, queue: str, names: Iterable[str]) -> bool:
+        """Return whether any of these tasks in this queue may be limited, whatever their tenants and keys are."""
+        if self.tenants or self.wide(queue) or any(scope.startswith(("tenant:", "key:")) for scope in self.scopes):
+            return True
+        return any(name in self.per_key or rules.of_task(name) in self.scopes for name in names)
+
+    def binds(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether any limit can bind a task of this name, queue and tenant."""
+        return name in self.per_key or bool(self.wide(queue) or self.narrow(name, tenant_id, None))
+
+
+def coded() -> dict[str, Allowance]:
+    """Return what code and settings allow, by scope; settings count more. Raises InvalidSetting."""
+    found = {}
+    for name in registry.names():
+        options = registry.get(name).options
+        places = options.max_concurrency if isinstance(options.max_concurrency, int) else None
+        if places is not None or options.rate_limit is not None:
+            found[rules.of_task(name)] = Allowance(places, options.rate_limit)
+    try:
+        return found | {
+            scope: rules.allowance_of(scope, given) for scope, given in (conf.settings().LIMITS or {}).items()
+        }
+    except InvalidOption as refused:
+        raise InvalidSetting(f"DURABLE_TASKS['LIMITS']: {refused}") from None
+
+
+def operators() -> dict[str, Allowance]:
+    """Return what operators allow, by scope; a row that means nothing is told of and counts for nothing."""
+    found = {}
+    for row in Limit.objects.using(database()):
+        try:
+            found[row.scope] = row.allowance
+        except InvalidOption as refused:
+            logger.error("The limit of %s counts for nothing: %s", row.scope, refused)
+    return found
+
+
+def read() -> Book:
+    """Read the limits in force: two statements."""
+    numbers = {name: registry.get(name).options.max_concurrency for name in registry.names()}
+    per_key = {name: number.number for name, number in numbers.items() if isinstance(number, PerKey)}
+    tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
+    return Book({**coded(), **operators()}, per_key, len(tenants) > 1)
+
+
+class _Recent:
+    """The book of this process, at most a second old."""
+
+    def __init__(self) -> None:
+        self.read_at = float("-inf")
+        self.book = Book()
+
+
+_recent = _Recent()
+
+
+def book() -> Book:
+    """Return the limits in force, as they were at most a second ago."""
+    if time.monotonic() - _recent.read_at > FRESH:
+        _recent.book = read()
+        _recent.read_at = time.monotonic()
+    return _recent.book
+
+
+def forget() -> None:
+    """Forget what was read; the next question reads anew."""
+    global _recent
+    _recent = _Recent()

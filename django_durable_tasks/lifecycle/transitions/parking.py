@@ -1,0 +1,55 @@
+"""Rows that a limit refuses are parked: PENDING, never due, under the scope that has no room; and let go again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+
+from django.db.models import Case, F, SmallIntegerField, Value, When
+
+from django_durable_tasks.lifecycle.transitions.guards import NOW, atomic, locked, move, shown, tasks
+from django_durable_tasks.models.task import HELD, TaskQuerySet
+from django_durable_tasks.rules.states import Status
+
+
+def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
+    """QUEUED rows that this transaction has just claimed go back to PENDING, parked for these scopes."""
+    pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
+    writes = {"alarm_at": HELD, "held_for": _by_scope(scopes), "node": None, "publish_count": 0}
+    return move("hand_back", pairs, Status.PENDING, **writes)
+
+
+def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
+    """PENDING rows that are due are parked where they stand; rows that somebody else holds are left alone."""
+    if not scopes:
+        return 0
+    with atomic():
+        due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, alarm_at__lte=now)
+        pairs = locked(due, len(scopes))
+        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING])
+        return these.update(alarm_at=HELD, held_for=_by_scope(scopes), updated_at=NOW) if pairs else 0
+
+
+def let_go(question: TaskQuerySet, limit: int) -> int:
+    """Parked rows are due again, in the order in which they were; rows that somebody else holds are left alone."""
+    with atomic():
+        pairs = locked(question.filter(status=Status.PENDING, held_for__isnull=False), limit)
+        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], held_for__isnull=False)
+        return these.update(alarm_at=F("run_at"), held_for=None, updated_at=NOW) if pairs else 0
+
+
+def age(question: TaskQuerySet, limit: int) -> int:
+    """PENDING rows become more urgent by one; how often stands in ``raised``."""
+    with atomic():
+        pairs = locked(question.filter(status=Status.PENDING, priority__lt=9), limit)
+        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], priority__lt=9)
+        more = {name: F(name) + Value(1, SmallIntegerField()) for name in ("priority", "raised")}
+        return these.update(**more, updated_at=NOW) if pairs else 0
+
+
+def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case:
+    of: dict[str, list[uuid.UUID]] = {}
+    for task_id, scope in scopes.items():
+        of.setdefault(scope, []).append(task_id)
+    return Case(*(When(pk__in=ids, then=Value(scope)) for scope, ids in of.items()), default=None)
