@@ -52,8 +52,19 @@ class Settings:
         900, "The wait between two rings doubles up to this; it is four times this from the eighth on."
     )
     POLL: float = _duration(1, "How long a scheduler sleeps when nothing is due.")
+    LOOKAHEAD: float = _duration(
+        2, "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner wakes it."
+    )
+    DUE_HORIZON: float = _duration(300, "How far ahead of their time rows are kept in the due index in Redis.")
     BATCH_SIZE: int = _count(500, "How many rows one claim, sweep or prune statement takes at most.")
     DATABASE: str = _value("default", "The alias of the database that holds the tables.")
+    LISTEN_DATABASE: str | None = _value(
+        None, "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind a pooler."
+    )
+    REGION: str = _value("", "The name of this region: each has a leader, a due index and wake-ups of its own.")
+    REDIS_URL: str | None = _value(
+        None, "Redis for the due index and wake-ups, 'redis://cache:6379/3'. None: each scheduler has its own index."
+    )
     FAST_PATH: bool = _value(True, "Publish a task that is due now right after COMMIT instead of at the next poll.")
     FAST_PATH_MAX: int = _count(100, "How many tasks of one transaction take the fast path; the rest wait for a poll.")
     QUEUE_WINDOW: int | None = _count(
@@ -148,11 +159,22 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting(f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}.") from None
     if found.PAYLOAD_MAX_BYTES > 262_144:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
+    _check_names(found)
     _check_schedules(found.SCHEDULES)
     _check_audit(found.AUDIT)
     if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
         raise InvalidSetting(f"DURABLE_TASKS['CARRY'] is {found.CARRY!r}: give a list of names of Celery tasks.")
     return found
+
+
+def _check_names(found: Settings) -> None:
+    url = found.REDIS_URL
+    if url is not None and not (isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))):
+        raise InvalidSetting("DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or unix://.")
+    if not isinstance(found.REGION, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", found.REGION):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['REGION'] is {found.REGION!r}: give up to 50 letters, digits, dots, hyphens or underscores."
+        )
 
 
 def _check_schedules(schedules: object) -> None:
