@@ -23,7 +23,8 @@ _DEADLOCKS = frozenset({"40P01", 1213})
 
 def code_of(error: OperationalError) -> Any:
     """Return what the database calls this error: PostgreSQL's SQLSTATE, MariaDB's number."""
-    return getattr(error.__cause__, "sqlstate", None) or (error.args[0] if error.args else None)
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, int) else getattr(error.__cause__, "sqlstate", None)
 
 
 def through_deadlocks(act: Callable[P, R]) -> Callable[P, R]:
