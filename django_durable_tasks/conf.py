@@ -57,6 +57,14 @@ class Settings:
     )
     DUE_HORIZON: float = _duration(300, "How far ahead of their time rows are kept in the due index in Redis.")
     BATCH_SIZE: int = _count(500, "How many rows one claim, sweep or prune statement takes at most.")
+    SKEW_MAX: float = _duration(
+        2, "A host clock further from the database's than this is logged, and makes `durable status` exit with 1."
+    )
+    STALLED_AFTER: float = _duration(
+        60,
+        "A scheduler that looked for nothing, or a worker with free slots that started nothing though rows were "
+        "published to its queues, for so long is stalled: `durable alive` fails.",
+    )
     DATABASE: str = _value("default", "The alias of the database that holds the tables.")
     LISTEN_DATABASE: str | None = _value(
         None, "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind a pooler."
@@ -159,7 +167,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting(f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}.") from None
     if found.PAYLOAD_MAX_BYTES > 262_144:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
-    _check_names(found)
+    _check_names(found.REDIS_URL, found.REGION)
     _check_schedules(found.SCHEDULES)
     _check_audit(found.AUDIT)
     if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
@@ -167,13 +175,12 @@ def read(raw: Mapping[str, Any]) -> Settings:
     return found
 
 
-def _check_names(found: Settings) -> None:
-    url = found.REDIS_URL
+def _check_names(url: object, region: object) -> None:
     if url is not None and not (isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))):
         raise InvalidSetting("DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or unix://.")
-    if not isinstance(found.REGION, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", found.REGION):
+    if not isinstance(region, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", region):
         raise InvalidSetting(
-            f"DURABLE_TASKS['REGION'] is {found.REGION!r}: give up to 50 letters, digits, dots, hyphens or underscores."
+            f"DURABLE_TASKS['REGION'] is {region!r}: give up to 50 letters, digits, dots, hyphens or underscores."
         )
 
 
