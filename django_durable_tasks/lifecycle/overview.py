@@ -65,7 +65,7 @@ def overview(known: Collection[str]) -> Overview:
     ``known``: the names of the durable tasks that this process has.
     """
     now = database_now()
-    lease = SchedulerLease.objects.using(database()).filter(name=leadership.LEADER).first()
+    lease = SchedulerLease.objects.using(database()).filter(name=leadership.office()).first()
     everybody = list(Node.objects.using(database()).alive().order_by("kind", "name"))
     return Overview(
         now=now,
@@ -127,7 +127,7 @@ def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
     pause = QueueControl.objects.using(database()).filter(name=task.queue, paused_at__isnull=False).first()
     seen = now - timedelta(seconds=nodes.timeout())
     alive = list(Node.objects.using(database()).alive().filter(last_seen_at__gte=seen))
-    led = SchedulerLease.objects.using(database()).filter(name=leadership.LEADER, expires_at__gt=now).exists()
+    led = SchedulerLease.objects.using(database()).filter(name=leadership.office(), expires_at__gt=now).exists()
     runs = now - task.started_at if task.started_at is not None and task.status == Status.RUNNING else timedelta(0)
     found = Situation(
         now=now, status=task.status, queue=task.queue, alarm_at=task.alarm_at, lease_until=task.lease_until,

@@ -26,8 +26,8 @@ class NodeQuerySet(models.QuerySet["Node"]):
         return self.filter(stopped_at__isnull=True)
 
     def workers(self) -> Self:
-        """Nodes that run bodies."""
-        return self.filter(kind=NodeKind.WORKER)
+        """Nodes that run bodies and take more: one that drains counts no more."""
+        return self.filter(kind=NodeKind.WORKER, draining=False)
 
     def gone_before(self, cutoff: datetime) -> Self:
         """Nodes that left before."""
