@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,7 +10,7 @@ from datetime import datetime, timedelta
 from django.db import connections
 from django.db.models import Count
 
-from django_durable_tasks.lifecycle import dead_letters, leadership, nodes, queues
+from django_durable_tasks.lifecycle import dead_letters, leadership, liveness, nodes, queues
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.queues import Depth
 from django_durable_tasks.lifecycle.schedules import recurring
@@ -29,12 +30,14 @@ COUNTED = 1_000
 class Overview:
     """Everything at one moment; ``unknown`` counts waiting rows by the name of a task that this process lacks.
 
+    ``stalled`` says of nodes that live and do nothing why they are thought so; ``leader`` is this region's.
     A schedule is late LATE seconds after its fire time; of schedules in trouble no more than COUNTED are counted.
     """
 
     now: datetime
     depths: list[Depth]
     nodes: list[Node]
+    stalled: dict[uuid.UUID, str]
     leader: Node | None
     term: int
     led_until: datetime | None
@@ -56,7 +59,7 @@ class Overview:
 
     def is_silent(self, node: Node) -> bool:
         """Return whether this node was not seen for longer than a node may be silent."""
-        return node.last_seen_at < self.now - timedelta(seconds=nodes.timeout())
+        return liveness.is_silent(node, self.now)
 
 
 def overview(known: Collection[str]) -> Overview:
@@ -71,6 +74,7 @@ def overview(known: Collection[str]) -> Overview:
         now=now,
         depths=queues.depths(now),
         nodes=everybody,
+        stalled=liveness.stalled(everybody, now),
         leader=next((node for node in everybody if lease is not None and node.pk == lease.holder), None),
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
