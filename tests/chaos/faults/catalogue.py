@@ -1,0 +1,35 @@
+"""Every fault there is, and the mixture of them."""
+
+from __future__ import annotations
+
+from tests.chaos.faults import brokers, database, processes
+from tests.chaos.faults.registry import FAULTS, Fault, fault
+from tests.chaos.stage import Stage
+
+__all__ = ["FAULTS", "brokers", "database", "of_lane", "processes"]
+BRIEF = (
+    "broker-flushed", "broker-cut", "database-unheard", "leader-killed", "worker-killed", "sessions-ended",
+    "database-restarted", "two-leaders", "leader-frozen", "poison",
+)  # fmt: skip
+
+
+@fault(26, "everything")
+def everything(stage: Stage) -> None:
+    """Rings are doubled and late, replies are lost and children die, and six other faults follow each other."""
+    for wire in stage.databases():
+        wire.lose_replies(lambda data: stage.random.random() < (0.05 if b"COMMIT" in data else 0.002))
+    try:
+        with stage.on_the_wire('{"copies": 2, "delay": 2}'):
+            for name in stage.random.sample(BRIEF, 6):
+                processes.kill_a_child(stage)
+                FAULTS[name].strike(stage)
+    finally:
+        for wire in stage.databases():
+            wire.lose_replies(None)
+
+
+def of_lane(broker: str, *, private_broker: bool = True) -> list[Fault]:
+    """Return the faults that a broker knows, in the order of their numbers, the mixture last."""
+    known = [fault for fault in FAULTS.values() if broker in fault.lanes]
+    known = [fault for fault in known if private_broker or not fault.needs_private_broker]
+    return sorted(known, key=lambda fault: (fault.name == "everything", fault.number))

@@ -1,0 +1,115 @@
+"""Faults of the database: sessions end, replies are lost, the server dies, refuses, locks, or cannot be heard."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import psycopg
+from django.db import connection, connections
+
+from tests.chaos.faults.registry import fault
+from tests.chaos.servers import administrator
+from tests.chaos.stage import Stage
+
+_OTHERS = "pid <> pg_backend_pid() AND application_name LIKE 'chaos-%' AND application_name NOT IN %s"
+_OURS = "('chaos-stage', 'chaos-administrator')"
+
+
+@fault(10, "sessions-ended")
+def end_sessions(stage: Stage) -> None:
+    """A random session of the database is ended, five times a second."""
+    with administrator(stage.postgres.url) as session:
+        sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+        sql += _OTHERS.replace("%s", _OURS) + " ORDER BY random() LIMIT 1"
+        stage.again_and_again(8, 0.2, lambda: session.execute(sql))
+
+
+@fault(11, "commits-cut")
+def cut_commits(stage: Stage) -> None:
+    """COMMIT and other statements are done by the server, and the connection breaks before their reply."""
+    lock = threading.Lock()
+
+    def unlucky(data: bytes) -> bool:
+        with lock:
+            lost = stage.random.random() < (0.25 if b"COMMIT" in data else 0.02)
+            stage.notes["replies lost"] += lost
+            stage.notes["replies to COMMIT lost"] += lost and b"COMMIT" in data
+        return lost
+
+    for wire in stage.databases():
+        wire.lose_replies(unlucky)
+    try:
+        stage.linger(12)
+    finally:
+        for wire in stage.databases():
+            wire.lose_replies(None)
+
+
+@fault(12, "database-unheard")
+def swallow_the_database(stage: Stage) -> None:
+    """Everything to and from the database is swallowed for longer than a lease, then connections break in a storm."""
+    for wire in stage.databases():
+        wire.freeze()
+    try:
+        stage.linger(8)
+    finally:
+        for wire in stage.databases():
+            wire.restore()
+
+    def storm() -> None:
+        for wire in stage.databases():
+            wire.storm()
+
+    stage.again_and_again(3, 0.5, storm)
+
+
+@fault(13, "database-restarted")
+def restart_the_database(stage: Stage) -> None:
+    """The database stops at once, without a word, recovers from its log, and is back."""
+    connections.close_all()
+    stage.postgres.stop(signal.SIGQUIT)
+    stage.linger(1)
+    stage.postgres.start()
+
+
+@fault(14, "database-read-only")
+def refuse_writes(stage: Stage) -> None:
+    """The database refuses every write, as after a fail-over to a replica or with a full disk."""
+    _tell(stage, "default_transaction_read_only", "on")
+    try:
+        stage.linger(6)
+    finally:
+        _tell(stage, "default_transaction_read_only", None)
+
+
+@fault(15, "serializable")
+def serialize(stage: Stage) -> None:
+    """Every transaction is serializable, and a session locks random rows for 300 ms again and again."""
+    name = str(connection.settings_dict["NAME"])
+    url = stage.postgres.url.rpartition("/")[0] + f"/{name}"
+
+    def lock_rows() -> None:
+        with administrator(url) as session, session.transaction():
+            session.execute(
+                "SELECT id FROM durable_tasks_task WHERE completed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE"
+            )
+            threading.Event().wait(0.3)
+
+    def locked() -> None:
+        try:
+            lock_rows()
+        except psycopg.Error:
+            stage.notes["lock sessions that failed"] += 1
+
+    _tell(stage, "default_transaction_isolation", "serializable")
+    try:
+        stage.again_and_again(8, 0.1, locked)
+    finally:
+        _tell(stage, "default_transaction_isolation", None)
+
+
+def _tell(stage: Stage, name: str, value: str | None) -> None:
+    with administrator(stage.postgres.url) as session:
+        session.execute(f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}")
+        session.execute("SELECT pg_reload_conf()")
