@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,9 +41,30 @@ def _instant(value: Any) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def claim(queue: str, now: datetime, limit: int, node: uuid.UUID) -> list[Ring]:
-    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order."""
-    rows = transitions.claim(queue, now, limit, node, conf.settings().RING_AGAIN)
+def coming(
+    queue: str, now: datetime, until: datetime, limit: int, shards: Collection[int] | None = None
+) -> list[tuple[Any, ...]]:
+    """Return which rows of the queue will be due until then, the first first: when, queue, id, priority and shard."""
+    found = transitions.tasks().coming(now, until).filter(queue=queue)
+    if shards is not None:
+        found = found.filter(shard_key__in=sorted(shards))
+    return list(found.values_list("alarm_at", "queue", "pk", "priority", "shard_key")[:limit])
+
+
+def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[Ring]:
+    """Claim those of these rows that are due by the database's clock; return what to publish, the most urgent first."""
+    return _admitted(transitions.claim_these(ids, node, conf.settings().RING_AGAIN), now)
+
+
+def claim(queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None) -> list[Ring]:
+    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order.
+
+    ``shards``: only rows of these, or of any that nobody has served for some seconds.
+    """
+    return _admitted(transitions.claim(queue, now, limit, node, conf.settings().RING_AGAIN, shards), now)
+
+
+def _admitted(rows: Sequence[Sequence[Any]], now: datetime) -> list[Ring]:
     # No database promises the order in which an UPDATE returns its rows.
     ordered = sorted(_in_time(rows, now), key=lambda row: (-row[_PRIORITY], row[_RUN_AT]))
     return rings_of(slots.kept(ordered))
