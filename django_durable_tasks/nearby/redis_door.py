@@ -40,10 +40,10 @@ def url() -> str | None:
 class Door:
     """A client of one Redis, and whether it answers."""
 
-    def __init__(self, address: str, *, pause: float = PAUSE) -> None:
+    def __init__(self, address: str, *, pause: float | None = None) -> None:
         self.client: Any = redis.Redis.from_url(address, **_patience(WAIT))
         self.why = ""
-        self._pause, self._lock = pause, threading.Lock()
+        self._pause, self._lock = PAUSE if pause is None else pause, threading.Lock()
         self._shut_until: float | None = None
         self._probing_until = 0.0
 
