@@ -27,6 +27,7 @@ from tests.runs import ROOT
 
 SHARES = {"redis": 0.6, "rabbitmq": 0.4}
 MARGIN = 900
+OWN = ("TEST_RUN", "TEST_FOLDER", "TEST_DATABASE", "TEST_BROKER", "TEST_DURABLE_TASKS", "DJANGO_SETTINGS_MODULE")
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
         share = SHARES[broker] / sum(SHARES[lane] for lane in lanes)
         plan = Plan(broker=broker, seed=options.seed, faults=names, rate=options.rate, calm=options.calm,
                     pace=options.pace, seconds=options.seconds * share)  # fmt: skip
-        played.append(_played(plan))
+        played.append(play_lane(plan))
     answer = {"seed": options.seed, "seconds": time.monotonic() - began, "facts": facts(), "lanes": played}
     _say(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
     wrong = failures(played)
@@ -100,12 +101,12 @@ def _chosen(names: str, known: list[str]) -> set[str]:
     return chosen or set(known)
 
 
-def _played(plan: Plan) -> dict[str, Any]:
+def play_lane(plan: Plan) -> dict[str, Any]:
     """Play a lane in a process of its own, in a group of its own."""
     with tempfile.TemporaryDirectory(prefix="durable-chaos-answer-") as folder:
         answer = Path(folder) / "answer.json"
         command = [sys.executable, "-m", "tests.chaos.lane", plan.as_text(), str(answer)]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "DJANGO_"))}
+        kept = {name: value for name, value in os.environ.items() if name not in OWN}
         with subprocess.Popen(command, cwd=ROOT, env=kept, stdout=sys.stderr) as lane:
             try:
                 code = lane.wait(plan.seconds + len(plan.faults) * 60 + MARGIN)

@@ -21,6 +21,7 @@ from tests.chaos.plan import SETTINGS, Plan
 from tests.chaos.servers import RabbitMQ, Server, postgresql, redis_server
 from tests.processes.proxy import Proxy, proxy_to
 from tests.servers import variable_of
+from tests.vendors import address
 
 ROLES = ("scheduler", "worker", "web")
 
@@ -34,10 +35,12 @@ def main(text: str, answer: str) -> int:
         if not os.environ.get("CHAOS_KEEP"):
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
-        postgres = postgresql(folder, stack)
-        broker, address = _broker(plan, folder, stack)
-        _settle(plan, folder, postgres.url, address)
-        wires = _wires(postgres.url, address, stack)
+        postgres = postgresql(folder, stack) if plan.private else None
+        broker = _broker(plan, folder, stack) if plan.private else None
+        _settle(plan, folder, postgres.url if postgres else address("postgresql"), stack)
+        if broker is not None:
+            os.environ[variable_of(plan.broker)] = broker.url
+        wires = _wires(address("postgresql"), address(plan.broker), stack)
         django.setup()
         from tests.chaos.play import play
         from tests.chaos.stage import Stage
@@ -47,28 +50,26 @@ def main(text: str, answer: str) -> int:
     return 0
 
 
-def _broker(plan: Plan, folder: Path, stack: ExitStack) -> tuple[Server | RabbitMQ | str, str]:
-    if not plan.private_broker:
-        from tests.vendors import address
-
-        return address(plan.broker), address(plan.broker)
-    if plan.broker == "redis":
-        server = redis_server(folder, stack)
-        return server, server.url
-    rabbit = RabbitMQ(folder, stack)
-    return rabbit, rabbit.url
+def _broker(plan: Plan, folder: Path, stack: ExitStack) -> Server | RabbitMQ:
+    return redis_server(folder, stack) if plan.broker == "redis" else RabbitMQ(folder, stack)
 
 
-def _settle(plan: Plan, folder: Path, postgres: str, broker: str) -> None:
-    """Name the servers to this process and to all that it starts, and make the database."""
+def _settle(plan: Plan, folder: Path, postgres: str, stack: ExitStack) -> None:
+    """Name what belongs to this lane to this process and to all that it starts, and make its database."""
     run = f"chaos-{os.getpid()}"
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "TEST_DATABASE": "postgresql", "TEST_BROKER": plan.broker,
         "TEST_RUN": run, "TEST_FOLDER": str(folder), "TEST_DURABLE_TASKS": json.dumps(SETTINGS),
-        "CHAOS_ROLE": "stage", variable_of("postgresql"): postgres, variable_of(plan.broker): broker,
+        "CHAOS_ROLE": "stage", variable_of("postgresql"): postgres,
     }  # fmt: skip
     with psycopg.connect(postgres, autocommit=True) as session:
         session.execute(f'CREATE DATABASE "test_durable_{run}"')
+    stack.callback(_drop, postgres, f"test_durable_{run}")
+
+
+def _drop(postgres: str, name: str) -> None:
+    with psycopg.connect(postgres, autocommit=True) as session:
+        session.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 def _wires(postgres: str, broker: str, stack: ExitStack) -> dict[str, Proxy]:

@@ -19,7 +19,8 @@ class Plan:
     """One lane: a load, a fleet and its faults, on PostgreSQL and one broker.
 
     ``rate`` is tasks a second; ``calm`` how long (seconds) nothing is disturbed before the first fault and after the
-    last one; ``pace`` stretches every fault; when each has struck and ``seconds`` are not over, others follow.
+    last one; ``pace`` stretches every fault; when each has struck and ``seconds`` are not over, others follow. Without
+    ``private`` servers those of the tests are used, and left as they were: faults of a whole server are left out.
     """
 
     broker: str
@@ -29,7 +30,7 @@ class Plan:
     calm: float = 15.0
     pace: float = 1.0
     seconds: float = 0.0
-    private_broker: bool = True
+    private: bool = True
 
     def as_text(self) -> str:
         """Spell it as JSON."""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from celery import current_app
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connection, connections
@@ -49,6 +50,8 @@ def play(stage: Stage) -> dict[str, Any]:
         }}  # fmt: skip
     finally:
         stage.fleet.end()
+        if not stage.plan.private:
+            _leave_no_queue()
         close_all()
         connections.close_all()
 
@@ -63,7 +66,7 @@ def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
     until(lambda: any(watching.lines(stage.book)), within=60, message=f"the load begins:\n{load.said()[-2000:]}")
     stage.notes["baseline"] = _connections()
     windows = [_window(stage, "before", lambda: stage.linger(stage.plan.calm))]
-    chosen = [one for one in of_lane(stage.plan.broker, private_broker=stage.plan.private_broker)
+    chosen = [one for one in of_lane(stage.plan.broker, private=stage.plan.private)
               if one.name in stage.plan.faults]  # fmt: skip
     end = time.monotonic() + stage.plan.seconds
     for number, one in enumerate(_in_turn(stage, chosen, end), 1):
@@ -193,6 +196,11 @@ def _sessions(condition: str) -> int:
         cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {condition}")
         (found,) = cursor.fetchone()
     return int(found)
+
+
+def _leave_no_queue() -> None:
+    with current_app.connection_for_write() as wire:
+        current_app.amqp.queues[settings.CELERY_TASK_DEFAULT_QUEUE](wire.default_channel).delete()
 
 
 def _messages(stage: Stage) -> int:

@@ -1,9 +1,14 @@
-"""The report of a run as a page: between two marks of a file of the docs, with the machine it was taken on."""
+"""The report of a run, between two marks of a page of the docs; the figures are kept as JSON beside the page.
+
+`python -m tests.chaos.report` writes the page anew from the figures that are kept.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.verdict import INVARIANTS, meaning
+from tests.runs import ROOT
 
+PAGE = ROOT / "docs" / "explanation" / "guarantees.md"
+RUN = "No run has been published yet."
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 NONE_WANTED = {
     "lost": "tasks lost",
@@ -64,13 +72,42 @@ def rendered(answer: Mapping[str, Any]) -> str:
 
 
 def write(page: Path, answer: Mapping[str, Any]) -> None:
-    """Put the report between the marks of a page; raises ValueError where it has none."""
+    """Keep the figures beside a page and put the report between its marks; raises ValueError where it has none."""
+    _put(page, rendered(answer))
+    _kept(page).write_text(json.dumps(answer, indent=1) + "\n")
+
+
+def taken(page: Path) -> dict[str, Any] | None:
+    """Return the figures kept beside a page, None before the first run."""
+    if not _kept(page).exists():
+        return None
+    found: dict[str, Any] = json.loads(_kept(page).read_text())
+    return found
+
+
+def section(page: Path) -> str:
+    """Return what stands between the marks of a page."""
+    return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def _put(page: Path, report: str) -> None:
     text = page.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no place for the report: {BEGIN} and {END}.")
-    page.write_text(f"{before}{BEGIN}\n\n{rendered(answer)}\n\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n{report}\n\n{END}{after}")
+
+
+def _kept(page: Path) -> Path:
+    return page.with_name("chaos.json")
+
+
+def main() -> int:
+    """Write the page of the docs anew."""
+    answer = taken(PAGE)
+    _put(PAGE, RUN if answer is None else rendered(answer))
+    return 0
 
 
 def _counts(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -126,3 +163,7 @@ def _head(cells: Sequence[str]) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,10 +23,10 @@ PATIENCE = 60
 class Server:
     """A server of our own: its address, and its first process."""
 
-    def __init__(self, name: str, url: str, pid: int, stack: ExitStack) -> None:
+    def __init__(self, name: str, url: str, pid: int, stack: ExitStack, argv: list[str] | None = None) -> None:
         self.name, self.url, self.pid = name, url, pid
         place = Path(f"/proc/{pid}")
-        self._argv = [word.decode() for word in (place / "cmdline").read_bytes().split(b"\0") if word]
+        self._argv = argv or [word.decode() for word in (place / "cmdline").read_bytes().split(b"\0") if word]
         self._owner, self._folder = place.stat(), (place / "cwd").resolve()
         stack.callback(self.end)
 
@@ -75,11 +75,13 @@ def postgresql(folder: Path, stack: ExitStack) -> Server:
 
 
 def redis_server(folder: Path, stack: ExitStack) -> Server:
-    """Start Redis."""
+    """Start Redis; it overwrites its own command line, so that is put together again."""
     url = start_redis(folder, stack)
     with redis.Redis.from_url(url) as client:
         told: Any = client.info("server")
-    return Server("redis", url, int(told["process_id"]), stack)
+    kept = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", str(folder / "redis")]
+    argv = [told["executable"], "--port", str(told["tcp_port"]), *kept]
+    return Server("redis", url, int(told["process_id"]), stack, argv)
 
 
 class RabbitMQ:

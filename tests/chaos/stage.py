@@ -22,6 +22,7 @@ from tests.processes.fleet import Fleet, Program
 from tests.processes.proxy import Proxy
 from tests.runs import ROOT
 from tests.servers import variable_of
+from tests.vendors import address
 from tests.waiting import until
 
 T = TypeVar("T")
@@ -32,8 +33,9 @@ class Stage:
     """Where a lane plays."""
 
     def __init__(
-        self, plan: Plan, folder: Path, postgres: Server, broker: Server | RabbitMQ | str, wires: dict[str, Proxy]
-    ) -> None:
+        self, plan: Plan, folder: Path, postgres: Server | None, broker: Server | RabbitMQ | None,
+        wires: dict[str, Proxy],
+    ) -> None:  # fmt: skip
         self.plan, self.folder, self.postgres, self.broker, self.wires = plan, folder, postgres, broker, wires
         self.random = random.Random(f"{plan.seed}/{plan.broker}")
         self.orders, self.book, self.stop = folder / "rings.json", folder / "enqueued.jsonl", folder / "stop"
@@ -75,6 +77,15 @@ class Stage:
     def shifted(self, seconds: float) -> dict[str, str]:
         """Name what sets the wall clock of a process off."""
         return {"CHAOS_CLOCK": str(seconds), "PYTHONPATH": f"{ROOT / 'tests' / 'chaos' / 'clock'}"}
+
+    @property
+    def database_url(self) -> str:
+        """Where the database is, without a wire between."""
+        return address("postgresql")
+
+    def times(self, number: int) -> int:
+        """Return how often a fault strikes, at the pace of this run."""
+        return max(1, round(number * self.plan.pace))
 
     def databases(self) -> list[Proxy]:
         """Give the wires to the database."""

@@ -32,7 +32,7 @@ def flush(stage: Stage) -> None:
     stage.again_and_again(5, 1.0, empty)
 
 
-@fault(17, "broker-killed", ("redis",), needs_private_broker=True)
+@fault(17, "broker-killed", ("redis",), private=True)
 def kill_the_broker(stage: Stage) -> None:
     """The broker is killed, is away for a while, and comes back empty."""
     assert isinstance(stage.broker, Server)
@@ -60,7 +60,7 @@ def freeze_the_broker(stage: Stage) -> None:
             wire.restore()
 
 
-@fault(19, "broker-out-of-memory", ("redis",), needs_private_broker=True)
+@fault(19, "broker-out-of-memory", ("redis",), private=True)
 def starve_the_broker(stage: Stage) -> None:
     """Redis has no memory left and refuses every write."""
     with redis.Redis.from_url(_url(stage)) as client:
@@ -72,7 +72,7 @@ def starve_the_broker(stage: Stage) -> None:
             client.config_set("maxmemory", "0")
 
 
-@fault(20, "broker-alarm", ("rabbitmq",), needs_private_broker=True)
+@fault(20, "broker-alarm", ("rabbitmq",), private=True)
 def raise_the_alarm(stage: Stage) -> None:
     """RabbitMQ's memory alarm goes off: it blocks whoever publishes."""
     assert isinstance(stage.broker, RabbitMQ)

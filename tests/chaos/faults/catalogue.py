@@ -13,7 +13,7 @@ BRIEF = (
 )  # fmt: skip
 
 
-@fault(26, "everything")
+@fault(26, "everything", private=True)
 def everything(stage: Stage) -> None:
     """Rings are doubled and late, replies are lost and children die, and six other faults follow each other."""
     for wire in stage.databases():
@@ -28,8 +28,7 @@ def everything(stage: Stage) -> None:
             wire.lose_replies(None)
 
 
-def of_lane(broker: str, *, private_broker: bool = True) -> list[Fault]:
+def of_lane(broker: str, *, private: bool = True) -> list[Fault]:
     """Return the faults that a broker knows, in the order of their numbers, the mixture last."""
-    known = [fault for fault in FAULTS.values() if broker in fault.lanes]
-    known = [fault for fault in known if private_broker or not fault.needs_private_broker]
+    known = [fault for fault in FAULTS.values() if broker in fault.lanes and (private or not fault.private)]
     return sorted(known, key=lambda fault: (fault.name == "everything", fault.number))

@@ -12,17 +12,16 @@ from tests.chaos.faults.registry import fault
 from tests.chaos.servers import administrator
 from tests.chaos.stage import Stage
 
-_OTHERS = "pid <> pg_backend_pid() AND application_name LIKE 'chaos-%' AND application_name NOT IN %s"
-_OURS = "('chaos-stage', 'chaos-administrator')"
+_OTHERS = "datname = %s AND application_name NOT IN ('chaos-stage', 'chaos-administrator')"
 
 
 @fault(10, "sessions-ended")
 def end_sessions(stage: Stage) -> None:
     """A random session of the database is ended, five times a second."""
-    with administrator(stage.postgres.url) as session:
-        sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
-        sql += _OTHERS.replace("%s", _OURS) + " ORDER BY random() LIMIT 1"
-        stage.again_and_again(8, 0.2, lambda: session.execute(sql))
+    name = connection.settings_dict["NAME"]
+    sql = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OTHERS} ORDER BY random() LIMIT 1"
+    with administrator(stage.database_url) as session:
+        stage.again_and_again(8, 0.2, lambda: session.execute(sql, [name]))
 
 
 @fault(11, "commits-cut")
@@ -64,16 +63,17 @@ def swallow_the_database(stage: Stage) -> None:
     stage.again_and_again(3, 0.5, storm)
 
 
-@fault(13, "database-restarted")
+@fault(13, "database-restarted", private=True)
 def restart_the_database(stage: Stage) -> None:
     """The database stops at once, without a word, recovers from its log, and is back."""
     connections.close_all()
+    assert stage.postgres is not None
     stage.postgres.stop(signal.SIGQUIT)
     stage.linger(1)
     stage.postgres.start()
 
 
-@fault(14, "database-read-only")
+@fault(14, "database-read-only", private=True)
 def refuse_writes(stage: Stage) -> None:
     """The database refuses every write, as after a fail-over to a replica or with a full disk."""
     _tell(stage, "default_transaction_read_only", "on")
@@ -83,11 +83,10 @@ def refuse_writes(stage: Stage) -> None:
         _tell(stage, "default_transaction_read_only", None)
 
 
-@fault(15, "serializable")
+@fault(15, "serializable", private=True)
 def serialize(stage: Stage) -> None:
     """Every transaction is serializable, and a session locks random rows for 300 ms again and again."""
-    name = str(connection.settings_dict["NAME"])
-    url = stage.postgres.url.rpartition("/")[0] + f"/{name}"
+    url = stage.database_url.rpartition("/")[0] + f"/{connection.settings_dict['NAME']}"
 
     def lock_rows() -> None:
         with administrator(url) as session, session.transaction():
@@ -110,6 +109,6 @@ def serialize(stage: Stage) -> None:
 
 
 def _tell(stage: Stage, name: str, value: str | None) -> None:
-    with administrator(stage.postgres.url) as session:
+    with administrator(stage.database_url) as session:
         session.execute(f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}")
         session.execute("SELECT pg_reload_conf()")

@@ -37,7 +37,7 @@ def kill_a_child(stage: Stage) -> None:
 @fault(2, "worker-killed")
 def kill_workers(stage: Stage) -> None:
     """A worker is killed with its children and replaced, three times."""
-    for _ in range(3):
+    for _ in range(stage.times(3)):
         stage.kill(stage.random.choice(stage.plain_workers()))
         _ready(stage.worker())
 
@@ -45,7 +45,7 @@ def kill_workers(stage: Stage) -> None:
 @fault(3, "all-workers-killed")
 def kill_all_workers(stage: Stage) -> None:
     """Every worker is killed at the same moment and replaced, twice."""
-    for _ in range(2):
+    for _ in range(stage.times(2)):
         for worker in list(stage.workers):
             stage.kill(worker)
         for worker in (stage.worker(), stage.worker(), stage.worker("threads", 8)):
@@ -87,7 +87,7 @@ def tasks_of(node: Node, tasks: list[str]) -> int:
 @fault(5, "leader-killed")
 def kill_leaders(stage: Stage) -> None:
     """The leader is killed and replaced, three times."""
-    for _ in range(3):
+    for _ in range(stage.times(3)):
         if leader := stage.leader():
             stage.kill(leader)
             _ready(stage.scheduler())
@@ -108,7 +108,7 @@ def freeze_the_leader(stage: Stage) -> None:
 @fault(7, "leader-terminated")
 def terminate_leaders(stage: Stage) -> None:
     """The leader is told to end and replaced, three times."""
-    for _ in range(3):
+    for _ in range(stage.times(3)):
         if leader := stage.leader():
             _end(stage, leader)
             _ready(stage.scheduler())

@@ -19,7 +19,7 @@ class Fault:
     name: str
     strike: Strike
     lanes: tuple[str, ...]
-    needs_private_broker: bool = False
+    private: bool = False
 
     @property
     def what(self) -> str:
@@ -31,12 +31,12 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    number: int, name: str, lanes: tuple[str, ...] = BOTH, *, needs_private_broker: bool = False
+    number: int, name: str, lanes: tuple[str, ...] = BOTH, *, private: bool = False
 ) -> Callable[[Strike], Strike]:
     """Enter a fault under its name."""
 
     def enter(strike: Strike) -> Strike:
-        FAULTS[name] = Fault(number, name, strike, lanes, needs_private_broker)
+        FAULTS[name] = Fault(number, name, strike, lanes, private)
         return strike
 
     return enter
