@@ -40,6 +40,7 @@ class NodeReport:
     active: Sequence[uuid.UUID] | None = None
     busy: int | None = None
     shards: Collection[int] | None = None
+    keeps_to_shards: bool | None = None
     scanned: float | None = None
     started: float | None = None
     skew: float | None = None
@@ -47,7 +48,9 @@ class NodeReport:
 
     def columns(self) -> dict[str, Any]:
         """Return what is told, as columns of the node's row."""
-        told: dict[str, Any] = {"skew": self.skew, "draining": self.draining}
+        told: dict[str, Any] = {
+            "skew": self.skew, "draining": self.draining, "keeps_to_shards": self.keeps_to_shards,
+        }  # fmt: skip
         if self.active is not None:
             number = len(self.active) if self.busy is None else self.busy
             told["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}
@@ -80,6 +83,12 @@ def versions() -> dict[str, str]:
 def here() -> NodeQuerySet:
     """Return the nodes of this region that have neither left nor been declared dead."""
     return Node.objects.using(database()).alive().filter(region=conf.settings().REGION)
+
+
+def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
+    """Return this region's schedulers that live and do not drain, with the shards that each was told to keep to."""
+    rows = here().filter(kind=NodeKind.SCHEDULER, draining=False).values_list("pk", "shards", "keeps_to_shards")
+    return {node: frozenset(shards or ()) if keeps else None for node, shards, keeps in rows}
 
 
 def timeout() -> float:

@@ -232,7 +232,7 @@ def test_by_their_ids_too_a_row_that_came_too_late_expires() -> None:
 def test_a_node_claims_the_rows_of_its_shards_and_what_nobody_serves() -> None:
     now = database_now()
     mine, others = a_task(shard_key=3), a_task(shard_key=4)
-    unserved = a_task(shard_key=5, due=-UNSERVED_AFTER)
+    unserved = a_task(shard_key=5, due=-UNSERVED_AFTER - 1)
     claimed = claims.claim(QUEUE, now, 10, PLACE.node, frozenset({3}))
     assert {ring.task_id for ring in claimed} == {mine.pk, unserved.pk}
     assert Task.objects.pending().get().pk == others.pk
