@@ -51,9 +51,12 @@ class Door:
         """Return whether Redis took our last request."""
         return self._shut_until is None
 
-    def through(self, act: Callable[[Any], T], otherwise: T) -> T:
-        """Return what ``act`` returns for the client; ``otherwise`` while Redis is away. Never raises RedisError."""
-        if not self._allows():
+    def through(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
+        """Return what ``act`` returns for the client; ``otherwise`` while Redis is away. Never raises RedisError.
+
+        Without ``probe`` a shut door is not tried: for callers whose time is dear, while others try it.
+        """
+        if not (self._allows() if probe else self.open()):
             return otherwise
         try:
             found = act(self.client)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connections
 
@@ -21,6 +21,8 @@ from django_durable_tasks import conf
 from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.nearby.redis_door import Door
 
+T = TypeVar("T")
+_SCRIPTS = ("add", "discard", "pop", "peek", "filled")
 _BATCH = 500
 _FARTHEST = 5_000
 _SPARE = 3_600_000
@@ -60,13 +62,16 @@ def _due_of(member: str, score: str) -> Due:
 
 
 class RedisDueIndex:
-    """The shared form of ``DueIndex``; while Redis is away it is empty and takes nothing."""
+    """The shared form of ``DueIndex``; while Redis is away it is empty and takes nothing.
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    Without ``probe`` somebody else must try whether Redis is back.
+    """
+
+    def __init__(self, door: Door, *, probe: bool = True) -> None:
+        self._door, self._probe = door, probe
         names = scope()
         self._keys = [f"{names}:due_tasks", f"{names}:due_members", f"{names}:due_filled"]
-        self._scripts = {name: door.client.register_script(_script(name)) for name in ("add", "discard", "pop", "peek")}
+        self._scripts = {name: door.client.register_script(_script(name)) for name in _SCRIPTS}
         self._untold = False
         self._filled_until: datetime | None = None
 
@@ -110,17 +115,25 @@ class RedisDueIndex:
         return [_due_of(answer[n], answer[n + 1]) for n in range(1, len(answer), 2)]
 
     def __len__(self) -> int:
-        return int(self._door.through(lambda client: client.zcard(self._keys[0]), 0))
+        return int(self._through(lambda client: client.zcard(self._keys[0]), 0))
 
     def close(self) -> None:
         """Let go; the set stays, for it is everybody's."""
         self._filled_until = None
 
-    def filled(self, until: datetime) -> None:
-        """Mark that all rows due before ``until`` are in the set; the mark ends at that time by itself."""
-        stamp = instant_ms(until)
-        if self._door.through(lambda client: client.set(self._keys[2], stamp, pxat=stamp), None):
-            self._filled_until = until
+    def filled(self, until: datetime) -> bool:
+        """Mark that all rows due before ``until`` are in the set; the mark ends at that time by itself.
+
+        False, and no mark, when the one that we saw last is gone: somebody lost a change.
+        """
+        seen = "" if self._filled_until is None else str(instant_ms(self._filled_until))
+        mark = self._scripts["filled"]
+        done = self._through(lambda _: mark(keys=self._keys[2:], args=[str(instant_ms(until)), seen]), 0)
+        self._filled_until = until if done else None
+        return bool(done)
+
+    def _through(self, act: Callable[[Any], T], otherwise: T) -> T:
+        return self._door.through(act, otherwise, probe=self._probe)
 
     def _tell(self, name: str, arguments: Sequence[str]) -> None:
         """Change the set. A change that was lost is owned up to: the mark goes, and the leader fills the set again."""
@@ -131,10 +144,10 @@ class RedisDueIndex:
             self._scripts[name](keys=self._keys[:2], args=arguments)
             return True
 
-        self._untold = not self._door.through(act, False)
+        self._untold = not self._through(act, False)
 
     def _ask(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        answer: list[Any] = self._door.through(lambda _: self._scripts[name](keys=self._keys, args=arguments), [])
+        answer: list[Any] = self._through(lambda _: self._scripts[name](keys=self._keys, args=arguments), [])
         self._filled_until = from_ms(int(answer[0])) if answer and answer[0] else None
         return answer
 

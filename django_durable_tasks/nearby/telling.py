@@ -30,6 +30,8 @@ logger = logging.getLogger("django_durable_tasks.nearby")
 INTERVAL = 0.05
 _SKEW = timedelta(seconds=600)
 _PAGE = 500
+_MARGIN = timedelta(seconds=2)
+"""Births are told a little beyond the horizon, so that none falls between its teller's clock and the leader's."""
 
 
 def lookahead() -> float:
@@ -118,7 +120,7 @@ class Teller:
             ]
             index = self._shared_index()
             if index is not None:
-                _update(index, rows, batch, now, now + _horizon())
+                _update(index, rows, batch, now, now + _horizon() + _MARGIN)
             soon = now + timedelta(seconds=lookahead())
             first = min([(row.at, row.queue) for row in rows] + [(at, "") for at in batch.moved_to], default=None)
             if first is not None and first[0] <= soon and self._rows.allows():

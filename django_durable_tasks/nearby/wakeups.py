@@ -29,7 +29,7 @@ _GLANCE = 0.5
 _GAP = 0.01
 _ECHO = 1.2 * INTERVAL
 _TEST_EVERY, _TEST_WITHIN = 30.0, 3.0
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _DEAF_PAUSE = 0.5, 5.0, 60.0
 
 
 class Way(Protocol):
@@ -47,6 +47,9 @@ class Way(Protocol):
 
     def send(self, note: Note) -> bool:
         """Send a note by this way alone; False where it did not leave."""
+
+    def doubtful(self) -> bool:
+        """Return whether others of this process found the way broken."""
 
     def close(self) -> None:
         """Hang up."""
@@ -75,11 +78,11 @@ class Listener(threading.Thread):
                 self._listen()
             except Exception as error:  # drivers differ in what they raise, and this thread must not end
                 self._lost(f"{self._way.name} does not serve ({type(error).__name__})")
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 logger.debug("Listening by %s failed.", self._way.name, exc_info=True)
             finally:
                 self._way.close()
             self._stop_asked.wait(self._pause)
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def stop(self, wait: float = 2.0) -> None:
         """Ask the thread to end, and wait for it so many seconds."""
@@ -91,6 +94,7 @@ class Listener(threading.Thread):
         while not self._stop_asked.is_set():
             if not self._proved():
                 self._lost(self._way.unheard)
+                self._pause = _LONGEST_PAUSE if self._way.doubtful() else _DEAF_PAUSE
                 return
             self._hear([note for text in self._way.wait(self._patience()) if (note := read(text))])
 
@@ -99,7 +103,7 @@ class Listener(threading.Thread):
         now = time.monotonic()
         if self._word:
             return now - self._word_sent < _TEST_WITHIN
-        if now >= self._test_at:
+        if now >= self._test_at or self._way.doubtful():
             self._word, self._word_sent = uuid.uuid4().hex, now
             return self._way.send(Note(Kind.TEST, datetime.now(UTC), self._word))
         return True

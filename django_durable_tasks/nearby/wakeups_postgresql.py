@@ -49,6 +49,10 @@ class NotificationWay:
         with own():
             return send_by_postgresql(note)
 
+    def doubtful(self) -> bool:
+        """Return False: a broken connection is noticed by who waits on it."""
+        return False
+
     def close(self) -> None:
         """Hang up."""
         driver, self._driver = self._driver, None

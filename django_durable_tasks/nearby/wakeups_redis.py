@@ -42,6 +42,11 @@ class ChannelWay:
         """Publish through the door, as every process does."""
         return send_by_redis(note)
 
+    def doubtful(self) -> bool:
+        """Return whether the door is shut."""
+        door = redis_door.door()
+        return door is None or not door.open()
+
     def close(self) -> None:
         """Hang up."""
         subscription, self._subscription = self._subscription, None

@@ -25,6 +25,7 @@ from django_durable_tasks.lifecycle import (
 )
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.nearby import filling, redis_door
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _SPREADING = 2.0
@@ -144,6 +145,14 @@ def end_late_workflows(now: datetime, vigil: Vigil) -> int:
     return reached
 
 
+def fill_due_index(now: datetime, vigil: Vigil) -> int:
+    """Keep the due index in Redis filled up to DUE_HORIZON; nothing without REDIS_URL, and nothing to dispatch."""
+    if redis_door.url() is not None:
+        with own():
+            filling.fill(now)
+    return 0
+
+
 class FindDeleted:
     """Look for upstreams whose rows are gone, a window of edges at a time."""
 
@@ -198,6 +207,7 @@ def duties() -> tuple[Duty, ...]:
         Duty("count_endings", count_endings, every=min(0.5, settings().POLL)),
         Duty("finish_starts", finish_starts, every=5.0),
         Duty("end_late_workflows", end_late_workflows, every=1.0),
+        Duty("fill_due_index", fill_due_index, every=1.0),
         Duty("find_deleted", FindDeleted(), every=10.0),
         Duty("let_held_go", let_held_go, every=min(1.0, settings().POLL)),
         Duty("recompute_fires", RecomputeFires(), every=1.0),

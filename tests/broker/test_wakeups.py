@@ -52,6 +52,7 @@ def sleeping(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Give what makes a sleeper that listens under these settings."""
     monkeypatch.setattr(wakeups, "_TEST_EVERY", 0.3)
     monkeypatch.setattr(redis_door, "PAUSE", 0.3)
+    monkeypatch.setattr(wakeups, "_LONGEST_PAUSE", 0.3)
     started: list[Sleeper] = []
 
     def start(state: str = BY_POSTGRESQL, **keys: Any) -> Sleeper:
@@ -187,6 +188,7 @@ def test_notifications_that_do_not_arrive_are_found_out(
 ) -> None:
     """A listener in another database hears as little as one behind a transaction pooler."""
     monkeypatch.setattr(wakeups, "_TEST_WITHIN", 0.3)
+    monkeypatch.setattr(wakeups, "_DEAF_PAUSE", 0.3)
     deaf = {**connections.settings["default"], "NAME": "postgres"}
     monkeypatch.setitem(connections.settings, "deaf", deaf)
     sleeper = sleeping("polling every 0.2 s (a notification to itself did not come", LISTEN_DATABASE="deaf")
