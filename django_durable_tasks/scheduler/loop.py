@@ -41,7 +41,7 @@ class Scheduler:
         self.name = name or f"scheduler@{platform.node()}:{os.getpid()}"
         self.leader = Leader(self.node)
         self.dispatching = Dispatching(self.node, MemoryDueIndex(), self._attempt)
-        self._told_shards = shards
+        self.dispatching.shards = self._told_shards = shards
         self._beat = NodeBeat(self.node, self.name, NodeKind.SCHEDULER, self._report)
         self._vigil, self._rota = Vigil(), Rota()
         self._look_at = self._recur_at = 0.0
