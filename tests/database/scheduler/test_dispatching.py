@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from django_durable_tasks.celery import publisher
-from django_durable_tasks.lifecycle import limits, queues, transitions
+from django_durable_tasks.lifecycle import limits, nodes, queues, transitions
 from django_durable_tasks.models import Task
 from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
@@ -89,9 +89,9 @@ def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> N
     for scheduler in (one, two):
         scheduler._look_at = 0.0
         scheduler.round()
-    assert two.dispatching.shards == {1, 2}
+    assert two.dispatching.shards == frozenset({1, 2})
     assert one.dispatching.shards == frozenset(range(SHARDS)) - {1, 2}
-    two._beat.leave()
+    nodes.leave(two.node)
     one._look_at = 0.0
     one.round()
     assert one.dispatching.shards is None
