@@ -173,6 +173,7 @@ def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_qu
     told = Node.objects.get(pk=node.pk)
     assert told.active == {"number": 25, "ids": [str(one) for one in tasks[:20]]}
     assert (told.shards, told.skew, told.draining, told.last_start_at) == ([1, 3], -0.25, False, None)
+    assert told.last_scan_at is not None
     assert told.last_scan_at < database_now()
     assert nodes.beat(node.pk, NodeReport(draining=True))
     assert nodes.beat(node.pk)
@@ -190,4 +191,4 @@ def test_a_node_that_drains_counts_no_slots() -> None:
 def test_a_node_says_which_releases_it_runs() -> None:
     node = a_node()
     nodes.register(node.pk, "a", NodeKind.WORKER)
-    assert set(Node.objects.get(pk=node.pk).versions) == {"package", "python", "tzdata", "django", "celery"}
+    assert set(Node.objects.get(pk=node.pk).versions or {}) == {"package", "python", "tzdata", "django", "celery"}
