@@ -14,7 +14,8 @@ from tests.chaos.invariants.order import observed
 from tests.chaos.invariants.runs import no_ghost_runs, overlapping, starts
 from tests.chaos.records import ACCEPTED, History
 
-CONTACT_ERRORS = ("kills", "replies lost", "replies to COMMIT lost")
+KILLS, REPLIES_LOST, COMMITS_CUT = "kills", "replies lost", "replies to COMMIT lost"
+_COLUMNS = (KILLS, REPLIES_LOST, COMMITS_CUT, "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ def figures(
         "tasks": len(history.rows),
         "runs": sum(1 for _ in starts(history)),
         "faults": sum(1 for window in windows if window.number),
-        "kills": notes.get("kills", 0),
-        "replies_lost": notes.get("replies lost", 0),
-        "commits_cut": notes.get("replies to COMMIT lost", 0),
+        "kills": notes.get(KILLS, 0),
+        "replies_lost": notes.get(REPLIES_LOST, 0),
+        "commits_cut": notes.get(COMMITS_CUT, 0),
         "lost": _lost(history),
         "accepted_twice": _accepted_twice(history),
         "ghost_runs": sum(1 for _ in no_ghost_runs(history)),
@@ -63,7 +64,7 @@ def figures(
         "throughput": {name: rate(history, stretch) for name, stretch in _stretches(windows).items()},
         "windows": [_shown(history, window) for window in windows],
         "statuses": dict(Counter(row.status for row in history.rows.values())),
-        "notes": {name: number for name, number in notes.items() if name not in (*CONTACT_ERRORS, "baseline")},
+        "notes": {name: number for name, number in notes.items() if name not in _COLUMNS},
     }  # fmt: skip
 
 

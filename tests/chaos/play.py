@@ -110,6 +110,7 @@ def _struck(stage: Stage, one: Fault) -> Window:
     """Strike, and measure how long it then takes until all that was due has been started and what ran has ended."""
     began = bodies.now()
     one.strike(stage)
+    stage.mend()
     over, moment = bodies.now(), time.monotonic()
     limit = datetime.fromtimestamp(over, UTC)
     unstarted = Q(status__in=("PENDING", "QUEUED"), failures=0)

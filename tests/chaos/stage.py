@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ class Stage:
         self.orders, self.book, self.stop = folder / "rings.json", folder / "enqueued.jsonl", folder / "stop"
         self.schedulers, self.workers, self.gone = list[Program](), list[Program](), list[Program]()
         self.notes: Counter[str] = Counter()
+        self.roles, self._numbers = dict[str, str](), count(1)
         self.fleet = Fleet(
             folder, SETTINGS, DJANGO_SETTINGS_MODULE="tests.chaos.settings", **{VARIABLE: str(self.orders)}
         )
@@ -49,8 +51,11 @@ class Stage:
 
     def scheduler(self, **environment: str) -> Program:
         """Start one more scheduler."""
-        self.schedulers.append(self.fleet.scheduler(**self.wired("scheduler"), **environment))
-        return self.schedulers[-1]
+        role = f"scheduler-{next(self._numbers)}"
+        program = self.fleet.scheduler(**{**self.wired("scheduler"), "CHAOS_ROLE": role, **environment})
+        self.roles[program.name] = role
+        self.schedulers.append(program)
+        return program
 
     def worker(self, pool: str = "prefork", slots: int = 2, **environment: str) -> Program:
         """Start one more worker."""
@@ -116,6 +121,19 @@ class Stage:
             if program in group:
                 group.remove(program)
         self.gone.append(program)
+
+    def mend(self) -> None:
+        """Replace what ended by itself, as a supervisor would; how often that was needed is told."""
+        for program in [one for one in [*self.schedulers, *self.workers] if not one.alive()]:
+            self.notes["processes that ended by themselves"] += 1
+            scheduler = program in self.schedulers
+            self.struck(program)
+            if scheduler:
+                self.scheduler()
+            elif "threads" in program.arguments:
+                self.worker("threads", 8)
+            else:
+                self.worker()
 
     def plain_workers(self) -> list[Program]:
         """Give the workers whose bodies run in children."""

@@ -16,16 +16,11 @@ BRIEF = (
 @fault(26, "everything", private=True)
 def everything(stage: Stage) -> None:
     """Rings are doubled and late, replies are lost and children die, and six other faults follow each other."""
-    for wire in stage.databases():
-        wire.lose_replies(lambda data: stage.random.random() < (0.05 if b"COMMIT" in data else 0.002))
-    try:
-        with stage.on_the_wire('{"copies": 2, "delay": 2}'):
-            for name in stage.random.sample(BRIEF, 6):
-                processes.kill_a_child(stage)
-                FAULTS[name].strike(stage)
-    finally:
-        for wire in stage.databases():
-            wire.lose_replies(None)
+    copies = '{"copies": 2, "delay": 2}'
+    with database.replies_lost(stage, 0.05, 0.002), stage.on_the_wire(copies):
+        for name in stage.random.sample(BRIEF, 6):
+            processes.kill_a_child(stage)
+            FAULTS[name].strike(stage)
 
 
 def of_lane(broker: str, *, private: bool = True) -> list[Fault]:

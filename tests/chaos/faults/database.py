@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 from django.db import connection, connections
 
 from tests.chaos.faults.registry import fault
+from tests.chaos.figures import COMMITS_CUT, REPLIES_LOST
 from tests.chaos.servers import administrator
 from tests.chaos.stage import Stage
+from tests.waiting import until
 
 _OTHERS = "datname = %s AND application_name NOT IN ('chaos-stage', 'chaos-administrator')"
 
@@ -27,19 +31,28 @@ def end_sessions(stage: Stage) -> None:
 @fault(11, "commits-cut")
 def cut_commits(stage: Stage) -> None:
     """COMMIT and other statements are done by the server, and the connection breaks before their reply."""
+    with replies_lost(stage, 0.25, 0.02):
+        stage.linger(12)
+        until(lambda: stage.notes[COMMITS_CUT], within=30, message="a COMMIT is cut")
+
+
+@contextmanager
+def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[None]:
+    """Lose the replies to such shares of all that is sent to the database."""
     lock = threading.Lock()
 
     def unlucky(data: bytes) -> bool:
+        commits = b"COMMIT" in data
         with lock:
-            lost = stage.random.random() < (0.25 if b"COMMIT" in data else 0.02)
-            stage.notes["replies lost"] += lost
-            stage.notes["replies to COMMIT lost"] += lost and b"COMMIT" in data
+            lost = stage.random.random() < (of_commits if commits else of_others)
+            stage.notes[REPLIES_LOST] += lost
+            stage.notes[COMMITS_CUT] += lost and commits
         return lost
 
     for wire in stage.databases():
         wire.lose_replies(unlucky)
     try:
-        stage.linger(12)
+        yield
     finally:
         for wire in stage.databases():
             wire.lose_replies(None)

@@ -12,6 +12,7 @@ from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
 from tests.chaos import bodies
 from tests.chaos.faults.registry import fault
+from tests.chaos.servers import administrator
 from tests.chaos.stage import Stage, ask, children
 from tests.processes.fleet import Program
 from tests.waiting import until
@@ -96,13 +97,32 @@ def kill_leaders(stage: Stage) -> None:
 @fault(6, "leader-frozen")
 def freeze_the_leader(stage: Stage) -> None:
     """The leader is frozen past its lease, inside of a transaction if one can be caught, and wakes among others."""
-    if leader := stage.leader():
+    leader = stage.leader()
+    if leader is None:
+        return
+    try:
+        until(lambda: _frozen_in_a_transaction(stage, leader), within=6)
+        stage.notes["leaders frozen inside of a transaction"] += 1
+    except AssertionError:
         leader.freeze()
-        try:
-            stage.linger(8)
-        finally:
-            leader.thaw()
-        stage.linger(2)
+    try:
+        stage.linger(8)
+    finally:
+        leader.thaw()
+    stage.linger(2)
+
+
+def _frozen_in_a_transaction(stage: Stage, leader: Program) -> bool:
+    """Freeze it, and let it go on unless the database says that it has stopped between two statements."""
+    leader.freeze()
+    with administrator(stage.database_url) as session:
+        found = session.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND state LIKE 'idle in transaction%%'",
+            [f"chaos-{stage.roles[leader.name]}"],
+        ).fetchone()
+    if found is None:
+        leader.thaw()
+    return found is not None
 
 
 @fault(7, "leader-terminated")

@@ -67,11 +67,11 @@ def _successes(history: History) -> Iterator[str]:
 
 
 def overlaps_are_told(history: History) -> Iterator[str]:
-    """H5: two runs of a task overlap only where the earlier one lost its lease."""
+    """H5: two runs of a task overlap only where the earlier attempt lost its lease."""
     lost = {(log.task, log.attempt) for log in history.logs if log.status == "LOST"}
     for task, earlier, later in overlapping(history):
         if (task, earlier) not in lost:
-            yield f"{task} attempt {later} began while attempt {earlier} ran and was not lost"
+            yield f"{task} attempts {earlier} and {later} ran at once, and attempt {earlier} was not lost"
 
 
 def effects_happen_once(history: History) -> Iterator[str]:
@@ -94,7 +94,10 @@ def starts(history: History) -> Iterator[Change]:
 
 
 def overlapping(history: History) -> Iterator[tuple[str, int, int]]:
-    """Give the task and the numbers of two runs of which the later began before the earlier had ended."""
+    """Give the task and the numbers of two attempts that ran at once, the lower first.
+
+    A process that was frozen between its start and its body begins the lower one when the higher one runs already.
+    """
     ends = {(mark.task, mark.run): mark.at for mark in history.marks if not mark.begins}
     begun = defaultdict[str, list[Mark]](list)
     for mark in history.marks:
@@ -104,4 +107,4 @@ def overlapping(history: History) -> Iterator[tuple[str, int, int]]:
         ordered = sorted(marks, key=lambda mark: mark.at)
         for earlier, later in pairwise(ordered):
             if ends.get((task, earlier.run), float("inf")) > later.at:
-                yield task, earlier.attempt, later.attempt
+                yield task, *sorted((earlier.attempt, later.attempt))

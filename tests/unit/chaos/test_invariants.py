@@ -101,3 +101,8 @@ def test_a_late_run_does_not_hide_behind_an_early_one() -> None:
     fires = (Fire("table", 100.0, "fired", 2), Fire("table", 150.0, "second", 2))
     marks = (*GOOD.marks, Mark("second", 1, "s1", True, 101.0))
     assert len(violations(but(timetables=(table,), fires=fires, marks=marks))["H7"]) == 2
+
+
+def test_a_lost_run_whose_process_slept_before_its_body_may_begin_after_the_next_one() -> None:
+    woken = tuple(Mark("twice", 1, "t1", True, 20.5) if mark.run == "t1" else mark for mark in GOOD.marks)
+    assert violations(but(marks=woken))["H5"] == []
