@@ -77,7 +77,7 @@ class Dispatching:
         self._clock: reckoning.Look | None = None
         self._heads: dict[str, datetime] = {}
         self._poll_at = self._busy_until = 0.0
-        self._popped_nothing = False
+        self._popped_nothing = self._asked = False
 
     @property
     def now(self) -> datetime:
@@ -92,6 +92,10 @@ class Dispatching:
         if mine != self.shards:
             self.shards, self._poll_at = mine, 0.0
 
+    def look_now(self) -> None:
+        """Poll at the next turn: rows were born or moved that are due soon; safe from other threads."""
+        self._asked = True
+
     def hurry(self) -> None:
         """Poll at the next turn, and often for some seconds."""
         self._poll_at, self._busy_until = 0.0, time.monotonic() + _BUSY_FOR
@@ -99,7 +103,7 @@ class Dispatching:
     def turn(self) -> int:
         """Publish what has become due; return how many rows."""
         sent = self._at_their_instant()
-        if time.monotonic() >= self._poll_at:
+        if self._asked or time.monotonic() >= self._poll_at:
             sent += self.poll()
         if sent:
             self.sent_at = time.monotonic()
@@ -108,6 +112,7 @@ class Dispatching:
 
     def poll(self) -> int:
         """Publish what is due, by the rows; look ahead. Return how many rows were published."""
+        self._asked = False  # first, so that what is asked for meanwhile is done
         with own():
             self._clock = reckoning.look()
             self._heads = claims.heads()
@@ -173,6 +178,8 @@ class Dispatching:
 
     def rest(self) -> float:
         """Return how long (seconds) there is nothing to publish, at most until the next poll."""
+        if self._asked:
+            return 0.0
         now = self.now
         instants = [head for head in self._heads.values() if head > now]
         next_at = self.index.next_at()

@@ -22,7 +22,8 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.lifecycle.nodes import NodeReport, Vigil
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.nearby.memory import MemoryDueIndex
+from django_durable_tasks.nearby.shared import due_index
+from django_durable_tasks.nearby.wakeups import Wakeups
 from django_durable_tasks.rules.shards import shards_of
 from django_durable_tasks.scheduler.dispatching import Dispatching
 from django_durable_tasks.scheduler.duties import Rota
@@ -40,8 +41,9 @@ class Scheduler:
         self.node = uuid.uuid4()
         self.name = name or f"scheduler@{platform.node()}:{os.getpid()}"
         self.leader = Leader(self.node)
-        self.dispatching = Dispatching(self.node, MemoryDueIndex(), self._attempt)
+        self.dispatching = Dispatching(self.node, due_index(), self._attempt)
         self.dispatching.shards = self._told_shards = shards
+        self.wakeups = Wakeups(self._woken_by_rows, self._woken_by_endings)
         self._beat = NodeBeat(self.node, self.name, NodeKind.SCHEDULER, self._report)
         self._vigil, self._rota = Vigil(), Rota()
         self._look_at = self._recur_at = 0.0
@@ -53,10 +55,10 @@ class Scheduler:
         """Run until ``stop``; then resign and say goodbye."""
         self._beat.start()
         self.leader.start()
+        self.wakeups.start()
         while not self._stopping:
-            delay = self.round()
-            with suppress(Empty):
-                self._wake.get(timeout=delay)
+            self._sleep(self.round())
+        self.wakeups.stop()
         self.leader.stop()
         self._beat.leave()
 
@@ -72,6 +74,20 @@ class Scheduler:
     def stop(self) -> None:
         """Ask the loop to end after the round in hand; safe in a signal handler, where an Event could deadlock."""
         self._stopping = True
+        self._wake.put(None)
+
+    def _sleep(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._wake.get(timeout=seconds)
+            while True:
+                self._wake.get_nowait()
+
+    def _woken_by_rows(self, at: datetime) -> None:
+        self.dispatching.look_now()
+        self._wake.put(None)
+
+    def _woken_by_endings(self) -> None:
+        self._rota.hurry()
         self._wake.put(None)
 
     def round(self) -> float:

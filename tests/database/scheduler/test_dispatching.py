@@ -108,3 +108,16 @@ def test_entries_of_the_index_are_nobodys_promise(scheduler: Scheduler) -> None:
     _rung(scheduler, unknown)
     row.refresh_from_db()
     assert row.status == Status.PENDING
+
+
+def test_a_row_that_is_born_due_soon_is_looked_for_at_once(scheduler: Scheduler) -> None:
+    scheduler.round()
+    hands = scheduler.dispatching
+    hands._poll_at = float("inf")
+    row = a_task(due=0.5)
+    assert scheduler.round() > 0
+    assert len(hands.index) == 0
+    scheduler._woken_by_rows(row.run_at)
+    assert hands.rest() == 0
+    scheduler.round()
+    assert len(hands.index) == 1
