@@ -14,7 +14,7 @@ import psycopg
 import redis
 
 from tests.addresses import problem_at
-from tests.starting import start_postgresql, start_rabbitmq, start_redis
+from tests.starting import _program, start_postgresql, start_rabbitmq, start_redis
 from tests.waiting import until
 
 PATIENCE = 60
@@ -93,7 +93,7 @@ class RabbitMQ:
         place = next(place for place in _processes() if mark in _read(place / "environ") and _is_beam(place))
         words = (word.decode().partition("=") for word in _read(place / "environ").split(b"\0") if word)
         self._environment = {name: value for name, _, value in words}
-        self._tool = f"{self._environment['RABBITMQ_HOME']}/sbin/rabbitmqctl"
+        self._tool = str(_program("rabbitmq", "rabbitmqctl"))
 
     def tell(self, *words: str) -> str:
         """Run its tool."""

@@ -107,4 +107,4 @@ def overlapping(history: History) -> Iterator[tuple[str, int, int]]:
         ordered = sorted(marks, key=lambda mark: mark.at)
         for earlier, later in pairwise(ordered):
             if ends.get((task, earlier.run), float("inf")) > later.at:
-                yield task, *sorted((earlier.attempt, later.attempt))
+                yield task, min(earlier.attempt, later.attempt), max(earlier.attempt, later.attempt)
