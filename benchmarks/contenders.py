@@ -224,7 +224,7 @@ class DatabaseQueue:
     settings: str = ""
     ready: bool = field(default=False, init=False)
 
-    def tell(self, verb: str, n: int, **more: int) -> float:
+    def tell(self, verb: str, n: int, **more: int | str) -> float:
         """Do a verb of the peer's program; the database is made before the first."""
         command = [self.python, "-m", self.program]
         variables = {"BENCHMARK_DATABASE": self.servers.database(self.name), "DJANGO_SETTINGS_MODULE": self.settings}

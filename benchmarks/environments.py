@@ -46,6 +46,7 @@ def known() -> dict[str, Peer]:
                 "packaging",
             ),
         ),
+        Peer("pgqueuer", ("pgqueuer>=0.25,<2", "asyncpg")),
         Peer("oban", ("oban>=0.7,<1", "psycopg[binary,pool]"), (3, 12)),
     )
     return {peer.name: peer for peer in peers}

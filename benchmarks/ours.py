@@ -8,14 +8,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import django
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
+
+from benchmarks.peers.instants import instants
 
 _WARM_UP = 50
 
@@ -55,6 +57,17 @@ def bulk(n: int) -> float:
     _truncate()
     began = time.perf_counter()
     noop.schedule_many([(number,) for number in range(n)])
+    return time.perf_counter() - began
+
+
+def later(n: int, rate: int, ahead: float) -> float:
+    """Schedule n tasks, due at so many a second, the first in ``ahead`` seconds."""
+    from benchmarks.project.tasks import stamp  # noqa: PLC0415 - tasks load after Django
+
+    began = time.perf_counter()
+    with transaction.atomic():
+        for due in instants(n, rate, ahead):
+            stamp.using(run_at=datetime.fromtimestamp(due, UTC)).schedule(due)
     return time.perf_counter() - began
 
 
@@ -139,6 +152,7 @@ def main(verb: str, given: dict[str, Any]) -> None:
     django.setup()
     verbs: dict[str, Callable[..., float | None]] = {
         "prepare": prepare, "enqueue": enqueue, "bulk": bulk, "loop": loop, "recurring": recurring, "tick": tick,
+        "later": later,
     }  # fmt: skip
     seconds = verbs[verb](**given)
     print(json.dumps({"seconds": seconds}))

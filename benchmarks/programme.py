@@ -9,10 +9,11 @@ from functools import partial
 from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
 from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
+from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
 from benchmarks.servers import Servers
 
-DEFAULT_N = {"enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000}
+DEFAULT_N = {"enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000, "lag": 2_000}
 BULK_TIMES = 10
 """A bulk call makes so many times more rows than single calls are made."""
 
@@ -32,8 +33,11 @@ _PROGRAMS = {
     "procrastinate": ("benchmarks.peers.procrastinate_jobs", ""),
     "django-ox": ("benchmarks.peers.ox.jobs", "benchmarks.peers.ox.settings"),
     "oban": ("benchmarks.peers.oban_jobs", ""),
+    "pgqueuer": ("benchmarks.peers.pgqueuer_jobs", ""),
 }
 _BEAT = "django-celery-beat"
+_ONLY_LAG = frozenset({"pgqueuer"})
+_WITHOUT_LAG = frozenset({"django-ox"})
 _CONCURRENCIES = {"procrastinate": (1, 20), "django-ox": (1, 4)}
 
 
@@ -67,6 +71,8 @@ def enqueue(stage: Stage) -> list[Contender]:
     found.append(_contender(stage, "enqueue", "single, not rung", OURS, None, unrung))
     found.append(_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many))
     for name, peer in _queues(stage).items():
+        if name in _ONLY_LAG:
+            continue
         found.append(_contender(stage, "enqueue", "single", name, None, partial(peer.tell, "enqueue", stage.n)))
         found.append(_contender(stage, "enqueue", "bulk", name, None, partial(peer.tell, "bulk", many), n=many))
     return found
@@ -144,6 +150,23 @@ def graph(stage: Stage) -> list[Contender]:
     return found
 
 
+def lag(stage: Stage) -> list[Contender]:
+    """Compare how late one-off tasks start, due at 100 and at 500 a second. Ours and Celery's on Redis."""
+    ours, found = OurLag(stage.servers, "redis"), []
+    celery = CeleryLag(stage.servers, "redis", stage.pythons["celery"]) if "celery" in stage.pythons else None
+    for rate in RATES:
+        what, n = f"due at {rate}/s", stage.n * (1 if rate == RATES[0] else 2)
+        found.append(_contender(stage, "lag", what, OURS, "redis", partial(ours.start_late, n, rate), n=n))
+        if celery is not None:
+            measure = partial(celery.start_late, n, rate)
+            found.append(_contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None))
+        for name, peer in _queues(stage).items():
+            if name not in _WITHOUT_LAG:
+                measure = partial(QueueLag(peer).start_late, n, rate)
+                found.append(_contender(stage, "lag", what, name, None, measure, n=n))
+    return found
+
+
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
-    "enqueue": enqueue, "run": run, "dispatch": dispatch, "recurring": recurring, "graph": graph,
+    "enqueue": enqueue, "run": run, "dispatch": dispatch, "recurring": recurring, "graph": graph, "lag": lag,
 }  # fmt: skip

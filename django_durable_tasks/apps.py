@@ -21,6 +21,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.lifecycle.cancellation import Verbs
         from django_durable_tasks.lifecycle.first_rows import write_first_rows
         from django_durable_tasks.management.durable.declaring import after_migrate
+        from django_durable_tasks.nearby.telling import Teller
         from django_durable_tasks.targets import audit, carry, end_of_workflow, maps  # noqa: F401 - all processes know them
 
         filesystem.register()
@@ -30,6 +31,7 @@ class DurableTasksConfig(AppConfig):
             schedule_verbs=doors.Doors(),
             queue_port=publisher.queue_of,
             broker_port=dispatcher.broker_open,
+            due_port=Teller(),
         )
         handlers.connect()
         worker.connect()

@@ -77,6 +77,8 @@ _ALL = (
             "Write 'isolation_level': 'read committed' in OPTIONS of this entry of DATABASES."),
     Finding("E014", "The schedule {name!r} cannot be used: {reason}",
             "Correct @recurring or DURABLE_TASKS['SCHEDULES']; `manage.py durable sync --dry-run` shows the rest."),
+    Finding("E015", "DURABLE_TASKS['LISTEN_DATABASE'] is {alias!r}: {reason}.",
+            "Name an entry of DATABASES that reaches the same PostgreSQL directly, or leave the key out."),
     Finding("W001", "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers waiting "
             "messages again and again (the doubles are dropped, but each costs a statement).",
             "Let CELERY_BROKER_TRANSPORT_OPTIONS['visibility_timeout'] be longer than the longest lease."),
@@ -135,12 +137,24 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     if settings.DATABASE not in connections.settings:
         known = ", ".join(sorted(connections.settings))
         return [*found, FINDINGS["E002"](alias=settings.DATABASE, known=known)]
+    found += _listening(settings)
     if nodes.timeout() < 2 * settings.NODE_HEARTBEAT:
         found.append(FINDINGS["E004"](timeout=nodes.timeout(), beat=settings.NODE_HEARTBEAT))
     lease, renew = terms()
     if lease < 2 * renew:
         found.append(FINDINGS["E005"](lease=lease, renew=renew))
     return found
+
+
+def _listening(settings: Settings) -> Iterator[CheckMessage]:
+    alias = settings.LISTEN_DATABASE
+    if alias is None:
+        return
+    if alias not in connections.settings:
+        known = ", ".join(sorted(connections.settings))
+        yield FINDINGS["E015"](alias=alias, reason=f"DATABASES does not have it (it has: {known})")
+    elif {connections[settings.DATABASE].vendor, connections[alias].vendor} != {"postgresql"}:
+        yield FINDINGS["E015"](alias=alias, reason="only PostgreSQL sends notifications; elsewhere REDIS_URL serves")
 
 
 def check_tasks(app_configs: Any = None, **_: Any) -> list[CheckMessage]:

@@ -52,8 +52,27 @@ class Settings:
         900, "The wait between two rings doubles up to this; it is four times this from the eighth on."
     )
     POLL: float = _duration(1, "How long a scheduler sleeps when nothing is due.")
+    LOOKAHEAD: float = _duration(
+        2, "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner wakes it."
+    )
+    DUE_HORIZON: float = _duration(300, "How far ahead of their time rows are kept in the due index in Redis.")
     BATCH_SIZE: int = _count(500, "How many rows one claim, sweep or prune statement takes at most.")
+    SKEW_MAX: float = _duration(
+        2, "A host clock further from the database's than this is logged, and makes `durable status` exit with 1."
+    )
+    STALLED_AFTER: float = _duration(
+        60,
+        "A scheduler that looked for nothing, or a worker with free slots that started nothing though rows were "
+        "published to its queues, for so long is stalled: `durable alive` fails.",
+    )
     DATABASE: str = _value("default", "The alias of the database that holds the tables.")
+    LISTEN_DATABASE: str | None = _value(
+        None, "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind a pooler."
+    )
+    REGION: str = _value("", "The name of this region: each has a leader, a due index and wake-ups of its own.")
+    REDIS_URL: str | None = _value(
+        None, "Redis for the due index and wake-ups, 'redis://cache:6379/3'. None: each scheduler has its own index."
+    )
     FAST_PATH: bool = _value(True, "Publish a task that is due now right after COMMIT instead of at the next poll.")
     FAST_PATH_MAX: int = _count(100, "How many tasks of one transaction take the fast path; the rest wait for a poll.")
     QUEUE_WINDOW: int | None = _count(
@@ -156,12 +175,22 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting(f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}.") from None
     if found.PAYLOAD_MAX_BYTES > 262_144:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
+    _check_names(found.REDIS_URL, found.REGION)
     _check_schedules(found.SCHEDULES)
     _check_audit(found.AUDIT)
     _check_limits(found.LIMITS)
     if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
         raise InvalidSetting(f"DURABLE_TASKS['CARRY'] is {found.CARRY!r}: give a list of names of Celery tasks.")
     return found
+
+
+def _check_names(url: object, region: object) -> None:
+    if url is not None and not (isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))):
+        raise InvalidSetting("DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or unix://.")
+    if not isinstance(region, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", region):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['REGION'] is {region!r}: give up to 50 letters, digits, dots, hyphens or underscores."
+        )
 
 
 def _check_schedules(schedules: object) -> None:

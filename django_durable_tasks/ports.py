@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,25 @@ class BrokerOpen(Protocol):
     def __call__(self) -> bool: ...
 
 
+class DueChanges(Protocol):
+    """Hears of rows that wait, in the transaction that changes them; acts after its commit and never raises.
+
+    It costs nothing to speak of where nobody wants to know.
+    """
+
+    def born(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the values of new rows."""
+
+    def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
+        """Take in that rows wait for another instant: a datetime or an expression; without one nobody is woken."""
+
+    def gone(self, ids: Sequence[uuid.UUID]) -> None:
+        """Take in that waiting rows were called off."""
+
+    def duties(self) -> None:
+        """Take in that the leader has endings to tell or to count."""
+
+
 class _Unbound:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run.")
@@ -98,12 +117,14 @@ tasks: TaskVerbs = _Unbound()
 schedules: ScheduleVerbs = _Unbound()
 queue_of: QueueOf = _Unbound()
 broker_open: BrokerOpen = _Unbound()
+due: DueChanges = _Unbound()
 
 
 def bind(
     *, ring_port: RingPort, verbs: TaskVerbs, schedule_verbs: ScheduleVerbs, queue_port: QueueOf,
-    broker_port: BrokerOpen,
+    broker_port: BrokerOpen, due_port: DueChanges,
 ) -> None:  # fmt: skip
     """Bind the doors; called once by ``apps.ready()``."""
-    global ring, tasks, schedules, queue_of, broker_open
+    global ring, tasks, schedules, queue_of, broker_open, due
     ring, tasks, schedules, queue_of, broker_open = ring_port, verbs, schedule_verbs, queue_port, broker_port
+    due = due_port

@@ -9,9 +9,12 @@ import json
 import os
 import sys
 import time
+from datetime import UTC, datetime
 
 from celery import Celery
 
+from benchmarks.peers import stamps
+from benchmarks.peers.instants import instants
 from benchmarks.peers.tally import Tally
 
 app = Celery("bare_celery", broker=os.environ["BENCHMARK_BROKER"])
@@ -29,6 +32,20 @@ def noop(n: int) -> None:
     tally.add()
 
 
+@app.task(name="stamp")
+def stamp(due: float) -> None:
+    """Tell how late it starts."""
+    stamps.stamp(os.environ["BENCHMARK_STAMPS"], due)
+
+
+def later(n: int, rate: int, ahead: float) -> float:
+    """Publish n tasks with an ``eta``, at so many a second, the first in ``ahead`` seconds."""
+    began = time.perf_counter()
+    for due in instants(n, rate, ahead):
+        stamp.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))
+    return time.perf_counter() - began
+
+
 def publish(n: int) -> float:
     """Call ``.delay()`` n times."""
     for number in range(50):
@@ -41,4 +58,5 @@ def publish(n: int) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"seconds": publish(**json.loads(sys.argv[2]))}))
+    verbs = {"publish": publish, "later": later}
+    print(json.dumps({"seconds": verbs[sys.argv[1]](**json.loads(sys.argv[2]))}))

@@ -8,11 +8,16 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from oban import Oban, worker
 from oban.schema import install
 from psycopg_pool import AsyncConnectionPool
+
+from benchmarks.peers import stamps
+from benchmarks.peers.instants import instants
 
 _BATCH = 1_000
 
@@ -24,6 +29,16 @@ class _Noop:
 
 
 _new: Callable[[dict[str, int]], Any] = _Noop.new  # type: ignore[attr-defined]  # the decorator adds it
+
+
+@worker(queue="default")
+class _Stamp:
+    async def process(self, job: Any) -> None:
+        """Tell how late it starts."""
+        stamps.stamp(job.args["path"], job.args["due"])
+
+
+_stamp: Callable[..., Any] = _Stamp.new  # type: ignore[attr-defined]
 
 
 async def _prepare(pool: AsyncConnectionPool) -> float:
@@ -61,7 +76,29 @@ async def _bulk(pool: AsyncConnectionPool, n: int) -> float:
     return seconds
 
 
-VERBS: dict[str, Callable[..., Awaitable[float]]] = {"prepare": _prepare, "enqueue": _enqueue, "bulk": _bulk}
+async def _lag(pool: AsyncConnectionPool, n: int, rate: int, path: str) -> float:
+    await (await _sender(pool)).stop()
+    began = time.perf_counter()
+    oban = Oban(pool=pool, queues={"default": 50}, name="worker")
+    await oban.start()
+    jobs = [
+        _stamp({"due": due, "path": path}, scheduled_at=datetime.fromtimestamp(due, UTC))
+        for due in instants(n, rate, 4 + n / 2_000)
+    ]
+    for start in range(0, n, _BATCH):
+        await oban.enqueue_many(jobs[start : start + _BATCH])
+    while stamps.number(Path(path)) < n:  # noqa: ASYNC110 - other processes write the file
+        await asyncio.sleep(0.2)
+    await oban.stop()
+    return time.perf_counter() - began
+
+
+VERBS: dict[str, Callable[..., Awaitable[float]]] = {
+    "prepare": _prepare,
+    "enqueue": _enqueue,
+    "bulk": _bulk,
+    "lag": _lag,
+}
 
 
 async def main(verb: str, given: dict[str, Any]) -> None:

@@ -8,12 +8,23 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import procrastinate
 
+from benchmarks.peers import stamps
+from benchmarks.peers.instants import instants
+
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["BENCHMARK_DATABASE"]))
 _first: list[float] = []
+
+
+@app.task(name="stamp", queue="bench")
+async def stamp(due: float, path: str) -> None:
+    """Tell how late it starts."""
+    stamps.stamp(path, due)
 
 
 @app.task(name="noop", queue="bench")
@@ -57,8 +68,20 @@ async def _run(n: int, concurrency: int) -> float:
     return time.monotonic() - _first[0]
 
 
+async def _lag(n: int, rate: int, path: str) -> float:
+    await _truncate()
+    began = time.monotonic()
+    worker = asyncio.create_task(app.run_worker_async(concurrency=20, install_signal_handlers=False))
+    for due in instants(n, rate, 4 + n / 500):
+        await stamp.configure(schedule_at=datetime.fromtimestamp(due, UTC)).defer_async(due=due, path=path)
+    while stamps.number(Path(path)) < n:  # noqa: ASYNC110 - other processes write the file
+        await asyncio.sleep(0.2)
+    worker.cancel()
+    return time.monotonic() - began
+
+
 VERBS: dict[str, Callable[..., Awaitable[float]]] = {
-    "prepare": _prepare, "enqueue": _enqueue, "bulk": _bulk, "run": _run,
+    "prepare": _prepare, "enqueue": _enqueue, "bulk": _bulk, "run": _run, "lag": _lag,
 }  # fmt: skip
 
 

@@ -11,15 +11,18 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import conf
 from django_durable_tasks.admin import display
 from django_durable_tasks.admin.filters import ScreenFilter
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
-from django_durable_tasks.lifecycle import nodes
+from django_durable_tasks.lifecycle import liveness, nodes
 from django_durable_tasks.models import Node, SchedulerLease
 from django_durable_tasks.models.clock import DatabaseNow
 
 _STARTED = display.instant_of("started_at", _("started at"))
 _SEEN = display.instant_of("last_seen_at", _("last seen at"))
+_SCANNED = display.instant_of("last_scan_at", _("last looked for due tasks at"))
+_LAST_START = display.instant_of("last_start_at", _("last started a task at"))
 _STOPPED = display.instant_of("stopped_at", _("stopped at"))
 _ACQUIRED = display.instant_of("acquired_at", _("acquired at"))
 _EXPIRES = display.instant_of("expires_at", _("expires at"))
@@ -48,18 +51,19 @@ class AliveFilter(ScreenFilter):
 class NodeAdmin(ReadOnlyAdmin):
     """Schedulers and workers."""
 
-    list_display = ("name", "kind", "state", "last_beat", "listens", "slots", "pool", "process", _STARTED)
-    list_filter = (AliveFilter, "kind")
-    lookups_allowed = frozenset({"kind__exact"})
+    list_display = ("name", "kind", "state", "last_beat", "running", "listens", "slots", "clock", "process", _STARTED)
+    list_filter = (AliveFilter, "kind", "region")
+    lookups_allowed = frozenset({"kind__exact", "region", "region__exact"})
     sortable_by = ("name", "kind")
     search_fields = ("name", "host")
     change_list_template = "admin/django_durable_tasks/node/change_list.html"
     fieldsets: ClassVar = (
-        (None, {"fields": ("id", ("name", "kind"), "state", ("last_beat", "beats"), "runs")}),
-        (_("Process"), {"fields": (("host", "pid"), "version", ("pool", "slots"), "listens")}),
-        (_("Times"), {"fields": (_STARTED, _SEEN, _STOPPED)}),
+        (None, {"fields": ("id", ("name", "kind"), "region", "state", ("last_beat", "beats"), "running", "runs")}),
+        (_("Process"), {"fields": (("host", "pid"), "releases", "clock", ("pool", "slots"), "listens", "serves")}),
+        (_("Times"), {"fields": (_STARTED, _SEEN, _SCANNED, _LAST_START, _STOPPED)}),
     )
-    readonly_fields = ("state", "last_beat", "listens", "runs", _STARTED, _SEEN, _STOPPED)
+    readonly_fields = ("state", "last_beat", "running", "runs", "releases", "clock", "listens", "serves", _STARTED,
+                       _SEEN, _SCANNED, _LAST_START, _STOPPED)  # fmt: skip
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
@@ -67,8 +71,13 @@ class NodeAdmin(ReadOnlyAdmin):
         return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        leading = self.get_queryset(request).filter(leads=True).first()
-        return super().changelist_view(request, {**(extra_context or {}), "leading": leading})
+        everybody = list(self.get_queryset(request).filter(stopped_at__isnull=True))
+        still = liveness.stalled(everybody, everybody[0].seen_at) if everybody else {}
+        told = {
+            "leading": next((node for node in everybody if node.leads), None),
+            "stalled": [(node, still[node.pk]) for node in everybody if node.pk in still],
+        }
+        return super().changelist_view(request, {**(extra_context or {}), **told})
 
     @admin.display(description=_("state"))
     def state(self, node: Any) -> SafeString | str:
@@ -78,6 +87,7 @@ class NodeAdmin(ReadOnlyAdmin):
             marks = [("failed", "declared dead")] if node.declared_dead else [("cancelled", "left")]
         else:
             marks = [("overdue", "silent")] if silent else [("success", "alive")]
+            marks += [("cancelled", "draining")] if node.draining else []
         return display.badges(marks + ([("leader", "leader")] if node.leads else []))
 
     @admin.display(description=_("last heartbeat"))
@@ -89,6 +99,29 @@ class NodeAdmin(ReadOnlyAdmin):
     def listens(self, node: Node) -> str:
         """Show the queues it listens on."""
         return ", ".join(map(str, node.queues)) or display.NOTHING
+
+    @admin.display(description=_("running"))
+    def running(self, node: Node) -> str:
+        """Show how many of its slots are taken."""
+        return display.NOTHING if node.active is None else str(node.active.get("number", 0))
+
+    @admin.display(description=_("clock"))
+    def clock(self, node: Node) -> SafeString | str:
+        """Show how far its host's clock is from the database's, with a mark where that is too far."""
+        if node.skew is None:
+            return display.NOTHING
+        text = f"{node.skew:+.3f} s"
+        return display.badge("failed", text) if abs(node.skew) > conf.settings().SKEW_MAX else text
+
+    @admin.display(description=_("releases"))
+    def releases(self, node: Node) -> str:
+        """Show which releases it runs."""
+        return ", ".join(f"{part} {release}" for part, release in (node.versions or {"package": node.version}).items())
+
+    @admin.display(description=_("shards"))
+    def serves(self, node: Node) -> str:
+        """Show which shards it serves."""
+        return display.NOTHING if node.shards is None else ", ".join(map(str, node.shards))
 
     @admin.display(description=_("process"))
     def process(self, node: Node) -> SafeString | str:

@@ -17,7 +17,7 @@ from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.lifecycle.overview import Overview, overview
 from django_durable_tasks.lifecycle.queues import Depth
-from django_durable_tasks.models import NodeKind
+from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.rules.explanations import ago
 
 COUNTED = ("PENDING", "QUEUED", "RUNNING")
@@ -29,6 +29,8 @@ def troubles(seen: Overview) -> Iterator[str]:
         yield _("No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`.")
     elif not seen.is_led:
         yield _("No scheduler leads: silent runs are not handed on, and lost messages are not published again.")
+    for node in seen.nodes:
+        yield from _troubles_of_node(node, seen)
     for depth in seen.depths:
         yield from _troubles_of(depth, seen.now)
     yield from _troubles_of_schedules(seen)
@@ -39,6 +41,15 @@ def troubles(seen: Overview) -> Iterator[str]:
         }
     if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
         yield ngettext("%d dead letter is open.", "%d dead letters are open.", seen.dead_letters) % seen.dead_letters
+
+
+def _troubles_of_node(node: Node, seen: Overview) -> Iterator[str]:
+    if node.pk in seen.stalled:
+        told = {"name": node.name, "why": seen.stalled[node.pk]}
+        yield _("Node %(name)s has stalled: %(why)s. Restart it.") % told
+    if node.skew is not None and abs(node.skew) > conf.settings().SKEW_MAX and not seen.is_silent(node):
+        told = {"name": node.name, "skew": f"{abs(node.skew):.1f}"}
+        yield _("Node %(name)s: the clock of its host is %(skew)s s from the database's.") % told
 
 
 def _troubles_of_schedules(seen: Overview) -> Iterator[str]:

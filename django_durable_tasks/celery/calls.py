@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.utils import timezone
-
 from django_durable_tasks import registry
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.lifecycle import scheduling
+from django_durable_tasks.lifecycle.reckoning import reckoned_now
 from django_durable_tasks.lifecycle.scheduling import Call
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
@@ -96,4 +95,4 @@ def _start(eta: object, countdown: object) -> datetime | None:
     if not countdown and countdown != 0.0:
         return None
     wait = seconds("countdown", countdown)
-    return timezone.now() + timedelta(seconds=wait) if wait else None
+    return reckoned_now() + timedelta(seconds=wait) if wait else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from django_durable_tasks import conf
@@ -17,8 +17,8 @@ from django_durable_tasks.ports import Ring
 logger = logging.getLogger("django_durable_tasks.broker")
 
 
-def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID) -> int:
-    """Publish at most so many due rows of a queue; return how many the broker took.
+def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None) -> int:
+    """Publish at most so many due rows of a queue, of these shards alone if given; return how many the broker took.
 
     While the breaker is open nothing is claimed, but for one row now and then that probes the broker.
     """
@@ -27,7 +27,16 @@ def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID) -> int:
     if limit <= 0:
         return 0
     with own():
-        rings = claims.claim(queue, now, limit, node)
+        rings = claims.claim(queue, now, limit, node, shards)
+    return send(rings)
+
+
+def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> int:
+    """Publish those of these rows that are due; return how many the broker took, none while the breaker is open."""
+    if not publisher.breaker.closed():
+        return 0
+    with own():
+        rings = claims.claim_these(ids, now, node)
     return send(rings)
 
 

@@ -11,6 +11,7 @@ from celery import exceptions as celery_exceptions
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import BodyFailed, InvalidReference, ResultTooLarge, UnserializableResult
+from django_durable_tasks.lifecycle.reckoning import reckoned_now
 from django_durable_tasks.rules.arguments import encode_result
 from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.followups import followups_of
@@ -83,7 +84,7 @@ def _kind_of(error: BaseException, options: TaskOptions) -> tuple[Kind, bool, fl
 def _wait(when: object) -> float | None:
     if isinstance(when, datetime):
         aware = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return max(0.0, (aware - datetime.now(UTC)) / timedelta(seconds=1))
+        return max(0.0, (aware - reckoned_now()) / timedelta(seconds=1))
     return float(when) if isinstance(when, int | float) else None
 
 

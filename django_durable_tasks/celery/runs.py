@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
+import struct
 import threading
 import time
 import uuid
@@ -133,6 +135,28 @@ class Heart:
 heart = Heart()
 
 
+class Starts:
+    """When a run last started, in a piece of memory that a worker's parent shares with its children."""
+
+    def __init__(self) -> None:
+        self.share()
+
+    def share(self) -> None:
+        """Begin anew with memory that processes forked from now on share."""
+        self._memory = mmap.mmap(-1, 8)
+
+    def note(self) -> None:
+        """Note that a run starts now; one write of eight bytes, without a lock."""
+        struct.pack_into("d", self._memory, 0, time.monotonic())
+
+    def last(self) -> float | None:
+        """Return when a run last started, by the monotonic clock of this host; None before the first."""
+        return float(struct.unpack_from("d", self._memory, 0)[0]) or None
+
+
+starts = Starts()
+
+
 class _Current(threading.local):
     live: LiveRun | None = None
 
@@ -149,6 +173,7 @@ def current() -> LiveRun | None:
 @contextmanager
 def running(live: LiveRun) -> Iterator[None]:
     """Make this the run of the thread, and find it by its Celery id until its message is finished."""
+    starts.note()
     before, _current.live = _current.live, live
     _by_celery_id[live.run.celery_id] = live
     try:

@@ -2,6 +2,9 @@
 
 The boot id is drawn in the parent before it forks, so that its children start runs in its name. A process that is no
 worker (eager mode, a shell) is nobody's node: its runs are judged by their own leases.
+
+SIGTERM drains: from then on the node counts no slots, what it had not begun goes back to the broker or is rung again,
+and its runs go on to their end.
 """
 
 from __future__ import annotations
@@ -11,18 +14,26 @@ import os
 import platform
 import threading
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from celery import signals
 from django.db import Error
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import nodes
+from django_durable_tasks.celery import envelope, runs
+from django_durable_tasks.lifecycle import nodes, reckoning
 from django_durable_tasks.lifecycle.attempts import Place
 from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.lifecycle.nodes import NodeReport
 from django_durable_tasks.models import NodeKind
 
 logger = logging.getLogger("django_durable_tasks.nodes")
+_MEASURED_EVERY = 6  # heartbeats: half a minute
 
 
 class _Here:
@@ -40,10 +51,13 @@ class NodeBeat(threading.Thread):
     to start runs. What was taken from them is fenced by epoch and run id, not by the node.
     """
 
-    def __init__(self, node: uuid.UUID, name: str, kind: NodeKind, **details: Any) -> None:
+    def __init__(
+        self, node: uuid.UUID, name: str, kind: NodeKind, report: Callable[[], NodeReport] = NodeReport, **details: Any
+    ) -> None:
         super().__init__(name="durable-node", daemon=True)
         self.node, self.details = node, {"name": name, "kind": kind, **details}
-        self._stop_asked = threading.Event()
+        self._report, self._clock = report, _Clock()
+        self._wake, self._stopping, self._draining = SimpleQueue[None](), False, False
         self._registered = False
 
     def run(self) -> None:
@@ -58,26 +72,71 @@ class NodeBeat(threading.Thread):
                 if not away:
                     logger.warning("This node cannot reach the database: %s", type(error).__name__)
                 away = True
-            if self._stop_asked.wait(conf.settings().NODE_HEARTBEAT):
+            with suppress(Empty):
+                self._wake.get(timeout=conf.settings().NODE_HEARTBEAT)
+            if self._stopping:
                 return
 
     def _say(self) -> None:
-        if self._registered and nodes.beat(self.node):
+        draining = self._draining
+        report = replace(self._report(), skew=self._clock.measure(), draining=draining or None)
+        if self._registered and nodes.beat(self.node, report):
             return
         if self._registered:
             logger.warning("This node was declared dead; it registers again.")
-        nodes.register(self.node, **self.details)
+        nodes.register(self.node, **self.details, report=report)
         self._registered = True
+
+    def drain(self) -> None:
+        """Say at once that the node takes nothing more; safe in a signal handler, where an Event could deadlock."""
+        self._draining = True
+        self._wake.put(None)
 
     def leave(self) -> None:
         """Stop beating and say goodbye."""
-        self._stop_asked.set()
+        self._stopping = True
+        self._wake.put(None)
         self.join(timeout=10)
         try:
             with own():
                 nodes.leave(self.node)
         except Error as error:
             logger.warning("This node could not say goodbye: %s", type(error).__name__)
+
+
+class _Clock:
+    """How far the host's clock is ahead of the database's: measured now and then, and told once a growth."""
+
+    def __init__(self) -> None:
+        self._beats, self._told = 0, 0.0
+        self._skew: float | None = None
+
+    def measure(self) -> float | None:
+        """Return the last measurement (seconds), on every sixth call a new one."""
+        if self._beats % _MEASURED_EVERY == 0:
+            self._skew = reckoning.skew()
+            self._judge(abs(self._skew or 0.0))
+        self._beats += 1
+        return self._skew
+
+    def _judge(self, far: float) -> None:
+        bound = conf.settings().SKEW_MAX
+        if far <= bound:
+            self._told = 0.0
+        elif far > 1.5 * self._told:
+            self._told = far
+            logger.error("The clock of this host is %.1f s from the database's (SKEW_MAX %g s).", self._skew, bound)
+
+
+def _report(state: Any) -> NodeReport:
+    """Return how this worker fares, as Celery's state in its parent process knows it."""
+    try:
+        requests = list(state.active_requests)
+    except RuntimeError:  # the consumer changed the set while we read it
+        return NodeReport(started=runs.starts.last())
+    rings = (envelope.parse(request.id) for request in requests)
+    active = [ring.task_id for ring in rings if ring is not None]
+    return NodeReport(active=active, busy=len(requests), started=runs.starts.last())
 
 
 def place(lease: float) -> Place:
@@ -91,7 +150,8 @@ def in_pool_child() -> bool:
 
 
 def on_worker_init(sender: Any = None, **_: Any) -> None:
-    """Before the pool starts: draw the boot id that the children inherit."""
+    """Before the pool starts: draw the boot id that the children inherit, and share with them when a run started."""
+    runs.starts.share()
     _Here.node, _Here.name = uuid.uuid4(), str(getattr(sender, "hostname", _Here.name))
     _Here.worker_pid = os.getpid()
 
@@ -102,8 +162,15 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
     slots = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
-    _Here.beat = NodeBeat(_Here.node, _Here.name, NodeKind.WORKER, pool=pool, slots=slots, queues=queues)
+    report = partial(_report, controller.state)
+    _Here.beat = NodeBeat(_Here.node, _Here.name, NodeKind.WORKER, report, pool=pool, slots=slots, queues=queues)
     _Here.beat.start()
+
+
+def on_worker_shutting_down(**_: Any) -> None:
+    """The worker was told to end (in a signal handler): it takes nothing more, and finishes what it runs."""
+    if _Here.beat is not None:
+        _Here.beat.drain()
 
 
 def on_worker_shutdown(**_: Any) -> None:
@@ -123,6 +190,7 @@ def connect() -> None:
     pairs = [
         (signals.worker_init, on_worker_init),
         (signals.worker_ready, on_worker_ready),
+        (signals.worker_shutting_down, on_worker_shutting_down),
         (signals.worker_shutdown, on_worker_shutdown),
         (signals.worker_process_init, on_pool_child),
     ]

@@ -74,7 +74,7 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
     agenda, now = agenda_of(row), database_now()
     before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
     meets = agenda.next(when - _INSTANT)
-    lease = SchedulerLease.objects.using(transitions.database()).filter(name=leadership.LEADER, expires_at__gt=now)
+    lease = SchedulerLease.objects.using(transitions.database()).filter(name=leadership.office(), expires_at__gt=now)
     return Facts(
         at=when, now=now, name=row.name, task=row.task, status=row.status, status_reason=row.status_reason,
         status_by=row.status_by, paused_at=row.paused_at, paused_until=row.paused_until, error=row.error,

@@ -55,11 +55,13 @@ class Book:
         given = self.of(scope).places
         return self.per_key.get(name) if given is None and scope.startswith("key:") else given
 
-    def may_bind(self, queue: str, names: Iterable[str]) -> bool:
-        """Return whether any of these tasks in this queue may be limited, whatever their tenants and keys are."""
-        if self.tenants or self.wide(queue) or any(scope.startswith(("tenant:", "key:")) for scope in self.scopes):
+    def may_bind(self, rows: Iterable[tuple[str, str]]) -> bool:
+        """Return whether any task of these names and queues may be limited, whatever its tenant and key are."""
+        if self.tenants or any(scope.startswith(("tenant:", "key:")) for scope in self.scopes):
             return True
-        return any(name in self.per_key or rules.of_task(name) in self.scopes for name in names)
+        return any(
+            self.wide(queue) or name in self.per_key or rules.of_task(name) in self.scopes for name, queue in rows
+        )
 
     def binds(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether any limit can bind a task of this name, queue and tenant."""

@@ -15,6 +15,7 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.lifecycle import records, scheduling, transitions, workflow_runs
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.building import Builder, Growth
@@ -143,6 +144,7 @@ def _is_duplicate(task_id: uuid.UUID, epoch: int, unique_for: float, place: Plac
     return True
 
 
+@through_deadlocks
 def succeed(run: Run, result: str | None, worker: str, followups: Sequence[FollowUp] = ()) -> bool:
     """Record the success with its log row and its follow-up tasks, all or nothing; False when it was fenced."""
     if not followups:
@@ -208,6 +210,7 @@ def spent(run: Run) -> Budgets:
     )
 
 
+@through_deadlocks
 def end_runs(
     question: TaskQuerySet,
     outcome_of: Callable[[Task], Outcome],

@@ -13,11 +13,12 @@ from django_durable_tasks.lifecycle import scheduling
 from django_durable_tasks.lifecycle.agendas import readable
 from django_durable_tasks.lifecycle.ledger import Entry
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.models.task import HELD, SHARDS, new_task_id
+from django_durable_tasks.models.task import HELD, new_task_id
 from django_durable_tasks.rules.agenda import Planned
 from django_durable_tasks.rules.options import CallOptions, call_options
 from django_durable_tasks.rules.overlaps import Verdict
 from django_durable_tasks.rules.recurring import Fate, Overlap
+from django_durable_tasks.rules.shards import SHARDS
 from django_durable_tasks.rules.states import Status
 
 _MOST = 200_000

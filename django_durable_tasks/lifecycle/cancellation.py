@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django_durable_tasks.lifecycle import scheduling, transitions
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import DEFAULT_TENANT_ID
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.durations import instant
@@ -25,6 +26,7 @@ class Cancelled:
         return self.at_once + self.asked
 
 
+@through_deadlocks
 def cancel(question: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
     """Cancel waiting rows of the question, ask running ones to stop; ended ones are left alone. Idempotent."""
     why = reason or (f"CANCELLED by {by}"[:200] if by else "CANCELLED")

@@ -11,13 +11,14 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import Exists, OuterRef
 
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import dependencies, edges, transitions
+from django_durable_tasks.lifecycle.deadlocks import code_of, through_deadlocks
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.watching import Watch, watching
 from django_durable_tasks.models import WorkflowRun
@@ -28,8 +29,7 @@ T = TypeVar("T")
 _MANY = 2_000
 _PATIENCE = 5
 """How many seconds a preview waits for a row that somebody else holds."""
-_TRIES = 3
-_DEADLOCKS, _TOO_LATE = {"40P01", 1213}, {"55P03", 1205}
+_TOO_LATE = {"55P03", 1205}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,17 @@ def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
 
     The report is the same. Raises what the act raises; after a deadlock it is tried again.
     """
-    alone = not connections[transitions.database()].in_atomic_block
-    for left in reversed(range(_TRIES)):
-        try:
-            return _once(act, dry_run)
-        except OperationalError as error:
-            if dry_run and _code(error) in _TOO_LATE:
-                raise TransitionRefused(
-                    f"Rows of this graph are held by other work for more than {_PATIENCE} s: ask again."
-                ) from error
-            if not (alone and left and _code(error) in _DEADLOCKS):
-                raise
-    raise AssertionError
+    try:
+        return _once(act, dry_run)
+    except OperationalError as error:
+        if dry_run and code_of(error) in _TOO_LATE:
+            raise TransitionRefused(
+                f"Rows of this graph are held by other work for more than {_PATIENCE} s: ask again."
+            ) from error
+        raise
 
 
+@through_deadlocks
 def _once(act: Callable[[Operation], None], dry_run: bool) -> Report:
     with watching(preview=dry_run) as watch, transitions.atomic():
         operation = Operation(watch)
@@ -107,10 +104,6 @@ def _once(act: Callable[[Operation], None], dry_run: bool) -> Report:
         if dry_run:
             transaction.set_rollback(True, using=transitions.database())
     return report
-
-
-def _code(error: OperationalError) -> Any:
-    return getattr(error.__cause__, "sqlstate", None) or (error.args[0] if error.args else None)
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -44,36 +45,64 @@ def _instant(value: Any) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def claim(queue: str, now: datetime, limit: int, node: uuid.UUID) -> list[Ring]:
-    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order.
+def coming(
+    queue: str, now: datetime, until: datetime, limit: int, shards: Collection[int] | None = None
+) -> list[tuple[Any, ...]]:
+    """Return which rows of the queue will be due until then, the first first: when, queue, id, priority and shard."""
+    found = transitions.tasks().coming(now, until).filter(queue=queue)
+    if shards is not None:
+        found = found.filter(shard_key__in=sorted(shards))
+    return list(found.values_list("alarm_at", "queue", "pk", "priority", "shard_key")[:limit])
 
-    What a limit refuses is parked in the same transaction, and of those that it hid others are claimed.
+
+def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[Ring]:
+    """Claim those of these rows that are due by the database's clock; return what to publish, the most urgent first.
+
+    What a limit refuses is parked in the same transaction.
     """
     book = allowances.book()
-    rows = _claimed(queue, now, limit, node) if book.empty else _admitted(queue, now, limit, node, book)
+    act = partial(transitions.claim_these, ids, node, conf.settings().RING_AGAIN)
+    if book.empty:
+        return rings_of(slots.kept(_ordered(act(), now)))
+    with transitions.atomic():
+        gate = parking.Gate(book)
+        rows = gate.let_in(_ordered(act(), now))
+        gate.close()
     return rings_of(slots.kept(rows))
 
 
-def _claimed(queue: str, now: datetime, limit: int, node: uuid.UUID) -> list[Sequence[Any]]:
-    rows = transitions.claim(queue, now, limit, node, conf.settings().RING_AGAIN)
-    # No database promises the order in which an UPDATE returns its rows.
-    return sorted(_in_time(rows, now), key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
+def claim(queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None) -> list[Ring]:
+    """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order.
 
+    ``shards``: only rows of these, or of any that nobody has served for some seconds. What a limit refuses is parked in
+    the same transaction, and of those that it hid others are claimed.
+    """
 
-def _admitted(queue: str, now: datetime, limit: int, node: uuid.UUID, book: allowances.Book) -> list[Sequence[Any]]:
+    def act(number: int) -> list[Sequence[Any]]:
+        rows = transitions.claim(queue, now, number, node, conf.settings().RING_AGAIN, shards)
+        return _ordered(rows, now)
+
+    book = allowances.book()
+    if book.empty:
+        return rings_of(slots.kept(act(limit)))
     found: list[Sequence[Any]] = []
     with transitions.atomic():
-        gate = parking.Gate(queue, book)
+        gate = parking.Gate(book, queue)
         for _ in range(_PASSES):
             free = gate.free(limit - len(found))
-            rows = _claimed(queue, now, free, node) if free else []
+            rows = act(free) if free else []
             fit = gate.let_in(rows)
             found += fit
             if len(fit) == len(rows):
                 break
-            gate.clear_head(now, _AHEAD)
+            gate.clear_head(queue, now, _AHEAD)
         gate.close()
-    return found
+    return rings_of(slots.kept(found))
+
+
+def _ordered(rows: Sequence[Sequence[Any]], now: datetime) -> list[Sequence[Any]]:
+    # No database promises the order in which an UPDATE returns its rows.
+    return sorted(_in_time(rows, now), key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
 
 
 def _in_time(rows: Sequence[Sequence[Any]], now: datetime) -> list[Sequence[Any]]:

@@ -12,6 +12,7 @@ from django.db import IntegrityError
 from django_durable_tasks import conf, registry
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import records, reopening, transitions
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
@@ -37,6 +38,7 @@ def _letters() -> DeadLetterQuerySet:
     return letters
 
 
+@through_deadlocks
 def replay(
     question: TaskQuerySet,
     *,
@@ -54,7 +56,7 @@ def replay(
     try:
         with transitions.atomic():
             replayed, returned = reopening.replay(question, **changes)
-            _close(_letters().open().filter(task_id__in=[*replayed, *returned]), Resolution.REPLAYED, by, note)
+            close_replayed([*replayed, *returned], by=by, note=note)
     except IntegrityError as taken:
         raise TransitionRefused(f"A newer open task holds the key of one of these tasks: {taken}") from taken
     return replayed
@@ -78,12 +80,14 @@ def _changed_arguments(
     return {"args": json.loads(payload.args), "kwargs": json.loads(payload.kwargs)}
 
 
+@through_deadlocks
 def discard(letters: DeadLetterQuerySet, *, by: str, note: str) -> int:
     """Close open dead letters without running their tasks again; the tasks stay FAILED."""
     with transitions.atomic():
         return _close(letters.using(transitions.database()).open(), Resolution.DISCARDED, by, note)
 
 
+@through_deadlocks
 def force_complete(question: TaskQuerySet, *, by: str, note: str = "") -> list[uuid.UUID]:
     """Call tasks done by an operator's word: a log row says by whom, open dead letters are closed."""
     reason = f"completed by {by}"[:200]
@@ -98,7 +102,7 @@ def force_complete(question: TaskQuerySet, *, by: str, note: str = "") -> list[u
         closings = [records.Closing(task=row, log=LogStatus.SUCCESS, outcome=outcome) for row in rows if row.pk in done]
         records.log_endings(closings)
         _close(_letters().open().filter(task_id__in=done), Resolution.DISCARDED, by, note or reason)
-        _close(_letters().open().filter(task_id__in=returned), Resolution.REPLAYED, by, note or reason)
+        close_replayed(returned, by=by, note=note or reason)
     return sorted(done)
 
 

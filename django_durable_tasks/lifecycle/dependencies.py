@@ -11,14 +11,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from typing import Any
 
 from django.db.models import Exists, OuterRef
-from django.utils import timezone
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.lifecycle import edges, limits, records, transitions
 from django_durable_tasks.lifecycle.claims import rings_of
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import Ending, Task, TaskDependency
 from django_durable_tasks.models.ending import EndingQuerySet
 from django_durable_tasks.ports import Ring
@@ -42,12 +42,14 @@ class Spread:
     rings: list[Ring] = field(default_factory=list)
 
 
+@through_deadlocks
 def spread(limit: int) -> Spread:
     """Tell one batch of endings to their dependents; the caller rings what was released. Call until nothing is left."""
     notes = list(edges.endings().untold().values_list("pk", flat=True)[:limit])
     return _spread_met(notes, (), ()) if notes else Spread()
 
 
+@through_deadlocks
 def spread_of(task_id: uuid.UUID) -> Spread:
     """Tell the ending of one task where that is little work; the rest is left to the leader."""
     below = transitions.below(task_id, SMALL + 1)
@@ -231,8 +233,8 @@ def _blame(
 
 def release(rows: Sequence[Task]) -> list[Ring]:
     """Release locked BLOCKED rows; return the rings of those that are due now and may be rung at once."""
-    settings, now = conf.settings(), timezone.now()
-    rung = [row for row in rows if _may_be_rung(row, now)][: settings.FAST_PATH_MAX] if settings.FAST_PATH else []
+    settings = conf.settings()
+    rung = [row for row in rows if _may_be_rung(row)][: settings.FAST_PATH_MAX] if settings.FAST_PATH else []
     keys = {row.pk for row in rung}
     transitions.release([(row.pk, row.epoch) for row in rows if row.pk not in keys])
     if not rung:
@@ -241,8 +243,8 @@ def release(rows: Sequence[Task]) -> list[Ring]:
     return rings_of(transitions.tasks().filter(pk__in=keys).values_list(*transitions.RING_COLUMNS))
 
 
-def _may_be_rung(row: Task, now: datetime) -> bool:
-    in_time = row.run_at <= now and row.expires_at is None and row.slot is None
+def _may_be_rung(row: Any) -> bool:
+    in_time = row.run_at <= row.read_at and row.expires_at is None and row.slot is None
     return in_time and ports.broker_open() and limits.fast_path_open(row.name, row.queue, row.tenant_id)
 
 

@@ -23,7 +23,9 @@ def write_first_rows(*, using: str, apps: Any = installed, **_: Any) -> None:
         return  # our tables are not there: not yet, or no longer
     if using != conf.settings().DATABASE or not router.allow_migrate_model(using, tenants):
         return
-    leases.objects.using(using).get_or_create(name="leader", defaults={"expires_at": _LONG_OVER})
+    region = conf.settings().REGION
+    office = f"leader@{region}" if region else "leader"
+    leases.objects.using(using).get_or_create(name=office, defaults={"expires_at": _LONG_OVER})
     with suppress(LookupError):  # after a migration back to where there were no limits
         apps.get_model("django_durable_tasks", "LimitBucket").objects.using(using).get_or_create(scope="")
     if tenants.objects.using(using).get_or_create(id=1, defaults={"slug": "default", "name": "Default"})[1]:

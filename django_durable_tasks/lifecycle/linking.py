@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.lifecycle import dependencies, edges, transitions
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.models import Task, TaskDependency, Tenant
 from django_durable_tasks.ports import Ring
@@ -65,6 +66,7 @@ def check_upstreams(wanted: Iterable[PlannedEdge], rows: Mapping[uuid.UUID, Task
             raise InvalidDependency(f"depends_on names task {edge.upstream}, and there is none for this tenant.")
 
 
+@through_deadlocks
 def link(task_id: uuid.UUID, wanted: Mapping[uuid.UUID, PlannedEdge], *, by: str = "") -> int:
     """Let a task that has not started wait for more upstreams; return how many edges are new.
 
@@ -155,6 +157,7 @@ def _wait_anew(row: Task) -> None:
         _settled(row)
 
 
+@through_deadlocks
 def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[Ring]:
     """Take edges of a task that waits away; it is released when nothing else holds it. Rung after the commit.
 
@@ -175,6 +178,7 @@ def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[Ring]:
 # Gates ------------------------------------------------------------------------------------------------------------
 
 
+@through_deadlocks
 def place_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> bool:
     """Let a task that has not started wait for a person (APPROVAL or HOLD); False when it does already."""
     kind = chosen("gate", gate, Gate)
@@ -188,6 +192,7 @@ def place_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> boo
     return True
 
 
+@through_deadlocks
 def open_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> list[Ring]:
     """Open the gates of this kind for a task: it was approved, or its hold is over; it runs when nothing else holds it.
 

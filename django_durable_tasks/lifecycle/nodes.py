@@ -4,17 +4,91 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import django
 from django.db.models import F
 
 from django_durable_tasks import __version__, conf
+from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.connections import on_sqlite
 from django_durable_tasks.lifecycle.transitions import database
 from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.node import NodeQuerySet
+from django_durable_tasks.rules.timetables.zones import tzdata_version
+
+SHOWN = 20
+"""Of so many running tasks at most the ids are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node tells of itself with a heartbeat; None leaves what it told before.
+
+    ``active`` are the ids of running tasks and ``busy`` how many of its slots are taken, by whatever; ``scanned`` and
+    ``started`` are instants of this host's monotonic clock: when it last looked for due rows, and last started one;
+    ``skew`` is in seconds.
+    """
+
+    active: Sequence[uuid.UUID] | None = None
+    busy: int | None = None
+    shards: Collection[int] | None = None
+    keeps_to_shards: bool | None = None
+    scanned: float | None = None
+    started: float | None = None
+    skew: float | None = None
+    draining: bool | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return what is told, as columns of the node's row."""
+        told: dict[str, Any] = {
+            "skew": self.skew, "draining": self.draining, "keeps_to_shards": self.keeps_to_shards,
+        }  # fmt: skip
+        if self.active is not None:
+            number = len(self.active) if self.busy is None else self.busy
+            told["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}
+        if self.shards is not None:
+            told["shards"] = sorted(self.shards)
+        told["last_scan_at"], told["last_start_at"] = _ago(self.scanned), _ago(self.started)
+        return {name: value for name, value in told.items() if value is not None}
+
+
+_NOTHING = NodeReport()
+
+
+def _ago(instant: float | None) -> Any:
+    return None if instant is None else after(min(0.0, instant - time.monotonic()))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return which releases this process runs: of the package, Python, the zone tables, Django and Celery."""
+    try:
+        celery = version("celery")
+    except PackageNotFoundError:
+        celery = ""
+    return {
+        "package": __version__, "python": platform.python_version(), "tzdata": tzdata_version(),
+        "django": django.get_version(), "celery": celery,
+    }  # fmt: skip
+
+
+def here() -> NodeQuerySet:
+    """Return the nodes of this region that have neither left nor been declared dead."""
+    return Node.objects.using(database()).alive().filter(region=conf.settings().REGION)
+
+
+def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
+    """Return this region's schedulers that live and do not drain, with the shards that each was told to keep to."""
+    rows = here().filter(kind=NodeKind.SCHEDULER, draining=False).values_list("pk", "shards", "keeps_to_shards")
+    return {node: frozenset(shards or ()) if keeps else None for node, shards, keeps in rows}
 
 
 def timeout() -> float:
@@ -23,21 +97,23 @@ def timeout() -> float:
 
 
 def register(
-    node_id: uuid.UUID, name: str, kind: NodeKind, *, pool: str = "", slots: int = 0, queues: Sequence[str] = ()
-) -> None:
+    node_id: uuid.UUID, name: str, kind: NodeKind, *, pool: str = "", slots: int = 0, queues: Sequence[str] = (),
+    report: NodeReport = _NOTHING,
+) -> None:  # fmt: skip
     """Enter this process under its random boot id, or bring it back under it; a restart is a new node."""
     details: dict[str, Any] = {
         "name": name, "kind": kind, "host": platform.node(), "pid": os.getpid(), "version": __version__, "pool": pool,
         "slots": slots, "queues": list(queues), "beats": 1, "started_at": DatabaseNow(), "last_seen_at": DatabaseNow(),
-        "stopped_at": None, "declared_dead": False,
+        "stopped_at": None, "declared_dead": False, "region": conf.settings().REGION, "versions": versions(),
+        "draining": False, **report.columns(),
     }  # fmt: skip
     Node.objects.using(database()).update_or_create(id=node_id, defaults=details)
 
 
-def beat(node_id: uuid.UUID) -> bool:
-    """Say that the node lives; False when it was declared dead, so that it must register anew."""
+def beat(node_id: uuid.UUID, report: NodeReport = _NOTHING) -> bool:
+    """Say that the node lives, and how it fares; False when it was declared dead, so that it must register anew."""
     alive = Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True)
-    return bool(alive.update(beats=F("beats") + 1, last_seen_at=DatabaseNow()))
+    return bool(alive.update(beats=F("beats") + 1, last_seen_at=DatabaseNow(), **report.columns()))
 
 
 def leave(node_id: uuid.UUID) -> None:
@@ -52,8 +128,8 @@ def declare_dead(node_ids: Sequence[uuid.UUID]) -> int:
 
 
 def beats() -> dict[uuid.UUID, int]:
-    """Return the heartbeat counters of all nodes that have not left."""
-    return dict(Node.objects.using(database()).alive().values_list("pk", "beats"))
+    """Return the heartbeat counters of this region's nodes that have not left: another region buries its own."""
+    return dict(here().values_list("pk", "beats"))
 
 
 class Vigil:

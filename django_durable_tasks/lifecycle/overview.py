@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,7 +10,7 @@ from datetime import datetime, timedelta
 from django.db import connections
 from django.db.models import Count
 
-from django_durable_tasks.lifecycle import dead_letters, leadership, nodes, queues
+from django_durable_tasks.lifecycle import dead_letters, leadership, liveness, nodes, queues
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.queues import Depth
 from django_durable_tasks.lifecycle.schedules import recurring
@@ -29,12 +30,14 @@ COUNTED = 1_000
 class Overview:
     """Everything at one moment; ``unknown`` counts waiting rows by the name of a task that this process lacks.
 
+    ``stalled`` says of nodes that live and do nothing why they are thought so; ``leader`` is this region's.
     A schedule is late LATE seconds after its fire time; of schedules in trouble no more than COUNTED are counted.
     """
 
     now: datetime
     depths: list[Depth]
     nodes: list[Node]
+    stalled: dict[uuid.UUID, str]
     leader: Node | None
     term: int
     led_until: datetime | None
@@ -56,7 +59,7 @@ class Overview:
 
     def is_silent(self, node: Node) -> bool:
         """Return whether this node was not seen for longer than a node may be silent."""
-        return node.last_seen_at < self.now - timedelta(seconds=nodes.timeout())
+        return liveness.is_silent(node, self.now)
 
 
 def overview(known: Collection[str]) -> Overview:
@@ -65,12 +68,13 @@ def overview(known: Collection[str]) -> Overview:
     ``known``: the names of the durable tasks that this process has.
     """
     now = database_now()
-    lease = SchedulerLease.objects.using(database()).filter(name=leadership.LEADER).first()
+    lease = SchedulerLease.objects.using(database()).filter(name=leadership.office()).first()
     everybody = list(Node.objects.using(database()).alive().order_by("kind", "name"))
     return Overview(
         now=now,
         depths=queues.depths(now),
         nodes=everybody,
+        stalled=liveness.stalled(everybody, now),
         leader=next((node for node in everybody if lease is not None and node.pk == lease.holder), None),
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
@@ -127,7 +131,7 @@ def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
     pause = QueueControl.objects.using(database()).filter(name=task.queue, paused_at__isnull=False).first()
     seen = now - timedelta(seconds=nodes.timeout())
     alive = list(Node.objects.using(database()).alive().filter(last_seen_at__gte=seen))
-    led = SchedulerLease.objects.using(database()).filter(name=leadership.LEADER, expires_at__gt=now).exists()
+    led = SchedulerLease.objects.using(database()).filter(name=leadership.office(), expires_at__gt=now).exists()
     runs = now - task.started_at if task.started_at is not None and task.status == Status.RUNNING else timedelta(0)
     found = Situation(
         now=now, status=task.status, queue=task.queue, alarm_at=task.alarm_at, lease_until=task.lease_until,

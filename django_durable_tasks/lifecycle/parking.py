@@ -28,7 +28,7 @@ from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules import limits as rules
 from django_durable_tasks.rules.limits import Bucket, Room
 
-_ID, _NAME = (transitions.RING_COLUMNS.index(name) for name in ("id", "name"))
+_ID, _NAME, _QUEUE = (transitions.RING_COLUMNS.index(name) for name in ("id", "name", "queue"))
 _EVERY = 1_000_000_000
 
 
@@ -117,16 +117,17 @@ class _Bound:
 
     task_id: uuid.UUID
     name: str
+    queue: str
     tenant_id: int
     limit_key: str | None
     scopes: Sequence[str]
 
 
 class Gate:
-    """One claim of a queue in which limits can apply, inside its transaction."""
+    """One claim, of one queue or of some rows, where limits can apply, inside its transaction."""
 
-    def __init__(self, queue: str, book: Book) -> None:
-        self._queue, self._book, self._wide = queue, book, book.wide(queue)
+    def __init__(self, book: Book, queue: str | None = None) -> None:
+        self._book, self._wide = book, [] if queue is None else book.wide(queue)
         self._room, self._buckets = Room(), dict[str, Bucket]()
         self._holders: Holders | None = None
         self._now: datetime | None = None
@@ -148,22 +149,22 @@ class Gate:
 
     def let_in(self, rows: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
         """Return those of the claimed RING_COLUMNS, in their order, that fit; the others are parked."""
-        if not self._book.may_bind(self._queue, {row[_NAME] for row in rows}):
+        if not self._book.may_bind({(row[_NAME], row[_QUEUE]) for row in rows}):
             return list(rows)
         bound = self._bound([row[_ID] for row in rows])
         told = [bound[row[_ID]] for row in rows]
         if not any(row.scopes for row in told):
             return list(rows)
         self._look(told)
-        self._open({scope: row.name for row in told for scope in row.scopes}, {row.tenant_id for row in told})
+        self._open({scope: row.name for row in told for scope in row.scopes}, told)
         refused = rules.admitted([(row.task_id, row.scopes) for row in told], self._room)
         transitions.park_claimed({row.task_id: refused[row.task_id] for row in told if row.task_id in refused})
         self._refused += len(refused)
         return [row for row in rows if row[_ID] not in refused]
 
-    def clear_head(self, now: datetime, limit: int) -> int:
+    def clear_head(self, queue: str, now: datetime, limit: int) -> int:
         """Park those of the next due rows that would be refused as well, so that the next claim sees whom they hide."""
-        due = transitions.tasks().due(now).filter(queue=self._queue).order_by()
+        due = transitions.tasks().due(now).filter(queue=queue).order_by()
         ids: list[uuid.UUID] = []
         for priority in range(9, -1, -1):  # one short scan of the index each, where one ORDER BY would sort them all
             if len(ids) < limit:
@@ -187,13 +188,13 @@ class Gate:
             _write(rows)
 
     def _bound(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, _Bound]:
-        rows = transitions.tasks().filter(pk__in=ids).values_list("pk", "name", "tenant_id", "limit_key")
+        rows = transitions.tasks().filter(pk__in=ids).values_list("pk", "name", "queue", "tenant_id", "limit_key")
         found = {}
-        for task_id, name, tenant_id, key in rows:
-            scopes = [*self._wide, *self._book.narrow(name, tenant_id, key)]
+        for task_id, name, queue, tenant_id, key in rows:
+            scopes = [*self._book.wide(queue), *self._book.narrow(name, tenant_id, key)]
             if self._book.tenants:
-                scopes.append(rules.of_share(self._queue, tenant_id))
-            found[task_id] = _Bound(task_id, name, tenant_id, key, scopes)
+                scopes.append(rules.of_share(queue, tenant_id))
+            found[task_id] = _Bound(task_id, name, queue, tenant_id, key, scopes)
         return found
 
     def _look(self, own: Sequence[_Bound]) -> None:
@@ -206,10 +207,10 @@ class Gate:
             self._now = database_now()
         found = holders(running=strict)
         for row in own:
-            found.leave_out(row.name, self._queue, row.tenant_id, row.limit_key)
+            found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key)
         self._holders = found
 
-    def _open(self, scopes: Mapping[str, str], tenants: Iterable[int] = ()) -> None:
+    def _open(self, scopes: Mapping[str, str], own: Sequence[_Bound] = ()) -> None:
         """Find out what is free in these scopes, each with the name of a task that asks, where it is not known yet."""
         new = {scope: name for scope, name in scopes.items() if scope not in self._room.known}
         self._room.known |= new.keys()
@@ -223,7 +224,7 @@ class Gate:
         for scope, name in new.items():
             share = rules.shared(scope)
             if share is not None:
-                everybody = found.tenants(self._queue) | set(tenants)
+                everybody = found.tenants(share[0]) | {row.tenant_id for row in own if row.queue == share[0]}
                 self._room.places[scope] = free_of_share(share, self._book, found, everybody)
             elif (places := self._book.places(scope, name)) is not None:
                 self._room.places[scope] = places - found.under_way[scope]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import attempts, claims, dead_letters, scheduling, transitions
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.models.task import TaskQuerySet
@@ -36,6 +37,7 @@ def lose_departed(now: datetime, limit: int) -> int:
     """End the runs that nodes left behind which said goodbye, or were declared dead, some seconds ago."""
     gone = list(
         Node.objects.using(transitions.database())
+        .filter(region=conf.settings().REGION)
         .gone_before(now - _FAREWELL)
         .filter(pk__in=transitions.tasks().running().order_by().values("node"))
         .values_list("pk", flat=True)

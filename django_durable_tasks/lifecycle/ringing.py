@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import connections, transaction
-from django.utils import timezone
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.lifecycle import limits, transitions
+from django_durable_tasks.lifecycle.reckoning import surely_over
 from django_durable_tasks.ports import Ring
 
 
@@ -44,11 +44,13 @@ def may_be_rung(values: Mapping[str, Any]) -> bool:
     """Return whether a row of these values may be born QUEUED and rung at commit: the fast path is open for it."""
     settings = conf.settings()
     connection = connections[transitions.database()]
-    if not settings.FAST_PATH or (values["run_at"] is not None and values["run_at"] > timezone.now()):
+    if not settings.FAST_PATH:
         return False
     if not connection.in_atomic_block and not connection.get_autocommit():
         return False
     if connection.run_on_commit and _rung_so_far() >= settings.FAST_PATH_MAX:
+        return False
+    if values["run_at"] is not None and not surely_over(values["run_at"]):
         return False
     return ports.broker_open() and limits.fast_path_open(values["name"], values["queue"], values["tenant_id"])
 

@@ -19,7 +19,7 @@ from django_durable_tasks.lifecycle import linking, transitions
 from django_durable_tasks.lifecycle.edges import tally_of
 from django_durable_tasks.lifecycle.ringing import may_be_rung, ring_after_commit
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.models.task import SHARDS, TaskQuerySet, new_task_id
+from django_durable_tasks.models.task import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.arguments import bind, encode
@@ -28,6 +28,7 @@ from django_durable_tasks.rules.followups import Schedule
 from django_durable_tasks.rules.graphs import Join, OnUpstreamFailure, needed, needed_of
 from django_durable_tasks.rules.limits import PerKey
 from django_durable_tasks.rules.options import CallOptions, call_options, checked_key, checked_name
+from django_durable_tasks.rules.shards import SHARDS
 from django_durable_tasks.rules.states import Status, UniqueOnConflict
 from django_durable_tasks.rules.workflows import REFERS
 

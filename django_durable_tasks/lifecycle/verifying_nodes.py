@@ -38,7 +38,7 @@ _HOUR = 3_600.0
 def missing(look: Look, rows: Rows) -> list[Finding]:
     """The rows that the migrations wrote: without the lease nobody can lead, without the tenant nothing is born."""
     wanted: tuple[tuple[str, type[Model], Any], ...] = (
-        ("lease", SchedulerLease, leadership.LEADER), ("tenant", Tenant, DEFAULT_TENANT_ID),
+        ("lease", SchedulerLease, leadership.office()), ("tenant", Tenant, DEFAULT_TENANT_ID),
     )  # fmt: skip
     return [
         finding("first-rows", table, str(key), "row", None, "there, as the migrations wrote it", repair="write it")
@@ -60,13 +60,13 @@ def leases(look: Look, rows: Rows) -> list[Finding]:
     ]  # fmt: skip
     seen = look.ago(nodes.timeout())
     schedulers = ground_rows(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
-    if not schedulers.filter(last_seen_at__gte=seen, started_at__lt=look.ago(PATIENCE)).exists():
-        return found
+    settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=look.ago(PATIENCE))
+    offices = {leadership.office(region) for region in settled.values_list("region", flat=True)}
     over = rows.filter(expires_at__lt=look.ago(PATIENCE)).values_list("name", "expires_at")
     return found + [
         finding("leases", "lease", name, "expires_at", until, "taken over by a scheduler that lives",
                 severity=Severity.LATE, advice="Look at the schedulers' logs: none of them can take the lease.")
-        for name, until in over
+        for name, until in over if name in offices
     ]  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def silent(look: Look, rows: Rows) -> list[Finding]:
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not look.led or not look.may_judge(patience):
         return []
-    found = rows.filter(stopped_at__isnull=True, last_seen_at__lt=look.ago(patience))
+    found = rows.filter(stopped_at__isnull=True, last_seen_at__lt=look.ago(patience), region=conf.settings().REGION)
     return [
         finding("silent-nodes", "node", pk, "last_seen_at", seen, "declared dead, because it is silent",
                 severity=Severity.LATE, repair="declare it dead; the leader loses its runs")

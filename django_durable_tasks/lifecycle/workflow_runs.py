@@ -13,6 +13,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.exceptions import DurableTasksError, WorkflowTooLarge
 from django_durable_tasks.lifecycle import edges, linking, scheduling, transitions
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.lifecycle.drafts import Draft, draft
 from django_durable_tasks.lifecycle.drafts import Launch as Launch
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
@@ -112,6 +113,7 @@ def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
 # Counting ---------------------------------------------------------------------------------------------------------
 
 
+@through_deadlocks
 def fold(limit: int) -> int:
     """Count a batch of endings into their runs, and end the runs that are complete; return how many were counted."""
     found = list(edges.endings().uncounted().values_list("pk", flat=True)[:limit])

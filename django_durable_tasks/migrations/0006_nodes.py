@@ -38,8 +38,13 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name="node",
+            name="keeps_to_shards",
+            field=models.BooleanField(db_default=False, verbose_name="keeps to its shards"),
+        ),
+        migrations.AddField(
+            model_name="node",
             name="shards",
-            field=models.JSONField(blank=True, help_text="Empty: not told.", null=True, verbose_name="shards"),
+            field=models.JSONField(blank=True, help_text="Empty: all.", null=True, verbose_name="shards"),
         ),
         migrations.AddField(
             model_name="node",

@@ -26,8 +26,8 @@ class NodeQuerySet(models.QuerySet["Node"]):
         return self.filter(stopped_at__isnull=True)
 
     def workers(self) -> Self:
-        """Nodes that run bodies."""
-        return self.filter(kind=NodeKind.WORKER)
+        """Nodes that run bodies and take more: one that drains counts no more."""
+        return self.filter(kind=NodeKind.WORKER, draining=False)
 
     def gone_before(self, cutoff: datetime) -> Self:
         """Nodes that left before."""
@@ -53,7 +53,8 @@ class Node(models.Model):
     declared_dead = models.BooleanField(_("declared dead"), default=False)
     # What follows has defaults in the database, so that nodes of the release before can go on writing their rows.
     region = models.CharField(_("region"), max_length=50, db_default="", blank=True)
-    shards = models.JSONField(_("shards"), null=True, blank=True, help_text=_("Empty: not told."))
+    shards = models.JSONField(_("shards"), null=True, blank=True, help_text=_("Empty: all."))
+    keeps_to_shards = models.BooleanField(_("keeps to its shards"), db_default=False)
     versions = models.JSONField(_("versions"), null=True, blank=True)
     active = models.JSONField(_("running tasks"), null=True, blank=True, help_text=_("Number, and up to 20 ids."))
     last_scan_at = models.DateTimeField(_("last scan at"), null=True, blank=True)

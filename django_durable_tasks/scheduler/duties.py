@@ -27,9 +27,11 @@ from django_durable_tasks.lifecycle import (
 )
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.nearby import filling, redis_door
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _SPREADING = 2.0
+_OF_ENDINGS = ("tell_dependents", "count_endings")
 _PRUNING = 2.0  # of every ten seconds: more than a thousand rows a second must not outgrow their retention
 
 
@@ -167,6 +169,14 @@ def end_late_workflows(now: datetime, vigil: Vigil) -> int:
     return reached
 
 
+def fill_due_index(now: datetime, vigil: Vigil) -> int:
+    """Keep the due index in Redis filled up to DUE_HORIZON; nothing without REDIS_URL, and nothing to dispatch."""
+    if redis_door.url() is not None:
+        with own():
+            filling.fill(now)
+    return 0
+
+
 class FindDeleted:
     """Look for upstreams whose rows are gone, a window of edges at a time."""
 
@@ -221,6 +231,7 @@ def duties() -> tuple[Duty, ...]:
         Duty("count_endings", count_endings, every=min(0.5, settings().POLL)),
         Duty("finish_starts", finish_starts, every=5.0),
         Duty("end_late_workflows", end_late_workflows, every=1.0),
+        Duty("fill_due_index", fill_due_index, every=1.0),
         Duty("find_deleted", FindDeleted(), every=10.0),
         Duty("let_parked_go", let_parked_go, every=0.0),
         Duty("age", Age(), every=1.0),
@@ -237,6 +248,10 @@ class Rota:
     def __init__(self) -> None:
         self._due = {duty.name: 0.0 for duty in duties()}
         self._duties = duties()
+
+    def hurry(self) -> None:
+        """Let endings be told and counted at the next look; safe from other threads."""
+        self._due.update(dict.fromkeys(_OF_ENDINGS, 0.0))
 
     def due(self) -> list[Duty]:
         """Return the duties whose time has come, and note them as done."""

@@ -8,8 +8,8 @@ from tests.processes.fixtures import db, fleet, rows, shared_database
 
 __all__ = ["db", "fleet", "rows", "shared_database"]
 
-WITH_REDIS = ("test_canvas",)
-"""Files that compare with Celery, whose chords need a result backend: Redis is both there."""
+WITH_REDIS = ("test_canvas", "test_due_index", "test_redis_away", "test_redis_filling", "test_wakeups")
+"""Files that need Redis: chords of Celery as their result backend, the due index and wake-ups for themselves."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

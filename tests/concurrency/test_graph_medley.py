@@ -19,9 +19,8 @@ from django_durable_tasks.lifecycle import (
     dead_letters,
     dependencies,
     edges,
+    graph_operations,
     linking,
-    reopening,
-    transitions,
     workflow_runs,
 )
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
@@ -118,7 +117,7 @@ def _operate(dice: random.Random, crew: _Crew) -> None:
                 partial(linking.link, low.pk, edges_to([high])),
                 partial(linking.link, high.pk, edges_to([low])),
                 partial(linking.place_gate, low.pk, "HOLD", by="bob"),
-                partial(_force, these),
+                partial(graph_operations.force_run, these, by="bob"),
             ]
             try:
                 dice.choice(deeds)()
@@ -126,12 +125,6 @@ def _operate(dice: random.Random, crew: _Crew) -> None:
                 continue  # refused: it has started, it would close a circle, something stands against it
     finally:
         crew.stop.set()
-
-
-def _force(these: Any) -> None:
-    with transitions.atomic():
-        forced, returned = reopening.force_run(these, "forced")
-        dead_letters.close_replayed([*forced, *returned], by="bob", note="")
 
 
 def _let_all_go() -> None:

@@ -1,6 +1,5 @@
 """Where the figures of kill trials are kept: one entry a trial, newest last, in a file that stands in the docs."""
 
-import dataclasses
 import json
 import os
 import platform
@@ -12,7 +11,6 @@ import celery
 import django
 from django.db import connection
 
-from tests.kill_trials.figures import Figures
 from tests.runs import ROOT
 
 LEDGER = ROOT / "docs" / "explanation" / "kill_trials.json"
@@ -24,7 +22,7 @@ def entries(ledger: Path = LEDGER) -> list[dict[str, Any]]:
     return found
 
 
-def enter(figures: Figures, database: str, broker: str, ledger: Path = LEDGER) -> None:
+def enter(figures: dict[str, Any], database: str, broker: str, ledger: Path = LEDGER) -> None:
     """Add the figures of one trial, with when and where they were measured."""
     entry = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -33,7 +31,7 @@ def enter(figures: Figures, database: str, broker: str, ledger: Path = LEDGER) -
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": f"Python {platform.python_version()}, Django {django.__version__}, Celery {celery.__version__},"
         f" {connection.display_name} {'.'.join(map(str, connection.get_database_version()))}",
-        **dataclasses.asdict(figures),
+        **figures,
     }
     ledger.parent.mkdir(parents=True, exist_ok=True)
     ledger.write_text(json.dumps([*entries(ledger), entry], indent=1) + "\n")

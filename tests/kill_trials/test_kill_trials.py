@@ -1,5 +1,6 @@
 """The nearest rival's published test, at default settings: the only worker is killed and replaced 20 times."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,5 +22,5 @@ def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
     settings.DURABLE_TASKS = {}
     with fleet_in(tmp_path, {}) as fleet:
         figures = run(fleet, Plan(tasks=2_000, kills=20, freezes=2))
-    enter(figures, vendor, broker)
+    enter(dataclasses.asdict(figures), vendor, broker)
     assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (2_000, 0, 0, 0), figures

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,6 +17,8 @@ class Proxy:
         self._server = (parts.hostname or "127.0.0.1", parts.port or 0)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._loses: Callable[[bytes], bool] | None = None
+        self._doomed: set[socket.socket] = set()
         self._flowing = threading.Event()
         self._flowing.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -35,6 +37,14 @@ class Proxy:
     def freeze(self) -> None:
         """Swallow everything in both directions; connections stay open and new ones are accepted."""
         self._flowing.clear()
+
+    def lose_replies(self, to: Callable[[bytes], bool] | None) -> None:
+        """Break a connection once the server has done what ``to`` says yes to, and before its reply gets through."""
+        self._loses = to
+
+    def storm(self) -> None:
+        """Break every connection; new ones are welcome."""
+        self._break()
 
     def restore(self) -> None:
         """Be a wire again; what was held back while frozen is lost with its connections."""
@@ -73,15 +83,33 @@ class Proxy:
                 server.settimeout(None)
                 with self._lock:
                     self._open |= {client, server}
-                for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+                for pump, *ends in ((self._ask, client, server), (self._answer, server, client)):
+                    threading.Thread(target=self._pump, args=(pump, *ends), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+    def _ask(self, data: bytes, _client: socket.socket, server: socket.socket) -> bool:
+        if self._loses is not None and self._loses(data):
+            with self._lock:
+                self._doomed.add(server)
+        server.sendall(data)
+        return True
+
+    def _answer(self, data: bytes, server: socket.socket, client: socket.socket) -> bool:
+        if server in self._doomed:
+            return False
+        client.sendall(data)
+        return True
+
+    def _pump(
+        self, hand_on: Callable[[bytes, socket.socket, socket.socket], bool], source: socket.socket,
+        target: socket.socket,
+    ) -> None:  # fmt: skip
         with suppress(OSError):
             while data := source.recv(_CHUNK):
                 self._flowing.wait()
-                target.sendall(data)
+                if not hand_on(data, source, target):
+                    break
         with self._lock:
+            self._doomed -= {source, target}
             self._open -= {source, target}
         for end in (source, target):
             with suppress(OSError):

@@ -52,6 +52,19 @@ def test_settings_that_cannot_be_used_are_an_error_with_the_reason(settings: Any
     assert isinstance(check_celery(), list)
 
 
+def test_a_database_to_listen_on_that_is_not_there_is_an_error(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"LISTEN_DATABASE": "direct"}
+    [message] = check_settings()
+    assert "DATABASES does not have it (it has: default)" in message.msg
+    assert _ids(check_settings) == ["E015"]
+
+
+def test_a_database_to_listen_on_that_sends_no_notifications_is_an_error(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"LISTEN_DATABASE": "default"}
+    listens = connections["default"].vendor == "postgresql"
+    assert _ids(check_settings) == ([] if listens else ["E015"])
+
+
 def test_an_unknown_alias_of_a_database_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"DATABASE": "elsewhere"}
     [message] = check_settings()

@@ -37,6 +37,12 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("BATCH_SIZE", True),
         ("PAYLOAD_MAX_BYTES", 262_145),
         ("SECRET_NAMES", "("),
+        ("REDIS_URL", "cache:6379"),
+        ("REDIS_URL", 6379),
+        ("REGION", "eu west"),
+        ("REGION", None),
+        ("LOOKAHEAD", 0),
+        ("DUE_HORIZON", None),
         ("SECRET_NAMES", 5),
     ],
 )

@@ -8,6 +8,7 @@ WITH due AS MATERIALIZED (
      SELECT id
        FROM durable_tasks_task
       WHERE status = 'PENDING' AND queue = %(queue)s AND priority = level.priority AND alarm_at <= %(now)s
+        AND (%(shards)s::smallint[] IS NULL OR shard_key = ANY (%(shards)s::smallint[]) OR alarm_at <= %(late)s)
       ORDER BY alarm_at
       LIMIT %(limit)s
         FOR NO KEY UPDATE SKIP LOCKED) AS hit

@@ -31,7 +31,7 @@ from django_durable_tasks.lifecycle.transitions.graphs import (
     skip_blocked,
 )
 from django_durable_tasks.lifecycle.transitions.guards import NOW, WAITING, atomic, database, tasks
-from django_durable_tasks.lifecycle.transitions.out import RING_COLUMNS, claim, hand_back, ring_again, take
+from django_durable_tasks.lifecycle.transitions.out import RING_COLUMNS, claim, claim_these, hand_back, ring_again, take
 from django_durable_tasks.lifecycle.transitions.parking import age, let_go, park_claimed, park_due
 from django_durable_tasks.lifecycle.transitions.runs import (
     RUN_COLUMNS,
@@ -54,6 +54,7 @@ __all__ = [
     "blame",
     "cancel",
     "claim",
+    "claim_these",
     "create",
     "create_many",
     "database",

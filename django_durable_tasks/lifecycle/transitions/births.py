@@ -8,6 +8,7 @@ from typing import Any
 from django.db import IntegrityError
 from django.db.models import Case, When
 
+from django_durable_tasks import ports
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.rows import alike, columns_of, records_of, row_of
 from django_durable_tasks.lifecycle.statements import statement
@@ -25,6 +26,7 @@ def create(values: dict[str, Any]) -> bool:
     created = _insert_unless_taken(values) if sql is None else count(sql, values) == 1
     if created:
         announce("create", Status(values["status"]), [values["id"]])
+        ports.due.born([values])
     return created
 
 
@@ -56,12 +58,16 @@ def create_many(rows: Sequence[dict[str, Any]]) -> None:
             tasks().bulk_create([row_of(values) for values in batch])
     for status in {values["status"] for values in rows}:
         announce("create", Status(status), [values["id"] for values in rows if values["status"] == status])
+    ports.due.born(rows)
 
 
 def edit(question: TaskQuerySet, **changes: Any) -> int:
     """Change arguments, run_at or options of waiting rows; a PENDING row's alarm follows its run_at."""
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources))
+        at = changes.get("alarm_at", changes.get("run_at"))
+        if at is not None:
+            ports.due.moved([task_id for task_id, _ in pairs], at)
         if "run_at" in changes:
             changes["alarm_at"] = Case(When(status=Status.PENDING, then=changes["run_at"]), default=None)
         if "alarm_at" in changes:

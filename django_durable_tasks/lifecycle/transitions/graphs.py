@@ -25,6 +25,7 @@ from django_durable_tasks.lifecycle.transitions.guards import (
     tasks,
 )
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.states import TRANSITIONS, Status
 
@@ -42,8 +43,12 @@ def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
 
 
 def lock_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
-    """Lock these rows in primary-key order, whatever their status, and return those that exist; in ``atomic()``."""
+    """Lock these rows in primary-key order, whatever their status, and return those that exist; in ``atomic()``.
+
+    Each says in ``read_at`` when the database read it.
+    """
     these = tasks().filter(pk__in=sorted(ids)).order_by("pk").defer("args", "kwargs", "result", "progress")
+    these = these.annotate(read_at=DatabaseNow())
     no_key = connections[database()].features.has_select_for_no_key_update
     return {row.pk: row for row in these.select_for_update(no_key=no_key)}
 

@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from django.db.models import F, Q
 from django.db.models.lookups import In
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, ports
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.connections import cursor
 from django_durable_tasks.lifecycle.records import note_endings, note_returns
@@ -109,6 +109,8 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     note_returns(leaving)
     if status in TERMINAL:
         note_endings(ids, status)
+    elif status == Status.PENDING:
+        ports.due.moved(ids)
     announce(name, status, ids)
     return moved
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, Q, Value, When
 
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.statements import statement
-from django_durable_tasks.lifecycle.transitions.guards import atomic, locked, move, read, shown, tasks
+from django_durable_tasks.lifecycle.transitions.guards import NOW, atomic, locked, move, read, shown, tasks
 from django_durable_tasks.lifecycle.transitions.runs import RUN_COLUMNS, start_writes
 from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 
 RING_COLUMNS = (
@@ -23,22 +25,44 @@ RING_COLUMNS = (
 """What a claim reads back, in this order."""
 
 
-def claim(queue: str, now: datetime, limit: int, node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
-    """PENDING to QUEUED for due rows of a queue, the most urgent first; return their RING_COLUMNS."""
-    sql = statement("claim")
+def claim(
+    queue: str, now: datetime, limit: int, node: uuid.UUID, wait: float, shards: Collection[int] | None = None
+) -> list[tuple[Any, ...]]:
+    """PENDING to QUEUED for due rows of a queue, the most urgent first; return their RING_COLUMNS.
+
+    ``shards``: only rows of these, or of any that nobody has served for UNSERVED_AFTER seconds.
+    """
+    sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
     if sql is not None:
-        parameters = {"queue": queue, "now": now, "limit": limit, "node": node, "wait": wait}
-        rows = read(sql, parameters)
+        parameters = {"queue": queue, "now": now, "limit": limit, "node": node, "wait": wait, "late": late}
+        rows = read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
         announce("claim", Status.QUEUED, [row[0] for row in rows])
         return rows
     with atomic():
         due = tasks().due(now).filter(queue=queue)
+        if shards is not None:
+            due = due.filter(Q(shard_key__in=sorted(shards)) | Q(alarm_at__lte=late))
         pairs: list[tuple[uuid.UUID, int]] = []
         for priority in range(9, -1, -1):
             if len(pairs) < limit:
                 pairs += locked(due.filter(priority=priority), limit - len(pairs))
-        move("claim", pairs, Status.QUEUED, node=node, alarm_at=after(wait), publish_count=F("publish_count") + 1)
-        return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+        return _claimed(pairs, node, wait)
+
+
+def _claimed(pairs: Sequence[tuple[uuid.UUID, int]], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
+    move("claim", pairs, Status.QUEUED, node=node, alarm_at=after(wait), publish_count=F("publish_count") + 1)
+    return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+
+
+def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
+    """PENDING to QUEUED for those of these rows that are due by the database's clock; return their RING_COLUMNS."""
+    sql = statement("claim_these")
+    if sql is not None:
+        rows = read(sql, {"ids": list(ids), "node": node, "wait": wait})
+        announce("claim", Status.QUEUED, [row[0] for row in rows])
+        return rows
+    with atomic():
+        return _claimed(locked(tasks().pending().filter(pk__in=list(ids), alarm_at__lte=NOW), len(ids)), node, wait)
 
 
 def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 
+from django_durable_tasks import ports
 from django_durable_tasks.lifecycle import records
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.clock import after
@@ -135,6 +136,7 @@ def end(ends: Sequence[End]) -> int:
         open_unique_key=Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
         publish_count=0, updated_at=DatabaseNow(), **NO_OWNER,
     )  # fmt: skip
+    ports.due.moved(list(alarms))
     for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
         group = [end.task_id for end in ends if (end.verdict.transition, end.verdict.status) == (name, status)]
         if status in TERMINAL:

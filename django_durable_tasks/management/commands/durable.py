@@ -21,6 +21,7 @@ from django_durable_tasks.management.durable.moves import MOVES
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.picturing import GRAPH
 from django_durable_tasks.management.durable.preview import PREVIEW
+from django_durable_tasks.management.durable.probing import ALIVE
 from django_durable_tasks.management.durable.queue_verbs import QUEUE_VERBS
 from django_durable_tasks.management.durable.schedule_verbs import SCHEDULE_VERBS
 from django_durable_tasks.management.durable.shadowing import SHADOW
@@ -35,6 +36,7 @@ VERBS = {
     verb.name: verb
     for verb in (
         STATUS,
+        ALIVE,
         LIST,
         SHOW,
         GRAPH,

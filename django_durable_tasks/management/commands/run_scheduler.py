@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import gc
 import signal
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import Error
 
-from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.lifecycle import declared
 from django_durable_tasks.management.durable import declaring
+from django_durable_tasks.rules.shards import SHARDS, parse_shards
 from django_durable_tasks.scheduler.loop import Scheduler
 
 # A tick makes thousands of objects that do not outlive it: at Python's 700 the collector would look through them, and
 # through the agendas of all schedules, a hundred times a tick, which is a sixth of its processor time.
 _COLLECT_AFTER = 10_000
+
+
+def _shards(text: str) -> frozenset[int]:
+    """Read ``--shards``; what it names wrongly is wrong usage."""
+    try:
+        return parse_shards(text)
+    except InvalidOption as refused:
+        raise ArgumentTypeError(str(refused)) from refused
 
 
 class Command(BaseCommand):
@@ -32,16 +41,22 @@ class Command(BaseCommand):
             "examples:\n"
             "  manage.py run_scheduler                 run until SIGTERM\n"
             "  manage.py run_scheduler --node-id a     under a name that the admin shows\n"
+            "  manage.py run_scheduler --shards 0-31   keep to half of the tasks; others are served only when late\n"
             "  manage.py run_scheduler --once          publish what is due, sweep once, and exit\n"
         )
         parser.add_argument("--node-id", default="", help="the name shown for this scheduler (default: host and pid)")
+        parser.add_argument(
+            "--shards",
+            type=_shards,
+            help=f"the shards to keep to, of 0-{SHARDS - 1}: 0-31 or 0-15,40",
+        )
         parser.add_argument("--once", action="store_true", help="do one round and exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run."""
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
-        scheduler = Scheduler(options["node_id"])
+        scheduler = Scheduler(options["node_id"], shards=options["shards"])
         if options["once"]:
             self.stdout.write(f"published {scheduler.run_once()} tasks")
             return

@@ -16,7 +16,8 @@ from django_durable_tasks.rules.explanations import ago
 
 _QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "slots",
           "paused_by")  # fmt: skip
-_NODE = ("name", "kind", "host", "pid", "pool", "slots", "queues", "last_seen_at", "state")
+_NODE = ("name", "kind", "host", "pid", "pool", "slots", "running", "queues", "skew", "last_seen_at", "state")
+_TOLD = ("region", "shards", "versions", "active", "last_scan_at", "last_start_at", "draining")
 
 
 def problems(seen: Overview) -> list[str]:
@@ -26,6 +27,8 @@ def problems(seen: Overview) -> list[str]:
         found.append("No scheduler is alive: run `manage.py run_scheduler`.")
     if not seen.is_led:
         found.append("No scheduler leads: silent runs are not handed on, and lost messages are not rung again.")
+    for node in seen.nodes:
+        found += telling_of(node, seen)
     for depth in seen.depths:
         waited = _waited(depth, seen)
         if depth.paused_at is None and waited > settings.OLDEST_DUE_MAX:
@@ -33,6 +36,20 @@ def problems(seen: Overview) -> list[str]:
             found.append(f"Queue {depth.queue}: the oldest due task waits since {ago(waited)} ({limit}).")
     if seen.dead_letters > settings.DEAD_LETTERS_MAX:
         found.append(f"{seen.dead_letters} dead letters are open (DEAD_LETTERS_MAX {settings.DEAD_LETTERS_MAX}).")
+    return found
+
+
+def telling_of(node: Node, seen: Overview) -> list[str]:
+    """Return what is wrong with a node that lives: it does nothing, or its host's clock is far off."""
+    found, bound = [], conf.settings().SKEW_MAX
+    if node.pk in seen.stalled:
+        found.append(f"Node {node.name} has stalled: {seen.stalled[node.pk]}. Restart it.")
+    if node.skew is not None and abs(node.skew) > bound and not seen.is_silent(node):
+        way = "ahead of" if node.skew > 0 else "behind"
+        found.append(
+            f"Node {node.name}: the clock of {node.host} is {abs(node.skew):.1f} s {way} the database's"
+            f" (SKEW_MAX {bound:g} s)."
+        )
     return found
 
 
@@ -50,11 +67,20 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
             found.append(f"Queue {depth.queue}: no worker listens.")
     found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
     found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]
+    found += _differences(seen)
     for name, number in seen.unknown.items():
         found.append(f"{number} tasks wait for {name}, which this process does not have.")
     if seen.connections_allowed is not None and seen.connections_needed > seen.connections_allowed:
         found.append(_arithmetic(seen))
     return found
+
+
+def _differences(seen: Overview) -> list[str]:
+    """Say which releases differ between the nodes that live: of the package, or of the zone tables."""
+    told = [node.versions for node in seen.nodes if node.versions and not seen.is_silent(node)]
+    parts = {part: sorted({str(one.get(part)) for one in told}) for part in ("package", "tzdata")}
+    return [f"The nodes have different releases of {part}: {', '.join(found)}." for part, found in parts.items()
+            if len(found) > 1]  # fmt: skip
 
 
 def _untimed(node: Node) -> str:
@@ -88,9 +114,18 @@ def _queue_row(depth: Depth, seen: Overview) -> dict[str, Any]:
 
 
 def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
-    state = "silent" if seen.is_silent(node) else "leads" if seen.is_led and node == seen.leader else "alive"
-    row = {name: getattr(node, name) for name in _NODE if name != "state"}
-    return {"id": node.pk, **row, "state": state}
+    row: dict[str, Any] = {name: getattr(node, name, None) for name in (*_NODE, *_TOLD)}
+    row["running"] = None if node.active is None else node.active.get("number")
+    row["skew"] = None if node.skew is None else round(node.skew, 3)
+    return {"id": node.pk, **row, "state": _state(node, seen)}
+
+
+def _state(node: Node, seen: Overview) -> str:
+    states = {
+        "silent": seen.is_silent(node), "stalled": node.pk in seen.stalled, "draining": node.draining,
+        "leads": seen.is_led and node == seen.leader,
+    }  # fmt: skip
+    return next((state for state, holds in states.items() if holds), "alive")
 
 
 def report(seen: Overview, broker: str | None) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from django_durable_tasks.management.durable.output import Output
 OK, UNHEALTHY, REFUSED = 0, 1, 2
 EXIT_CODES = (
     "exit codes:\n"
-    "  0  done, and `status` found everything within its thresholds\n"
-    "  1  `status` found a threshold passed, `sync --check` or `shadow` a difference, `verify` a finding, or the\n"
-    "     database or the broker does not answer\n"
+    "  0  done, and `status` found everything within its thresholds; `alive`: it lives, or nobody could tell\n"
+    "  1  `status` found a threshold passed, `alive` a node to restart, `sync --check` or `shadow` a difference,\n"
+    "     `verify` a finding, or the database or the broker does not answer\n"
     "  2  wrong usage, no such row, nothing could be changed, or `verify` could not look\n"
 )
 Options = Mapping[str, Any]

@@ -14,6 +14,7 @@ from django_durable_tasks.lifecycle.attempts import Refusal
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import Ring
+from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 from tests.database.lifecycle.moves import PLACE, question
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
@@ -199,3 +200,50 @@ def test_a_batch_is_published_by_priority_and_then_by_time() -> None:
     ]
     expected = sorted(rows, key=lambda row: (-row.priority, row.run_at))
     assert _rung(_claim()) == [row.pk for row in expected]
+
+
+# By their ids, and by their shards ------------------------------------------------------------------------------------
+
+
+def _these(*rows: Task) -> list[uuid.UUID]:
+    rings = claims.claim_these([row.pk for row in rows], database_now(), PLACE.node)
+    assert Task.objects.queued().filter(pk__in=[ring.task_id for ring in rings]).count() == len(rings)
+    return [ring.task_id for ring in rings]
+
+
+def test_rows_are_claimed_by_their_ids_the_most_urgent_first() -> None:
+    low, high, other = a_task(priority=1), a_task(priority=9), a_task()
+    assert _these(low, high) == [high.pk, low.pk]
+    assert Task.objects.pending().get().pk == other.pk
+
+
+def test_by_their_ids_too_nothing_is_claimed_early_or_twice() -> None:
+    soon, due = a_task(due=60), a_task()
+    assert _these(soon, due) == [due.pk]
+    assert _these(soon, due) == []
+
+
+def test_by_their_ids_too_a_row_that_came_too_late_expires() -> None:
+    late = a_task(expires_at=database_now() - timedelta(seconds=1))
+    assert _these(late) == []
+    assert Task.objects.get().status == Status.EXPIRED
+
+
+def test_a_node_claims_the_rows_of_its_shards_and_what_nobody_serves() -> None:
+    now = database_now()
+    mine, others = a_task(shard_key=3), a_task(shard_key=4)
+    unserved = a_task(shard_key=5, due=-UNSERVED_AFTER - 1)
+    claimed = claims.claim(QUEUE, now, 10, PLACE.node, frozenset({3}))
+    assert {ring.task_id for ring in claimed} == {mine.pk, unserved.pk}
+    assert Task.objects.pending().get().pk == others.pk
+
+
+def test_what_comes_is_known_before_it_is_due() -> None:
+    now = database_now()
+    rows = [a_task(due=wait, shard_key=wait) for wait in (3, 1, 2, 9)]
+    a_task(due=-1)
+    a_task(queue="other", due=1)
+    found = claims.coming(QUEUE, now, now + timedelta(seconds=5), 10)
+    assert [row[2] for row in found] == [rows[1].pk, rows[2].pk, rows[0].pk]
+    assert [row[4] for row in claims.coming(QUEUE, now, now + timedelta(seconds=5), 10, {2, 3})] == [2, 3]
+    assert len(claims.coming(QUEUE, now, now + timedelta(seconds=5), 2)) == 2

@@ -96,7 +96,7 @@ def test_a_savepoint_that_does_not_exist_shares_the_hook_of_its_transaction() ->
 def test_a_transaction_rings_a_hundred_at_most_and_the_rest_wait_for_the_poll() -> None:
     with transaction.atomic():
         rows = [_delay() for _ in range(105)]
-        assert _hooks() == 1
+        assert _hooks() == (2 if connection.vendor == "postgresql" else 1), "one rings; one wakes where it can"
     assert [row.status for row in rows] == [Status.QUEUED] * 100 + [Status.PENDING] * 5
     assert len(take_rings(QUEUE)) == 100
 

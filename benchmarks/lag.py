@@ -1,0 +1,113 @@
+"""The benchmark of start lag: one-off tasks due at a rate, all written before the first is due."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from subprocess import Popen
+from typing import Any
+
+from benchmarks.contenders import WORKER, BareCelery, DatabaseQueue, Ours, patience
+from benchmarks.contest import Measured
+from benchmarks.peers import stamps
+from benchmarks.processes import Failed, figures, running, wait_until
+
+RATES = (100, 500)
+_AHEAD = 4.0
+
+
+def measured(found: list[float], n: int, rate: int, **more: float) -> Measured:
+    """Return the figures of so many lags (seconds); raises Failed when a body ran twice or never."""
+    if len(found) != n:
+        raise Failed(f"{len(found)} bodies started for {n} tasks")
+    cuts = quantiles(found, n=100)
+    facts = {"lag_p50_ms": cuts[49], "lag_p95_ms": cuts[94], "lag_p99_ms": cuts[98], "lag_max_ms": found[-1]}
+    told = {name: round(1e3 * value, 1) for name, value in facts.items()}
+    return Measured(n / rate, {**told, "early": sum(lag < 0 for lag in found), **more})
+
+
+def _await(path: Path, n: int, rate: int, *processes: Popen[bytes]) -> None:
+    wait_until(lambda: stamps.number(path) >= n, *processes, within=_AHEAD + n / rate + patience(n))
+
+
+class OurLag(Ours):
+    """One scheduler and one worker of ours."""
+
+    def start_late(self, n: int, rate: int, **durable: Any) -> Measured:
+        """Measure how late n tasks start, due at so many a second."""
+        self.servers.clear_broker(self.broker)
+        self.tell("bulk", {"n": 1}, patience(1))
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            path = Path(folder, "lags")
+            variable = self.variable(**durable) | {"BENCHMARK_STAMPS": str(path)}
+            loop = [sys.executable, "-m", "django", "run_scheduler"]
+            worker = [sys.executable, "-m", "celery", "-A", "benchmarks.project", "worker", *WORKER]
+            worker.append(f"bench-{self.servers.run}@%h")
+            try:
+                with running(loop, **variable) as scheduler, running(worker, **variable) as process:
+                    self._warm(variable, path, scheduler, process)
+                    self._later(variable, n, rate)
+                    _await(path, n, rate, scheduler, process)
+                    size = resident(scheduler.pid)
+                found = stamps.lags(path)
+            finally:
+                self.servers.clear_broker(self.broker)
+        return measured(found, n, rate, scheduler_mib=size)
+
+    def _later(self, variable: dict[str, str], n: int, rate: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.ours", "later"]
+        figures(command, {"n": n, "rate": rate, "ahead": _AHEAD + n / 2_000}, patience(n), **variable)
+
+    def _warm(self, variable: dict[str, str], path: Path, *processes: Popen[bytes]) -> None:
+        """Let both processes have run something before, as everybody else's."""
+        self._later(variable, 20, 20)
+        _await(path, 20, 20, *processes)
+        path.write_bytes(b"")
+
+
+def resident(pid: int) -> float:
+    """Return how much memory (MiB) a process keeps resident."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return round(int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024, 1)
+
+
+class CeleryLag(BareCelery):
+    """Celery's own ``eta``: the worker keeps what is not due yet in its memory."""
+
+    def start_late(self, n: int, rate: int) -> Measured:
+        """Measure how late n tasks start, due at so many a second."""
+        self.servers.clear_broker(self.broker)
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            path = Path(folder, "lags")
+            variable = self.variable() | {"BENCHMARK_STAMPS": str(path)}
+            worker = [self.python, "-m", "celery", "-A", "benchmarks.peers.bare_celery", "worker", *WORKER]
+            worker += [f"bench-{self.servers.run}@%h", "--prefetch-multiplier=0"]
+            later = [self.python, "-m", "benchmarks.peers.bare_celery", "later"]
+            try:
+                with running(worker, **variable) as process:
+                    for number, a_second in ((20, 20), (n, rate)):
+                        path.write_bytes(b"")
+                        given = {"n": number, "rate": a_second, "ahead": _AHEAD + number / 2_000}
+                        figures(later, given, patience(number), **variable)
+                        _await(path, number, a_second, process)
+                found = stamps.lags(path)
+            finally:
+                self.servers.clear_broker(self.broker)
+        return measured(found, n, rate)
+
+
+@dataclass
+class QueueLag:
+    """A peer whose queue is PostgreSQL itself, with the verb ``lag`` in its program."""
+
+    queue: DatabaseQueue
+
+    def start_late(self, n: int, rate: int) -> Measured:
+        """Measure how late n tasks start, due at so many a second."""
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            path = Path(folder, "lags")
+            self.queue.tell("lag", n, rate=rate, path=str(path))
+            return measured(stamps.lags(path), n, rate)

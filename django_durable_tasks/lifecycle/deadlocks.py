@@ -1,0 +1,44 @@
+"""A transaction that the database chose to end a deadlock is done again.
+
+Rows are locked in primary-key order, but who follows a graph downwards learns which rows it needs only while it holds
+others, and two who do so may wait for each other. The database ends one of them whole (PostgreSQL documentation 13.3.4,
+MariaDB: InnoDB deadlocks), so that doing it again is doing it once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from django.db import OperationalError, connections
+
+from django_durable_tasks import conf
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_TRIES = 5
+_DEADLOCKS = frozenset({"40P01", 1213})
+
+
+def code_of(error: OperationalError) -> Any:
+    """Return what the database calls this error: PostgreSQL's SQLSTATE, MariaDB's number."""
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, int) else getattr(error.__cause__, "sqlstate", None)
+
+
+def through_deadlocks(act: Callable[P, R]) -> Callable[P, R]:
+    """Let a verb, which is one transaction, be done again after a deadlock; in a transaction of the caller it fails."""
+
+    @functools.wraps(act)
+    def again(*args: P.args, **kwargs: P.kwargs) -> R:
+        for left in reversed(range(_TRIES)):
+            try:
+                return act(*args, **kwargs)
+            except OperationalError as error:
+                alone = not connections[conf.settings().DATABASE].in_atomic_block
+                if not (alone and left and code_of(error) in _DEADLOCKS):
+                    raise
+        raise AssertionError
+
+    return again

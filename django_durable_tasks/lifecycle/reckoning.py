@@ -1,0 +1,92 @@
+"""What the database's clock shows, as this process reckons it between two looks: no host's clock decides anything.
+
+A look is one statement on a connection of our own, at most one a minute. Between two looks the monotonic clock counts
+on, which no operator and no time server sets.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.core import mail
+from django.db import Error
+from django.utils import timezone
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.connections import close_all, on_sqlite, own
+
+_FRESH = 60.0
+_TOO_SLOW = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the database said, and when this host had asked and heard (seconds of its monotonic clock)."""
+
+    said: datetime
+    asked: float
+    heard: float
+    host: datetime
+
+    @property
+    def skew(self) -> float:
+        """How far the host's clock is ahead of the database's (seconds), to half the round trip."""
+        asked_halfway = self.host + timedelta(seconds=(self.heard - self.asked) / 2)
+        return (asked_halfway - self.said).total_seconds()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the answer took too long to say much."""
+        return self.heard - self.asked > _TOO_SLOW
+
+
+def look() -> Look:
+    """Ask the database for its time, on the connection of this thread."""
+    host, asked = timezone.now(), time.monotonic()
+    said = database_now()
+    return Look(said, asked, time.monotonic(), host)
+
+
+def skew() -> float | None:
+    """Return how far the host's clock is ahead of the database's (seconds); None where the answer took too long."""
+    if on_sqlite():
+        return 0.0  # there the host's clock is the database's
+    seen = look()
+    return None if seen.is_slow else seen.skew
+
+
+class _Last:
+    seen: Look | None = None
+
+
+def _recent() -> Look | None:
+    if _Last.seen is not None and time.monotonic() - _Last.seen.heard < _FRESH:
+        return _Last.seen
+    try:
+        with own():
+            _Last.seen = look()
+    except Error:
+        return None
+    if hasattr(mail, "outbox"):
+        # Django's test runner drops its database at the end, which PostgreSQL refuses while we are connected.
+        close_all()
+    return _Last.seen
+
+
+def surely_over(instant: datetime) -> bool:
+    """Return whether this instant is past by the database's clock; False while that cannot be told."""
+    if on_sqlite():
+        return instant <= timezone.now()
+    seen = _recent()
+    # It said so before we heard it: its clock shows at least what has passed since.
+    return seen is not None and instant <= seen.said + timedelta(seconds=time.monotonic() - seen.heard)
+
+
+def reckoned_now() -> datetime:
+    """Return what the database's clock shows, to half a round trip; the host's time while the database is away."""
+    seen = None if on_sqlite() else _recent()
+    if seen is None:
+        return timezone.now()
+    return seen.said + timedelta(seconds=time.monotonic() - (seen.asked + seen.heard) / 2)

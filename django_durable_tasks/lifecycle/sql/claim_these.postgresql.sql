@@ -1,0 +1,15 @@
+-- Rows whose instant has come, by their ids: what moved, is held by somebody else or is not due yet is left alone.
+-- MATERIALIZED, because the rows are locked in primary-key order before any of them is written.
+WITH due AS MATERIALIZED (
+  SELECT id
+    FROM durable_tasks_task
+   WHERE id = ANY (%(ids)s::uuid[]) AND status || '' = 'PENDING' AND alarm_at <= clock_timestamp()
+   ORDER BY id
+     FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE durable_tasks_task AS task
+   SET status = 'QUEUED', epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
+       alarm_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
+  FROM due
+ WHERE task.id = due.id AND task.status || '' = 'PENDING'
+RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
+          task.idempotency_key, task.run_at, task.expires_at, task.slot

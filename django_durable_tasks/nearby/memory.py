@@ -1,0 +1,83 @@
+"""The due index in the memory of one process: a heap of instants, and what is known of each row."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+
+from django_durable_tasks.nearby.due_index import Due
+
+_SLACK = 64
+
+
+class MemoryDueIndex:
+    """The form of ``DueIndex`` that each scheduler has for itself; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[uuid.UUID, Due] = {}
+        self._heap: list[tuple[datetime, uuid.UUID]] = []
+
+    def add(self, rows: Iterable[Due]) -> None:
+        """Remember these rows; a moved row replaces its older entry."""
+        with self._lock:
+            for due in rows:
+                before = self._known.get(due.task_id)
+                self._known[due.task_id] = due
+                if before is None or before.at != due.at:
+                    heapq.heappush(self._heap, (due.at, due.task_id))
+            self._tidy()
+
+    def discard(self, ids: Iterable[uuid.UUID]) -> None:
+        """Forget these rows."""
+        with self._lock:
+            for task_id in ids:
+                self._known.pop(task_id, None)
+            self._tidy()
+
+    def next_at(self) -> datetime | None:
+        """Return when the earliest entry is due."""
+        with self._lock:
+            while self._heap and self._stale(*self._heap[0]):
+                heapq.heappop(self._heap)
+            return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
+        """Remove and return entries that are due."""
+        found: list[Due] = []
+        others: list[tuple[datetime, uuid.UUID]] = []
+        with self._lock:
+            while len(found) < limit and self._heap and self._heap[0][0] <= now:
+                at, task_id = heapq.heappop(self._heap)
+                if self._stale(at, task_id):
+                    continue
+                due = self._known[task_id]
+                if shards is not None and due.shard not in shards:
+                    others.append((at, task_id))
+                    continue
+                found.append(self._known.pop(task_id))
+            for entry in others:
+                heapq.heappush(self._heap, entry)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._known.clear()
+            self._heap.clear()
+
+    def _stale(self, at: datetime, task_id: uuid.UUID) -> bool:
+        due = self._known.get(task_id)
+        return due is None or due.at != at
+
+    def _tidy(self) -> None:
+        """Drop what was moved or forgotten once it is most of the heap."""
+        if len(self._heap) > 2 * len(self._known) + _SLACK:
+            self._heap = [(due.at, due.task_id) for due in self._known.values()]
+            heapq.heapify(self._heap)

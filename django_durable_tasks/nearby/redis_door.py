@@ -1,0 +1,149 @@
+"""The door to Redis: short waits, and after one failure a pause, so that nobody waits for a Redis that is away.
+
+Each process has one door an address. A request loses at most one short wait; then the door is shut for some seconds,
+after which one caller at a time tries it. Each change of state is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_durable_tasks import conf
+
+logger = logging.getLogger("django_durable_tasks.nearby")
+T = TypeVar("T")
+WAIT = 0.5
+PAUSE = 5.0
+_url: str | None = None
+
+
+def use_url(url: str | None) -> None:
+    """Let this process use the Redis at ``url`` instead of REDIS_URL; None goes back to the setting."""
+    global _url
+    _url = url
+
+
+def url() -> str | None:
+    """Return the address of Redis, or None where there is none."""
+    return _url or conf.settings().REDIS_URL
+
+
+class Door:
+    """A client of one Redis, and whether it answers."""
+
+    def __init__(self, address: str, *, pause: float | None = None) -> None:
+        self.client: Any = redis.Redis.from_url(address, **_patience(WAIT))
+        self.why = ""
+        self._pause, self._lock = PAUSE if pause is None else pause, threading.Lock()
+        self._shut_until: float | None = None
+        self._probing_until = 0.0
+
+    def open(self) -> bool:
+        """Return whether Redis took our last request."""
+        return self._shut_until is None
+
+    def through(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
+        """Return what ``act`` returns for the client; ``otherwise`` while Redis is away. Never raises RedisError.
+
+        Without ``probe`` a shut door is not tried: for callers whose time is dear, while others try it.
+        """
+        if not (self._allows() if probe else self.open()):
+            return otherwise
+        try:
+            found = act(self.client)
+        except redis.RedisError as error:
+            self._failed(error)
+            return otherwise
+        self._succeeded()
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        self.client.close()
+
+    def forget_callers(self) -> None:
+        """Begin with a free lock: after a fork nobody is left who could release the old one."""
+        self._lock = threading.Lock()
+
+    def _allows(self) -> bool:
+        with self._lock:
+            if self._shut_until is None:
+                return True
+            now = time.monotonic()
+            if now < self._shut_until or now < self._probing_until:
+                return False
+            self._probing_until = now + 4 * WAIT
+            return True
+
+    def _succeeded(self) -> None:
+        if self._shut_until is None:
+            return
+        with self._lock:
+            was_shut, self._shut_until, self.why = self._shut_until, None, ""
+        if was_shut is not None:
+            logger.warning("Redis answers again; the due index and wake-ups go by it.")
+
+    def _failed(self, error: redis.RedisError) -> None:
+        with self._lock:
+            was_open = self._shut_until is None
+            self._shut_until, self._probing_until = time.monotonic() + self._pause, 0.0
+            self.why = f"Redis does not serve ({type(error).__name__})"
+        if was_open:
+            # Not the text of the error: it may hold the address with its password.
+            logger.error("%s; due rows are found by polling every %g s.", self.why, conf.settings().POLL)
+
+
+def _patience(read: float) -> dict[str, Any]:
+    return {
+        "socket_connect_timeout": WAIT, "socket_timeout": read, "retry": Retry(NoBackoff(), 0),
+        "decode_responses": True,
+    }  # fmt: skip
+
+
+def listening_client(address: str) -> Any:
+    """Return a client for a listener: it waits longer, because silence is no failure there."""
+    return redis.Redis.from_url(address, **_patience(10 * WAIT))
+
+
+_doors: dict[str, Door] = {}
+_making = threading.Lock()
+
+
+def door() -> Door | None:
+    """Return this process's door to Redis, or None where no Redis is configured."""
+    address = url()
+    if address is None:
+        return None
+    found = _doors.get(address)
+    if found is None:
+        with _making:
+            found = _doors.setdefault(address, Door(address))
+    return found
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+    for each in _doors.values():
+        each.forget_callers()  # the client itself sees that it is in another process, and connects anew
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def hang_up() -> None:
+    """Close all doors; the next use opens new ones."""
+    with _making:
+        doors = list(_doors.values())
+        _doors.clear()
+    for each in doors:
+        each.close()

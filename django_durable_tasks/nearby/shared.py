@@ -1,0 +1,92 @@
+"""The due index of one scheduler where there is Redis: the shared set while it can be relied on, else one of its own.
+
+Rows that a poll looked ahead to are added here all the same: to the shared set they bring what a writer could not tell
+it, and while that set is not relied on they make the index in memory. What is left in memory when Redis comes back is
+popped as well; a row that two nodes popped is claimed by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.due_index import Due, DueIndex
+from django_durable_tasks.nearby.memory import MemoryDueIndex
+from django_durable_tasks.nearby.redis_index import RedisDueIndex
+
+logger = logging.getLogger("django_durable_tasks.nearby")
+_REMEMBERED = 20_000
+
+
+class SharedDueIndex:
+    """The form of ``DueIndex`` for a scheduler under REDIS_URL; never waits for a Redis that is known to be away."""
+
+    def __init__(self, shared: RedisDueIndex) -> None:
+        self._shared, self._own = shared, MemoryDueIndex()
+        self._added: dict[uuid.UUID, datetime] = {}
+        self._relied = True
+
+    @property
+    def state(self) -> str:
+        """Say whether rows come from Redis, or why and how often the database is polled for them."""
+        return self._shared.state
+
+    def add(self, rows: Iterable[Due]) -> None:
+        """Remember these rows, in Redis once, or in memory while Redis is not relied on."""
+        if not self._reliable():
+            self._own.add(rows)
+            return
+        new = [due for due in rows if self._added.get(due.task_id) != due.at]
+        if len(self._added) > _REMEMBERED:
+            self._added.clear()
+        self._added.update((due.task_id, due.at) for due in new)
+        self._shared.add(new)
+
+    def discard(self, ids: Iterable[uuid.UUID]) -> None:
+        """Forget these rows."""
+        gone = list(ids)
+        for task_id in gone:
+            self._added.pop(task_id, None)
+        self._own.discard(gone)
+        self._shared.discard(gone)
+
+    def next_at(self) -> datetime | None:
+        """Return when the earliest entry is due."""
+        instants = [at for at in (self._own.next_at(), self._shared.next_at()) if at is not None]
+        return min(instants, default=None)
+
+    def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
+        """Remove and return entries that are due."""
+        found = self._own.pop_due(now, limit, shards)
+        found += self._shared.pop_due(now, limit - len(found), shards)
+        for due in found:
+            self._added.pop(due.task_id, None)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._shared)
+
+    def close(self) -> None:
+        """Forget what is in memory; the shared set stays."""
+        self._own.close()
+        self._shared.close()
+
+    def _reliable(self) -> bool:
+        relied = self._shared.filled_until is not None
+        if relied != self._relied:
+            self._relied = relied
+            self._added.clear()
+            if relied:
+                logger.warning("The due index in Redis is filled; due rows come from there.")
+            else:
+                logger.warning("Due rows come from the database: %s.", self._shared.state)
+        return relied
+
+
+def due_index() -> DueIndex:
+    """Return the index for a scheduler of this process: the shared one where there is Redis, else one in memory."""
+    door = redis_door.door()
+    return MemoryDueIndex() if door is None else SharedDueIndex(RedisDueIndex(door, probe=False))

@@ -1,0 +1,220 @@
+"""Tells of rows that will be due soon, after the commit that made them so: to the index in Redis, and to schedulers.
+
+It is a convenience and never a duty: what is not told, the poll finds. Where there is neither Redis nor PostgreSQL
+nothing is done at all. A process tells at most once in ``INTERVAL`` seconds; who hears looks again after that time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import Error, connections, transaction
+from django.utils import timezone
+
+from django_durable_tasks import conf
+from django_durable_tasks.lifecycle.reckoning import reckoned_now
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.models import Task
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.nearby.redis_index import RedisDueIndex, scope
+from django_durable_tasks.nearby.wakeup_notes import CHANNEL, Kind, Note, wake_channel
+from django_durable_tasks.rules.states import Status
+
+logger = logging.getLogger("django_durable_tasks.nearby")
+INTERVAL = 0.05
+_SKEW = timedelta(seconds=600)
+_PAGE = 500
+_MARGIN = timedelta(seconds=2)
+"""Births are told a little beyond the horizon, so that none falls between its teller's clock and the leader's."""
+
+
+def lookahead() -> float:
+    """Return how soon (seconds) a row must be due for its birth to wake anybody; later ones a poll sees in time."""
+    settings = conf.settings()
+    return max(settings.LOOKAHEAD, 2 * settings.POLL)
+
+
+class Limiter:
+    """Lets one through in so many seconds; threads that come at the same instant may all pass, which does no harm."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._next = seconds, 0.0
+
+    def allows(self) -> bool:
+        """Return whether this one may go; never waits."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
+
+
+class _Batch:
+    """The one on-commit hook of a transaction (and savepoint): what it changed."""
+
+    def __init__(self, teller: Teller, savepoints: frozenset[str]) -> None:
+        self.teller, self.savepoints = teller, savepoints
+        self.born: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
+        self.moved: list[uuid.UUID] = []
+        self.moved_to: list[datetime] = []
+        self.gone: list[uuid.UUID] = []
+        self.duties = self.told = False
+
+    def __call__(self) -> None:
+        self.told = True  # a test may run the hooks of a transaction that goes on; what comes then needs another one
+        self.teller.tell(self)
+
+
+class Teller:
+    """What ``ports.due`` is bound to."""
+
+    def __init__(self) -> None:
+        self._rows, self._duties = Limiter(INTERVAL), Limiter(INTERVAL)
+        self._index: RedisDueIndex | None = None
+        self._index_door: redis_door.Door | None = None
+
+    def born(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the values of new rows; those that wait and are due within the horizon are told."""
+        if not _anybody():
+            return
+        latest = timezone.now() + _horizon() + _SKEW  # roughly: the database's clock decides after the commit
+        found = [waiting for values in rows if (waiting := _waiting(values, latest)) is not None]
+        if found and (batch := self._batch()) is not None:
+            batch.born += found
+            self._unless_in_transaction(batch)
+
+    def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
+        """Take in that rows wait for another instant; without ``at`` (retries, rows handed back) nobody is woken."""
+        heard = _anybody() if at is not None else redis_door.url() is not None
+        if not ids or not heard or (batch := self._batch()) is None:
+            return
+        batch.moved += ids
+        if at is not None:
+            batch.moved_to.append(at if isinstance(at, datetime) else timezone.now())
+        self._unless_in_transaction(batch)
+
+    def gone(self, ids: Sequence[uuid.UUID]) -> None:
+        """Take in that waiting rows were called off."""
+        if ids and redis_door.url() is not None and (batch := self._batch()) is not None:
+            batch.gone += ids
+            self._unless_in_transaction(batch)
+
+    def duties(self) -> None:
+        """Take in that there is work for the leader's duties: endings to tell or to count."""
+        if _anybody() and (batch := self._batch()) is not None and not batch.duties:
+            batch.duties = True
+            self._unless_in_transaction(batch)
+
+    def tell(self, batch: _Batch) -> None:
+        """Tell what a committed batch changed; never raises for a server that is away."""
+        try:
+            now = reckoned_now()
+            rows = [
+                Due(at or now, queue, task_id, priority, shard) for at, queue, task_id, priority, shard in batch.born
+            ]
+            index = self._shared_index()
+            if index is not None:
+                _update(index, rows, batch, now, now + _horizon() + _MARGIN)
+            soon = now + timedelta(seconds=lookahead())
+            first = min([(row.at, row.queue) for row in rows] + [(at, "") for at in batch.moved_to], default=None)
+            if first is not None and first[0] <= soon and self._rows.allows():
+                send(Note(Kind.ROWS, *first))
+            if batch.duties and self._duties.allows():
+                send(Note(Kind.DUTIES, now))
+        except Error:
+            logger.debug("A wake-up was not sent; the poll finds the rows.", exc_info=True)
+
+    def _shared_index(self) -> RedisDueIndex | None:
+        door = redis_door.door()
+        if door is None:
+            return None
+        if self._index is None or self._index_door is not door:
+            self._index, self._index_door = RedisDueIndex(door), door
+        return self._index
+
+    def _batch(self) -> _Batch | None:
+        """Return the batch of this transaction, or one of its own outside; None where commits are made by hand."""
+        connection = connections[conf.settings().DATABASE]
+        if not connection.in_atomic_block:
+            return _Batch(self, frozenset()) if connection.get_autocommit() else None
+        savepoints = frozenset(connection.savepoint_ids)
+        for _, hook, *_ in reversed(connection.run_on_commit):
+            if isinstance(hook, _Batch) and hook.savepoints == savepoints and not hook.told:
+                return hook
+        batch = _Batch(self, savepoints)
+        transaction.on_commit(batch, using=conf.settings().DATABASE, robust=True)
+        return batch
+
+    def _unless_in_transaction(self, batch: _Batch) -> None:
+        if not connections[conf.settings().DATABASE].in_atomic_block:
+            batch()
+
+
+def _horizon() -> timedelta:
+    settings = conf.settings()
+    return timedelta(seconds=settings.DUE_HORIZON if redis_door.url() is not None else lookahead())
+
+
+def _anybody() -> bool:
+    return redis_door.url() is not None or _notifies()
+
+
+def _notifies() -> bool:
+    return bool(connections[conf.settings().DATABASE].vendor == "postgresql")
+
+
+def _waiting(values: Mapping[str, Any], latest: datetime) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
+    if values["status"] != Status.PENDING:
+        return None
+    at = values.get("alarm_at") or values["run_at"]
+    if at is not None and at > latest:
+        return None
+    return at, values["queue"], values["id"], values["priority"], values["shard_key"]
+
+
+def _update(index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datetime, horizon: datetime) -> None:
+    # A moved row that is due already is left to the poll: one that a limit refuses would come round without end.
+    moved = [row for row in _read(batch.moved) if now < row.at <= horizon]
+    index.add([*(row for row in rows if row.at <= horizon), *moved])
+    within = {row.task_id for row in moved}
+    index.discard([*batch.gone, *(task_id for task_id in batch.moved if task_id not in within)])
+
+
+def _read(ids: Sequence[uuid.UUID]) -> list[Due]:
+    """Read where moved rows stand now; those that do not wait any more are left out."""
+    columns = ("alarm_at", "queue", "pk", "priority", "shard_key")
+    waiting = Task.objects.using(conf.settings().DATABASE).pending().order_by()
+    return [Due(*row) for page in _pages(ids) for row in waiting.filter(pk__in=page).values_list(*columns)]
+
+
+def _pages(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
+    for first in range(0, len(ids), _PAGE):
+        yield ids[first : first + _PAGE]
+
+
+def send(note: Note) -> bool:
+    """Send a note to all listeners, by Redis where it answers, else by PostgreSQL; return whether it left."""
+    return send_by_redis(note) or send_by_postgresql(note)
+
+
+def send_by_redis(note: Note) -> bool:
+    """Publish a note in Redis; False where there is none or it is away."""
+    door = redis_door.door()
+    channel, payload = wake_channel(scope()), note.spelled()
+    return door is not None and door.through(lambda client: client.publish(channel, payload) is not None, False)
+
+
+def send_by_postgresql(note: Note) -> bool:
+    """Notify on this thread's connection, outside any transaction; False on another database. Raises Error."""
+    sql = statement("notify")
+    if sql is None:
+        return False
+    with connections[conf.settings().DATABASE].cursor() as cursor:
+        cursor.execute(sql, {"channel": CHANNEL, "payload": note.spelled()})
+    return True

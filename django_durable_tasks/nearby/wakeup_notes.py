@@ -1,0 +1,49 @@
+"""What is said in a wake-up, and on which channel: a few bytes, the same for PostgreSQL and Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django_durable_tasks import conf
+from django_durable_tasks.nearby.redis_index import from_ms, instant_ms
+
+CHANNEL = "durable_tasks_wake"
+"""The channel in PostgreSQL, where each database has its own channels; the region stands in the note."""
+
+
+def wake_channel(scope: str) -> str:
+    """Return the channel in Redis, where all databases share their channels."""
+    return f"{scope}:wake"
+
+
+class Kind(StrEnum):
+    """What a note says."""
+
+    ROWS = "rows"
+    DUTIES = "duties"
+    TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Rows are due from ``at`` on (UTC), or the leader has work, or a listener asks whether it hears itself."""
+
+    kind: Kind
+    at: datetime
+    word: str = ""
+
+    def spelled(self) -> str:
+        """Return the note as text."""
+        return f"{conf.settings().REGION}|{self.kind}|{instant_ms(self.at)}|{self.word}"
+
+
+def read(text: str) -> Note | None:
+    """Return the note that this text is; None for another region's, and for what is no note."""
+    region, _, rest = text.partition("|")
+    kind, _, rest = rest.partition("|")
+    stamp, _, word = rest.partition("|")
+    if region != conf.settings().REGION or kind not in set(Kind) or not stamp.isdecimal() or len(stamp) > 14:
+        return None
+    return Note(Kind(kind), from_ms(int(stamp)), word)

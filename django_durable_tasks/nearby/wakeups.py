@@ -1,0 +1,201 @@
+"""Wakes this process at once when a row that is due soon is born or moved: by PostgreSQL, by Redis, or not at all.
+
+Listeners prove what they promise: each sends itself a note at start and now and then. Behind a transaction pooler it
+does not come; then the state says so, and the poll, which never stops, finds the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from django.db import connections
+
+from django_durable_tasks import conf
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.telling import INTERVAL
+from django_durable_tasks.nearby.wakeup_notes import Kind, Note, read
+from django_durable_tasks.nearby.wakeups_postgresql import NotificationWay
+from django_durable_tasks.nearby.wakeups_redis import ChannelWay
+
+logger = logging.getLogger("django_durable_tasks.nearby")
+_NAMES = {"mysql": "this database", "sqlite": "SQLite"}
+_GLANCE = 0.5
+_GAP = 0.01
+_ECHO = 1.2 * INTERVAL
+_TEST_EVERY, _TEST_WITHIN = 30.0, 3.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _DEAF_PAUSE = 0.5, 5.0, 60.0
+
+
+class Way(Protocol):
+    """One way in which notes come; each call may raise whatever its driver raises."""
+
+    name: str
+    unheard: str
+    """Why the note that a listener sent itself may not have come."""
+
+    def open(self) -> None:
+        """Begin to listen."""
+
+    def wait(self, seconds: float) -> Sequence[str]:
+        """Return the notes that came, after so many seconds at most."""
+
+    def send(self, note: Note) -> bool:
+        """Send a note by this way alone; False where it did not leave."""
+
+    def doubtful(self) -> bool:
+        """Return whether others of this process found the way broken."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+class Listener(threading.Thread):
+    """Listens by one way, on a connection of its own, until told to stop; connects anew when the way breaks."""
+
+    def __init__(self, way: Way, wake: Callable[[datetime], None], duties: Callable[[], None]) -> None:
+        super().__init__(name=f"durable-wakeups-{way.name}", daemon=True)
+        self.listening, self.why = False, "not tested yet"
+        self._way, self._wake, self._wake_duties = way, wake, duties
+        self._stop_asked = threading.Event()
+        self._pause = _SHORTEST_PAUSE
+        self._word, self._word_sent, self._test_at = "", 0.0, 0.0
+        self._echo_at: float | None = None
+        self._first: datetime | None = None
+        self._woke_at, self._waking = 0.0, False
+
+    def run(self) -> None:
+        """Listen; never raises for a server that is away."""
+        while not self._stop_asked.is_set():
+            try:
+                self._way.open()
+                self._test_at, self._word = 0.0, ""
+                self._listen()
+            except Exception as error:  # drivers differ in what they raise, and this thread must not end
+                self._lost(f"{self._way.name} does not serve ({type(error).__name__})")
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                logger.debug("Listening by %s failed.", self._way.name, exc_info=True)
+            finally:
+                self._way.close()
+            self._stop_asked.wait(self._pause)
+
+    def stop(self, wait: float = 2.0) -> None:
+        """Ask the thread to end, and wait for it so many seconds."""
+        self._stop_asked.set()
+        if self.is_alive():
+            self.join(timeout=wait)
+
+    def _listen(self) -> None:
+        while not self._stop_asked.is_set():
+            if not self._proved():
+                self._lost(self._way.unheard)
+                self._pause = _LONGEST_PAUSE if self._way.doubtful() else _DEAF_PAUSE
+                return
+            self._hear([note for text in self._way.wait(self._patience()) if (note := read(text))])
+
+    def _proved(self) -> bool:
+        """Test the way when it is time to; False when a test has failed."""
+        now = time.monotonic()
+        if self._word:
+            return now - self._word_sent < _TEST_WITHIN
+        if now >= self._test_at or self._way.doubtful():
+            self._word, self._word_sent = uuid.uuid4().hex, now
+            return self._way.send(Note(Kind.TEST, datetime.now(UTC), self._word))
+        return True
+
+    def _patience(self) -> float:
+        wanted = [_GLANCE]
+        if self._waking:
+            wanted.append(self._woke_at + _GAP - time.monotonic())
+        if self._echo_at is not None:
+            wanted.append(self._echo_at - time.monotonic())
+        return max(0.0, min(wanted))
+
+    def _hear(self, notes: Sequence[Note]) -> None:
+        rows, now = [note.at for note in notes if note.kind == Kind.ROWS], time.monotonic()
+        if rows:
+            # Who told may have been kept by its limiter from telling of the next rows: these are looked for once more.
+            self._first, self._waking, self._echo_at = min(rows), True, now + _ECHO
+        echo = self._echo_at is not None and now >= self._echo_at
+        if echo:
+            self._echo_at = None
+        if self._first is not None and (echo or (self._waking and now >= self._woke_at + _GAP)):
+            self._woke_at, self._waking = now, False
+            self._wake(self._first)
+        if any(note.kind == Kind.DUTIES for note in notes):
+            self._wake_duties()
+        if any(note.kind == Kind.TEST and note.word == self._word for note in notes):
+            self._word, self._test_at, self._pause = "", now + _TEST_EVERY, _SHORTEST_PAUSE
+            if not self.listening:
+                self.listening, self.why = True, ""
+                logger.info("Wake-ups come by %s.", self._way.name)
+
+    def _lost(self, why: str) -> None:
+        if self.listening or self.why != why:
+            logger.warning("No wake-ups by %s: %s. Rows are found by polling every %g s.", self._way.name, why,
+                           conf.settings().POLL)  # fmt: skip
+        self.listening, self.why = False, why
+
+
+class Wakeups:
+    """All ways that this installation has; ``wake(at)`` is called from their threads and must return at once.
+
+    ``at`` is when the first of the new rows is due (UTC, may be past); an echo follows a wake after some 60 ms, because
+    rows born just after the first are not told of. ``duties()`` says that the leader has endings to tell or to count.
+    """
+
+    def __init__(self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None) -> None:
+        ways, self._why = _ways()
+        self._listeners = [Listener(way, wake, duties or _nothing) for way in ways]
+
+    @property
+    def listening(self) -> bool:
+        """Whether wake-ups are known to arrive by at least one way."""
+        return any(listener.listening for listener in self._listeners)
+
+    @property
+    def state(self) -> str:
+        """Say "listening" and by what, or "polling" with its interval and why."""
+        by = [listener._way.name for listener in self._listeners if listener.listening]
+        if by:
+            return f"listening ({', '.join(by)})"
+        why = "; ".join(listener.why for listener in self._listeners) or self._why
+        return f"polling every {conf.settings().POLL:g} s ({why})"
+
+    def start(self) -> None:
+        """Begin to listen."""
+        for listener in self._listeners:
+            listener.start()
+
+    def stop(self, wait: float = 2.0) -> None:
+        """End; each thread is waited for so many seconds at most."""
+        for listener in self._listeners:
+            listener._stop_asked.set()
+        for listener in self._listeners:
+            listener.stop(wait)
+
+
+def _nothing() -> None:
+    """Take no notice of a wake-up."""
+
+
+def _ways() -> tuple[list[Way], str]:
+    """Return the ways that there are, and why there is none."""
+    settings, found, why = conf.settings(), list[Way](), ""
+    database: Any = connections[settings.DATABASE]
+    if redis_door.url() is not None:
+        found.append(ChannelWay())
+    if database.vendor != "postgresql":
+        why = f"{_NAMES.get(database.vendor, database.vendor)} sends no notifications; REDIS_URL would give wake-ups"
+    elif settings.LISTEN_DATABASE is None and database.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        why = "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may name a direct way"
+    elif database.Database.__version__.startswith("2"):
+        why = "psycopg 3 is needed to listen"
+    else:
+        found.append(NotificationWay())
+    return found, why

@@ -1,0 +1,60 @@
+"""Wake-ups by PostgreSQL's LISTEN and NOTIFY, on a direct connection of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections
+from django.db.utils import load_backend
+
+from django_durable_tasks import conf
+from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.nearby.telling import send_by_postgresql
+from django_durable_tasks.nearby.wakeup_notes import CHANNEL, Note
+
+_PATIENCE = {
+    "connect_timeout": 3, "tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 3,
+    "keepalives_count": 3,
+}  # fmt: skip
+
+
+class NotificationWay:
+    """Listens on LISTEN_DATABASE, or on the database itself; tests are sent as every process sends its notes."""
+
+    name = "PostgreSQL"
+    unheard = "a notification to itself did not come, as behind a transaction pooler"
+
+    def __init__(self) -> None:
+        self._driver: Any = None
+
+    def open(self) -> None:
+        """Connect and listen."""
+        settings = conf.settings()
+        alias = settings.LISTEN_DATABASE or settings.DATABASE
+        wanted = copy.deepcopy(connections.settings[alias])
+        wanted["OPTIONS"] = {**_PATIENCE, **(wanted.get("OPTIONS") or {})}
+        wanted["OPTIONS"].pop("pool", None)
+        wrapper: Any = load_backend(wanted["ENGINE"]).DatabaseWrapper(wanted, alias)
+        self._driver = wrapper.Database.connect(**wrapper.get_connection_params(), autocommit=True)
+        self._driver.execute(f"LISTEN {CHANNEL}")
+
+    def wait(self, seconds: float) -> Sequence[str]:
+        """Return the notifications that came."""
+        return [note.payload for note in self._driver.notifies(timeout=seconds, stop_after=1)]
+
+    def send(self, note: Note) -> bool:
+        """Notify on a connection of ours to the database itself."""
+        with own():
+            return send_by_postgresql(note)
+
+    def doubtful(self) -> bool:
+        """Return False: a broken connection is noticed by who waits on it."""
+        return False
+
+    def close(self) -> None:
+        """Hang up."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()

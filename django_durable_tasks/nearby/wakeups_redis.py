@@ -1,0 +1,57 @@
+"""Wake-ups by a channel of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.redis_index import scope
+from django_durable_tasks.nearby.telling import send_by_redis
+from django_durable_tasks.nearby.wakeup_notes import Note, wake_channel
+
+_MOST = 500
+
+
+class ChannelWay:
+    """Subscribes on a client of its own."""
+
+    name = "Redis"
+    unheard = "a message to itself did not come"
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._subscription: Any = None
+
+    def open(self) -> None:
+        """Connect and subscribe; raises RedisError."""
+        self._client = redis_door.listening_client(redis_door.url() or "")
+        self._subscription = self._client.pubsub(ignore_subscribe_messages=True)
+        self._subscription.subscribe(wake_channel(scope()))
+
+    def wait(self, seconds: float) -> Sequence[str]:
+        """Return the messages that came, some hundreds at most."""
+        found: list[str] = []
+        message = self._subscription.get_message(timeout=seconds)
+        while message and len(found) < _MOST:
+            found.append(message["data"])
+            message = self._subscription.get_message()
+        return found
+
+    def send(self, note: Note) -> bool:
+        """Publish through the door, as every process does."""
+        return send_by_redis(note)
+
+    def doubtful(self) -> bool:
+        """Return whether the door is shut."""
+        door = redis_door.door()
+        return door is None or not door.open()
+
+    def close(self) -> None:
+        """Hang up."""
+        subscription, self._subscription = self._subscription, None
+        client, self._client = self._client, None
+        if subscription is not None:
+            subscription.close()
+        if client is not None:
+            client.close()

@@ -1,0 +1,190 @@
+"""What one scheduler publishes, and when: rows that are due by a poll, rows that come at their very instant.
+
+A poll asks each queue for its first row, publishes what is due within the window of published rows, and looks ahead:
+rows that will be due within LOOKAHEAD seconds go into an index in memory. At its instant a row is claimed by its id, so
+that nothing stands between the instant and the ring but one statement. The index is a convenience: what it lacks, or
+lost, the next poll finds; what it holds wrongly, the claim refuses.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from django_durable_tasks.celery import dispatcher
+from django_durable_tasks.conf import settings
+from django_durable_tasks.lifecycle import claims, limits, reckoning
+from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.lifecycle.limits import Picture
+from django_durable_tasks.nearby.due_index import Due, DueIndex
+from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
+
+Attempt = Callable[[str, Callable[[], int], float], int]
+_WITHIN = 60.0
+_BUSY_POLL = 0.1
+_BUSY_FOR = 5.0  # seconds: what follows from what just happened is not long in coming
+_SHORTEST = 0.005
+_CLOSEST = timedelta(microseconds=300)
+"""Our reckoning of the database's clock may be ahead of it by so much: a claim must not come early and miss."""
+
+
+class Pace:
+    """How fast each queue moves: rows that left QUEUED between two looks, per second."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._queued: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._rate: dict[str, float] = {}
+
+    def look(self, queued: Counter[str]) -> None:
+        """Take in how many rows wait published now."""
+        now = time.monotonic()
+        elapsed = max(now - self._at, 0.001)
+        for queue in self._queued | self._sent | queued:
+            left = max(0, self._queued[queue] + self._sent[queue] - queued[queue])
+            # Falls slowly, so that one look at an idle moment does not close the window.
+            self._rate[queue] = max(left / elapsed, self._rate.get(queue, 0.0) * 0.9)
+        self._at, self._queued, self._sent = now, Counter(queued), Counter()
+
+    def sent(self, queue: str, number: int) -> None:
+        """Take in that so many rows were published."""
+        self._sent[queue] += number
+
+    def sent_since(self, queue: str) -> int:
+        """Return how many rows were published since the last look."""
+        return self._sent[queue]
+
+    def rate(self, queue: str) -> float:
+        """Return the starts per second of this queue."""
+        return self._rate.get(queue, 0.0)
+
+
+class Dispatching:
+    """The hands of a scheduler that publish; ``shards`` None: it is alone, and serves everything."""
+
+    def __init__(self, node: uuid.UUID, index: DueIndex, attempt: Attempt) -> None:
+        self.node, self.index = node, index
+        self.shards: frozenset[int] | None = None
+        self.scanned_at: float | None = None
+        self.sent_at: float | None = None
+        self._attempt = attempt
+        self._pace, self._picture = Pace(), Picture()
+        self._clock: reckoning.Look | None = None
+        self._heads: dict[str, datetime] = {}
+        self._poll_at = self._busy_until = 0.0
+        self._popped_nothing = self._asked = False
+
+    @property
+    def now(self) -> datetime:
+        """Return the instant of the database's clock, as it was read at the last poll and has gone on since."""
+        if self._clock is None:
+            return datetime.now(UTC)
+        return self._clock.said + timedelta(seconds=time.monotonic() - (self._clock.asked + self._clock.heard) / 2)
+
+    def serve(self, shards: frozenset[int]) -> None:
+        """Serve these shards from now on."""
+        mine = None if len(shards) == SHARDS else shards
+        if mine != self.shards:
+            self.shards, self._poll_at = mine, 0.0
+
+    def look_now(self) -> None:
+        """Poll at the next turn: rows were born or moved that are due soon; safe from other threads."""
+        self._asked = True
+
+    def hurry(self) -> None:
+        """Poll at the next turn, and often for some seconds."""
+        self._poll_at, self._busy_until = 0.0, time.monotonic() + _BUSY_FOR
+
+    def turn(self) -> int:
+        """Publish what has become due; return how many rows."""
+        sent = self._at_their_instant()
+        if self._asked or time.monotonic() >= self._poll_at:
+            sent += self.poll()
+        if sent:
+            self.sent_at = time.monotonic()
+            self._busy_until = self.sent_at + _BUSY_FOR
+        return sent
+
+    def poll(self) -> int:
+        """Publish what is due, by the rows; look ahead. Return how many rows were published."""
+        self._asked = False  # first, so that what is asked for meanwhile is done
+        with own():
+            self._clock = reckoning.look()
+            self._heads = claims.heads()
+            now = self._clock.said
+            soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
+            coming = [queue for queue, head in self._heads.items() if head <= soon]
+            if coming:
+                self._picture = limits.picture()
+        sent, due = 0, [queue for queue in coming if self._heads[queue] <= now]
+        if coming:
+            self._pace.look(self._picture.queued)
+        for queue in due:
+            sent += self._dispatch(queue, now)
+        if coming:
+            self._attempt("Looking ahead", partial(self._look_ahead, coming, now, soon), _WITHIN)
+        self.scanned_at = time.monotonic()
+        pause = _BUSY_POLL if self.scanned_at < self._busy_until else settings().POLL
+        self._poll_at = 0.0 if sent else self.scanned_at + min(pause, settings().POLL)
+        return sent
+
+    def _dispatch(self, queue: str, now: datetime) -> int:
+        dispatch = partial(dispatcher.dispatch, queue, now, self._room(queue), self.node, self.shards)
+        number = self._attempt(f"Dispatching queue {queue!r}", dispatch, _WITHIN)
+        self._pace.sent(queue, number)
+        return number
+
+    def _room(self, queue: str) -> int:
+        room = self._picture.room(queue, self._pace.rate(queue)) - self._pace.sent_since(queue)
+        return max(0, min(room, settings().BATCH_SIZE))
+
+    def _look_ahead(self, queues: list[str], now: datetime, soon: datetime) -> int:
+        with own():
+            for queue in queues:
+                found = claims.coming(queue, now, soon, 10 * settings().BATCH_SIZE, self.shards)
+                self.index.add(Due(*row) for row in found)
+        return 0
+
+    def _at_their_instant(self) -> int:
+        """Claim by their ids the rows whose instant has come; the poll sees to those that could not go."""
+        now = self.now - _CLOSEST
+        found = self._popped(now)
+        self._popped_nothing = not found
+        if not found:
+            return 0
+        going = Counter(due.queue for due in found)
+        room = {queue: self._room(queue) for queue in going}
+        ids = [due.task_id for due in found if going[due.queue] <= room[due.queue]]
+        claim = partial(dispatcher.dispatch_these, ids, now, self.node)
+        sent = self._attempt("Dispatching rows at their instant", claim, _WITHIN) if ids else 0
+        if sent == len(found):
+            for queue, number in going.items():
+                self._pace.sent(queue, number)
+        else:
+            self._poll_at = 0.0
+        return sent
+
+    def _popped(self, now: datetime) -> list[Due]:
+        limit, mine = settings().BATCH_SIZE, self.shards
+        found = self.index.pop_due(now, limit, mine)
+        if mine is not None and len(found) < limit:
+            found += self.index.pop_due(now - timedelta(seconds=UNSERVED_AFTER), limit - len(found))
+        return found
+
+    def rest(self) -> float:
+        """Return how long (seconds) there is nothing to publish, at most until the next poll."""
+        if self._asked:
+            return 0.0
+        now = self.now
+        instants = [head for head in self._heads.values() if head > now]
+        next_at = self.index.next_at()
+        if next_at is not None:
+            instants.append(next_at + _CLOSEST)
+        waits = [self._poll_at - time.monotonic(), *((instant - now).total_seconds() for instant in instants)]
+        # An entry of another node's shards stays where it is while that node is at it.
+        return max(_SHORTEST if self._popped_nothing else 0.0, min(waits))

@@ -1,0 +1,183 @@
+"""A Redis that is frozen, full, emptied or gone holds nobody up; the node says so, polls, and comes back by itself."""
+
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.nearby.redis_door import Door
+from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from tests.starting import start_redis
+from tests.waiting import until
+
+NOW = datetime.now(UTC)
+AWAY, BACK = "Redis does not serve", "Redis answers again"
+
+
+def due(number: int) -> Due:
+    """Give an entry that is due."""
+    return Due(NOW, "mail", uuid.UUID(int=number), 0, 1)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give a Redis of this file's own, which may be mistreated."""
+    with ExitStack() as stack:
+        yield start_redis(tmp_path_factory.mktemp("own"), stack)
+
+
+@pytest.fixture
+def door(url: str) -> Iterator[Door]:
+    """Give a door whose pause is short, to an empty Redis."""
+    door = Door(url, pause=0.2)
+    door.client.flushall()
+    yield door
+    door.close()
+
+
+@contextmanager
+def frozen(url: str) -> Iterator[None]:
+    """Stop the process of the server for a while."""
+    other = Door(url)
+    pid = int(other.client.info("server")["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        other.close()
+
+
+def filled(index: RedisDueIndex) -> RedisDueIndex:
+    """Mark the index as filled, as the leader does."""
+    index.next_at()
+    assert index.filled(datetime.now(UTC) + timedelta(seconds=60))
+    assert index.state == "redis"
+    return index
+
+
+def serves(index: RedisDueIndex) -> Callable[[], bool]:
+    """Give the condition that an entry added now is given back."""
+
+    def condition() -> bool:
+        index.add([due(99)])
+        return due(99).task_id in {row.task_id for row in index.pop_due(NOW + timedelta(seconds=1), 10)}
+
+    return condition
+
+
+def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
+    url: str, door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    door._pause = 30.0
+    index, done = filled(RedisDueIndex(door)), threading.Event()
+
+    def requests() -> None:
+        for number in range(400):
+            index.add([due(number)])
+            index.discard([due(number).task_id])
+            assert index.pop_due(NOW, 10) == []
+            assert index.next_at() is None
+        done.set()
+
+    with frozen(url):
+        threading.Thread(target=requests, daemon=True).start()
+        until(done.is_set, within=20, message="1,600 requests of half a second each end, but for the first")
+        assert "polling every 1 s: Redis does not serve (TimeoutError)" in index.state
+    assert caplog.text.count(AWAY) == 1
+    assert url not in caplog.text
+
+
+def test_an_index_whose_redis_was_frozen_serves_again_and_asks_to_be_filled(
+    url: str, door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = filled(RedisDueIndex(door))
+    with frozen(url):
+        index.add([due(1)])
+        index.add([due(2)])
+        assert index.filled_until is None
+    until(serves(index), within=20)
+    assert caplog.text.count(AWAY) == caplog.text.count(BACK) == 1
+    assert "not filled" in index.state, "what was added meanwhile is missing: the leader must fill the set again"
+    filled(index)
+
+
+def test_who_lost_a_change_takes_the_mark_from_all(url: str, door: Door) -> None:
+    """The others never saw Redis away, and would rely on a set in which a row is missing."""
+    writer, reader_door = filled(RedisDueIndex(door)), Door(url)
+    reader = RedisDueIndex(reader_door)
+    with frozen(url):
+        writer.add([due(1)])
+    reader.pop_due(NOW - timedelta(seconds=1), 1)
+    assert reader.state == "redis"
+    until(serves(writer), within=20)
+    reader.pop_due(NOW - timedelta(seconds=1), 1)
+    assert reader.filled_until is None
+    reader_door.close()
+
+
+def test_an_emptied_redis_is_not_relied_on(door: Door) -> None:
+    index = filled(RedisDueIndex(door))
+    index.add([due(1)])
+    door.client.flushall()
+    assert index.pop_due(NOW + timedelta(seconds=1), 10) == []
+    assert index.state == "polling every 1 s: the set in Redis is not filled"
+    until(serves(index), within=20)
+    door.client.script_flush()
+    until(serves(index), within=20)
+
+
+def test_a_full_redis_is_told_and_used_again_when_it_has_room(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    index = filled(RedisDueIndex(door))
+    door.client.config_set("maxmemory-policy", "noeviction")
+    door.client.config_set("maxmemory", "1mb")
+    try:
+        index.add(due(number) for number in range(20_000))
+        assert "OutOfMemoryError" in index.state
+    finally:
+        door.client.config_set("maxmemory", "0")
+    until(serves(index), within=20)
+    assert caplog.text.count(AWAY) == caplog.text.count(BACK) == 1
+
+
+def test_a_redis_that_was_never_there_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    door = Door("redis://127.0.0.1:1/0")
+    index = RedisDueIndex(door)
+    index.add([due(1)])
+    assert not index.filled(NOW)
+    assert (len(index), index.next_at(), index.pop_due(NOW, 5)) == (0, None, [])
+    assert caplog.text.count(AWAY) == 1
+    assert caplog.records[0].levelno == logging.ERROR
+    index.close()
+    door.close()
+
+
+def test_the_set_ends_by_itself_when_nobody_writes_any_more(door: Door) -> None:
+    index = filled(RedisDueIndex(door))
+    index.add([due(1)])
+    assert all(door.client.pttl(key) > 0 for key in door.client.keys("*"))
+    assert len(door.client.keys("*")) == 3
+
+
+def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
+    redis_door.use_url(url)
+    try:
+        door = redis_door.door()
+        assert door is not None
+        door.client.flushall()
+        with door._lock:
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if serves(RedisDueIndex(door))() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        redis_door.use_url(None)
+        redis_door.hang_up()

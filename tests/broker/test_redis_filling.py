@@ -1,0 +1,184 @@
+"""The leader fills the due index in Redis from the rows; schedulers rely on it while it is filled."""
+
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks import ports
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Task
+from django_durable_tasks.nearby import filling, redis_door
+from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.nearby.memory import MemoryDueIndex
+from django_durable_tasks.nearby.redis_door import Door
+from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from django_durable_tasks.nearby.shared import SharedDueIndex, due_index
+from django_durable_tasks.nearby.telling import Teller
+from tests.broker.test_due_index import REDIS, due
+from tests.broker.test_redis_away import frozen, url
+from tests.processes.fleet import SHORT
+from tests.project import bodies
+from tests.waiting import until
+
+__all__ = ["url"]
+
+
+class Deaf(Teller):
+    """A process that tells nothing."""
+
+    def tell(self, batch: Any) -> None:
+        """Tell nothing."""
+
+
+@pytest.fixture
+def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """Give this process's door to an empty set that nobody tells of births."""
+    settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
+    monkeypatch.setattr(ports, "due", Deaf())
+    redis_door.hang_up()
+    door = redis_door.door()
+    assert door is not None
+    keys = RedisDueIndex(door)._keys
+    door.client.delete(*keys)
+    yield door
+    door.client.delete(*keys)
+    redis_door.hang_up()
+
+
+def rows_due(*seconds: float) -> list[uuid.UUID]:
+    """Make a waiting row for each of these instants, in seconds from now."""
+    made = [bodies.add.schedule(1, 2, run_at=timezone.now() + timedelta(seconds=wait)) for wait in seconds]
+    return [task.pk for task in made]
+
+
+def taken(door: Door) -> list[uuid.UUID]:
+    """Take all entries out, earliest first."""
+    return [row.task_id for row in RedisDueIndex(door).pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100_000)]
+
+
+def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) -> None:
+    wanted = rows_due(5, 100, 295)
+    rows_due(400)
+    now = database_now()
+    assert filling.fill(now) == 3
+    index = RedisDueIndex(door)
+    index.next_at()
+    assert index.filled_until is not None
+    assert timedelta(0) <= index.filled_until - (now + timedelta(seconds=300)) < timedelta(milliseconds=1)
+    assert taken(door) == wanted
+
+
+def test_the_next_step_reads_only_what_came_into_the_horizon(door: Door) -> None:
+    first = rows_due(5, 310)
+    now = database_now()
+    filling.fill(now)
+    assert taken(door) == first[:1]
+    assert filling.fill(now + timedelta(seconds=20)) == 1
+    assert taken(door) == first[1:]
+
+
+def test_an_emptied_set_is_filled_anew(door: Door) -> None:
+    wanted = rows_due(5, 100)
+    filling.fill(database_now())
+    door.client.delete(*RedisDueIndex(door)._keys)
+    assert filling.fill(database_now()) == 2
+    assert taken(door) == wanted
+
+
+def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "_PAGE", 7)
+    at = timezone.now() + timedelta(seconds=60)
+    for queue in ("a", "b"):
+        for number in range(30):
+            bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=number)).schedule(1, 2)
+    filling.fill(database_now())
+    assert set(taken(door)) == set(Task.objects.values_list("pk", flat=True))
+
+
+def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "_MOST", 3)
+    wanted = rows_due(5, 6, 7, 100, 200)
+    now = database_now()
+    filling.fill(now)
+    index = RedisDueIndex(door)
+    index.next_at()
+    assert index.filled_until is not None
+    assert index.filled_until < now + timedelta(seconds=100)
+    assert taken(door) == wanted[:3]
+
+
+def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(door: Door) -> None:
+    index = RedisDueIndex(door)
+    filling.fill(database_now())
+    index.next_at()
+    other = RedisDueIndex(door)
+    other._untold = True
+    other.add([])
+    other.discard([uuid.uuid4()])
+    assert not index.filled(database_now() + timedelta(seconds=60)), "the mark was taken away meanwhile"
+    wanted = rows_due(3)
+    assert filling.fill(database_now()) == 1
+    assert taken(door) == wanted
+
+
+def test_nothing_is_filled_without_redis_or_while_it_is_away(door: Door, settings: Any) -> None:
+    rows_due(5)
+    settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    assert filling.fill(database_now()) == 0
+    settings.DURABLE_TASKS = dict(SHORT)
+    assert filling.fill(database_now()) == 0
+    assert isinstance(due_index(), MemoryDueIndex)
+
+
+# The index of a scheduler -----------------------------------------------------------------------------------------
+
+
+def _ids(rows: list[Due]) -> list[int]:
+    return [row.task_id.int for row in rows]
+
+
+def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: Door) -> None:
+    filling.fill(database_now())
+    mine, theirs = due_index(), due_index()
+    assert isinstance(mine, SharedDueIndex)
+    mine.next_at()
+    theirs.next_at()
+    mine.add([due(number, number) for number in (1, 2, 3)])
+    late = due(9).at
+    assert _ids(theirs.pop_due(late, 2)) == [1, 2]
+    assert _ids(mine.pop_due(late, 2)) == [3]
+    mine.add([due(number, number) for number in (1, 2, 4)])
+    assert _ids(theirs.pop_due(late, 3)) == [4], "what another popped is not brought again by the next look ahead"
+
+
+def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
+    door: Door, settings: Any, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_door, "PAUSE", 0.3)
+    settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
+    filling.fill(database_now())
+    index, late = due_index(), due(99).at
+    assert isinstance(index, SharedDueIndex)
+    index.next_at()
+    index.add([due(1, 1)])
+    with frozen(url):
+        assert index.pop_due(late, 5) == []
+        index.add([due(2, 2), due(3, 3)])
+        assert "polling" in index.state
+        assert _ids(index.pop_due(late, 1)) == [2]
+        assert index.next_at() == due(3).at
+    mine = redis_door.door()
+    assert mine is not None
+    until(lambda: mine.through(lambda client: client.ping(), False), within=20)
+    filling.fill(database_now())
+    assert sorted(_ids(index.pop_due(late, 5))) == [1, 3], "what is left in memory comes too"
+    assert index.state == "redis"
+    index.add([due(4, 4)])
+    assert len(index) == 1
+    assert caplog.text.count("Due rows come from the database") == 1
+    assert caplog.text.count("The due index in Redis is filled") == 1
+    index.close()

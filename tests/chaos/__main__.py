@@ -1,0 +1,133 @@
+"""`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis and then RabbitMQ, and the verdict.
+
+Everything runs on private servers, which are started and stopped. The exit code is 1 when an invariant was violated,
+or when nothing was fenced or dropped: then the fences were never tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import django
+
+from tests.chaos.plan import Plan
+from tests.chaos.report import NONE_WANTED, SOME_WANTED, facts, rendered, write
+from tests.runs import ROOT
+
+SHARES = {"redis": 0.6, "rabbitmq": 0.4}
+AGAIN = {
+    "worker-killed", "worker-frozen", "leader-killed", "commits-cut", "broker-flushed", "broker-frozen", "broker-alarm",
+    "broker-cut", "everything-doubled", "reordered", "garbage", "everything",
+}  # fmt: skip
+"""What strikes on the second broker too: the first one has seen what does not concern brokers."""
+MARGIN = 900
+OWN = ("TEST_RUN", "TEST_FOLDER", "TEST_DATABASE", "TEST_BROKER", "TEST_DURABLE_TASKS", "DJANGO_SETTINGS_MODULE")
+
+
+def main(arguments: list[str]) -> int:
+    """Play what was asked for, and return the exit code."""
+    options = _options(arguments)
+    catalogue = _catalogue()
+    if options.list:
+        _say("\n".join(f"{one.number:3} {name:22} {', '.join(one.lanes):16} {one.what}" for name, one in catalogue))
+        return 0
+    wanted = _chosen(options.faults, [name for name, _ in catalogue])
+    lanes = options.broker.split(",")
+    began = time.monotonic()
+    played = []
+    sys.stderr.write(f"seed {options.seed}\n")
+    for broker in lanes:
+        sought = wanted if options.faults or broker == lanes[0] else wanted & AGAIN
+        names = tuple(name for name, one in catalogue if name in sought and broker in one.lanes)
+        share = SHARES[broker] / sum(SHARES[lane] for lane in lanes)
+        plan = Plan(broker=broker, seed=options.seed, faults=names, rate=options.rate, calm=options.calm,
+                    pace=options.pace, seconds=options.seconds * share)  # fmt: skip
+        played.append(play_lane(plan))
+    answer = {"seed": options.seed, "seconds": time.monotonic() - began, "facts": facts(), "lanes": played}
+    _say(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
+    wrong = failures(played)
+    for line in wrong:
+        sys.stderr.write(f"{line}\n")
+    if options.report and not wrong:
+        write(options.report, answer)
+    return 1 if wrong else 0
+
+
+def failures(lanes: list[dict[str, Any]]) -> list[str]:
+    """Return what is wrong with these lanes, in words."""
+    found = []
+    for lane in lanes:
+        for name, told in lane["violations"].items():
+            found += [f"{lane['broker']}: {name}: {text}" for text in told["first"]]
+        found += [f"{lane['broker']}: {lane[name]} {text}" for name, text in NONE_WANTED.items() if lane[name]]
+    for name, text in SOME_WANTED.items():
+        if not any(lane[name] for lane in lanes):
+            found.append(f"no {text}: the fences were never tried")
+    return found
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", default=secrets.token_hex(4), help="repeat the faults and the load of a run")
+    parser.add_argument("--faults", default="", metavar="NAMES", help="only these faults, by comma; --list names them")
+    parser.add_argument("--broker", default="redis,rabbitmq", help="the lanes, by comma")
+    parser.add_argument("--seconds", type=float, default=600, help="at least so long in all; each fault strikes anyhow")
+    parser.add_argument("--rate", type=float, default=45, help="tasks a second that the load asks for")
+    parser.add_argument("--calm", type=float, default=15, help="undisturbed seconds before and after the faults")
+    parser.add_argument("--pace", type=float, default=1, help="stretches or shortens each fault")
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument("--report", type=Path, metavar="PAGE", help="write the figures between the marks of this page")
+    parser.add_argument("--list", action="store_true", help="name the faults, and do nothing")
+    return parser.parse_args(arguments)
+
+
+def _catalogue() -> list[tuple[str, Any]]:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    from tests.chaos.faults.catalogue import FAULTS
+
+    return sorted(FAULTS.items(), key=lambda item: item[1].number)
+
+
+def _chosen(names: str, known: list[str]) -> set[str]:
+    chosen = {name for name in names.split(",") if name}
+    if strange := chosen - set(known):
+        raise SystemExit(f"There is no fault {', '.join(sorted(strange))}; --list names them.")
+    return chosen or set(known)
+
+
+def play_lane(plan: Plan) -> dict[str, Any]:
+    """Play a lane in a process of its own, in a group of its own."""
+    with tempfile.TemporaryDirectory(prefix="durable-chaos-answer-") as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, "-m", "tests.chaos.lane", plan.as_text(), str(answer)]
+        kept = {name: value for name, value in os.environ.items() if name not in OWN}
+        with subprocess.Popen(command, cwd=ROOT, env=kept, stdout=sys.stderr) as lane:
+            try:
+                code = lane.wait(plan.seconds + len(plan.faults) * 60 + MARGIN)
+            finally:
+                with suppress(ProcessLookupError):
+                    lane.send_signal(signal.SIGINT)
+        if code:
+            raise SystemExit(f"The lane of {plan.broker} broke off with exit code {code}.")
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

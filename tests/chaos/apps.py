@@ -1,0 +1,67 @@
+"""The failpoints of chaos as a Django application: each process looks, before it publishes, at what is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django.apps import AppConfig
+
+VARIABLE = "CHAOS_RINGS"
+
+
+class ChaosConfig(AppConfig):
+    """Take the doorbell's wire in hand, where the environment names the file that says what to do with it."""
+
+    name = "tests.chaos"
+    label = "chaos"
+
+    def ready(self) -> None:
+        from django_durable_tasks.celery import publisher
+
+        if os.environ.get(VARIABLE):
+            wire = Wire(Path(os.environ[VARIABLE]), publisher._publish_once)
+            setattr(publisher, "_publish_once", wire.publish)  # noqa: B010 - mypy knows it as a function
+
+
+class Wire:
+    """Sends every ring in `copies` copies, each late by up to `delay` seconds, as long as the file says so."""
+
+    def __init__(self, orders: Path, send: Any) -> None:
+        self._orders, self._send = orders, send
+
+    def publish(self, rings: Sequence[Any]) -> None:
+        """Do as ``publisher._publish_once``, or what is asked for instead."""
+        orders = self._asked()
+        if orders is None:
+            self._send(rings)
+            return
+        for _ in range(int(orders["copies"])):
+            if orders["delay"]:
+                self._later(rings, float(orders["delay"]))
+            else:
+                self._send(rings)
+
+    def _asked(self) -> dict[str, float] | None:
+        try:
+            asked: dict[str, float] = json.loads(self._orders.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return asked
+
+    def _later(self, rings: Sequence[Any], delay: float) -> None:
+        for ring in rings:
+            timer = threading.Timer(random.uniform(0, delay), self._one, [ring])
+            timer.daemon = True
+            timer.start()
+
+    def _one(self, ring: Any) -> None:
+        try:
+            self._send([ring])
+        except OSError:
+            return  # lost on the wire: the row's alarm rings again

@@ -1,0 +1,108 @@
+"""Durable tasks that write down when they begin and end, in a file that survives every fault of the database.
+
+The hour is that of the monotonic clock, laid on the wall clock that the whole run agreed on: the wall clocks of some
+processes are wrong on purpose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connection
+
+from django_durable_tasks import durable_task
+from django_durable_tasks.celery import runs
+from tests.waiting import until
+
+LEDGER, ORIGIN = "CHAOS_LEDGER", "CHAOS_ORIGIN"
+FAST: dict[str, Any] = {"backoff": "FIXED", "backoff_base": 0.2, "max_crashes": 50}
+
+
+class Unlucky(Exception):
+    """The try is not the one that succeeds."""
+
+
+def now() -> float:
+    """Return the hour in seconds, whatever this process's wall clock says."""
+    return float(os.environ[ORIGIN]) + time.monotonic()
+
+
+def write(line: dict[str, Any]) -> None:
+    """Append one line, whole."""
+    file = os.open(os.environ[LEDGER], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    try:
+        os.write(file, f"{json.dumps(line)}\n".encode())
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    live = runs.current()
+    assert live is not None
+    run = live.run
+    told = {"task": str(run.task_id), "attempt": run.attempt, "run": str(run.run_id), "pid": os.getpid()}
+    write({**told, "what": "begin", "at": now()})
+    good = False
+    try:
+        yield
+        good = True
+    finally:
+        write({**told, "what": "end", "at": now(), "good": good})
+
+
+@durable_task(**FAST)
+def work(seconds: float = 0.0) -> None:
+    """Take so long."""
+    with _written():
+        end = time.monotonic() + seconds
+        until(lambda: time.monotonic() >= end, within=seconds + 60)
+
+
+@durable_task(bind=True, max_attempts=4, **FAST)
+def stumble(self: Any, times: int) -> int:
+    """Fail so many times, then succeed."""
+    with _written():
+        if self.durable.attempt <= times:
+            raise Unlucky(f"try {self.durable.attempt}")
+        return times
+
+
+@durable_task(max_attempts=2, **FAST)
+def give_up() -> None:
+    """Fail always."""
+    with _written():
+        raise Unlucky("never")
+
+
+@durable_task(bind=True, atomic=True, **FAST)
+def take_effect(self: Any) -> None:
+    """Write a row that must be there exactly once."""
+    with _written(), connection.cursor() as cursor:
+        live = runs.current()
+        assert live is not None
+        cursor.execute("INSERT INTO chaos_effect (task) VALUES (%s)", [live.run.task_id])
+
+
+@durable_task(**FAST)
+def tick() -> None:
+    """Be fired by a schedule."""
+    with _written():
+        pass
+
+
+@durable_task(max_crashes=2, backoff="FIXED", backoff_base=0.2)
+def poison(how: str) -> None:
+    """End the process under the body, every time."""
+    with _written():
+        if how == "SIGSEGV":
+            ctypes.string_at(0)
+        if how == "memory":
+            os.abort()
+        os._exit(9)

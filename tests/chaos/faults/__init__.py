@@ -1,0 +1,1 @@
+"""The faults, by the number they have in the table of the report."""

@@ -1,0 +1,139 @@
+"""Faults of the broker and of what travels over it."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from typing import Any
+
+import redis
+from celery import current_app
+from django.conf import settings
+
+from django_durable_tasks.celery.envelope import HEADER
+from tests.chaos import bodies
+from tests.chaos.faults.registry import fault
+from tests.chaos.servers import RabbitMQ, Server
+from tests.chaos.stage import Stage
+from tests.processes.rows import purge
+
+
+@fault(16, "broker-flushed")
+def flush(stage: Stage) -> None:
+    """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the queue on RabbitMQ; once a second."""
+
+    def empty() -> None:
+        if stage.plan.broker == "redis":
+            with redis.Redis.from_url(_url(stage)) as client:
+                client.flushall()
+        else:
+            purge(settings.CELERY_TASK_DEFAULT_QUEUE)
+
+    stage.again_and_again(5, 1.0, empty)
+
+
+@fault(17, "broker-killed", ("redis",), private=True)
+def kill_the_broker(stage: Stage) -> None:
+    """The broker is killed, is away for a while, and comes back empty."""
+    assert isinstance(stage.broker, Server)
+    stage.broker.stop(signal.SIGKILL)
+    stage.linger(10)
+    stage.broker.start()
+
+
+@fault(18, "broker-frozen")
+def freeze_the_broker(stage: Stage) -> None:
+    """The broker accepts connections and answers nothing: SIGSTOP on a private Redis, else on the wire."""
+    if isinstance(stage.broker, Server):
+        stage.broker.send(signal.SIGSTOP)
+        try:
+            stage.linger(8)
+        finally:
+            stage.broker.send(signal.SIGCONT)
+        return
+    for wire in stage.brokers():
+        wire.freeze()
+    try:
+        stage.linger(8)
+    finally:
+        for wire in stage.brokers():
+            wire.restore()
+
+
+@fault(19, "broker-out-of-memory", ("redis",), private=True)
+def starve_the_broker(stage: Stage) -> None:
+    """Redis has no memory left and refuses every write."""
+    with redis.Redis.from_url(_url(stage)) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", "1mb")
+        try:
+            stage.linger(8)
+        finally:
+            client.config_set("maxmemory", "0")
+
+
+@fault(20, "broker-alarm", ("rabbitmq",), private=True)
+def raise_the_alarm(stage: Stage) -> None:
+    """RabbitMQ's memory alarm goes off: it blocks whoever publishes."""
+    assert isinstance(stage.broker, RabbitMQ)
+    stage.broker.tell("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        stage.linger(8)
+    finally:
+        stage.broker.tell("set_vm_memory_high_watermark", "0.4")
+
+
+@fault(28, "broker-cut")
+def cut_the_broker(stage: Stage) -> None:
+    """Every connection to the broker breaks, and new ones are refused."""
+    for wire in stage.brokers():
+        wire.cut()
+    try:
+        stage.linger(6)
+    finally:
+        for wire in stage.brokers():
+            wire.restore()
+
+
+@fault(21, "everything-doubled")
+def double_everything(stage: Stage) -> None:
+    """Every ring is sent three times."""
+    with stage.on_the_wire('{"copies": 3, "delay": 0}'):
+        stage.linger(8)
+
+
+@fault(22, "reordered")
+def reorder(stage: Stage) -> None:
+    """Every ring is late by up to five seconds: they arrive in any order, some after they were rung again."""
+    with stage.on_the_wire('{"copies": 1, "delay": 5}'):
+        stage.linger(8)
+
+
+@fault(23, "garbage")
+def send_garbage(stage: Stage) -> None:
+    """Messages that cannot be read, of unknown tasks, in wrong epochs, for rows that nobody made."""
+    real = stage.enqueue("plain", bodies.work, 0.0)
+    with current_app.connection_for_write() as wire:
+        producer = current_app.amqp.Producer(wire)
+
+        def send(body: Any, name: str, ring: str, content_type: str = "application/json") -> None:
+            headers = {"lang": "py", "task": name, "id": ring, "root_id": ring, HEADER: ring, "retries": 0}
+            producer.publish(
+                body, routing_key=settings.CELERY_TASK_DEFAULT_QUEUE, headers=headers, content_type=content_type,
+                content_encoding="utf-8", correlation_id=ring,
+            )  # fmt: skip
+
+        body = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+        for number in range(10):
+            send(body, bodies.work.name, f"{real}.{number}.1")
+            send(body, bodies.work.name, f"{uuid.uuid4()}.1.1")
+            send(body, "no.such.task", f"{uuid.uuid4()}.1.1")
+            send(body, bodies.work.name, "a forged id")
+            send("{nonsense", bodies.work.name, f"{real}.1.1")
+            send("\0\1", bodies.work.name, f"{real}.1.1", "application/x-unknown")
+    stage.linger(4)
+
+
+def _url(stage: Stage) -> str:
+    assert isinstance(stage.broker, Server)
+    return stage.broker.url

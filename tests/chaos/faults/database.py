@@ -1,0 +1,127 @@
+"""Faults of the database: sessions end, replies are lost, the server dies, refuses, locks, or cannot be heard."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from django.db import connection, connections
+
+from tests.chaos.faults.registry import fault
+from tests.chaos.figures import COMMITS_CUT, REPLIES_LOST
+from tests.chaos.servers import administrator
+from tests.chaos.stage import Stage
+from tests.waiting import until
+
+_OTHERS = "datname = %s AND application_name NOT IN ('chaos-stage', 'chaos-administrator')"
+
+
+@fault(10, "sessions-ended")
+def end_sessions(stage: Stage) -> None:
+    """A random session of the database is ended, five times a second."""
+    name = connection.settings_dict["NAME"]
+    sql = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OTHERS} ORDER BY random() LIMIT 1"
+    with administrator(stage.database_url) as session:
+        stage.again_and_again(8, 0.2, lambda: session.execute(sql, [name]))
+
+
+@fault(11, "commits-cut")
+def cut_commits(stage: Stage) -> None:
+    """COMMIT and other statements are done by the server, and the connection breaks before their reply."""
+    with replies_lost(stage, 0.25, 0.02):
+        stage.linger(12)
+        until(lambda: stage.notes[COMMITS_CUT], within=30, message="a COMMIT is cut")
+
+
+@contextmanager
+def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[None]:
+    """Lose the replies to such shares of all that is sent to the database."""
+    lock = threading.Lock()
+
+    def unlucky(data: bytes) -> bool:
+        commits = b"COMMIT" in data
+        with lock:
+            lost = stage.random.random() < (of_commits if commits else of_others)
+            stage.notes[REPLIES_LOST] += lost
+            stage.notes[COMMITS_CUT] += lost and commits
+        return lost
+
+    for wire in stage.databases():
+        wire.lose_replies(unlucky)
+    try:
+        yield
+    finally:
+        for wire in stage.databases():
+            wire.lose_replies(None)
+
+
+@fault(12, "database-unheard")
+def swallow_the_database(stage: Stage) -> None:
+    """Everything to and from the database is swallowed for longer than a lease, then connections break in a storm."""
+    for wire in stage.databases():
+        wire.freeze()
+    try:
+        stage.linger(8)
+    finally:
+        for wire in stage.databases():
+            wire.restore()
+
+    def storm() -> None:
+        for wire in stage.databases():
+            wire.storm()
+
+    stage.again_and_again(3, 0.5, storm)
+
+
+@fault(13, "database-restarted", private=True)
+def restart_the_database(stage: Stage) -> None:
+    """The database stops at once, without a word, recovers from its log, and is back."""
+    connections.close_all()
+    assert stage.postgres is not None
+    stage.postgres.stop(signal.SIGQUIT)
+    stage.linger(1)
+    stage.postgres.start()
+
+
+@fault(14, "database-read-only", private=True)
+def refuse_writes(stage: Stage) -> None:
+    """The database refuses every write, as after a fail-over to a replica or with a full disk."""
+    _tell(stage, "default_transaction_read_only", "on")
+    try:
+        stage.linger(6)
+    finally:
+        _tell(stage, "default_transaction_read_only", None)
+
+
+@fault(15, "serializable", private=True)
+def serialize(stage: Stage) -> None:
+    """Every transaction is serializable, and a session locks random rows for 300 ms again and again."""
+    url = stage.database_url.rpartition("/")[0] + f"/{connection.settings_dict['NAME']}"
+
+    def lock_rows() -> None:
+        with administrator(url) as session, session.transaction():
+            session.execute(
+                "SELECT id FROM durable_tasks_task WHERE completed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE"
+            )
+            threading.Event().wait(0.3)
+
+    def locked() -> None:
+        try:
+            lock_rows()
+        except psycopg.Error:
+            stage.notes["lock sessions that failed"] += 1
+
+    _tell(stage, "default_transaction_isolation", "serializable")
+    try:
+        stage.again_and_again(8, 0.1, locked)
+    finally:
+        _tell(stage, "default_transaction_isolation", None)
+
+
+def _tell(stage: Stage, name: str, value: str | None) -> None:
+    with administrator(stage.database_url) as session:
+        session.execute(f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}")
+        session.execute("SELECT pg_reload_conf()")

@@ -1,0 +1,207 @@
+"""Faults of processes: they die, freeze, are replaced, or live by a wrong clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+from django.db.models import F
+
+from django_durable_tasks.lifecycle.clock import after
+from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
+from tests.chaos import bodies
+from tests.chaos.faults.registry import fault
+from tests.chaos.servers import administrator
+from tests.chaos.stage import Stage, ask, children
+from tests.processes.fleet import Program
+from tests.waiting import until
+
+READY = 60
+
+
+@fault(1, "child-killed")
+def kill_children(stage: Stage) -> None:
+    """A child of a worker is killed every second."""
+    stage.again_and_again(8, 1.0, lambda: kill_a_child(stage))
+
+
+def kill_a_child(stage: Stage) -> None:
+    """Kill one child of one worker."""
+    found = [child for worker in stage.plain_workers() for child in children(worker)]
+    if found:
+        with suppress(ProcessLookupError):
+            os.kill(stage.random.choice(found), signal.SIGKILL)
+        stage.notes["kills"] += 1
+
+
+@fault(2, "worker-killed")
+def kill_workers(stage: Stage) -> None:
+    """A worker is killed with its children and replaced, three times."""
+    for _ in range(stage.times(3)):
+        stage.kill(stage.random.choice(stage.plain_workers()))
+        _ready(stage.worker())
+
+
+@fault(3, "all-workers-killed")
+def kill_all_workers(stage: Stage) -> None:
+    """Every worker is killed at the same moment and replaced, twice."""
+    for _ in range(stage.times(2)):
+        for worker in list(stage.workers):
+            stage.kill(worker)
+        for worker in (stage.worker(), stage.worker(), stage.worker("threads", 8)):
+            _ready(worker)
+
+
+@fault(4, "worker-frozen")
+def freeze_a_worker(stage: Stage) -> None:
+    """A worker is frozen at work past its lease, and wakes when its tasks have other owners."""
+    worker = stage.random.choice([worker for worker in stage.workers if "threads" in worker.arguments])
+    tasks = [stage.enqueue("long", bodies.work, 1.5, priority=9) for _ in range(12)]
+    told = TaskExecutionLog.objects.filter(task_id__in=tasks)
+
+    def at_work() -> bool:
+        node = worker.node()
+        return node is not None and tasks_of(node, tasks) > 0
+
+    def lost() -> bool:
+        return told.filter(status="LOST").exists()
+
+    until(lambda: ask(at_work), within=READY, message="the worker is at work")
+    worker.freeze()
+    try:
+        until(lambda: ask(lost) or worker.node() is None, within=READY, message="the sleeper is called dead")
+        stage.linger(3)
+    finally:
+        worker.thaw()
+    stage.linger(3)
+
+
+def tasks_of(node: Node, tasks: list[str]) -> int:
+    """Count which of these tasks a node runs."""
+    from django_durable_tasks.models import Task
+
+    number: int = Task.objects.running().filter(pk__in=tasks, node=node.pk).count()
+    return number
+
+
+@fault(5, "leader-killed")
+def kill_leaders(stage: Stage) -> None:
+    """The leader is killed and replaced, three times."""
+    for _ in range(stage.times(3)):
+        if leader := stage.leader():
+            stage.kill(leader)
+            _ready(stage.scheduler())
+
+
+@fault(6, "leader-frozen")
+def freeze_the_leader(stage: Stage) -> None:
+    """The leader is frozen past its lease, inside of a transaction if one can be caught, and wakes among others."""
+    leader = stage.leader()
+    if leader is None:
+        return
+    try:
+        until(lambda: _frozen_in_a_transaction(stage, leader), within=6)
+        stage.notes["leaders frozen inside of a transaction"] += 1
+    except AssertionError:
+        leader.freeze()
+    try:
+        stage.linger(8)
+    finally:
+        leader.thaw()
+    stage.linger(2)
+
+
+def _frozen_in_a_transaction(stage: Stage, leader: Program) -> bool:
+    """Freeze it, and let it go on unless the database says that it has stopped between two statements."""
+    leader.freeze()
+    with administrator(stage.database_url) as session:
+        found = session.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND state LIKE 'idle in transaction%%'",
+            [f"chaos-{stage.roles[leader.name]}"],
+        ).fetchone()
+    if found is None:
+        leader.thaw()
+    return found is not None
+
+
+@fault(7, "leader-terminated")
+def terminate_leaders(stage: Stage) -> None:
+    """The leader is told to end and replaced, three times."""
+    for _ in range(stage.times(3)):
+        if leader := stage.leader():
+            _end(stage, leader)
+            _ready(stage.scheduler())
+
+
+@fault(8, "two-leaders")
+def make_two_leaders(stage: Stage) -> None:
+    """The lease is taken from the leader behind its back, every second: two believe that they lead."""
+
+    def take() -> None:
+        leases = SchedulerLease.objects.filter(holder__isnull=False)
+        ask(lambda: leases.update(expires_at=after(-1), term=F("term")))
+
+    stage.again_and_again(8, 1.0, take)
+
+
+@fault(9, "wrong-clocks")
+def shift_clocks(stage: Stage) -> None:
+    """Schedulers and workers live five minutes in the past and five in the future, and no other ones."""
+    before = [*stage.schedulers, *stage.workers]
+    late, early = stage.shifted(-300), stage.shifted(+300)
+    for clock in (late, early):
+        _ready(stage.scheduler(**clock))
+        _ready(stage.worker("prefork", 2, **clock))
+    shifted = [program for program in [*stage.schedulers, *stage.workers] if program not in before]
+    for program in before:
+        stage.kill(program)
+    stage.linger(12)
+    _crew(stage)
+    for program in shifted:
+        stage.kill(program)
+
+
+@fault(24, "rolling-deploy")
+def deploy(stage: Stage) -> None:
+    """Every scheduler and worker is replaced in turn, by SIGTERM."""
+    for program in list(stage.schedulers):
+        _ready(stage.scheduler())
+        _end(stage, program)
+    for program in list(stage.workers):
+        threads = "threads" in program.arguments
+        _ready(stage.worker("threads", 8) if threads else stage.worker())
+        _end(stage, program)
+
+
+@fault(25, "poison")
+def poison(stage: Stage) -> None:
+    """Bodies end their process: os._exit, a segmentation fault, an abort; each gives up after its second crash."""
+    for how in ("exit", "SIGSEGV", "memory"):
+        stage.enqueue("poison", bodies.poison, how)
+    stage.linger(8)
+
+
+def _crew(stage: Stage) -> None:
+    for program in (stage.scheduler(), stage.scheduler(), stage.worker(), stage.worker(), stage.worker("threads", 8)):
+        _ready(program)
+
+
+def _end(stage: Stage, program: Program) -> None:
+    """Let a process end by itself; one that cannot is killed, as a supervisor would."""
+    program.process.send_signal(signal.SIGTERM)
+    try:
+        until(lambda: not program.alive(), within=15)
+    except AssertionError:
+        stage.notes["killed after SIGTERM"] += 1
+    program.kill()
+    stage.struck(program)
+
+
+def _ready(program: Program) -> None:
+    """Wait for its row; a fault beside may hold it up, and the next one goes on all the same."""
+
+    def registered() -> bool:
+        return not program.alive() or ask(program.node) is not None
+
+    until(registered, within=READY, message=f"{program.name} is ready:\n{program.said()[-2000:]}")

@@ -1,0 +1,141 @@
+"""The figures of a history: counts that should be none, counts that should not, and how long things took."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from django_durable_tasks.rules.states import TERMINAL
+from tests.chaos.invariants.order import observed
+from tests.chaos.invariants.runs import no_ghost_runs, overlapping, starts
+from tests.chaos.records import ACCEPTED, History
+
+KILLS, REPLIES_LOST, COMMITS_CUT = "kills", "replies lost", "replies to COMMIT lost"
+_COLUMNS = (KILLS, REPLIES_LOST, COMMITS_CUT, "baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of the run: from, to, and how many seconds later everything due had been started."""
+
+    name: str
+    number: int
+    began: float
+    over: float
+    recovery: float = 0.0
+    what: str = ""
+
+
+def figures(
+    history: History,
+    windows: Sequence[Window],
+    told: Sequence[Mapping[str, Any]],
+    notes: Mapping[str, int],
+    dropped: int,
+) -> dict[str, Any]:
+    """Return all figures as plain values; ``told`` is what the load wrote, ``dropped`` counts refused rings."""
+    return {
+        "tasks": len(history.rows),
+        "runs": sum(1 for _ in starts(history)),
+        "faults": sum(1 for window in windows if window.number),
+        "kills": notes.get(KILLS, 0),
+        "replies_lost": notes.get(REPLIES_LOST, 0),
+        "commits_cut": notes.get(COMMITS_CUT, 0),
+        "lost": _lost(history),
+        "accepted_twice": _accepted_twice(history),
+        "ghost_runs": sum(1 for _ in no_ghost_runs(history)),
+        "effects_twice": sum(1 for number in Counter(history.effects).values() if number > 1),
+        "executed_more_than_once": len(_executed_again(history)),
+        "overlapping_runs": sum(1 for _ in overlapping(history)),
+        "fenced_endings": sum(1 for log in history.logs if log.status == "FENCED"),
+        "dropped_rings": dropped,
+        "attempts_lost": sum(1 for log in history.logs if log.status == "LOST"),
+        "retried": sum(1 for log in history.logs if log.status == "RETRY"),
+        "dead_letters": len(history.open_letters),
+        "terms": len({term.term for term in history.terms}),
+        "refused_calls": sum(1 for line in told if "refused" in line),
+        "enqueue_ms": _spread([line["took"] for line in told if "task" in line and "took" in line], 1000.0),
+        **_of_fires(history),
+        "longest_gap": longest_gap(history, windows),
+        "throughput": {name: rate(history, stretch) for name, stretch in _stretches(windows).items()},
+        "windows": [_shown(history, window) for window in windows],
+        "statuses": dict(Counter(row.status for row in history.rows.values())),
+        "notes": {name: number for name, number in notes.items() if name not in _COLUMNS},
+    }  # fmt: skip
+
+
+def _lost(history: History) -> int:
+    gone = {one.task for one in history.enqueued} - history.rows.keys()
+    return len(gone) + sum(1 for row in history.rows.values() if row.status not in TERMINAL)
+
+
+def _accepted_twice(history: History) -> int:
+    endings = Counter((log.task, log.attempt) for log in history.logs if log.status in ACCEPTED)
+    successes = Counter(log.task for log in history.logs if log.status == "SUCCESS")
+    return sum(number > 1 for number in [*endings.values(), *successes.values()])
+
+
+def _executed_again(history: History) -> set[str]:
+    """Tasks whose body began again although it had not asked for another try: at least once means that."""
+    asked = {(log.task, log.attempt) for log in history.logs if log.status == "RETRY"}
+    begun = Counter(mark.task for mark in history.marks if mark.begins and (mark.task, mark.attempt) not in asked)
+    return {task for task, number in begun.items() if number > 1}
+
+
+def _of_fires(history: History) -> dict[str, Any]:
+    found = observed(history)
+    return {
+        "fires": sum(len(table.due()) for table in history.timetables),
+        "fires_missing": len(found.missing),
+        "fires_doubled": len(found.surplus),
+        "fire_lag_ms": _spread(found.lags(), 1000.0, offset=-0.02),
+        "longest_gap_of_fires": round(max((later - earlier for earlier, later in pairwise(
+            sorted(fire.at for fire in history.fires if fire.task)
+        )), default=0.0), 2),
+    }  # fmt: skip
+
+
+def longest_gap(history: History, windows: Sequence[Window]) -> float:
+    """Return the longest time (seconds) without an accepted start while the load was on."""
+    if not windows:
+        return 0.0
+    first, last = windows[0].began, windows[-1].over
+    times = [change.at for change in starts(history) if first <= change.at <= last]
+    return round(max((later - earlier for earlier, later in pairwise(sorted(times))), default=0.0), 2)
+
+
+def _stretches(windows: Sequence[Window]) -> dict[str, tuple[float, float]]:
+    faults = [window for window in windows if window.number]
+    found = {window.name: (window.began, window.over) for window in windows if not window.number}
+    if faults:
+        found["during"] = (faults[0].began, faults[-1].over + faults[-1].recovery)
+    return {name: found[name] for name in ("before", "during", "after") if name in found}
+
+
+def rate(history: History, stretch: tuple[float, float]) -> float:
+    """Return how many successes a second were accepted in a stretch."""
+    first, last = stretch
+    done = sum(1 for change in history.changes if change.new == "SUCCESS" and first <= change.at < last)
+    return round(done / (last - first), 1) if last > first else 0.0
+
+
+def _shown(history: History, window: Window) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(window), "seconds": round(window.over - window.began, 1),
+        "recovery": round(window.recovery, 2), "rate": rate(history, (window.began, window.over)),
+    }  # fmt: skip
+
+
+def _spread(values: Iterable[float], scale: float, offset: float = 0.0) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {
+        name: round((ordered[min(len(ordered) - 1, int(share * len(ordered)))] + offset) * scale, 1)
+        for name, share in shares.items()
+    }

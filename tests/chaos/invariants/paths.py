@@ -1,0 +1,94 @@
+"""H9 to H12: dead letters, paths through the state machine, terms of leaders, and the quiet at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+
+from django_durable_tasks.rules.states import TRANSITIONS, Status
+from tests.chaos.records import Change, History, Term
+
+MOVES = frozenset(pair for move in TRANSITIONS.values() if move.sources for pair in product(move.sources, move.targets))
+BIRTHS = TRANSITIONS["create"].targets
+SLACK = 0.05  # seconds: a trigger reads its clock a little after the statement has read its own
+
+
+def dead_letters_match(history: History) -> Iterator[str]:
+    """H9: FAILED means one open dead letter and a spent budget, and nothing else has one."""
+    letters = Counter(history.open_letters)
+    for row in history.rows.values():
+        if letters[row.task] != int(row.status == Status.FAILED):
+            yield f"{row.task} is {row.status} and has {letters[row.task]} open dead letters"
+        spent = row.failures >= row.max_attempts or row.crashes >= row.max_crashes
+        if row.status == Status.FAILED and row.reason in ("EXHAUSTED", "CRASHED") and not spent:
+            yield f"{row.task} gave up after {row.failures} failures and {row.crashes} crashes"
+    for task in letters.keys() - history.rows.keys():
+        yield f"{task} does not exist and has an open dead letter"
+
+
+def paths_are_legal(history: History) -> Iterator[str]:
+    """H10: the changes of a row are a path of the state machine; its epoch rises by one a move, and not otherwise."""
+    last: dict[str, tuple[str, int]] = {}
+    for change in history.changes:
+        if wrong := _wrong_step(change, last.get(change.task)):
+            yield f"{change.task} {wrong}"
+        if change.new is not None:
+            last[change.task] = (change.new, change.new_epoch)
+    for row in history.rows.values():
+        stood = last.get(row.task)
+        if history.changes and (stood is None or stood[0] != row.status):
+            yield f"{row.task} is {row.status}, and its history ends at {stood}"
+
+
+def _wrong_step(change: Change, known: tuple[str, int] | None) -> str:
+    if change.new is None:
+        return "was deleted"
+    if change.old is None:
+        legal = known is None and change.new in BIRTHS
+        return "" if legal else f"was born {change.new}" + " a second time" * (known is not None)
+    if known != (change.old, change.old_epoch):
+        return f"left {change.old} in epoch {change.old_epoch}, but stood {known}"
+    return _wrong_move(change.old, change.new, change.new_epoch - change.old_epoch)
+
+
+def _wrong_move(old: str, new: str, raised: int) -> str:
+    if old == new:
+        return "" if raised == 0 else f"stayed {old} and its epoch rose by {raised}"
+    if (old, new) not in MOVES:
+        return f"went from {old} to {new}"
+    return "" if raised == 1 else f"went from {old} to {new} and its epoch rose by {raised}"
+
+
+def terms_do_not_overlap(history: History) -> Iterator[str]:
+    """H11: a term begins only after the one before has ended by the database's clock, and one number is one holder."""
+    holders: dict[int, str] = {}
+    before: Term | None = None
+    for term in history.terms:
+        if holders.setdefault(term.term, term.holder) != term.holder:
+            yield f"term {term.term} was held by {holders[term.term]} and by {term.holder}"
+        if before is not None and term.term != before.term:
+            if term.term < before.term:
+                yield f"term {term.term} came after term {before.term}"
+            elif term.at < before.until - SLACK:
+                yield f"term {term.term} began {before.until - term.at:.3f} s before term {before.term} was over"
+        before = term
+    for fire in history.fires:
+        if fire.term is not None and history.terms and fire.term not in holders:
+            yield f"{fire.schedule} was fired in term {fire.term}, which nobody held"
+
+
+def all_is_quiet(history: History) -> Iterator[str]:
+    """H12: no alarm is left over, nobody sleeps in a transaction, connections and queues are as they were."""
+    calm = history.calm
+    found = {
+        "alarms or leases are over": calm.overdue,
+        "sessions sleep in a transaction": calm.asleep_in_transactions,
+        "messages wait": calm.messages,
+        "messages were never acknowledged": calm.unacknowledged,
+    }
+    for what, number in found.items():
+        if number:
+            yield f"{number} {what}"
+    if calm.connections > calm.baseline:
+        yield f"{calm.connections} connections are open, at most {calm.baseline} were expected"

@@ -1,0 +1,162 @@
+"""`python -m tests.chaos.load RATE SEED FILE STOP`: asks for tasks of every kind, and notes what was acknowledged.
+
+It is a web process of the project: its transactions are cut, its database goes away, its broker freezes. What was
+missed meanwhile it makes up for. It ends when the file STOP exists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import django
+from django.db import Error, connections, transaction
+from django.utils import timezone
+
+FANS = 40
+MOST_AT_ONCE = 60
+
+
+class Load:
+    """One process that asks."""
+
+    def __init__(self, rate: float, seed: str, book: Path, stop: Path) -> None:
+        from tests.chaos import bodies
+
+        self.bodies, self.rate, self.stop = bodies, rate, stop
+        self.random = random.Random(seed)
+        self.book = os.open(book, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self.made, self.keys = 0, list[str]()
+        self.kinds: list[tuple[int, str, Callable[[], Iterable[Any]]]] = [
+            (44, "plain", self.plain), (10, "in a transaction", self.in_a_transaction), (8, "many", self.many),
+            (8, "later", self.later), (8, "stumbling", self.stumbling), (3, "hopeless", self.hopeless),
+            (6, "atomic", self.atomic), (4, "to be cancelled", self.to_be_cancelled), (3, "cancelling", self.cancel),
+            (4, "diamond", self.diamond), (2, "long", self.long), (1, "fan", self.fan),
+        ]  # fmt: skip
+
+    def plain(self) -> Iterable[Any]:
+        """One call, outside of a transaction."""
+        return [self.bodies.work.delay().id]
+
+    def in_a_transaction(self) -> Iterable[Any]:
+        """Two rows that commit together."""
+        with transaction.atomic():
+            return [self.bodies.work.schedule().pk, self.bodies.take_effect.schedule().pk]
+
+    def many(self) -> Iterable[Any]:
+        """A batch in one statement."""
+        found: Iterable[Any] = self.bodies.work.schedule_many([(0.0,)] * self.random.randint(5, 30))
+        return found
+
+    def later(self) -> Iterable[Any]:
+        """One that is due in a moment."""
+        return [self.bodies.work.apply_async((0.0,), countdown=self.random.uniform(0.2, 3)).id]
+
+    def stumbling(self) -> Iterable[Any]:
+        """One that fails once or twice."""
+        return [self.bodies.stumble.delay(self.random.randint(1, 2)).id]
+
+    def hopeless(self) -> Iterable[Any]:
+        """One that ends in a dead letter."""
+        return [self.bodies.give_up.delay().id]
+
+    def atomic(self) -> Iterable[Any]:
+        """One whose effect must happen once."""
+        return [self.bodies.take_effect.delay().id]
+
+    def to_be_cancelled(self) -> Iterable[Any]:
+        """One that is cancelled before it is due, at that moment, or too late."""
+        key = uuid.UUID(int=self.random.getrandbits(128)).hex
+        due = timezone.now() + timedelta(seconds=self.random.uniform(0.5, 2))
+        task = self.bodies.work.using(key=key, run_at=due).schedule(0.3)
+        self.keys.append(key)
+        return [task.pk]
+
+    def cancel(self) -> Iterable[Any]:
+        """Cancel one of those."""
+        from django_durable_tasks.models import Task
+
+        if self.keys:
+            Task.objects.cancel(self.keys.pop(0), by="chaos")
+        return []
+
+    def diamond(self) -> Iterable[Any]:
+        """One before two before one; now and then one of the two is hopeless, and the last is skipped."""
+        from django_durable_tasks import Workflow
+
+        flow = Workflow("diamond")
+        top = flow.add(self.bodies.work)
+        good = self.random.random() < 0.8
+        sides = [flow.add(self.bodies.work if good else self.bodies.give_up, after=[top]) for _ in range(2)]
+        flow.add(self.bodies.work, after=sides)
+        return self._started(flow)
+
+    def fan(self) -> Iterable[Any]:
+        """Many before one."""
+        from django_durable_tasks import Workflow
+
+        flow = Workflow("fan")
+        flow.add(self.bodies.work, after=[flow.add(self.bodies.work) for _ in range(FANS)])
+        return self._started(flow)
+
+    def long(self) -> Iterable[Any]:
+        """One that takes a while."""
+        return [self.bodies.work.delay(self.random.uniform(0.3, 1.5)).id]
+
+    def _started(self, flow: Any) -> Iterable[Any]:
+        from django_durable_tasks.models import Task
+
+        with transaction.atomic():
+            run = flow.start()
+            return list(Task.objects.of_workflow(run).values_list("pk", flat=True))
+
+    def run(self) -> None:
+        """Ask until told to stop."""
+        began, pause = time.monotonic(), threading.Event()
+        while not self.stop.exists():
+            wanted = self.rate * (time.monotonic() - began)
+            for _ in range(MOST_AT_ONCE):
+                if self.made >= wanted:
+                    break
+                self.ask()
+            pause.wait(0.02)
+
+    def ask(self) -> None:
+        """Ask once, and write down what came back."""
+        weights = [weight for weight, *_ in self.kinds]
+        _, kind, order = self.random.choices(self.kinds, weights)[0]
+        began = time.monotonic()
+        try:
+            tasks = [str(task) for task in order()]
+        except Error as error:
+            connections.close_all()
+            self._write([{"kind": kind, "refused": type(error).__name__, "took": time.monotonic() - began}])
+            threading.Event().wait(0.1)
+            return
+        took = time.monotonic() - began
+        self.made += len(tasks)
+        self._write([{"task": task, "kind": kind, "took": took / len(tasks)} for task in tasks])
+
+    def _write(self, told: list[dict[str, Any]]) -> None:
+        if told:
+            os.write(self.book, "".join(f"{json.dumps(line)}\n" for line in told).encode())
+
+
+def main(rate: str, seed: str, book: str, stop: str) -> int:
+    """Set Django up and ask."""
+    django.setup()
+    Load(float(rate), seed, Path(book), Path(stop)).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

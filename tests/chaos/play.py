@@ -1,0 +1,215 @@
+"""Plays a lane: calm, one fault after the other with the time it takes to recover, calm, quiet; then it is judged."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from celery import current_app
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection, connections
+from django.db.models import Q
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.connections import close_all
+from django_durable_tasks.models import RecurringTask, Task
+from tests.chaos import bodies, watching
+from tests.chaos.faults.catalogue import of_lane
+from tests.chaos.faults.registry import Fault
+from tests.chaos.figures import Window, figures
+from tests.chaos.plan import EVERY, SCHEDULES
+from tests.chaos.records import Calm, History, Timetable
+from tests.chaos.servers import RabbitMQ
+from tests.chaos.stage import Stage, ask, set_origin
+from tests.chaos.verdict import violations
+from tests.processes.rows import waiting_messages
+from tests.waiting import until
+
+RECOVERY, QUIET = 90.0, 180.0
+MOST_TOLD = 20
+
+
+def play(stage: Stage) -> dict[str, Any]:
+    """Play the lane of this stage; return its figures and what was violated, as JSON can hold it."""
+    set_origin(stage.folder)
+    call_command("migrate", verbosity=0, interactive=False)
+    watching.install()
+    try:
+        schedules, windows = _acts(stage)
+        history = _judged(stage, schedules)
+        broken = violations(history)
+        dropped = sum(program.said().count("Dropped the ring") for program in stage.fleet.programs)
+        found = figures(history, windows, list(watching.lines(stage.book)), stage.notes, dropped)
+        return {"broker": stage.plan.broker, "seed": stage.plan.seed, **found, "violations": {
+            name: {"number": len(told), "first": told[:MOST_TOLD]} for name, told in broken.items()
+        }}  # fmt: skip
+    finally:
+        stage.fleet.end()
+        if not stage.plan.private:
+            _leave_no_queue()
+        close_all()
+        connections.close_all()
+
+
+def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
+    say = Telling(stage)
+    for start in (stage.scheduler, stage.scheduler, stage.worker, stage.worker, partial(stage.worker, "threads", 8)):
+        start()
+    stage.fleet.ready()
+    schedules = [_declared(number) for number in range(SCHEDULES)]
+    load = stage.load()
+    until(lambda: any(watching.lines(stage.book)), within=60, message=f"the load begins:\n{load.said()[-2000:]}")
+    stage.notes["baseline"] = _connections()
+    windows = [_window(stage, "before", lambda: stage.linger(stage.plan.calm))]
+    chosen = [one for one in of_lane(stage.plan.broker, private=stage.plan.private)
+              if one.name in stage.plan.faults]  # fmt: skip
+    end = time.monotonic() + stage.plan.seconds
+    for number, one in enumerate(_in_turn(stage, chosen, end), 1):
+        say(f"{number}/{max(number, len(chosen))} {one.name}: {one.what}")
+        windows.append(_struck(stage, one))
+        say(f"{number}/{max(number, len(chosen))} {one.name}: recovered after {windows[-1].recovery:.1f} s")
+    windows.append(_window(stage, "after", lambda: stage.linger(stage.plan.calm)))
+    stage.stop.touch()
+    say("quiet: the load stops, schedules are paused, what is open ends")
+    load.process.wait(60)
+    return [_paused(row) for row in schedules], windows
+
+
+def _in_turn(stage: Stage, chosen: list[Fault], end: float) -> Iterator[Fault]:
+    """Give each fault once, then any of them until the time is over."""
+    yield from chosen
+    while chosen and time.monotonic() < end:
+        yield stage.random.choice(chosen)
+
+
+class Telling:
+    """Says on the error stream how far the lane is."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._began = stage, time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        tasks = ask(Task.objects.count) or 0
+        line = f"{time.monotonic() - self._began:6.0f} s  {self._stage.plan.broker:8}  {tasks:6,} tasks  {text}\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+def _window(stage: Stage, name: str, act: Callable[[], object]) -> Window:
+    began = bodies.now()
+    act()
+    return Window(name, 0, began, bodies.now())
+
+
+def _struck(stage: Stage, one: Fault) -> Window:
+    """Strike, and measure how long it then takes until all that was due has been started and what ran has ended."""
+    began = bodies.now()
+    one.strike(stage)
+    stage.mend()
+    over, moment = bodies.now(), time.monotonic()
+    limit = datetime.fromtimestamp(over, UTC)
+    unstarted = Q(status__in=("PENDING", "QUEUED"), failures=0)
+    waiting = unstarted | Q(status="RUNNING", started_at__lt=limit)
+    late = Task.objects.filter(waiting, run_at__lt=limit)
+
+    def recovered() -> bool:
+        return ask(late.exists) is False
+
+    try:
+        until(recovered, within=RECOVERY)
+    except AssertionError:
+        stage.notes["recoveries not seen"] += 1
+    return Window(one.name, one.number, began, over, time.monotonic() - moment, one.what)
+
+
+# Schedules ----------------------------------------------------------------------------------------------------------
+
+
+def _declared(number: int) -> RecurringTask:
+    anchor = database_now().replace(microsecond=0) + timedelta(seconds=3, milliseconds=100 * number)
+    row: RecurringTask = RecurringTask.objects.upsert(
+        name=f"chaos {number}",
+        task=bodies.tick,
+        interval=EVERY,
+        start_time=anchor,
+        catch_up_mode="RUN_ALL_MISSED",
+        max_catchup_runs=1_000,
+        overlap="ALLOW",
+    )
+    return row
+
+
+def _paused(row: RecurringTask) -> RecurringTask:
+    row.pause("the end of chaos")
+    found: RecurringTask = RecurringTask.objects.get(pk=row.pk)
+    return found
+
+
+# Quiet --------------------------------------------------------------------------------------------------------------
+
+
+def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
+    """Wait until all has ended, and read the history; what has not ended by then is lost."""
+    open_rows = Task.objects.open()
+    try:
+        until(lambda: ask(open_rows.exists) is False, within=QUIET)
+        until(lambda: not _messages(stage), within=30)
+        until(lambda: _connections() <= _baseline(stage), within=60)
+    except AssertionError:
+        stage.notes["quiet not reached"] += 1
+    tables = tuple(
+        Timetable(str(row.pk), row.start_time.timestamp(), EVERY, row.watermark_at.timestamp()) for row in schedules
+    )
+    ledger = stage.folder / "ledger.jsonl"
+    return watching.read(ledger, stage.book, tables, _calm(stage), bodies.take_effect.name)
+
+
+def _calm(stage: Stage) -> Calm:
+    now = database_now() - timedelta(seconds=10)
+    return Calm(
+        overdue=Task.objects.filter(Q(alarm_at__lt=now) | Q(lease_until__lt=now)).count(),
+        asleep_in_transactions=_sessions(
+            "state LIKE 'idle in transaction%%' AND now() - state_change > interval '2 s'"
+        ),
+        connections=_connections(),
+        baseline=_baseline(stage),
+        messages=_messages(stage),
+        unacknowledged=_unacknowledged(stage),
+    )
+
+
+def _baseline(stage: Stage) -> int:
+    """A worker opens its connections with the tasks it runs: so many more than at the beginning are no leak."""
+    return 2 * stage.notes["baseline"] + 20
+
+
+def _connections() -> int:
+    return _sessions("application_name <> 'chaos-stage'")
+
+
+def _sessions(condition: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {condition}")
+        (found,) = cursor.fetchone()
+    return int(found)
+
+
+def _leave_no_queue() -> None:
+    with current_app.connection_for_write() as wire:
+        current_app.amqp.queues[settings.CELERY_TASK_DEFAULT_QUEUE](wire.default_channel).delete()
+
+
+def _messages(stage: Stage) -> int:
+    return waiting_messages(settings.CELERY_TASK_DEFAULT_QUEUE)
+
+
+def _unacknowledged(stage: Stage) -> int:
+    if not isinstance(stage.broker, RabbitMQ):
+        return 0
+    told = stage.broker.tell("list_queues", "--no-table-headers", "messages_unacknowledged")
+    return sum(int(word) for word in told.split() if word.isdigit())

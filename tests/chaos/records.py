@@ -1,0 +1,149 @@
+"""What a run of chaos leaves behind, as plain values: the checkers read nothing else, so any history can be made up.
+
+Ids are texts. ``at`` is seconds: of the wall clock, counted by the monotonic one, for what bodies wrote; of the
+database's clock for what triggers wrote. On one machine the two agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ACCEPTED = frozenset({"SUCCESS", "FAILED", "RETRY", "LOST", "CANCELLED"})
+"""How a started attempt may have ended; FENCED endings were refused, DUPLICATE ones never started a body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A task whose creation was acknowledged to its caller."""
+
+    task: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line of the ledger, written by a body: it begins, or it ends (``good``: by a return)."""
+
+    task: str
+    attempt: int
+    run: str
+    begins: bool
+    at: float
+    good: bool = True
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the trigger saw: a row was born (no ``old``), moved, or deleted (no ``new``)."""
+
+    task: str
+    old: str | None
+    new: str | None
+    old_epoch: int
+    new_epoch: int
+    attempt: int = 0
+    run: str | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a task stands at the end."""
+
+    task: str
+    status: str
+    attempts: int = 0
+    failures: int = 0
+    crashes: int = 0
+    max_attempts: int = 5
+    max_crashes: int = 3
+    reason: str = ""
+    atomic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A row of the execution log."""
+
+    task: str
+    attempt: int
+    status: str
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The child waits for the parent, in this manner."""
+
+    parent: str
+    child: str
+    kind: str = "MUST_SUCCEED"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The leader's lease as it was written: who holds which term until when; written at."""
+
+    term: int
+    holder: str
+    until: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """A line of the ledger of fires: this fire time of this schedule was born as this task, by the leader of a term."""
+
+    schedule: str
+    due: float
+    task: str | None
+    term: int | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """A schedule as it was declared: from its first fire every so many seconds, and accounted for up to its end."""
+
+    schedule: str
+    first: float
+    every: float
+    through: float
+    lateness: float = 120.0
+
+    def due(self) -> list[float]:
+        """Return the fire times by arithmetic alone."""
+        number = int((self.through - self.first) // self.every) + 1 if self.through >= self.first else 0
+        return [self.first + index * self.every for index in range(number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """What is left when all is quiet again."""
+
+    overdue: int = 0
+    asleep_in_transactions: int = 0
+    connections: int = 0
+    baseline: int = 0
+    messages: int = 0
+    unacknowledged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All of it; every sequence in the order in which it happened."""
+
+    enqueued: tuple[Enqueued, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    changes: tuple[Change, ...] = ()
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    logs: tuple[Log, ...] = ()
+    open_letters: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    terms: tuple[Term, ...] = ()
+    fires: tuple[Fire, ...] = ()
+    timetables: tuple[Timetable, ...] = ()
+    calm: Calm = Calm()

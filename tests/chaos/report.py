@@ -1,0 +1,169 @@
+"""The report of a run, between two marks of a page of the docs; the figures are kept as JSON beside the page.
+
+`python -m tests.chaos.report` writes the page anew from the figures that are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.verdict import INVARIANTS, meaning
+from tests.runs import ROOT
+
+PAGE = ROOT / "docs" / "explanation" / "guarantees.md"
+RUN = "No run has been published yet."
+BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
+NONE_WANTED = {
+    "lost": "tasks lost",
+    "accepted_twice": "accepted twice",
+    "ghost_runs": "ghost runs",
+    "effects_twice": "atomic effects twice",
+    "fires_missing": "fires missing",
+    "fires_doubled": "fires doubled",
+}
+SOME_WANTED = {"fenced_endings": "endings fenced", "dropped_rings": "rings dropped"}
+OTHERS = {
+    "tasks": "tasks",
+    "runs": "runs",
+    "faults": "faults",
+    "kills": "processes killed",
+    "replies_lost": "replies of the database lost",
+    "commits_cut": "of these, of a COMMIT",
+    "attempts_lost": "attempts lost and given to another",
+    "executed_more_than_once": "tasks whose body began again unasked",
+    "overlapping_runs": "of these, while the first still ran",
+    "retried": "tries that failed and were repeated",
+    "dead_letters": "dead letters",
+    "refused_calls": "calls refused while the database was away",
+    "terms": "terms of leaders",
+    "fires": "fires of schedules",
+}
+
+
+def facts() -> dict[str, str]:
+    """Say when and on what it was taken."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("django", "celery", "kombu", "psycopg"))
+    return {
+        "taken": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores",
+        "versions": f"Python {platform.python_version()}, {versions}",
+    }
+
+
+def rendered(answer: Mapping[str, Any]) -> str:
+    """Return the figures of a run in Markdown."""
+    lanes: Sequence[Mapping[str, Any]] = answer["lanes"]
+    where = answer["facts"]
+    how = (
+        f"Taken {where['taken']} on {where['machine']}; {where['versions']}. Seed `{answer['seed']}`, "
+        f"{answer['seconds']:.0f} seconds, load, fleet, servers and checker on the same machine."
+    )
+    tables = (_counts(lanes), _times(lanes), _invariants(lanes), _faults(lanes))
+    return "\n\n".join([how, *map("\n".join, tables)])
+
+
+def write(page: Path, answer: Mapping[str, Any]) -> None:
+    """Keep the figures beside a page and put the report between its marks; raises ValueError where it has none."""
+    _put(page, rendered(answer))
+    _kept(page).write_text(json.dumps(answer, indent=1) + "\n")
+
+
+def taken(page: Path) -> dict[str, Any] | None:
+    """Return the figures kept beside a page, None before the first run."""
+    if not _kept(page).exists():
+        return None
+    found: dict[str, Any] = json.loads(_kept(page).read_text())
+    return found
+
+
+def section(page: Path) -> str:
+    """Return what stands between the marks of a page."""
+    return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def _put(page: Path, report: str) -> None:
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for the report: {BEGIN} and {END}.")
+    page.write_text(f"{before}{BEGIN}\n\n{report}\n\n{END}{after}")
+
+
+def _kept(page: Path) -> Path:
+    return page.with_name("chaos.json")
+
+
+def main() -> int:
+    """Write the page of the docs anew."""
+    answer = taken(PAGE)
+    _put(PAGE, RUN if answer is None else rendered(answer))
+    return 0
+
+
+def _counts(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
+    heads = ["figure", *(f"PostgreSQL × {_name(lane)}" for lane in lanes), "wanted"]
+    lines = _head(heads)
+    for names, wanted in ((OTHERS, ""), (NONE_WANTED, "0"), (SOME_WANTED, "> 0")):
+        lines += [_row([text, *(f"{lane[name]:,}" for lane in lanes), wanted]) for name, text in names.items()]
+    return lines
+
+
+def _times(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows: list[tuple[str, list[str]]] = [
+        (f"successes a second, {when}", [str(lane["throughput"].get(when, "")) for lane in lanes])
+        for when in ("before", "during", "after")
+    ]
+    rows.append(("longest time without a start (s)", [str(lane["longest_gap"]) for lane in lanes]))
+    rows.append(("longest time without a fire (s)", [str(lane["longest_gap_of_fires"]) for lane in lanes]))
+    rows.append(("longest recovery after a fault (s)", [str(_longest(lane)) for lane in lanes]))
+    for name, text in (("fire_lag_ms", "a fire's start is late by (ms)"), ("enqueue_ms", "a call takes (ms)")):
+        cells = [" / ".join(str(lane[name].get(share, "")) for share in ("p50", "p99", "max")) for lane in lanes]
+        rows.append((f"{text}, p50 / p99 / largest", cells))
+    return _head(["time", *map(_name, lanes)]) + [_row([text, *cells]) for text, cells in rows]
+
+
+def _invariants(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = _head(["", "invariant", *(f"violations, {_name(lane)}" for lane in lanes)])
+    for name in INVARIANTS:
+        lines.append(_row([name, meaning(name), *(str(lane["violations"][name]["number"]) for lane in lanes)]))
+    return lines
+
+
+def _faults(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = _head(["broker", "fault", "seconds", "recovered after (s)", "successes a second meanwhile"])
+    for lane in lanes:
+        for window in lane["windows"]:
+            if window["number"]:
+                cells = [str(window[key]) for key in ("seconds", "recovery", "rate")]
+                lines.append(_row([_name(lane), window["what"], *cells]))
+    return lines
+
+
+def _longest(lane: Mapping[str, Any]) -> float:
+    return max((window["recovery"] for window in lane["windows"]), default=0.0)
+
+
+def _name(lane: Mapping[str, Any]) -> str:
+    return {"redis": "Redis", "rabbitmq": "RabbitMQ"}[lane["broker"]]
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    return [_row(cells), "|" + "---|" * len(cells)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Private servers, which a fault may kill, freeze, restart and starve."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import redis
+
+from tests.addresses import problem_at
+from tests.starting import _program, start_postgresql, start_rabbitmq, start_redis
+from tests.waiting import until
+
+PATIENCE = 60
+
+
+class Server:
+    """A server of our own: its address, and its first process."""
+
+    def __init__(self, name: str, url: str, pid: int, stack: ExitStack, argv: list[str] | None = None) -> None:
+        self.name, self.url, self.pid = name, url, pid
+        place = Path(f"/proc/{pid}")
+        self._argv = argv or [word.decode() for word in (place / "cmdline").read_bytes().split(b"\0") if word]
+        self._owner, self._folder = place.stat(), (place / "cwd").resolve()
+        stack.callback(self.end)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to its first process."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def stop(self, number: signal.Signals) -> None:
+        """End it by this signal, and wait until it is gone."""
+        self.send(number)
+        until(lambda: not _lives(self.pid), within=PATIENCE, message=f"{self.name} is gone")
+
+    def start(self) -> None:
+        """Start it again as it was, and wait until it answers."""
+        with (self._folder / "again.log").open("ab") as log:
+            process = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
+                user=self._owner.st_uid, group=self._owner.st_gid, start_new_session=True,
+            )  # fmt: skip
+        self.pid = process.pid
+        until(self.answers, within=PATIENCE, message=f"{self.name} answers again")
+
+    def answers(self) -> bool:
+        """Whether it can be used."""
+        return problem_at(self.name, self.url) is None
+
+    def end(self) -> None:
+        """Wake it and let it go, whatever a fault has left."""
+        self.send(signal.SIGCONT)
+        self.stop(signal.SIGKILL if self.name == "redis" else signal.SIGINT)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def postgresql(folder: Path, stack: ExitStack) -> Server:
+    """Start PostgreSQL, durable as in production."""
+    url = start_postgresql(folder, stack)
+    pid = int((folder / "postgresql" / "data" / "postmaster.pid").read_text().splitlines()[0])
+    return Server("postgresql", url, pid, stack)
+
+
+def redis_server(folder: Path, stack: ExitStack) -> Server:
+    """Start Redis; it overwrites its own command line, so that is put together again."""
+    url = start_redis(folder, stack)
+    with redis.Redis.from_url(url) as client:
+        told: Any = client.info("server")
+    kept = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", str(folder / "redis")]
+    argv = [told["executable"], "--port", str(told["tcp_port"]), *kept]
+    return Server("redis", url, int(told["process_id"]), stack, argv)
+
+
+class RabbitMQ:
+    """A private RabbitMQ and its tool."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.url = start_rabbitmq(folder, stack)
+        mark = f"RABBITMQ_MNESIA_BASE={folder / 'rabbitmq' / 'data'}".encode()
+        place = next(place for place in _processes() if mark in _read(place / "environ") and _is_beam(place))
+        words = (word.decode().partition("=") for word in _read(place / "environ").split(b"\0") if word)
+        self._environment = {name: value for name, _, value in words}
+        self._tool = str(_program("rabbitmq", "rabbitmqctl"))
+
+    def tell(self, *words: str) -> str:
+        """Run its tool."""
+        answer = subprocess.run(
+            [self._tool, "--quiet", *words], env=self._environment, capture_output=True, text=True, timeout=PATIENCE,
+            check=True,
+        )  # fmt: skip
+        return answer.stdout
+
+
+def _processes() -> Iterator[Path]:
+    return (place for place in Path("/proc").iterdir() if place.name.isdigit())
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_beam(place: Path) -> bool:
+    return b"beam" in _read(place / "cmdline").split(b"\0")[0]
+
+
+@contextmanager
+def administrator(url: str) -> Iterator[Any]:
+    """Give a session that may do everything, whatever the server was told of all others."""
+    options = "-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed"
+    with psycopg.connect(
+        url, autocommit=True, connect_timeout=5, options=options, application_name="chaos-administrator"
+    ) as session:
+        yield session

@@ -1,0 +1,42 @@
+"""All invariants over one history: what is broken, by the name of the invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.chaos.invariants.order import children_wait_for_their_parents, fires_match_their_windows
+from tests.chaos.invariants.paths import all_is_quiet, dead_letters_match, paths_are_legal, terms_do_not_overlap
+from tests.chaos.invariants.runs import (
+    attempts_are_counted,
+    effects_happen_once,
+    endings_are_single,
+    no_ghost_runs,
+    nothing_is_lost,
+    overlaps_are_told,
+)
+from tests.chaos.records import History
+
+INVARIANTS: dict[str, Callable[[History], Iterator[str]]] = {
+    "H1": nothing_is_lost,
+    "H2": no_ghost_runs,
+    "H3": attempts_are_counted,
+    "H4": endings_are_single,
+    "H5": overlaps_are_told,
+    "H6": effects_happen_once,
+    "H7": fires_match_their_windows,
+    "H8": children_wait_for_their_parents,
+    "H9": dead_letters_match,
+    "H10": paths_are_legal,
+    "H11": terms_do_not_overlap,
+    "H12": all_is_quiet,
+}
+
+
+def violations(history: History) -> dict[str, list[str]]:
+    """Return what each invariant found; an empty list is what one wants."""
+    return {name: list(check(history)) for name, check in INVARIANTS.items()}
+
+
+def meaning(name: str) -> str:
+    """Return what an invariant says, in its own words."""
+    return (INVARIANTS[name].__doc__ or "").strip().splitlines()[0].partition(": ")[2]

@@ -1,0 +1,62 @@
+"""Two who lock the same rows in opposite orders: the database ends one of them, and it is done again."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from functools import partial
+
+import pytest
+from django.db import OperationalError
+
+from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.lifecycle.deadlocks import code_of, through_deadlocks
+from tests.concurrency.racing import WITHIN, no_errors, race
+from tests.factories import a_task
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
+
+
+class _Crossing:
+    """A transaction that locks two rows, in the second of which it meets its rival the first time."""
+
+    def __init__(self, meeting: threading.Barrier, first: uuid.UUID, second: uuid.UUID) -> None:
+        self.meeting, self.first, self.second = meeting, first, second
+        self.begun = 0
+
+    def act(self) -> int:
+        with transitions.atomic():
+            self.begun += 1
+            transitions.lock_rows([self.first])
+            if self.begun == 1:
+                self.meeting.wait()
+            transitions.lock_rows([self.second])
+        return self.begun
+
+
+def _rivals() -> list[_Crossing]:
+    low, high = sorted([a_task().pk, a_task().pk])
+    meeting = threading.Barrier(2, timeout=WITHIN)
+    return [_Crossing(meeting, low, high), _Crossing(meeting, high, low)]
+
+
+def test_a_verb_that_the_database_ended_is_done_again() -> None:
+    rivals = _rivals()
+    begun = no_errors(race([through_deadlocks(rival.act) for rival in rivals]))
+    assert sorted(begun) == [1, 2]
+
+
+def test_without_it_one_of_them_is_lost() -> None:
+    answers = race([rival.act for rival in _rivals()])
+    errors = [answer for answer in answers if isinstance(answer, OperationalError)]
+    assert [code_of(error) for error in errors] in (["40P01"], [1213])
+
+
+def _inside(rival: _Crossing) -> int:
+    with transitions.atomic():
+        return through_deadlocks(rival.act)()
+
+
+def test_inside_a_transaction_of_the_caller_it_is_the_callers_affair() -> None:
+    answers = race([partial(_inside, rival) for rival in _rivals()])
+    assert sum(isinstance(answer, OperationalError) for answer in answers) == 1

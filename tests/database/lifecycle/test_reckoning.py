@@ -1,0 +1,104 @@
+"""A host whose clock is five minutes off decides nothing by it: what is due, the database's clock says."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery.exceptions import Retry
+from django.db import transaction
+from django.utils import timezone
+
+from django_durable_tasks.celery.failures import outcome_of
+from django_durable_tasks.celery.worker import NodeBeat
+from django_durable_tasks.lifecycle import dependencies, reckoning, transitions
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Node, NodeKind, Task
+from django_durable_tasks.rules.states import Status
+from tests.project import bodies
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql, pytest.mark.mariadb]
+NEAR = timedelta(seconds=20)
+
+
+def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    right = timezone.now
+    monkeypatch.setattr(timezone, "now", lambda: right() + timedelta(seconds=seconds))
+
+
+@pytest.fixture(autouse=True)
+def _new_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(reckoning._Last, "seen", None)
+    yield
+    reckoning._Last.seen = None
+
+
+@pytest.fixture(params=[-300, 300])
+def shift(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Set the host's clock off by so many seconds."""
+    _set_clock(monkeypatch, request.param)
+    seconds: int = request.param
+    return seconds
+
+
+def _born(run_at: datetime | None) -> str:
+    row = bodies.add.using(run_at=run_at).schedule(1, 2)
+    status: str = Task.objects.values_list("status", flat=True).get(pk=row.pk)
+    return status
+
+
+def test_a_task_is_rung_at_once_only_where_it_is_due_by_the_clock_of_the_database(shift: int) -> None:
+    assert _born(database_now() + timedelta(seconds=100)) == Status.PENDING
+    assert _born(database_now() - timedelta(seconds=100)) == Status.QUEUED
+    assert _born(None) == Status.QUEUED
+
+
+def test_a_countdown_counts_by_the_clock_of_the_database(shift: int) -> None:
+    row = Task.objects.get(pk=bodies.add.apply_async((1, 2), countdown=100).id)
+    assert abs(row.run_at - database_now() - timedelta(seconds=100)) < NEAR
+
+
+def test_a_retry_at_an_instant_waits_by_the_clock_of_the_database(shift: int) -> None:
+    told = outcome_of(Retry(when=database_now().astimezone(UTC) + timedelta(seconds=100)), bodies.add.durable_options)
+    assert told.delay is not None
+    assert abs(told.delay - 100) < NEAR.total_seconds()
+
+
+def test_the_release_of_a_task_is_rung_only_when_it_is_due_by_the_clock_of_the_database(shift: int) -> None:
+    first = bodies.add.schedule(1, 2)
+    for wait, status in ((100, Status.PENDING), (-100, Status.QUEUED)):
+        run_at = database_now() + timedelta(seconds=wait)
+        row = bodies.add.using(depends_on=[first], run_at=run_at).schedule(1, 2)
+        with transaction.atomic():
+            rings = dependencies.release(list(transitions.lock_rows([row.pk]).values()))
+        assert Task.objects.get(pk=row.pk).status == status
+        assert len(rings) == (status == Status.QUEUED)
+
+
+def test_an_instant_counts_as_over_never_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_clock(monkeypatch, 300)
+    assert not reckoning.surely_over(database_now() + timedelta(seconds=5))
+    assert reckoning.surely_over(database_now() - timedelta(seconds=5))
+    before = database_now()
+    assert before - NEAR < reckoning.reckoned_now() < database_now() + NEAR
+
+
+def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shift: int
+) -> None:
+    beat = NodeBeat(uuid.uuid4(), "scheduler", NodeKind.SCHEDULER)
+    with caplog.at_level(logging.ERROR, "django_durable_tasks.nodes"):
+        for _ in range(14):
+            beat._say()
+        assert len(caplog.records) == 1
+        _set_clock(monkeypatch, shift)
+        for _ in range(6):
+            beat._say()
+        assert len(caplog.records) == 2
+    skew = Node.objects.get(pk=beat.node).skew
+    assert skew is not None
+    assert abs(skew - 2 * shift) < NEAR.total_seconds()

@@ -1,0 +1,123 @@
+"""A scheduler publishes rows at their instant, by an index in memory that the polls fill."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import pytest
+
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.lifecycle import limits, nodes, queues, transitions
+from django_durable_tasks.models import Task
+from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.loop import Scheduler
+from tests.factories import QUEUE, a_task
+from tests.messages import take_rings
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """Return a scheduler that does not lead, with a fresh view of the queues."""
+    limits.forget_picture()
+    publisher.breaker.succeeded()
+    return Scheduler("one")
+
+
+def _rung(scheduler: Scheduler, row: Task) -> None:
+    until(lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1], within=30, message="rung")
+
+
+def test_a_row_that_comes_is_known_and_published_by_its_id(scheduler: Scheduler) -> None:
+    row = a_task(due=1.5)
+    assert scheduler.round() <= 1.5
+    hands = scheduler.dispatching
+    assert len(hands.index) == 1
+    hands.poll = lambda: 0  # type: ignore[method-assign]
+    _rung(scheduler, row)
+    assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
+    row.refresh_from_db()
+    assert row.alarm_at is not None
+    assert row.updated_at >= row.run_at
+    assert len(hands.index) == 0
+
+
+def test_a_row_that_was_cancelled_or_moved_meanwhile_is_not_published(scheduler: Scheduler) -> None:
+    gone, later, row = a_task(due=1.5), a_task(due=1.5), a_task(due=1.6)
+    scheduler.round()
+    assert len(scheduler.dispatching.index) == 3
+    transitions.cancel(Task.objects.filter(pk=gone.pk), "TEST")
+    transitions.edit(Task.objects.filter(pk=later.pk), alarm_at=later.run_at + timedelta(hours=1))
+    _rung(scheduler, row)
+    assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
+    assert set(Task.objects.exclude(pk=row.pk).values_list("status", flat=True)) == {"CANCELLED", "PENDING"}
+
+
+def test_a_queue_that_is_paused_or_full_keeps_its_rows_at_their_instant(scheduler: Scheduler) -> None:
+    for due, queue in ((1.0, QUEUE), (1.4, "other")):
+        a_task(due=due, queue=queue)
+    queues.pause(QUEUE, by="anna")
+    scheduler.round()
+    assert len(scheduler.dispatching.index) == 2
+    other = Task.objects.get(queue="other")
+    _rung(scheduler, other)
+    assert Task.objects.pending().get().queue == QUEUE
+    queues.resume(QUEUE, by="anna")
+    _rung(scheduler, Task.objects.get(queue=QUEUE))
+
+
+def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(scheduler: Scheduler) -> None:
+    scheduler.dispatching.serve(frozenset(range(32)))
+    mine, others = a_task(due=-0.1, shard_key=31), a_task(due=-0.1, shard_key=32)
+    unserved = a_task(due=-UNSERVED_AFTER - 0.1, shard_key=SHARDS - 1)
+    a_task(due=1, shard_key=32)
+    assert scheduler.dispatching.turn() == 2
+    assert set(Task.objects.queued().values_list("pk", flat=True)) == {mine.pk, unserved.pk}
+    assert Task.objects.pending().filter(pk=others.pk).exists()
+    assert len(scheduler.dispatching.index) == 0
+
+
+def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> None:
+    one, two = Scheduler("one"), Scheduler("two", shards=frozenset({1, 2}))
+    for scheduler in (one, two):
+        scheduler._beat._say()
+    for scheduler in (one, two):
+        scheduler._look_at = 0.0
+        scheduler.round()
+    assert two.dispatching.shards == frozenset({1, 2})
+    assert one.dispatching.shards == frozenset(range(SHARDS)) - {1, 2}
+    nodes.leave(two.node)
+    one._look_at = 0.0
+    one.round()
+    assert one.dispatching.shards is None
+
+
+def test_entries_of_the_index_are_nobodys_promise(scheduler: Scheduler) -> None:
+    """A row that the index says is due, and is not, stays; what it does not know the poll finds."""
+    row = a_task(due=3_600)
+    hands = scheduler.dispatching
+    hands.poll()
+    now = hands.now
+    hands.index.add([Due(now, QUEUE, row.pk, 0, 0), Due(now, QUEUE, uuid.uuid4(), 0, 0)])
+    unknown = a_task()
+    _rung(scheduler, unknown)
+    row.refresh_from_db()
+    assert row.status == Status.PENDING
+
+
+def test_a_row_that_is_born_due_soon_is_looked_for_at_once(scheduler: Scheduler) -> None:
+    scheduler.round()
+    hands = scheduler.dispatching
+    hands._poll_at = float("inf")
+    row = a_task(due=0.5)
+    assert scheduler.round() > 0
+    assert len(hands.index) == 0
+    scheduler._woken_by_rows(row.run_at)
+    assert hands.rest() == 0
+    scheduler.round()
+    assert len(hands.index) == 1

@@ -1,0 +1,68 @@
+"""Where there is neither PostgreSQL nor Redis nothing is told, nothing listens, and the state says why."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_durable_tasks.nearby import filling, redis_door, telling
+from django_durable_tasks.nearby.memory import MemoryDueIndex
+from django_durable_tasks.nearby.shared import due_index
+from django_durable_tasks.nearby.wakeup_notes import Kind, Note
+from django_durable_tasks.nearby.wakeups import Wakeups
+from tests.factories import QUEUE
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _tellers() -> int:
+    return sum(isinstance(hook, telling._Batch) for _, hook, *_ in connection.run_on_commit)
+
+
+def _schedule(wait: float = 0.0) -> None:
+    tasks.noop.using(queue=QUEUE, key="k", run_at=timezone.now() + timedelta(seconds=wait)).schedule()
+
+
+@pytest.mark.mariadb
+@pytest.mark.sqlite
+def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: Any) -> None:
+    with transaction.atomic():
+        _schedule(0.5)
+        _schedule(1.0)
+        assert _tellers() == 0
+    wakeups = Wakeups(lambda at: None)
+    wakeups.start()
+    assert not wakeups.listening
+    assert wakeups.state.startswith("polling every 1 s (")
+    assert wakeups.state.endswith("sends no notifications; REDIS_URL would give wake-ups)")
+    wakeups.stop()
+    assert not telling.send_by_postgresql(Note(Kind.ROWS, timezone.now()))
+
+
+@pytest.mark.postgresql
+def test_only_what_is_due_soon_is_told(settings: Any) -> None:
+    with transaction.atomic():
+        tasks.noop.using(queue=QUEUE, run_at=timezone.now() + timedelta(hours=1)).schedule()
+        tasks.noop.using(queue=QUEUE).delay()
+        assert _tellers() == 0
+        _schedule(0.5)
+        assert _tellers() == 1
+
+
+def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
+    assert isinstance(due_index(), MemoryDueIndex)
+    assert filling.fill(timezone.now()) == 0
+
+
+def test_the_address_of_the_command_line_goes_before_the_setting(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"REDIS_URL": "redis://one:1/0"}
+    assert redis_door.url() == "redis://one:1/0"
+    redis_door.use_url("redis://two:2/0")
+    assert redis_door.url() == "redis://two:2/0"
+    redis_door.use_url(None)
+    assert redis_door.url() == "redis://one:1/0"

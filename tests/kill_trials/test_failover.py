@@ -1,0 +1,43 @@
+"""Fail-over at default settings, and the rolling restart of the example's fifty jobs: ten times each of six nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kill_trials.failover import run
+from tests.kill_trials.ledger import LEDGER, enter
+from tests.processes.billing import rolling_restart
+from tests.processes.fleet import fleet_in
+
+FAILOVER, ROLLING = LEDGER.with_name("failover.json"), LEDGER.with_name("rolling.json")
+LEADER, LEFT, WORKER = 5.0, 1.0, 30.0
+ON_SQLITE = 25.0
+
+
+@pytest.mark.timeout(3600)
+def test_fires_go_on_when_the_leader_dies_or_leaves_and_runs_when_their_worker_dies(
+    rows: None, settings: Any, tmp_path: Path, vendor: str, broker: str
+) -> None:
+    settings.DURABLE_TASKS = {}
+    with fleet_in(tmp_path, {}) as fleet:
+        figures = run(fleet, kills=20, leaves=20, worker_kills=5)
+    enter(dataclasses.asdict(figures), vendor, broker, FAILOVER)
+    assert (figures.missing, figures.doubled) == (0, 0), figures
+    if vendor == "sqlite":
+        assert max(figures.leader_killed) <= ON_SQLITE, figures
+    else:
+        assert max(figures.leader_killed) <= LEADER, figures
+        assert max(figures.worker_killed) <= WORKER, figures
+    assert max(figures.leader_left) <= LEFT, figures
+
+
+@pytest.mark.timeout(3600)
+def test_sixty_restarts_under_load_miss_and_double_nothing(db: None, tmp_path: Path, vendor: str, broker: str) -> None:
+    found = rolling_restart(tmp_path, vendor, broker, ("--rounds", "10", "--defaults"), within=3_000)
+    enter(found, vendor, broker, ROLLING)
+    assert found["good"], found
+    assert (found["terminated"], found["killed"]) == (30, 30)

@@ -1,0 +1,48 @@
+"""SIGTERM: a worker and a scheduler finish what is in hand, take nothing more, and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Node, SchedulerLease, Task
+from tests.processes.fleet import STOPPING, Fleet, Program
+from tests.processes.rows import ended, logged
+from tests.project import bodies
+from tests.waiting import until
+
+
+def _row(program: Program) -> Node:
+    found: Node = Node.objects.get(name=program.name)
+    return found
+
+
+def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_the_next(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    worker, scheduler = fleet.worker(slots=1), fleet.scheduler()
+    fleet.ready()
+    held = bodies.hold.schedule(str(tmp_path / "held"))
+    until(lambda: any((tmp_path / "held").glob("started-*")), within=20, message="the body runs")
+    waiting = [bodies.add.schedule(number, 1) for number in range(5)]
+    until(lambda: (_row(worker).active or {}).get("ids") == [str(held.pk)], within=20, message="the node tells its run")
+    node = _row(worker)
+    assert (node.active, node.draining) == ({"number": 1, "ids": [str(held.pk)]}, False)
+    assert node.started_at < (node.last_start_at or node.started_at) <= database_now()
+    until(lambda: _row(scheduler).last_scan_at is not None, within=20, message="the scheduler tells its last look")
+
+    worker.process.send_signal(signal.SIGTERM)
+    until(lambda: _row(worker).draining, within=20, message="the node drains")
+    assert list(Node.objects.alive().workers()) == []
+    assert not Task.objects.filter(pk__in=[task.pk for task in waiting]).exclude(status__in=["QUEUED", "PENDING"])
+    (tmp_path / "held" / "released").touch()
+    assert worker.process.wait(STOPPING) == 0
+    assert (ended(held).status, logged(held)) == ("SUCCESS", ["SUCCESS"])
+    assert (_row(worker).declared_dead, _row(worker).stopped_at is None) == (False, False)
+
+    fleet.worker(slots=1).ready()
+    assert [(ended(task).result, logged(task)) for task in waiting] == [(n + 1, ["SUCCESS"]) for n in range(5)]
+    assert scheduler.terminate() == 0
+    assert _row(scheduler).stopped_at is not None
+    assert SchedulerLease.objects.get().expires_at < database_now()

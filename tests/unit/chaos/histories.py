@@ -1,0 +1,85 @@
+"""A history in which all is well, to be broken in one place at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tests.chaos.records import Change, Edge, Enqueued, Fire, History, Log, Mark, Row, Term, Timetable
+
+
+def _ran(task: str, run: str, at: float) -> tuple[Mark, Mark]:
+    return Mark(task, 1, run, True, at), Mark(task, 1, run, False, at + 1)
+
+
+def _path(task: str, run: str) -> tuple[Change, ...]:
+    return (
+        Change(task, None, "QUEUED", 0, 1),
+        Change(task, "QUEUED", "RUNNING", 1, 2, 1, run),
+        Change(task, "RUNNING", "SUCCESS", 2, 3, 1, run),
+    )
+
+
+GOOD = History(
+    enqueued=(Enqueued("parent", "plain"), Enqueued("child", "plain"), Enqueued("twice", "plain")),
+    marks=(
+        *_ran("parent", "p1", 10.0),
+        *_ran("child", "c1", 12.0),
+        Mark("twice", 1, "t1", True, 10.0),
+        Mark("twice", 2, "t2", True, 20.0),
+        Mark("twice", 2, "t2", False, 21.0),
+        *_ran("fired", "f1", 100.5),
+    ),
+    changes=(
+        *_path("parent", "p1"),
+        Change("child", None, "BLOCKED", 0, 0),
+        Change("child", "BLOCKED", "QUEUED", 0, 1),
+        Change("child", "QUEUED", "RUNNING", 1, 2, 1, "c1"),
+        Change("child", "RUNNING", "SUCCESS", 2, 3, 1, "c1"),
+        Change("twice", None, "PENDING", 0, 0),
+        Change("twice", "PENDING", "QUEUED", 0, 1),
+        Change("twice", "QUEUED", "RUNNING", 1, 2, 1, "t1"),
+        Change("twice", "RUNNING", "PENDING", 2, 3, 1, "t1"),
+        Change("twice", "PENDING", "QUEUED", 3, 4, 1),
+        Change("twice", "QUEUED", "RUNNING", 4, 5, 2, "t2"),
+        Change("twice", "RUNNING", "SUCCESS", 5, 6, 2, "t2"),
+        *_path("fired", "f1"),
+        Change("hopeless", None, "PENDING", 0, 0),
+        Change("hopeless", "PENDING", "CANCELLED", 0, 1),
+    ),
+    rows={
+        "parent": Row("parent", "SUCCESS", 1, atomic=True),
+        "child": Row("child", "SUCCESS", 1),
+        "twice": Row("twice", "SUCCESS", 2, crashes=1),
+        "fired": Row("fired", "SUCCESS", 1),
+        "hopeless": Row("hopeless", "CANCELLED"),
+    },
+    logs=(
+        Log("parent", 1, "SUCCESS", "p1"),
+        Log("child", 1, "SUCCESS", "c1"),
+        Log("twice", 1, "LOST", "t1"),
+        Log("twice", 1, "FENCED", "t1"),
+        Log("twice", 2, "SUCCESS", "t2"),
+        Log("fired", 1, "SUCCESS", "f1"),
+    ),
+    effects=("parent",),
+    edges=(Edge("parent", "child"),),
+    terms=(Term(1, "a", 5.0, 1.0), Term(1, "a", 7.0, 3.0), Term(2, "b", 12.0, 8.0)),
+    fires=(Fire("table", 100.0, "fired", 2, 100.1),),
+    timetables=(Timetable("table", 100.0, 2.0, 101.0),),
+)
+
+
+def but(**changes: Any) -> History:
+    """Return the good history with other values in some fields."""
+    return dataclasses.replace(GOOD, **changes)
+
+
+def with_row(row: Row) -> History:
+    """Return the good history with another end of one row."""
+    return but(rows={**GOOD.rows, row.task: row})
+
+
+def without_mark(task: str, *, begins: bool) -> History:
+    """Return the good history without one kind of mark of a task."""
+    return but(marks=tuple(mark for mark in GOOD.marks if mark.task != task or mark.begins != begins))
