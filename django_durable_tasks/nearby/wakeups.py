@@ -25,7 +25,7 @@ from django_durable_tasks.nearby.wakeups_redis import ChannelWay
 
 logger = logging.getLogger("django_durable_tasks.nearby")
 _NAMES = {"mysql": "this database", "sqlite": "SQLite"}
-_GLANCE = 0.5
+_GLANCE = 0.1
 _GAP = 0.01
 _ECHO = 1.2 * INTERVAL
 _TEST_EVERY, _TEST_WITHIN = 30.0, 3.0

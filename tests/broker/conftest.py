@@ -8,7 +8,14 @@ from tests.processes.fixtures import db, fleet, rows, shared_database
 
 __all__ = ["db", "fleet", "rows", "shared_database"]
 
-WITH_REDIS = ("test_canvas", "test_due_index", "test_redis_away", "test_redis_filling", "test_wakeups")
+WITH_REDIS = (
+    "test_canvas",
+    "test_due_index",
+    "test_redis_away",
+    "test_redis_filling",
+    "test_wakeups",
+    "test_woken_schedulers",
+)
 """Files that need Redis: chords of Celery as their result backend, the due index and wake-ups for themselves."""
 
 

@@ -32,8 +32,7 @@ def main(text: str, answer: str) -> int:
     plan = Plan.of(text)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="durable-chaos-"))
-        if not os.environ.get("CHAOS_KEEP"):
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
         postgres = postgresql(folder, stack) if plan.private else None
         broker = _broker(plan, folder, stack) if plan.private else None

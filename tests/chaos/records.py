@@ -84,12 +84,13 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The leader's lease as it was written: who holds which term until when; written at."""
+    """The leader's lease as it was written: who holds which term until when; written at; of which office."""
 
     term: int
     holder: str
     until: float
     at: float
+    office: str = "leader"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class Stage:
         self.orders, self.book, self.stop = folder / "rings.json", folder / "enqueued.jsonl", folder / "stop"
         self.schedulers, self.workers, self.gone = list[Program](), list[Program](), list[Program]()
         self.notes: Counter[str] = Counter()
+        self.loader: Program | None = None
         self.roles, self._numbers = dict[str, str](), count(1)
         self.fleet = Fleet(
             folder, SETTINGS, DJANGO_SETTINGS_MODULE="tests.chaos.settings", **{VARIABLE: str(self.orders)}
@@ -65,13 +66,15 @@ class Stage:
 
     def load(self) -> Program:
         """Start the process that asks for tasks."""
+        seed = f"{self.plan.seed}/load/{next(self._numbers)}"
         program = Program(
             "load",
-            ["-m", "tests.chaos.load", str(self.plan.rate), f"{self.plan.seed}/load", str(self.book), str(self.stop)],
+            ["-m", "tests.chaos.load", str(self.plan.rate), seed, str(self.book), str(self.stop)],
             {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings", **self.wired("web"), VARIABLE: str(self.orders)},
             self.folder,
         )
         self.fleet.programs.append(program)
+        self.loader = program
         return program
 
     def wired(self, role: str) -> dict[str, str]:
@@ -124,6 +127,9 @@ class Stage:
 
     def mend(self) -> None:
         """Replace what ended by itself, as a supervisor would; how often that was needed is told."""
+        if self.loader is not None and not self.loader.alive():
+            self.notes["loads that ended by themselves"] += 1
+            self.load()
         for program in [one for one in [*self.schedulers, *self.workers] if not one.alive()]:
             self.notes["processes that ended by themselves"] += 1
             scheduler = program in self.schedulers

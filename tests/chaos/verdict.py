@@ -14,7 +14,7 @@ from tests.chaos.invariants.runs import (
     nothing_is_lost,
     overlaps_are_told,
 )
-from tests.chaos.records import History
+from tests.chaos.records import Change, History, Log, Mark
 
 INVARIANTS: dict[str, Callable[[History], Iterator[str]]] = {
     "H1": nothing_is_lost,
@@ -40,3 +40,10 @@ def violations(history: History) -> dict[str, list[str]]:
 def meaning(name: str) -> str:
     """Return what an invariant says, in its own words."""
     return (INVARIANTS[name].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
+
+
+def stories_of(history: History, told: list[str], most: int = 5) -> dict[str, list[str]]:
+    """Return all that is known of the first tasks that violations name: for whoever must find out why."""
+    tasks = list(dict.fromkeys(word for text in told for word in text.split() if word in history.rows))[:most]
+    everything: list[Change | Log | Mark] = [*history.changes, *history.logs, *history.marks]
+    return {task: [str(history.rows[task]), *(str(one) for one in everything if one.task == task)] for task in tasks}

@@ -18,8 +18,8 @@ CREATE TABLE chaos_history (
     seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(), task uuid NOT NULL,
     old_status text, new_status text, old_epoch bigint, new_epoch bigint, attempt integer, run_id uuid);
 CREATE TABLE chaos_term (
-    seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(), term bigint NOT NULL, holder uuid,
-    expires_at timestamptz NOT NULL);
+    seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(), office text NOT NULL,
+    term bigint NOT NULL, holder uuid, expires_at timestamptz NOT NULL);
 """
 _TASKS = """
 CREATE FUNCTION chaos_note_task() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -42,7 +42,8 @@ FOR EACH ROW EXECUTE FUNCTION chaos_note_task();
 _TERMS = """
 CREATE FUNCTION chaos_note_term() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO chaos_term (term, holder, expires_at) VALUES (NEW.term, NEW.holder, NEW.expires_at);
+    INSERT INTO chaos_term (office, term, holder, expires_at)
+    VALUES (NEW.name, NEW.term, NEW.holder, NEW.expires_at);
     RETURN NULL;
 END $$;
 CREATE TRIGGER chaos_note_term AFTER UPDATE ON durable_tasks_scheduler_lease
@@ -68,8 +69,8 @@ def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: 
         effects=tuple(str(task) for (task,) in _asked("SELECT task FROM chaos_effect")),
         edges=tuple(_edges()),
         terms=tuple(Term(*found) for found in _asked(
-            "SELECT term, holder::text, extract(epoch FROM expires_at)::float8, extract(epoch FROM at)::float8"
-            " FROM chaos_term ORDER BY seq"
+            "SELECT term, holder::text, extract(epoch FROM expires_at)::float8, extract(epoch FROM at)::float8,"
+            " office FROM chaos_term ORDER BY seq"
         )),
         fires=tuple(_fires()),
         timetables=timetables,

@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from django_durable_tasks.lifecycle import leadership
 from django_durable_tasks.models import SchedulerLease
@@ -25,6 +26,17 @@ def test_each_term_is_won_once() -> None:
         won[winners[0][1]] += 1
     assert set(won.values()) == {1}
     assert sorted(won) == list(range(min(won), min(won) + ROUNDS))
+
+
+def test_the_office_of_a_new_region_is_founded_once_and_taken_once(settings: Any) -> None:
+    for number in range(ROUNDS):
+        settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REGION": f"r{number}"}
+        holders = [uuid.uuid4() for _ in range(6)]
+        terms = no_errors(race([partial(leadership.take, holder, 60.0) for holder in holders]))
+        winners = [(holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None]
+        lease = SchedulerLease.objects.get(name=f"leader@r{number}")
+        assert winners == [(lease.holder, 1)]
+    SchedulerLease.objects.exclude(name=leadership.LEADER).delete()
 
 
 def test_a_resignation_and_a_take_over_leave_one_leader() -> None:

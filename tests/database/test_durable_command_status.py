@@ -144,7 +144,7 @@ def test_the_connections_of_all_nodes_are_added_up(leader: Node) -> None:
     a_node(slots=4, pool="prefork")
     a_node(slots=10, pool="thread")
     seen = told("status")
-    assert seen["connections"]["needed"] == 3 + (1 + 3 * 4) + (2 + 2 * 10)
+    assert seen["connections"]["needed"] == 5 + (1 + 3 * 4) + (2 + 2 * 10)
     assert "for 2 workers with 14 slots" in durable("status").out
 
 

@@ -1,14 +1,17 @@
-"""SIGTERM: a worker and a scheduler finish what is in hand, take nothing more, and leave nothing behind."""
+"""SIGTERM: nodes finish what is in hand and leave nothing behind; and a worker that starts nothing fails its probe."""
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.liveness import vitals
 from django_durable_tasks.models import Node, SchedulerLease, Task
-from tests.processes.fleet import STOPPING, Fleet, Program
-from tests.processes.rows import ended, logged
+from tests.processes.fleet import SHORT, STOPPING, Fleet, Program
+from tests.processes.rows import ended, logged, row
 from tests.project import bodies
 from tests.waiting import until
 
@@ -46,3 +49,31 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
     assert scheduler.terminate() == 0
     assert _row(scheduler).stopped_at is not None
     assert SchedulerLease.objects.get().expires_at < database_now()
+
+
+def test_a_worker_whose_child_is_stuck_beats_and_fails_its_probe_until_it_starts_again(
+    fleet: Fleet, tmp_path: Path, settings: Any
+) -> None:
+    """Its parent beats, and its child takes nothing from the pipe: only what the node tells gives it away."""
+    settings.DURABLE_TASKS = {**SHORT, "STALLED_AFTER": 2}
+    worker = fleet.worker(slots=1)
+    fleet.scheduler()
+    fleet.ready()
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "released").touch()
+    assert ended(bodies.hold.schedule(str(tmp_path / "held"))).status == "SUCCESS"
+    child = int(next((tmp_path / "held").glob("started-*")).name.split("-")[1])
+
+    def state() -> str:
+        [found] = vitals(Node.objects.filter(name=worker.name))
+        return found.state
+
+    os.kill(child, signal.SIGSTOP)
+    try:
+        task = bodies.add.schedule(1, 2)
+        until(lambda: state() == "stalled", within=20, message="the stuck worker is found")
+        assert row(task).status == "QUEUED"
+    finally:
+        os.kill(child, signal.SIGCONT)
+    assert ended(task).result == 3
+    until(lambda: state() == "alive", within=20, message="it works again")

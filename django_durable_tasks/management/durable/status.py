@@ -105,7 +105,7 @@ def _arithmetic(seen: Overview) -> str:
     slots = sum(node.slots for node in workers)
     return (
         f"connections: at most {seen.connections_needed} for {len(workers)} workers with {slots} slots (3 a prefork "
-        f"child, 1 a parent) and {len(schedulers)} schedulers (3 each), and 1 a web thread and web process; {allowed}"
+        f"child, 1 a parent) and {len(schedulers)} schedulers (5 each), and 1 a web thread and web process; {allowed}"
     )
 
 

@@ -66,6 +66,7 @@ def test_a_run_without_a_fenced_ending_or_a_dropped_ring_fails() -> None:
     assert failures([_lane()]) == []
     assert failures([_lane(fenced_endings=0)])
     assert failures([_lane(dropped_rings=0)])
+    assert failures([_lane(dropped_rings=0)], tried=False) == []
 
 
 @pytest.mark.parametrize("name", ["lost", "accepted_twice", "ghost_runs", "effects_twice", "fires_missing"])

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.records import Calm, Change, Edge, Enqueued, Fire, History, Log, Mark, Row, Term, Timetable
-from tests.chaos.verdict import INVARIANTS, meaning, violations
+from tests.chaos.verdict import INVARIANTS, meaning, stories_of, violations
 from tests.unit.chaos.histories import GOOD, but, with_row, without_mark
 
 
@@ -69,6 +69,11 @@ BROKEN: list[tuple[str, str, History]] = [
     ("H10", "a row that moved unseen", with_row(Row("child", "CANCELLED"))),
     ("H11", "a term before the one before is over", but(terms=(Term(1, "a", 9.0, 1.0), Term(2, "b", 12.0, 8.0)))),
     ("H11", "one term of two holders", but(terms=(*GOOD.terms, Term(2, "c", 13.0, 9.0)))),
+    (
+        "H11",
+        "terms of another office",
+        but(terms=(Term(1, "a", 9.0, 1.0, "north"), *GOOD.terms, Term(2, "b", 12.0, 8.0, "north"))),
+    ),
     ("H11", "a term that falls", but(terms=(*GOOD.terms, Term(1, "a", 20.0, 15.0)))),
     ("H11", "a fire in a term that nobody held", but(fires=(Fire("table", 100.0, "fired", 9),))),
     ("H12", "an alarm left over", but(calm=Calm(overdue=1))),
@@ -106,3 +111,10 @@ def test_a_late_run_does_not_hide_behind_an_early_one() -> None:
 def test_a_lost_run_whose_process_slept_before_its_body_may_begin_after_the_next_one() -> None:
     woken = tuple(Mark("twice", 1, "t1", True, 20.5) if mark.run == "t1" else mark for mark in GOOD.marks)
     assert violations(but(marks=woken))["H5"] == []
+
+
+def test_the_story_of_a_violated_task_is_told() -> None:
+    broken = with_row(Row("child", "RUNNING", 1))
+    told = stories_of(broken, violations(broken)["H1"])
+    assert set(told) == {"child"}
+    assert len(told["child"]) == 1 + 4 + 1 + 2

@@ -1,0 +1,71 @@
+"""Schedulers that would not look for an hour start what is due soon, because they are told; and survive not being."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks.models import Task
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from tests.broker.test_redis_away import frozen, url
+from tests.processes.fleet import SHORT, fleet_in
+from tests.processes.rows import ended, logged
+from tests.project import bodies
+from tests.waiting import until
+
+__all__ = ["url"]
+SLEEPY = {**SHORT, "POLL": 3600, "LOOKAHEAD": 3600, "FAST_PATH": False}
+READY = {**SHORT, "FAST_PATH": False}
+
+
+@pytest.fixture
+def telling(rows: None, settings: Any) -> Iterator[Any]:
+    """Let this process tell as one of the installation."""
+    settings.DURABLE_TASKS = dict(SLEEPY)
+    redis_door.hang_up()
+    yield settings
+    redis_door.hang_up()
+
+
+def soon(seconds: float = 0.3) -> Any:
+    """Give an instant that is soon."""
+    return timezone.now() + timedelta(seconds=seconds)
+
+
+def test_a_sleeping_scheduler_starts_what_is_due_soon_moved_or_now(telling: Any, tmp_path: Path) -> None:
+    with fleet_in(tmp_path, SLEEPY) as fleet:
+        fleet.worker(slots=2)
+        scheduler = fleet.scheduler()
+        fleet.ready()
+        until(lambda: "Wake-ups come by PostgreSQL" in scheduler.said(), within=20)
+        assert ended(bodies.add.schedule(1, 2)).result == 3
+        assert ended(bodies.add.schedule(3, 4, run_at=soon())).result == 7
+        task = bodies.add.using(key="report", run_at=soon(86_400)).schedule(5, 6)
+        Task.objects.reschedule("report", soon())
+        assert ended(task).result == 11
+
+
+def test_two_schedulers_share_the_set_in_redis_and_go_on_while_it_is_frozen_or_emptied(
+    telling: Any, tmp_path: Path, url: str
+) -> None:
+    telling.DURABLE_TASKS = {**READY, "REDIS_URL": url}
+    with fleet_in(tmp_path, {**READY, "REDIS_URL": url}) as fleet:
+        fleet.worker(slots=2)
+        fleet.scheduler(), fleet.scheduler()
+        fleet.ready()
+        door = redis_door.door()
+        assert door is not None
+        index = RedisDueIndex(door)
+        until(lambda: index.next_at() or index.filled_until, within=20, message="the leader fills the set")
+        tasks = [bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)]
+        door.client.flushall()
+        tasks += [bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)]
+        with frozen(url):
+            tasks += [bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)]
+            assert all(ended(task).status == "SUCCESS" for task in tasks)
+        assert all(logged(task) == ["SUCCESS"] for task in tasks)
+        assert len(index) == 0
