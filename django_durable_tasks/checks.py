@@ -17,7 +17,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.conf import InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
-from django_durable_tasks.lifecycle import declared, nodes
+from django_durable_tasks.lifecycle import allowances, declared, nodes
 from django_durable_tasks.lifecycle.connections import on_sqlite
 from django_durable_tasks.rules.options import TaskOptions
 from django_durable_tasks.scheduler.leader import terms
@@ -132,6 +132,7 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     try:
         settings = conf.settings()
         conf.retention()
+        allowances.coded()
     except InvalidSetting as invalid:
         return [*found, FINDINGS["E001"](reason=invalid)]
     if settings.DATABASE not in connections.settings:

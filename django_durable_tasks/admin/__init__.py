@@ -5,6 +5,7 @@ from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
 from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
+from django_durable_tasks.admin.limits import LimitAdmin
 from django_durable_tasks.admin.nodes import NodeAdmin, SchedulerLeaseAdmin
 from django_durable_tasks.admin.queues import QueueControlAdmin
 from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
@@ -15,6 +16,7 @@ from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
 __all__ = [
     "CalendarAdmin",
     "DeadLetterAdmin",
+    "LimitAdmin",
     "NodeAdmin",
     "OccurrenceRecordAdmin",
     "QueueControlAdmin",

@@ -240,7 +240,9 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("next"))
     def due(self, task: Any) -> str:
-        """Show when the row is due: the next start, ring or lease end."""
+        """Show when the row is due: the next start, ring or lease end; or the limit that it waits for."""
+        if task.is_held:
+            return f"limit {task.held_for}" if task.held_for else "held"
         return display.since(task.alarm_at or task.lease_until, task.seen_at)
 
     @admin.display(description=_("duration"))

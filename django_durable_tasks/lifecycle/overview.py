@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from django.db import connections
 from django.db.models import Count
 
-from django_durable_tasks.lifecycle import dead_letters, leadership, liveness, nodes, queues
+from django_durable_tasks.lifecycle import dead_letters, leadership, limit_orders, liveness, nodes, queues
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.limit_orders import Standing
 from django_durable_tasks.lifecycle.queues import Depth
 from django_durable_tasks.lifecycle.schedules import recurring
 from django_durable_tasks.lifecycle.transitions import database, tasks
@@ -31,7 +32,8 @@ class Overview:
     """Everything at one moment; ``unknown`` counts waiting rows by the name of a task that this process lacks.
 
     ``stalled`` says of nodes that live and do nothing why they are thought so; ``leader`` is this region's.
-    A schedule is late LATE seconds after its fire time; of schedules in trouble no more than COUNTED are counted.
+    ``limits`` are those for which tasks wait. A schedule is late LATE seconds after its fire time; of schedules in
+    trouble no more than COUNTED are counted.
     """
 
     now: datetime
@@ -47,6 +49,7 @@ class Overview:
     unknown: dict[str, int]
     connections_needed: int
     connections_allowed: int | None
+    limits: list[Standing]
 
     @property
     def is_led(self) -> bool:
@@ -82,6 +85,7 @@ def overview(known: Collection[str]) -> Overview:
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),
+        limits=limit_orders.crowded(),
         connections_needed=connections_needed(everybody),
         connections_allowed=_connections_allowed(),
     )
@@ -138,7 +142,7 @@ def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
         now=now, status=task.status, queue=task.queue, alarm_at=task.alarm_at, lease_until=task.lease_until,
         started_at=task.started_at, expires_at=task.expires_at,
         overdue=task.expected_duration is not None and runs > task.expected_duration,
-        held=task.is_held,
+        held=task.is_held, limited=limit_orders.why(task),
         cancel_requested=task.cancel_requested_at is not None, attempts=task.attempts, failures=task.failures,
         max_attempts=task.max_attempts, crashes=task.crashes, publish_count=task.publish_count,
         unresolved=task.unresolved_dependencies_count, reason=task.reason, paused=pause is not None,

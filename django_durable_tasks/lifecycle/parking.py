@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -226,8 +226,8 @@ class Gate:
             if share is not None:
                 everybody = found.tenants(share[0]) | {row.tenant_id for row in own if row.queue == share[0]}
                 self._room.places[scope] = free_of_share(share, self._book, found, everybody)
-            elif (places := self._book.places(scope, name)) is not None:
-                self._room.places[scope] = places - found.under_way[scope]
+            elif (most := self._book.places(scope, name)) is not None:
+                self._room.places[scope] = most - found.under_way[scope]
 
 
 def free_of_share(share: tuple[str, int], current: Book, found: Holders, tenants: set[int]) -> int:
@@ -236,9 +236,9 @@ def free_of_share(share: tuple[str, int], current: Book, found: Holders, tenants
     Where the whole queue has a number of places the share is one of these, and counts what runs too.
     """
     queue, _ = share
-    places = [places for scope in current.wide(queue) if (places := current.of(scope).places) is not None]
-    if places:
-        return rules.share_of(min(places), len(tenants)) - found.of_tenants[share]
+    wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
+    if wide:
+        return rules.share_of(min(wide), len(tenants)) - found.of_tenants[share]
     return rules.share_of(max(limits.window_of(queue), found.window(queue)), len(tenants)) - found.queued[share]
 
 
@@ -253,9 +253,7 @@ def let_go(now: datetime, limit: int) -> int:
     scopes = parked_scopes(limit)
     if not scopes:
         return 0
-    current, found, gone = book(), holders(), 0
-    free = _free_places(scopes, current, found, buckets(current, scopes, now))
-    free |= _free_shares(scopes, current, found, now)
+    free, gone = free_of(scopes, now), 0
     for scope in scopes:
         number = min(free[scope], limit - gone)
         if number > 0:
@@ -263,18 +261,25 @@ def let_go(now: datetime, limit: int) -> int:
     return gone
 
 
-def _free_places(scopes: Sequence[str], current: Book, found: Holders, fresh: Mapping[str, Bucket]) -> dict[str, int]:
+def free_of(scopes: Collection[str], now: datetime) -> dict[str, int]:
+    """Return how many parked rows each of these scopes has room for."""
+    current, found = book(), holders()
+    free = _free_places(scopes, current, found, buckets(current, scopes, now))
+    return free | _free_shares(scopes, current, found, now)
+
+
+def _free_places(scopes: Collection[str], current: Book, found: Holders, fresh: Mapping[str, Bucket]) -> dict[str, int]:
     """Return how many rows each scope lets go: its places, or tokens, that are free; all where nothing limits it."""
     free = {}
     for scope in scopes:
-        places, bucket = _places(scope, current, found), fresh.get(scope)
-        rooms = [] if places is None else [places - found.under_way[scope]]
+        most, bucket = places(scope, current, found), fresh.get(scope)
+        rooms = [] if most is None else [most - found.under_way[scope]]
         tokens = [] if bucket is None else [rules.whole(bucket.tokens)]
         free[scope] = min(rooms + tokens, default=_EVERY)
     return free
 
 
-def _free_shares(scopes: Sequence[str], current: Book, found: Holders, now: datetime) -> dict[str, int]:
+def _free_shares(scopes: Collection[str], current: Book, found: Holders, now: datetime) -> dict[str, int]:
     """Return how many rows each share lets go; together no more than their queue has room for.
 
     While others are due there, half of the room is left to them: these may be tenants of whom nobody has heard yet.
@@ -328,7 +333,7 @@ def _scopes_past(past: str, limit: int) -> list[str]:
     return [scope for scope in parked.values_list("held_for", flat=True).distinct()[:limit] if scope is not None]
 
 
-def _places(scope: str, current: Book, found: Holders) -> int | None:
+def places(scope: str, current: Book, found: Holders) -> int | None:
     """Return how many may be under way in a scope; of a key its most urgent parked task says it, where it matters."""
     numbers = set(current.per_key.values())
     if not scope.startswith("key:") or current.of(scope).places is not None or not numbers:

@@ -15,6 +15,7 @@ from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.lifecycle import (
     transitions,
     verifying_graphs,
+    verifying_limits,
     verifying_nodes,
     verifying_recurring,
     verifying_tasks,
@@ -30,6 +31,7 @@ CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
         *verifying_graphs.CHECKS, *verifying_workflows.CHECKS, *verifying_tasks.CHECKS, *verifying_waits.CHECKS,
+        *verifying_limits.CHECKS,
         *verifying_recurring.CHECKS, *verifying_nodes.CHECKS,
     )
 }  # fmt: skip

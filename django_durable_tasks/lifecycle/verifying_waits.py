@@ -108,7 +108,7 @@ def held_for_nobody(look: Look, rows: Rows) -> list[Finding]:
     if not look.may_judge(PATIENCE):
         return []
     held = list(rows.filter(
-        status=Status.PENDING, slot__isnull=False, alarm_at__gte=HELD, updated_at__lt=look.ago(PATIENCE)
+        status=Status.PENDING, slot__isnull=False, held_for=None, alarm_at__gte=HELD, updated_at__lt=look.ago(PATIENCE)
     ).values_list("pk", "slot", "recurring_task_id"))  # fmt: skip
     wanted = {slot for _, slot, _ in held}
     if not wanted:

@@ -38,6 +38,7 @@ class Situation:
     expires_at: datetime | None = None
     overdue: bool = False
     held: bool = False
+    limited: str = ""
     cancel_requested: bool = False
     attempts: int = 0
     failures: int = 0
@@ -114,6 +115,8 @@ def _blocked(it: Situation) -> list[Sentence]:
 def _pending(it: Situation) -> list[Sentence]:
     late = (it.now - it.alarm_at).total_seconds() if it.alarm_at else 0.0
     found = _around(it)
+    if it.limited:
+        return [*found, _wait(it.limited)]
     if it.held:
         return [*found, _wait("It is held until the earlier runs of its slot have ended (the schedule's overlap).")]
     if it.failures or it.crashes:

@@ -135,6 +135,14 @@ def _held_row() -> Any:
     return a_task(slot="s", alarm_at=HELD, updated_at=ago(600)).pk
 
 
+def _half_parked_row() -> Any:
+    return a_task(alarm_at=HELD, updated_at=ago(600)).pk
+
+
+def _parked_row() -> Any:
+    return a_task(alarm_at=HELD, held_for="task:nobody", updated_at=ago(600)).pk
+
+
 def _late_next_run() -> Any:
     return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, next_run_at=ago(-86_400))
 
@@ -223,6 +231,8 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "unrung": _unrung_row,
     "unpublished": _unpublished_row,
     "held-for-nobody": _held_row,
+    "half-parked": _half_parked_row,
+    "parked-for-nobody": _parked_row,
     "watermarks": _late_next_run,
     "late-schedules": _late_schedule,
     "quarantined": _quarantined_row,

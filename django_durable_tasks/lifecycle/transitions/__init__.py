@@ -32,7 +32,7 @@ from django_durable_tasks.lifecycle.transitions.graphs import (
 )
 from django_durable_tasks.lifecycle.transitions.guards import NOW, WAITING, atomic, database, tasks
 from django_durable_tasks.lifecycle.transitions.out import RING_COLUMNS, claim, claim_these, hand_back, ring_again, take
-from django_durable_tasks.lifecycle.transitions.parking import age, let_go, park_claimed, park_due
+from django_durable_tasks.lifecycle.transitions.parking import age, let_go, park_claimed, park_due, set_right
 from django_durable_tasks.lifecycle.transitions.runs import (
     RUN_COLUMNS,
     end,
@@ -82,6 +82,7 @@ __all__ = [
     "request_cancel",
     "ring_again",
     "set_needed",
+    "set_right",
     "skip",
     "skip_blocked",
     "start",

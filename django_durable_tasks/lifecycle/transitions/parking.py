@@ -39,6 +39,16 @@ def let_go(question: TaskQuerySet, limit: int) -> int:
         return these.update(alarm_at=F("run_at"), held_for=None, updated_at=NOW) if pairs else 0
 
 
+def set_right(question: TaskQuerySet) -> int:
+    """Rows that are parked for nobody are due when they were asked for; rows that are not parked name no limit."""
+    with atomic():
+        these = tasks().filter(shown(locked(question)))
+        unnamed = these.filter(status__standing=[Status.PENDING], alarm_at__gte=HELD, held_for=None, slot=None)
+        number = unnamed.update(alarm_at=F("run_at"), updated_at=NOW)
+        unparked = these.exclude(status=Status.PENDING, alarm_at__isnull=False, alarm_at__gte=HELD)
+        return number + unparked.filter(held_for__isnull=False).update(held_for=None, updated_at=NOW)
+
+
 def age(question: TaskQuerySet, limit: int) -> int:
     """PENDING rows become more urgent by one; how often stands in ``raised``."""
     with atomic():

@@ -16,6 +16,7 @@ from django_durable_tasks.management.durable.clocks import DST_REPORT, TZDATA
 from django_durable_tasks.management.durable.declaring import SYNC
 from django_durable_tasks.management.durable.graph_verbs import GRAPH_VERBS
 from django_durable_tasks.management.durable.importing import IMPORT_BEAT
+from django_durable_tasks.management.durable.limit_verbs import LIMIT
 from django_durable_tasks.management.durable.listing import LIST
 from django_durable_tasks.management.durable.moves import MOVES
 from django_durable_tasks.management.durable.output import Output
@@ -43,6 +44,7 @@ VERBS = {
         *MOVES,
         *GRAPH_VERBS,
         *QUEUE_VERBS,
+        LIMIT,
         *SCHEDULE_VERBS,
         *TELLING,
         CALENDARS,

@@ -7,6 +7,7 @@ from typing import Any
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import wiring
+from django_durable_tasks.lifecycle.limit_orders import Standing
 from django_durable_tasks.lifecycle.overview import Overview, overview
 from django_durable_tasks.lifecycle.queues import Depth
 from django_durable_tasks.management.durable.output import Output, cell, table
@@ -65,6 +66,7 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
             found.append(f"Queue {depth.queue} is paused since {since} by {depth.paused_by}{why}.")
         elif (depth.due or depth.queued) and not depth.workers:
             found.append(f"Queue {depth.queue}: no worker listens.")
+    found += [f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}." for limit in seen.limits]
     found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
     found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]
     found += _differences(seen)
@@ -73,6 +75,11 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     if seen.connections_allowed is not None and seen.connections_needed > seen.connections_allowed:
         found.append(_arithmetic(seen))
     return found
+
+
+def _taken(limit: Standing) -> str:
+    most = "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
+    return most + (f", {limit.tokens:g} starts free at {limit.rate}" if limit.tokens is not None else "")
 
 
 def _differences(seen: Overview) -> list[str]:

@@ -1,0 +1,129 @@
+"""An operator's hand on limits, what stands in them, and why a task waits for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Count
+
+from django_durable_tasks.lifecycle import allowances, parking
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.transitions import database, tasks
+from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules import limits as rules
+from django_durable_tasks.rules.states import Status
+
+
+def set_limit(
+    scope: str, *, max_concurrency: int | None, rate: str | None, burst: float | None, by: str, note: str = ""
+) -> None:
+    """Limit a scope, whatever code and settings say of it; in force within a second. Raises InvalidOption."""
+    given = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
+    rules.allowance_of(scope, {name: value for name, value in given.items() if value is not None})
+    Limit.objects.using(database()).update_or_create(
+        scope=scope,
+        defaults={
+            "max_concurrency": max_concurrency, "rate": rate or "", "burst": burst, "note": note[:500],
+            "set_by": by[:200], "set_at": DatabaseNow(),
+        },
+    )  # fmt: skip
+    allowances.forget()
+
+
+def remove_limit(scope: str) -> bool:
+    """Remove an operator's limit, so that code and settings count again; False where there was none."""
+    removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
+    allowances.forget()
+    return bool(removed)
+
+
+def waiting_for(scope: str) -> int:
+    """Return how many rows wait for a scope."""
+    return tasks().filter(held_for=scope).count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A limit and what stands in it: ``taken`` rows are published or run, ``parked`` ones wait for it.
+
+    ``source``: CODE, OPERATOR, KEY (a ``PerKey`` of code), SHARE (a tenant's share of a queue) or GONE.
+    """
+
+    scope: str
+    source: str
+    max_concurrency: int | None = None
+    taken: int = 0
+    rate: str = ""
+    tokens: float | None = None
+    parked: int = 0
+
+
+def standings() -> list[Standing]:
+    """Return every limit that is set, and every scope for which rows wait; by scope."""
+    book, found = allowances.read(), parking.holders()
+    waiting = tasks().parked().order_by().values_list("held_for").annotate(number=Count("pk"))
+    parked = {scope: number for scope, number in waiting if scope is not None}
+    scopes = sorted({*book.scopes, *parked})
+    buckets = parking.buckets(book, scopes, database_now())
+    operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
+    told = []
+    for scope in scopes:
+        allowed, bucket = book.of(scope), buckets.get(scope)
+        told.append(
+            Standing(
+                scope=scope, source=_source(scope, book, operators), max_concurrency=parking.places(scope, book, found),
+                taken=found.under_way[scope], rate=str(allowed.rate or ""), parked=parked.get(scope, 0),
+                tokens=None if bucket is None else round(bucket.tokens, 3),
+            )
+        )  # fmt: skip
+    return told
+
+
+def crowded() -> list[Standing]:
+    """Return the limits for which rows wait; one statement where there are none."""
+    return [standing for standing in standings() if standing.parked] if tasks().parked().exists() else []
+
+
+def _source(scope: str, book: allowances.Book, operators: set[str]) -> str:
+    if scope in operators:
+        return "OPERATOR"
+    if scope in book.scopes:
+        return "CODE"
+    if rules.shared(scope) is not None:
+        return "SHARE"
+    return "KEY" if scope.startswith("key:") and book.per_key else "GONE"
+
+
+def why(task: Task) -> str:
+    """Return what a waiting task waits for, as a sentence; empty where no limit holds it."""
+    if task.status != Status.PENDING:
+        return ""
+    book = allowances.read()
+    if task.held_for is not None:
+        share = rules.shared(task.held_for)
+        if share is not None:
+            return f"It waits for its turn: its tenant has its fair share of queue {share[0]}."
+        return _sentence(task.held_for, book)
+    if task.is_held or not book.wide(task.queue):
+        return ""
+    found = parking.holders()
+    full = (
+        scope for scope in book.wide(task.queue)
+        if (places := book.of(scope).places) is not None and found.under_way[scope] >= places
+    )  # fmt: skip
+    scope = next(full, None)
+    return "" if scope is None else _sentence(scope, book)
+
+
+def _sentence(scope: str, book: allowances.Book) -> str:
+    found, rate = parking.holders(), book.of(scope).rate
+    most, says = parking.places(scope, book, found), []
+    if most is not None:
+        says.append(f"{found.under_way[scope]} of {most} taken")
+    if rate is not None:
+        bucket = parking.buckets(book, [scope], database_now())[scope]
+        says.append(f"{rules.whole(bucket.tokens)} starts free at {rate}")
+    if not says:
+        return f"It waited for the limit {scope}, which nobody sets any more: a scheduler lets it go."
+    return f"It waits for the limit {scope}, {', '.join(says)}."

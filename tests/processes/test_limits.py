@@ -1,0 +1,51 @@
+"""Real schedulers and a real worker with room for more keep to a limit, from the first start to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from django_durable_tasks.lifecycle import limit_orders
+from django_durable_tasks.models import Limit, Task
+from tests.processes.fleet import Fleet
+from tests.processes.rows import ended
+from tests.project import bodies
+from tests.waiting import until
+
+_TASKS, _PLACES = 12, 2
+
+
+@pytest.fixture(autouse=True)
+def no_limits_are_left(rows: None) -> Iterator[None]:
+    """Begin and end without limits of operators."""
+    yield
+    Limit.objects.all().delete()
+
+
+def _most_at_once(folder: Path) -> int:
+    """Return how many bodies ran at once at most, by what they wrote down at their begin and end."""
+    moments = sorted((int(file.name.split("-")[2]), file.name.startswith("started")) for file in folder.glob("*-*-*"))
+    most = running = 0
+    for _, begins in moments:
+        running += 1 if begins else -1
+        most = max(most, running)
+    return most
+
+
+def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_path: Path) -> None:
+    limit_orders.set_limit("task:tests.project.bodies.hold", max_concurrency=_PLACES, rate=None, burst=None, by="ann")
+    fleet.worker(slots=4)
+    fleet.scheduler()
+    fleet.scheduler()
+    fleet.ready()
+    folder = tmp_path / "held"
+    tasks = [bodies.hold.schedule(str(folder)) for _ in range(_TASKS)]
+    until(lambda: Task.objects.running().count() == _PLACES, within=30, message="as many run as the limit has places")
+    until(lambda: Task.objects.parked().count() == _TASKS - _PLACES, within=30, message="the others are parked")
+    (folder / "released").touch()
+    for task in tasks:
+        assert ended(task, within=60).status == "SUCCESS"
+    assert _most_at_once(folder) == _PLACES
+    assert len(list(folder.glob("ended-*"))) == _TASKS
