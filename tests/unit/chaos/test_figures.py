@@ -21,7 +21,7 @@ WINDOWS = (
 def _lane(**changes: Any) -> dict[str, Any]:
     found = figures(GOOD, WINDOWS, [{"task": "child", "took": 0.002}, {"refused": "Error"}], {"kills": 3}, 4)
     broken = {name: {"number": 0, "first": []} for name in INVARIANTS}
-    return {"broker": "redis", "seed": "1", **found, "violations": broken, **changes}
+    return {"broker": "redis", "seed": "1", "servers": ["Redis 7"], **found, "violations": broken, **changes}
 
 
 def test_a_good_history_has_nothing_lost_and_nothing_twice() -> None:
