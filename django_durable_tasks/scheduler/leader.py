@@ -80,7 +80,7 @@ class Leader(threading.Thread):
             logger.error("A duty is stuck; this scheduler steps down from term %d.", self.term)
             self.resign()
             return
-        began = time.monotonic()
+        began, before = time.monotonic(), self.term
         try:
             with own(LEADER):
                 held = self._hold()
@@ -90,9 +90,8 @@ class Leader(threading.Thread):
             logger.exception("A step of the leader failed; the next one is in a moment.")
             held = None
         if held:
-            was_leading = self.leading()
             self._trusted_until = began + self._lease * (1 - _MARGIN)
-            if not was_leading:
+            if before is None:
                 self._on_lead()
         elif self.term is not None and (held is False or time.monotonic() >= self._trusted_until):
             self._lose()
