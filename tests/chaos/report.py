@@ -45,6 +45,7 @@ OTHERS = {
     "refused_calls": "calls refused while the database was away",
     "terms": "terms of leaders",
     "fires": "fires of schedules",
+    "fires_of_past_terms": "of these, written by a leader when another one led",
 }
 
 
