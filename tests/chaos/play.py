@@ -117,7 +117,7 @@ def _struck(stage: Stage, one: Fault) -> Window:
     except AssertionError as reason:
         stage.notes["faults broken off"] += 1
         sys.stderr.write(f"{one.name} was broken off: {reason}\n")
-    stage.mend()
+    stage.mend(one.name)
     over, moment = bodies.now(), time.monotonic()
     limit = datetime.fromtimestamp(over, UTC)
     unstarted = Q(status__in=("PENDING", "QUEUED"), failures=0)
