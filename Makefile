@@ -5,7 +5,7 @@ STAMP := .venv/.built
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo run test kill-test lint format clean
+.PHONY: help env demo run test kill-test chaos lint format clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ test: $(STAMP) ## Run everything on every server that is found or can be started
 
 kill-test: $(STAMP) ## Kill and replace the only worker, 20 times a trial, at default settings (long)
 	@exec $(BIN)/python -m tests --kill-trials $(ARGS)
+
+chaos: $(STAMP) ## Ten minutes of all faults on private servers, and what held (ARGS="--seed 7", "--report PAGE")
+	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(STAMP) ## Only ruff, mypy --strict and the import contracts
 	@exec $(BIN)/python -m tests --only checks

@@ -64,7 +64,7 @@ def _checks() -> Iterator[Run]:
 def _suites() -> Iterator[Run]:
     yield _pytest("house", ("house", "unit", "documentation"))
     for database in DATABASES:
-        yield _pytest("database", ("database", "concurrency"), database)
+        yield _pytest("database", ("database", "concurrency", "crash_points"), database)
     for broker in BROKERS:
         yield _pytest("broker", ("broker",), "postgresql", broker)
     for database, broker in PAIRS:

@@ -8,9 +8,10 @@ from itertools import islice
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
-from django_durable_tasks.lifecycle import leadership, ledger, slots, transitions, workflow_starts
+from django_durable_tasks.lifecycle import leadership, ledger, slots, transitions
 from django_durable_tasks.lifecycle.agendas import agenda_of, check, readable
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.schedules import recurring
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
 from django_durable_tasks.rules.accounts import Facts, FireTime, Line, Run, Story, account
@@ -120,6 +121,6 @@ def _story(line: OccurrenceRecord) -> Story | None:
 
 def _run_of(task: Task) -> Run | None:
     """Return the run of the workflow that this task started, the newest where it ran again."""
-    runs = workflow_starts.runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
-    row = runs.filter(parent__isnull=True).order_by("-pk").first() if task.recurring_task_id else None
+    started = runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
+    row = started.filter(parent__isnull=True).order_by("-pk").first() if task.recurring_task_id else None
     return None if row is None else Run(row.pk, row.status, row.ended, row.total)

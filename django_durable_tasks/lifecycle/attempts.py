@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.lifecycle import records, scheduling, transitions, workflow_runs
+from django_durable_tasks.lifecycle import records, scheduling, transitions, workflow_runs, workflow_starts
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
@@ -150,7 +150,7 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
     if not followups:
         accepted = transitions.succeed(run, result, worker)
     else:
-        plans = [workflow_runs.planned(followup) if isinstance(followup, Builder) else None for followup in followups]
+        plans = [workflow_starts.planned(followup) if isinstance(followup, Builder) else None for followup in followups]
         with transitions.atomic():
             for followup, plan in zip(followups, plans, strict=True):
                 if plan is not None:
@@ -168,7 +168,7 @@ def _follow(run: Run, followup: FollowUp, plan: Plan | None) -> None:
     elif plan is not None and isinstance(followup, Growth):
         workflow_runs.graft(run, plan)
     elif plan is not None:
-        workflow_runs.start_after(run, plan)
+        workflow_starts.start_after(run, plan)
 
 
 def succeeded(run: Run) -> bool:

@@ -14,9 +14,10 @@ from django.db import IntegrityError
 from django.db.models import Case, Value, When
 
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
-from django_durable_tasks.lifecycle import births, dead_letters, ledger, slots, transitions, workflow_starts
+from django_durable_tasks.lifecycle import births, dead_letters, ledger, slots, transitions
 from django_durable_tasks.lifecycle.agendas import agenda_of, fire_times_of
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.schedules import locked, recurring
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.task import HELD
@@ -126,10 +127,8 @@ def _started(row: RecurringTask, fires: Sequence[datetime]) -> dict[datetime | N
     """Return the newest run of a workflow that each of these fires started, and where it stands."""
     if not fires:
         return {}
-    runs = workflow_starts.runs().filter(
-        recurring_task=row.pk, parent__isnull=True, fire_time__range=(fires[0], fires[-1])
-    )
-    found = runs.order_by("pk").values_list("fire_time", "pk", "status")
+    these = runs().filter(recurring_task=row.pk, parent__isnull=True, fire_time__range=(fires[0], fires[-1]))
+    found = these.order_by("pk").values_list("fire_time", "pk", "status")
     return {fire_time: (key, status) for fire_time, key, status in found}
 
 

@@ -21,8 +21,6 @@ from django_durable_tasks.lifecycle import dependencies, edges, transitions
 from django_durable_tasks.lifecycle.deadlocks import code_of, through_deadlocks
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.watching import Watch, watching
-from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.states import Status
 
 T = TypeVar("T")
@@ -187,12 +185,6 @@ def _report(operation: Operation, dry_run: bool) -> Report:
             if before.get(key, status) != status or key in operation.named:
                 changes.append(Change(key, step or "", name, before.get(key, status), status, reason or said))
     return Report(tuple(changes), tuple(sorted(operation.asked)), dry_run)
-
-
-def runs() -> WorkflowRunQuerySet:
-    """Return all runs of workflows, as a question to narrow."""
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database())
-    return found
 
 
 def in_parts(found: Iterable[T]) -> Iterator[list[T]]:

@@ -13,6 +13,7 @@ from django_durable_tasks.lifecycle import edges, scheduling
 from django_durable_tasks.lifecycle.scheduling import Call
 from django_durable_tasks.models import DEFAULT_TENANT_ID, TaskDependency, WorkflowRun
 from django_durable_tasks.models.task import new_task_id
+from django_durable_tasks.rules.arguments import bind
 from django_durable_tasks.rules.graphs import layers, needed
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import Plan, PlannedEdge, PlannedTask, WorkflowStatus, written
@@ -82,6 +83,8 @@ def _runs_of(plan: Plan, launch: Launch, now: datetime, inside: WorkflowRun | No
         if scope.parent is None and inside is not None:
             found.append(inside)
             continue
+        for name in scope.callbacks.values():
+            bind(registry.get(name).signature, name, ["the id of the run"], {})
         run_id = new_task_id()
         deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
         if isinstance(scope.deadline, float):

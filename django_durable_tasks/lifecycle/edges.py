@@ -12,9 +12,10 @@ from django.db.models import Count, Q
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.connections import cursor
 from django_durable_tasks.lifecycle.statements import recordset, statement
-from django_durable_tasks.models import Ending, TaskDependency
+from django_durable_tasks.models import Ending, TaskDependency, WorkflowRun
 from django_durable_tasks.models.ending import EndingQuerySet
 from django_durable_tasks.models.task_dependency import TaskDependencyQuerySet
+from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.graphs import FORCED, Tally, Told
 
 _BULK = 2_000
@@ -130,3 +131,12 @@ def note_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
         Ending(task_id=task_id, epoch=epoch, status=status, change=0)
         for task_id, (epoch, status) in sorted(upstreams.items())
     ])  # fmt: skip
+
+
+# Runs -------------------------------------------------------------------------------------------------------------
+
+
+def runs() -> WorkflowRunQuerySet:
+    """Return all runs of workflows, as a question to narrow."""
+    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database())
+    return found

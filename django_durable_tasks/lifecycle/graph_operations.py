@@ -15,7 +15,8 @@ from django.db import IntegrityError
 
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.lifecycle import cascades, dead_letters, edges, linking, reopening, transitions
-from django_durable_tasks.lifecycle.cascades import Change, Operation, Report, below, runs
+from django_durable_tasks.lifecycle.cascades import Change, Operation, Report, below
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure, chosen

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import edges, transitions
-from django_durable_tasks.lifecycle.cascades import in_parts, runs
+from django_durable_tasks.lifecycle.cascades import in_parts
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.rules.masking import masked_text
 from django_durable_tasks.rules.pictures import Edge, Node, Picture

@@ -19,10 +19,10 @@ from django_durable_tasks.lifecycle import (
     slots,
     transitions,
     workflow_deadlines,
-    workflow_starts,
 )
 from django_durable_tasks.lifecycle.agendas import readable
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ringing import may_be_rung
 from django_durable_tasks.lifecycle.schedules import locked, refuse_ended
 from django_durable_tasks.models import RecurringTask, Task
@@ -70,7 +70,7 @@ def _bear(row: RecurringTask, now: datetime, request: str, by: str) -> uuid.UUID
     # Somebody asked for this run by name: where a fire time would be skipped, it waits its turn.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
     cancellation.cancel(transitions.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
-    workflow_deadlines.call_off(workflow_starts.runs().filter(pk__in=verdict.replaces), "REPLACED")
+    workflow_deadlines.call_off(runs().filter(pk__in=verdict.replaces), "REPLACED")
     values = births.task_values(row, planned, now, verdict, births.request_key(row.pk, request))
     values |= _rung(values, verdict, now)
     told = f"by {by}"[: ledger.REASON_MAX] if by else ""

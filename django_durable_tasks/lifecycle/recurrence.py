@@ -18,9 +18,10 @@ from django.db import DataError, Error, IntegrityError, connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import InvalidSchedule, UnknownTask
-from django_durable_tasks.lifecycle import births, ledger, slots, transitions, workflow_deadlines, workflow_starts
+from django_durable_tasks.lifecycle import births, ledger, slots, transitions, workflow_deadlines
 from django_durable_tasks.lifecycle.agendas import agenda_of, calendars_of
 from django_durable_tasks.lifecycle.deciding import Tick, decide_row, policy_of
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.pauses import paused_line
 from django_durable_tasks.lifecycle.watermarks import Move, advance, quarantine, wake
 from django_durable_tasks.models import RecurringTask
@@ -223,7 +224,7 @@ def _replace(stale: Sequence[Any]) -> None:
         these = transitions.tasks().filter(pk__in=stale)
         transitions.cancel(these, "REPLACED")
         transitions.request_cancel(these, "REPLACED")
-        workflow_deadlines.call_off(workflow_starts.runs().filter(pk__in=stale), "REPLACED")
+        workflow_deadlines.call_off(runs().filter(pk__in=stale), "REPLACED")
 
 
 def _bear_alone(values: dict[str, Any]) -> bool:

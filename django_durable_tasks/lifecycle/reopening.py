@@ -17,9 +17,8 @@ from django.utils import timezone
 
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import edges, transitions
-from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.graphs import FORCED, Fate, Tally, fate, needed
 from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, TRANSITIONS, Status
 from django_durable_tasks.rules.workflows import DEADLINE, WorkflowStatus
@@ -161,13 +160,8 @@ def _lock_runs(keys: Sequence[uuid.UUID]) -> set[uuid.UUID]:
     runs = set(of.values_list("workflow", flat=True))
     if runs:
         no_key = connections[transitions.database()].features.has_select_for_no_key_update
-        list(_runs(runs).order_by("pk").select_for_update(no_key=no_key).values_list("pk"))
+        list(edges.runs().filter(pk__in=runs).order_by("pk").select_for_update(no_key=no_key).values_list("pk"))
     return runs
-
-
-def _runs(keys: Iterable[uuid.UUID]) -> WorkflowRunQuerySet:
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database())
-    return found.filter(pk__in=list(keys))
 
 
 def in_graph(ids: Iterable[uuid.UUID]) -> bool:
@@ -264,16 +258,16 @@ def _go_on(keys: set[uuid.UUID]) -> None:
     """
     if not keys:
         return
-    stopped = _runs(keys).exclude(status=WorkflowStatus.STARTING).filter(
+    stopped = edges.runs().filter(pk__in=keys).exclude(status=WorkflowStatus.STARTING).filter(
         Q(completed_at__isnull=False) | Q(cancel_requested_at__isnull=False)
     )  # fmt: skip
     for row in stopped.filter(key__isnull=False, open_key__isnull=True):
-        other = WorkflowRun.objects.using(transitions.database()).filter(tenant_id=row.tenant_id, open_key=row.key)
+        other = edges.runs().filter(tenant_id=row.tenant_id, open_key=row.key)
         for key in other.values_list("pk", flat=True):
             raise TransitionRefused(f"{row} cannot run again: its key {row.key!r} is held by the run {key}.")
     missed = Q(reason=DEADLINE) | Q(deadline_at__lte=transitions.NOW)
     these = [row.pk for row in stopped]
-    WorkflowRun.objects.using(transitions.database()).filter(pk__in=these).update(
+    edges.runs().filter(pk__in=these).update(
         # The deadline first: MariaDB assigns from left to right.
         deadline_at=Case(When(missed, then=None), default=F("deadline_at")), status=WorkflowStatus.RUNNING,
         completed_at=None, open_key=F("key"), cancel_requested_at=None, reason="", updated_at=transitions.NOW,

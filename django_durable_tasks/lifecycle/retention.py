@@ -17,8 +17,9 @@ from django.db.models.functions import Coalesce, Greatest
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import edges, transitions
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ledger import ledger
-from django_durable_tasks.models import DeadLetter, Node, RecurringTask, Task, TaskExecutionLog, WorkflowRun
+from django_durable_tasks.models import DeadLetter, Node, RecurringTask, Task, TaskExecutionLog
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
@@ -60,7 +61,7 @@ def _untied(question: TaskQuerySet) -> TaskQuerySet:
     above = edges.edges().filter(task=OuterRef("pk"), depends_on__status__in=OPEN)
     note = edges.endings().filter(task_id=OuterRef("pk"))
     # The open workflow that a recurring task started holds the slot of this row.
-    started = _runs().filter(
+    started = runs().filter(
         recurring_task=OuterRef("recurring_task"), fire_time=OuterRef("fire_time"), completed_at__isnull=True
     )
     return question.filter(~Exists(below), ~Exists(above), ~Exists(note), ~Exists(started))
@@ -87,15 +88,10 @@ def _delete(gone: list[uuid.UUID]) -> None:
 # Workflows --------------------------------------------------------------------------------------------------------
 
 
-def _runs() -> WorkflowRunQuerySet:
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database())
-    return found
-
-
 def _wholes(now: datetime) -> WorkflowRunQuerySet:
     """Return the outermost runs that may go with all that they hold."""
-    question = _runs().filter(parent__isnull=True, completed_at__isnull=False)
-    parts, tasks = _runs().filter(root=OuterRef("pk")), transitions.tasks().filter(workflow__root=OuterRef("pk"))
+    question = runs().filter(parent__isnull=True, completed_at__isnull=False)
+    parts, tasks = runs().filter(root=OuterRef("pk")), transitions.tasks().filter(workflow__root=OuterRef("pk"))
     counted: dict[float | None, Q] = defaultdict(Q)
     for status, kept in conf.retention().items():
         counted[kept] |= Q(**{f"{COUNTS[status]}__gt": 0})
@@ -130,7 +126,7 @@ def _prune_wholes(now: datetime, limit: int) -> int:
 def _prune_whole(root: uuid.UUID, now: datetime, limit: int) -> int:
     """Delete at most so many tasks of a whole that may go, and with the last of them its runs; return how many."""
     with transitions.atomic():
-        parts = _runs().filter(root=root).order_by("pk")
+        parts = runs().filter(root=root).order_by("pk")
         # Under the locks of its runs nothing is added to it or counted.
         keys = list(parts.select_for_update(skip_locked=True).values_list("pk", flat=True))
         if len(keys) < parts.count() or not _wholes(now).filter(pk=root).exists():

@@ -9,6 +9,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q
 
 from django_durable_tasks.lifecycle import dependencies, edges, transitions, workflow_runs
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.verifying_walks import (
     PATIENCE,
@@ -19,7 +20,6 @@ from django_durable_tasks.lifecycle.verifying_walks import (
     ground_rows,
     hold_edges,
 )
-from django_durable_tasks.lifecycle.workflow_starts import runs
 from django_durable_tasks.models import Ending, Task, TaskDependency
 from django_durable_tasks.rules.findings import Finding, Severity
 from django_durable_tasks.rules.graphs import DELETED, FORCED, Fate, Tally, fate, needed

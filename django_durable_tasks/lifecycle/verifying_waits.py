@@ -16,9 +16,9 @@ from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import attempts, claims, limits, slots, transitions
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.verifying_walks import PATIENCE, Check, Look, Rows, finding, ground_rows
-from django_durable_tasks.lifecycle.workflow_starts import runs
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import HELD

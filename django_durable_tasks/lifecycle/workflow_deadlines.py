@@ -14,8 +14,8 @@ from datetime import datetime
 from django.db.models import Q
 
 from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.workflow_runs import parts_of_all
-from django_durable_tasks.lifecycle.workflow_starts import runs
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet

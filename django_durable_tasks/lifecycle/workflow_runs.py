@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,11 @@ from django_durable_tasks.exceptions import DurableTasksError, WorkflowTooLarge
 from django_durable_tasks.lifecycle import edges, linking, scheduling, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
-from django_durable_tasks.lifecycle.drafts import Draft, draft
-from django_durable_tasks.lifecycle.drafts import Launch as Launch
+from django_durable_tasks.lifecycle.drafts import Draft, Launch, draft
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.scheduling import Call
-from django_durable_tasks.lifecycle.workflow_starts import let_go, runs, write
-from django_durable_tasks.lifecycle.workflow_starts import planned as planned
-from django_durable_tasks.lifecycle.workflow_starts import start as start
-from django_durable_tasks.lifecycle.workflow_starts import start_after as start_after
+from django_durable_tasks.lifecycle.workflow_starts import let_go, write
 from django_durable_tasks.models import TaskDependency, WorkflowRun
 from django_durable_tasks.rules.graphs import DependencyType, needed
 from django_durable_tasks.rules.options import CallOptions
@@ -30,6 +28,8 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import COUNTS, DEADLINE, Plan, WorkflowStatus, verdict
 
 logger = logging.getLogger("django_durable_tasks.workflows")
+_PAUSE = 10.0
+"""After so many seconds a run whose callbacks were not known is looked at again."""
 
 # Growth -----------------------------------------------------------------------------------------------------------
 
@@ -45,12 +45,18 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
     if grows:
         if outside:
             linking.hold_tenant(run.tenant_id)
-        list(runs().select_for_update().filter(pk=run.workflow_id or run.task_id).values_list("pk"))
+        _inside(run)
         below = set(edges.edges().below([run.task_id]).unresolved().values_list("task", flat=True))
     if below or outside:
         transitions.lock_rows([*({run.task_id} | below | outside)])
     if below and outside:
         linking.check_circle(below, outside)
+
+
+def _inside(run: Run) -> WorkflowRun | None:
+    """Lock and return the workflow that this body is a part of, if there is one."""
+    these = runs().filter(pk=run.workflow_id) if run.workflow_id else runs().none()
+    return these.select_for_update().first()
 
 
 def graft(run: Run, plan: Plan) -> None:
@@ -59,7 +65,7 @@ def graft(run: Run, plan: Plan) -> None:
     Whatever waits for the body waits for the last of the new tasks too. A workflow that is being cancelled does not
     grow. Raises WorkflowTooLarge.
     """
-    inside = runs().select_for_update().filter(pk=run.workflow_id or run.task_id).first()
+    inside = _inside(run)
     if inside is None or inside.status != WorkflowStatus.RUNNING or inside.cancel_requested_at is not None:
         logger.warning(
             "The workflow of %s does not grow any more; %d tasks were dropped.", run.task_id, len(plan.tasks)
@@ -116,7 +122,8 @@ def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
 @through_deadlocks
 def fold(limit: int) -> int:
     """Count a batch of endings into their runs, and end the runs that are complete; return how many were counted."""
-    found = list(edges.endings().uncounted().values_list("pk", flat=True)[:limit])
+    uncounted = edges.endings().uncounted().exclude(workflow_id__in=_put_off.those())
+    found = list(uncounted.values_list("pk", flat=True)[:limit])
     if not found:
         return 0
     with transitions.atomic():
@@ -129,26 +136,53 @@ def fold(limit: int) -> int:
         for note in notes:
             if note.workflow_id is not None:
                 changes[note.workflow_id][COUNTS[note.status]] += note.change
-        edges.endings().filter(pk__in=[note.pk for note in notes]).delete()
-        for row in held:
-            if row.pk in changes:
-                _count(row, changes[row.pk])
-    return len(notes)
+        left = {row.pk for row in held if row.pk in changes and not _count(row, changes[row.pk])}
+        edges.endings().filter(pk__in=[note.pk for note in notes if note.workflow_id not in left]).delete()
+    return sum(note.workflow_id not in left for note in notes)
 
 
-def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
+class _PutOff:
+    """Runs whose end waits for a leader that knows their callbacks, and until when we leave them alone."""
+
+    def __init__(self) -> None:
+        self._until: dict[uuid.UUID, float] = {}
+        self._told: set[str] = set()
+
+    def those(self) -> list[uuid.UUID]:
+        now = time.monotonic()
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        return list(self._until)
+
+    def add(self, key: uuid.UUID, name: str) -> None:
+        self._until[key] = time.monotonic() + _PAUSE
+        if name not in self._told:
+            logger.error("Workflow %s cannot end: this process does not know its callback %s.", key, name)
+        self._told.add(name)
+
+
+_put_off = _PutOff()
+
+
+def _count(row: WorkflowRun, changes: Mapping[str, int]) -> bool:
+    """Count these endings; False where they would end the run and this process cannot call back whom it has to."""
     counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
     stands = WorkflowStatus(row.status)
     if stands != WorkflowStatus.STARTING:
         cancelled = row.cancel_requested_at is not None
         stands = verdict(counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE)
     ended = stands not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
-    WorkflowRun.objects.using(transitions.database()).filter(pk=row.pk).update(
+    callbacks = _callbacks(row, stands) if ended and stands != row.status else {}
+    unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
+    if unknown is not None:
+        _put_off.add(row.pk, unknown)
+        return False
+    runs().filter(pk=row.pk).update(
         status=stands, completed_at=(row.completed_at or transitions.NOW) if ended else None,
         updated_at=transitions.NOW, open_key=None if ended else row.open_key, **counts,
     )  # fmt: skip
-    if ended and stands != row.status:
-        _call_back(row, stands)
+    for kind, name in callbacks.items():
+        _call_back(row, kind, name)
+    return True
 
 
 def parts_of_all(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:
@@ -163,15 +197,18 @@ def parts_of_all(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRu
     return found
 
 
-def _call_back(row: WorkflowRun, stands: WorkflowStatus) -> None:
-    """Create the tasks that want to hear of this ending; under keys of their own, so that each is born once."""
+def _callbacks(row: WorkflowRun, stands: WorkflowStatus) -> dict[str, str]:
+    """Return the names of the tasks that want to hear of this ending, by kind."""
     kinds = ("on_success" if stands == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
-    for kind in kinds:
-        name = row.callbacks.get(kind)
-        if name is None:
-            continue
-        options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
-        try:
+    return {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
+
+
+def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
+    """Create the task that wants to hear of this ending; under a key of its own, so that it is born once."""
+    options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
+    try:
+        with transitions.atomic():
             scheduling.submit(Call(registry.get(name), (str(row.pk),), {}, options))
-        except DurableTasksError:
-            logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)
+    except DurableTasksError as refused:
+        logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)
+        runs().filter(pk=row.pk).update(reason=f"{kind} was not called: {refused}"[:200])

@@ -23,10 +23,10 @@ from django_durable_tasks.exceptions import TransitionRefused, UniqueConflict
 from django_durable_tasks.lifecycle import dependencies, edges, linking, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.drafts import Draft, Launch, draft
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.building import Builder
 from django_durable_tasks.rules.runs import Run
@@ -47,12 +47,6 @@ TAKEN_OVER_AFTER = 60.0
 """... and gives its key up this early to another start under the same key."""
 
 
-def runs() -> WorkflowRunQuerySet:
-    """Return all runs of workflows, as a question to narrow."""
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database())
-    return found
-
-
 def planned(builder: Builder) -> Plan:
     """Return the checked graph of a workflow, within the limits of the settings."""
     settings = conf.settings()
@@ -71,16 +65,16 @@ def start(plan: Plan, launch: Launch, progress: Progress | None = None) -> Workf
     """Write a workflow and let its first tasks go; return its run.
 
     Another open run of the same key and tenant is returned instead, also one that is still being written (STARTING),
-    unless it has made no progress for a minute: then it is given up for this one. Raises our errors before anything is
+    unless it has made no progress for a minute: then it is given up for this one. Raises our errors before a row is
     written; TransitionRefused when a large start was given up by others while it was written.
     """
     connection = connections[transitions.database()]
     large = len(plan.tasks) > LARGE and connection.get_autocommit() and not connection.in_atomic_block
     now = database_now()
-    found = draft(plan, launch, now, sealed=not large)
     before = _of_key(launch)
     if before is not None and not _takes_over(before, now):
         return before
+    found = draft(plan, launch, now, sealed=not large)
     try:
         if large:
             _start_in_batches(found, progress)
@@ -205,7 +199,7 @@ def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
             outside = transitions.lock_rows(sorted(found.outside))
             _check_outside(found, across, outside)
             linking.attach(across, outside)
-        WorkflowRun.objects.using(transitions.database()).filter(root=root, status=WorkflowStatus.STARTING).update(
+        runs().filter(root=root, status=WorkflowStatus.STARTING).update(
             status=WorkflowStatus.RUNNING, sealed_at=transitions.NOW, updated_at=transitions.NOW, released=False
         )
 

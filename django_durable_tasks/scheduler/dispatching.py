@@ -17,7 +17,7 @@ from functools import partial
 
 from django_durable_tasks.celery import dispatcher
 from django_durable_tasks.conf import settings
-from django_durable_tasks.lifecycle import claims, limits, reckoning
+from django_durable_tasks.lifecycle import claims, limits, parking, reckoning
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.lifecycle.limits import Picture
 from django_durable_tasks.nearby.due_index import Due, DueIndex
@@ -113,6 +113,7 @@ class Dispatching:
     def poll(self) -> int:
         """Publish what is due, by the rows; look ahead. Return how many rows were published."""
         self._asked = False  # first, so that what is asked for meanwhile is done
+        self._attempt("Letting parked rows go", self._let_go, _WITHIN)
         with own():
             self._clock = reckoning.look()
             self._heads = claims.heads()
@@ -132,6 +133,10 @@ class Dispatching:
         pause = _BUSY_POLL if self.scanned_at < self._busy_until else settings().POLL
         self._poll_at = 0.0 if sent else self.scanned_at + min(pause, settings().POLL)
         return sent
+
+    def _let_go(self) -> int:
+        with own():
+            return parking.let_go(self.now, settings().BATCH_SIZE)
 
     def _dispatch(self, queue: str, now: datetime) -> int:
         dispatch = partial(dispatcher.dispatch, queue, now, self._room(queue), self.node, self.shards)

@@ -15,7 +15,6 @@ from django_durable_tasks.lifecycle import (
     dead_letters,
     dependencies,
     nodes,
-    parking,
     recovery,
     retention,
     shadows,
@@ -93,12 +92,6 @@ def prune(now: datetime, vigil: Vigil) -> int:
             while time.monotonic() < end and (number := verb(now, settings().BATCH_SIZE)):
                 deleted += number
     return deleted
-
-
-def let_parked_go(now: datetime, vigil: Vigil) -> int:
-    """Let tasks that a limit held go on, as many as it has room for."""
-    with own():
-        return parking.let_go(now, settings().BATCH_SIZE)
 
 
 class Age:
@@ -233,7 +226,6 @@ def duties() -> tuple[Duty, ...]:
         Duty("end_late_workflows", end_late_workflows, every=1.0),
         Duty("fill_due_index", fill_due_index, every=1.0),
         Duty("find_deleted", FindDeleted(), every=10.0),
-        Duty("let_parked_go", let_parked_go, every=0.0),
         Duty("age", Age(), every=1.0),
         Duty("let_held_go", let_held_go, every=min(1.0, settings().POLL)),
         Duty("recompute_fires", RecomputeFires(), every=1.0),

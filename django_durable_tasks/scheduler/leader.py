@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 
 from django.db import Error
 
@@ -37,11 +38,14 @@ def terms() -> tuple[float, float]:
 
 
 class Leader(threading.Thread):
-    """Campaigns, renews and resigns; ``leading()`` is true only while this process may trust its lease."""
+    """Campaigns, renews and resigns; ``leading()`` is true only while this process may trust its lease.
 
-    def __init__(self, holder: uuid.UUID) -> None:
+    ``on_lead`` is called on this thread once the office is taken, so that a loop that sleeps begins its duties at once.
+    """
+
+    def __init__(self, holder: uuid.UUID, on_lead: Callable[[], None] = lambda: None) -> None:
         super().__init__(name="durable-leader", daemon=True)
-        self.holder = holder
+        self.holder, self._on_lead = holder, on_lead
         self.term: int | None = None
         self._lease, self._renew = terms()
         self._trusted_until = 0.0
@@ -76,7 +80,7 @@ class Leader(threading.Thread):
             logger.error("A duty is stuck; this scheduler steps down from term %d.", self.term)
             self.resign()
             return
-        began = time.monotonic()
+        began, before = time.monotonic(), self.term
         try:
             with own(LEADER):
                 held = self._hold()
@@ -87,6 +91,8 @@ class Leader(threading.Thread):
             held = None
         if held:
             self._trusted_until = began + self._lease * (1 - _MARGIN)
+            if before is None:
+                self._on_lead()
         elif self.term is not None and (held is False or time.monotonic() >= self._trusted_until):
             self._lose()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Self
 
-from django_durable_tasks.lifecycle import workflow_runs
-from django_durable_tasks.lifecycle.workflow_runs import Launch
+from django_durable_tasks.lifecycle import workflow_starts
+from django_durable_tasks.lifecycle.drafts import Launch
 from django_durable_tasks.lifecycle.workflow_starts import Progress
 from django_durable_tasks.models import DEFAULT_TENANT_ID, WorkflowRun
 from django_durable_tasks.rules.building import Builder
@@ -52,4 +52,4 @@ class Workflow(Builder):
             tenant_id=getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID,
             priority=None if priority is None else checked_count("priority", priority, 0, 9),
         )
-        return workflow_runs.start(workflow_runs.planned(self), launch, progress)
+        return workflow_starts.start(workflow_starts.planned(self), launch, progress)

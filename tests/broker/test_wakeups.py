@@ -118,10 +118,10 @@ def test_nothing_is_told_of_what_was_rolled_back(sleeping: Callable[..., Sleeper
         bodies.add.schedule(1, 2, run_at=never)
         transaction.set_rollback(True)
     with transaction.atomic():
+        bodies.add.schedule(1, 2, run_at=at)
         with transaction.atomic():
             bodies.add.schedule(1, 2, run_at=inner)
             transaction.set_rollback(True)
-        bodies.add.schedule(1, 2, run_at=at)
         assert not sleeper.woken
     until(lambda: sleeper.heard(at), within=20)
     assert not sleeper.heard(never)
@@ -221,7 +221,10 @@ def test_a_listener_stops_at_once_and_leaves_no_connection(sleeping: Callable[..
     sleeper.wakeups.stop(10)
     assert not any(listener.is_alive() for listener in sleeper.wakeups._listeners)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE query = %s", [f"LISTEN {CHANNEL}"])
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query = %s AND datname = current_database()",
+            [f"LISTEN {CHANNEL}"],
+        )
         assert cursor.fetchone() == (0,)
 
 

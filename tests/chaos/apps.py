@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import threading
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ class ChaosConfig(AppConfig):
     def ready(self) -> None:
         from django_durable_tasks.celery import publisher
 
+        if os.environ.get("CHAOS_CLOCK"):
+            sys.stderr.write(f"chaos clock {datetime.now(UTC).isoformat()}\n")
         if os.environ.get(VARIABLE):
             wire = Wire(Path(os.environ[VARIABLE]), publisher._publish_once)
             setattr(publisher, "_publish_once", wire.publish)  # noqa: B010 - mypy knows it as a function

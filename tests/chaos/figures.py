@@ -86,10 +86,19 @@ def _executed_again(history: History) -> set[str]:
     return {task for task, number in begun.items() if number > 1}
 
 
+def of_past_terms(history: History) -> int:
+    """Count fires that a leader wrote when another one led already: the ledger decides, so they do no harm."""
+    began: dict[int, float] = {}
+    for term in history.terms:
+        began.setdefault(term.term, term.at)
+    return sum(fire.term is not None and began.get(fire.term + 1, float("inf")) < fire.at for fire in history.fires)
+
+
 def _of_fires(history: History) -> dict[str, Any]:
     found = observed(history)
     return {
         "fires": sum(len(table.due()) for table in history.timetables),
+        "fires_of_past_terms": of_past_terms(history),
         "fires_missing": len(found.missing),
         "fires_doubled": len(found.surplus),
         "fire_lag_ms": _spread(found.lags(), 1000.0, offset=-0.02),

@@ -86,7 +86,7 @@ class Load:
         from django_durable_tasks.models import Task
 
         if self.keys:
-            Task.objects.cancel(self.keys.pop(0), by="chaos")
+            Task.objects.cancel(self.keys.pop(), by="chaos")
         return []
 
     def diamond(self) -> Iterable[Any]:

@@ -47,7 +47,8 @@ def play(stage: Stage) -> dict[str, Any]:
         found = figures(history, windows, list(watching.lines(stage.book)), stage.notes, dropped)
         shown = {name: {"number": len(told), "first": told[:MOST_TOLD]} for name, told in broken.items()}
         stories = stories_of(history, [text for told in broken.values() for text in told])
-        return {"broker": stage.plan.broker, "seed": stage.plan.seed, **found, "violations": shown, "stories": stories}
+        place = {"broker": stage.plan.broker, "seed": stage.plan.seed, "servers": _servers(stage)}
+        return {**place, **found, "violations": shown, "stories": stories}
     finally:
         stage.fleet.end()
         if not stage.plan.private:
@@ -116,7 +117,7 @@ def _struck(stage: Stage, one: Fault) -> Window:
     except AssertionError as reason:
         stage.notes["faults broken off"] += 1
         sys.stderr.write(f"{one.name} was broken off: {reason}\n")
-    stage.mend()
+    stage.mend(one.name)
     over, moment = bodies.now(), time.monotonic()
     limit = datetime.fromtimestamp(over, UTC)
     unstarted = Q(status__in=("PENDING", "QUEUED"), failures=0)
@@ -208,6 +209,18 @@ def _sessions(condition: str) -> int:
 def _leave_no_queue() -> None:
     with current_app.connection_for_write() as wire:
         current_app.amqp.queues[settings.CELERY_TASK_DEFAULT_QUEUE](wire.default_channel).delete()
+
+
+def _servers(stage: Stage) -> list[str]:
+    """Name the servers of this lane with their versions."""
+    with current_app.connection_for_write() as wire:
+        channel = wire.default_channel
+        if stage.plan.broker == "redis":
+            broker = f"Redis {channel.client.info('server')['redis_version']}"
+        else:
+            broker = f"RabbitMQ {wire.connection.server_properties['version']}"
+    database = ".".join(map(str, connection.get_database_version()))
+    return [f"{connection.display_name} {database}", broker]
 
 
 def _messages(stage: Stage) -> int:

@@ -45,6 +45,7 @@ OTHERS = {
     "refused_calls": "calls refused while the database was away",
     "terms": "terms of leaders",
     "fires": "fires of schedules",
+    "fires_of_past_terms": "of these, written by a leader when another one led",
 }
 
 
@@ -54,18 +55,24 @@ def facts() -> dict[str, str]:
     versions = ", ".join(f"{name} {version(name)}" for name in ("django", "celery", "kombu", "psycopg"))
     return {
         "taken": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.system()} {platform.machine()}, {cores} cores",
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, {_memory()} of memory",
         "versions": f"Python {platform.python_version()}, {versions}",
     }
+
+
+def _memory() -> str:
+    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
 
 
 def rendered(answer: Mapping[str, Any]) -> str:
     """Return the figures of a run in Markdown."""
     lanes: Sequence[Mapping[str, Any]] = answer["lanes"]
     where = answer["facts"]
+    servers = dict.fromkeys(version for lane in lanes for version in lane["servers"])
     how = (
-        f"Taken {where['taken']} on {where['machine']}; {where['versions']}. Seed `{answer['seed']}`, "
-        f"{answer['seconds']:.0f} seconds, load, fleet, servers and checker on the same machine."
+        f"Taken {where['taken']} on {where['machine']}: load, fleet, servers and checker together. "
+        f"Seed `{answer['seed']}`, {answer['seconds']:.0f} seconds. {where['versions']}"
+        f"{''.join(f', {version}' for version in servers)}."
     )
     tables = (_counts(lanes), _times(lanes), _invariants(lanes), _faults(lanes))
     return "\n\n".join([how, *map("\n".join, tables)])

@@ -125,14 +125,14 @@ class Stage:
                 group.remove(program)
         self.gone.append(program)
 
-    def mend(self) -> None:
-        """Replace what ended by itself, as a supervisor would; how often that was needed is told."""
+    def mend(self, after: str) -> None:
+        """Replace what ended by itself, as a supervisor would; how often that was needed, after what, is told."""
         if self.loader is not None and not self.loader.alive():
             self.notes["loads that ended by themselves"] += 1
             self.load()
         for program in [one for one in [*self.schedulers, *self.workers] if not one.alive()]:
-            self.notes["processes that ended by themselves"] += 1
             scheduler = program in self.schedulers
+            self.notes[f"{'schedulers' if scheduler else 'workers'} that ended by themselves, {after}"] += 1
             self.struck(program)
             if scheduler:
                 self.scheduler()

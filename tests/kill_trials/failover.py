@@ -14,7 +14,7 @@ from typing import Any
 from tests.processes.fires import born, declared, expected, ran, silenced
 from tests.processes.fleet import Fleet, Program
 from tests.processes.rows import row
-from tests.processes.windows import noted
+from tests.processes.windows import Matched, noted
 from tests.project import bodies
 from tests.waiting import until
 
@@ -27,13 +27,13 @@ _AROUND = timedelta(seconds=40)
 class Failover:
     """Seconds, but for ``fires``, ``missing`` and ``doubled``: what the schedule owed, and what went wrong with it.
 
-    ``latest_start`` is how late the latest of all fires started: one that fell due just after its leader had died.
+    The first two are the longest time without a start, ``late_after`` how late the latest fire of each kill started.
     """
 
     leader_killed: list[float]
     leader_left: list[float]
     worker_killed: list[float]
-    latest_start: float
+    late_after: list[float]
     fires: int
     missing: int
     doubled: int
@@ -55,7 +55,7 @@ def run(fleet: Fleet, kills: int, leaves: int, worker_kills: int) -> Failover:
     wanted, told, found = expected(ended, begun, ended.watermark_at), born(ended), ran([ended], notebook)
     return Failover(
         leader_killed=[_longest(notebook, at) for at in killed], leader_left=[_longest(notebook, at) for at in left],
-        worker_killed=waits, latest_start=round(found.lags()[-1], 3), fires=len(wanted),
+        worker_killed=waits, late_after=[_latest(found, at) for at in killed], fires=len(wanted),
         missing=len(set(wanted) - set(told)) + len(found.missing),
         doubled=len(told) - len(set(told)) + len(found.surplus),
     )  # fmt: skip
@@ -85,6 +85,14 @@ def _longest(notebook: Path, at: datetime) -> float:
     around = [(after - before).total_seconds() for before, after in pairwise(starts) if before < at + _AROUND / 4 and
               after > at]  # fmt: skip
     return round(max(around), 3)
+
+
+def _latest(found: Matched, at: datetime) -> float:
+    """Return how late the latest of the fires started that were due around this instant."""
+    lags = [
+        seen.at - window.opens for window, seen in found.pairs if at - _AROUND / 8 < window.opens < at + _AROUND / 4
+    ]
+    return round(max(lags).total_seconds(), 3)
 
 
 def _run_again(fleet: Fleet, number: int) -> float:

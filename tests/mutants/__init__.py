@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from tests.mutants import graphs
+from tests.mutants import crashes, graphs
 
 VARIABLE = "DURABLE_MUTANT"
 _GUARD = "AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s"
@@ -177,4 +177,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "unlocked": graphs.without_the_lock_of_rows,
     "flag": graphs.without_the_flag_of_edges,
     "blind": graphs.with_a_blind_counter,
+    "hasty": crashes.with_a_ring_before_the_commit,
+    "halves": crashes.with_an_ending_in_two_transactions,
+    "followups": crashes.with_followups_after_the_commit,
 }

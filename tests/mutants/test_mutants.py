@@ -11,7 +11,8 @@ from tests.runs import ROOT
 
 OUTAGES = "processes/test_outages.py"
 GRAPHS = "concurrency/test_graph_races.py"
-RACES, CRASHES = "concurrency/test_trigger_races.py", "concurrency/test_trigger_crashes.py"
+RACES = "concurrency/test_trigger_races.py"
+CRASHES = "crash_points/test_crash_points.py::test_no_blow_at_any_point_breaks_a_promise"
 WATCH: dict[str, tuple[str, ...]] = {
     "ending": ("processes/test_fences.py",),
     "run_id": ("processes/test_fences.py",),
@@ -22,13 +23,16 @@ WATCH: dict[str, tuple[str, ...]] = {
     "telling": ("processes/test_endings.py::test_ignore_cancels",),
     "grace": (f"{OUTAGES}::test_an_outage_of_the_database_longer_than_the_lease_loses_no_run",),
     "fire": (f"{RACES}::test_leaders_whose_watermarks_are_set_back_under_them_double_nothing",),
-    "watermark": (f"{CRASHES}::test_a_leader_killed_at_any_statement_leaves_nothing_or_everything",),
+    "watermark": (f"{CRASHES}[trigger]",),
     "slot": (f"{RACES}::test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn",),
     "pause": (f"{RACES}::test_a_pause_that_comes_while_a_tick_decides_stands",),
     "order": (f"{GRAPHS}::test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle",),
     "unlocked": (f"{GRAPHS}::test_two_upstreams_that_end_at_the_same_instant_release_once",),
     "flag": (f"{GRAPHS}::test_an_ending_that_is_noted_twice_counts_once",),
     "blind": (f"{GRAPHS}::test_endings_that_are_told_together_count_as_many",),
+    "hasty": (f"{CRASHES}[dispatch]",),
+    "halves": (f"{CRASHES}[ending]",),
+    "followups": (f"{CRASHES}[ending]",),
 }
 GREEN, RED = 0, 1
 

@@ -13,6 +13,7 @@ from django.db import Error
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.lifecycle import declared
 from django_durable_tasks.management.durable import declaring
+from django_durable_tasks.nearby import redis_door
 from django_durable_tasks.rules.shards import SHARDS, parse_shards
 from django_durable_tasks.scheduler.loop import Scheduler
 
@@ -42,6 +43,8 @@ class Command(BaseCommand):
             "  manage.py run_scheduler                 run until SIGTERM\n"
             "  manage.py run_scheduler --node-id a     under a name that the admin shows\n"
             "  manage.py run_scheduler --shards 0-31   keep to half of the tasks; others are served only when late\n"
+            "  manage.py run_scheduler --redis redis://cache:6379/3\n"
+            "                                          share the index of due rows with the other schedulers\n"
             "  manage.py run_scheduler --once          publish what is due, sweep once, and exit\n"
         )
         parser.add_argument("--node-id", default="", help="the name shown for this scheduler (default: host and pid)")
@@ -50,12 +53,17 @@ class Command(BaseCommand):
             type=_shards,
             help=f"the shards to keep to, of 0-{SHARDS - 1}: 0-31 or 0-15,40",
         )
+        parser.add_argument(
+            "--redis", metavar="URL", help="keep the index of due rows in this Redis (default: REDIS_URL, else memory)"
+        )
         parser.add_argument("--once", action="store_true", help="do one round and exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run."""
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
+        if options["redis"]:
+            redis_door.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
         if options["once"]:
             self.stdout.write(f"published {scheduler.run_once()} tasks")

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django_durable_tasks import conf
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.graph_operations import Report
 from django_durable_tasks.management.durable.changing import left_alone
 from django_durable_tasks.management.durable.output import Output, clean, table
@@ -15,18 +15,11 @@ from django_durable_tasks.management.durable.questions import tasks
 from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, operator, refuse
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 
 _CHANGE = ("id", "step", "name", "before", "after", "reason")
 
 Act = Callable[[bool], Report]
 """Does it, or with True only says what it would do."""
-
-
-def runs() -> WorkflowRunQuerySet:
-    """Return all runs of workflows."""
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(conf.settings().DATABASE)
-    return found
 
 
 def run_of(key: uuid.UUID) -> WorkflowRun:

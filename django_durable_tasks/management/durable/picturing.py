@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from django_durable_tasks.lifecycle import graph_pictures
-from django_durable_tasks.management.durable.operating import runs
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.questions import count, task_id, tasks
 from django_durable_tasks.management.durable.verb import OK, Options, Verb, refuse

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Count
 
 from django_durable_tasks import conf
-from django_durable_tasks.management.durable.operating import runs
+from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.management.durable.output import Output, cell, clean, table
 from django_durable_tasks.management.durable.questions import tasks
 from django_durable_tasks.management.durable.verb import OK, Options, refuse

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from contextlib import suppress
+from datetime import datetime
 
 from django.db.models import F
 
@@ -150,12 +153,13 @@ def shift_clocks(stage: Stage) -> None:
     """Schedulers and workers live five minutes in the past and five in the future, and no other ones."""
     before = [*stage.schedulers, *stage.workers]
     late, early = stage.shifted(-300), stage.shifted(+300)
-    for clock in (late, early):
-        _ready(stage.scheduler(**clock))
-        _ready(stage.worker("prefork", 2, **clock))
-    shifted = [program for program in [*stage.schedulers, *stage.workers] if program not in before]
+    shifted = [stage.scheduler(**late), stage.scheduler(**early)]
+    shifted += [stage.worker("prefork", 2, **clock) for clock in (late, early)]
+    for program in shifted:
+        _ready(program)
     for program in before:
         stage.kill(program)
+    stage.notes["nodes whose clock was wrong"] += sum(map(_has_a_wrong_clock, shifted))
     stage.linger(12)
     _crew(stage)
     for program in shifted:
@@ -180,6 +184,12 @@ def poison(stage: Stage) -> None:
     for how in ("exit", "SIGSEGV", "memory"):
         stage.enqueue("poison", bodies.poison, how)
     stage.linger(8)
+
+
+def _has_a_wrong_clock(program: Program) -> bool:
+    """Whether the shift took hold, as the process itself says."""
+    told = re.search(r"chaos clock (\S+)", program.said())
+    return told is not None and abs(datetime.fromisoformat(told[1]).timestamp() - time.time()) > 200
 
 
 def _crew(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.rules.building import Growth
 from tests.database.graphs.playing import HOPELESS, begin, of, recount, stands, succeed, tell
-from tests.project.tasks import add, echo, noop
+from tests.project.tasks import echo, failing, noop
 
 pytestmark = pytest.mark.django_db
 
@@ -41,7 +41,7 @@ def _runs() -> dict[str, tuple[str, str]]:
 
 
 def test_a_run_that_is_late_is_cancelled_and_has_failed() -> None:
-    run = _chain("slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=add).start()
+    run = _chain("slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=failing).start()
     succeed(of(run, "first"))
     tell()
     assert _pass_deadlines() == 1

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks import Workflow
-from django_durable_tasks.exceptions import DependencyCycle, InvalidReference, WorkflowTooLarge
-from django_durable_tasks.lifecycle import attempts, dead_letters, references
+from django_durable_tasks import Workflow, registry
+from django_durable_tasks.exceptions import (
+    DependencyCycle,
+    InvalidArguments,
+    InvalidReference,
+    UnknownTask,
+    WorkflowTooLarge,
+)
+from django_durable_tasks.lifecycle import attempts, dead_letters, references, workflow_runs
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
 from django_durable_tasks.rules.building import Growth
 from tests.database.graphs.playing import begin, fail, of, question, recount, stands, succeed, tell
-from tests.project.tasks import add, echo, noop
+from tests.project.tasks import add, echo, failing, noop
 
 pytestmark = pytest.mark.django_db
 
@@ -206,8 +212,38 @@ def test_another_open_run_of_the_key_is_returned() -> None:
     assert Task.objects.count() == 4
 
 
+def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wf, other = Workflow("told", on_complete=echo), Workflow("untold")
+    wf.add(noop)
+    other.add(noop)
+    run, untold = wf.start(), other.start()
+    known = registry._tasks.pop(echo.name)
+    monkeypatch.setattr(workflow_runs, "_put_off", workflow_runs._PutOff())
+    succeed(of(run, "noop"), of(untold, "noop"))
+    tell()
+    assert "does not know its callback tests.project.tasks.echo" in caplog.text
+    assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == ["RUNNING", "SUCCESS"]
+    registry._tasks[echo.name] = known
+    monkeypatch.setattr(workflow_runs, "_put_off", workflow_runs._PutOff())
+    tell()
+    assert WorkflowRun.objects.get(pk=run.pk).status == "SUCCESS"
+    assert Task.objects.get(workflow=None).name == echo.name
+    assert not recount()
+
+
+@pytest.mark.parametrize(("task", "error"), [("no.such.task", UnknownTask), (add, InvalidArguments)])
+def test_a_callback_that_could_not_be_called_is_refused_at_the_start(task: Any, error: type[Exception]) -> None:
+    wf = Workflow("told", on_failure=task)
+    wf.add(noop)
+    with pytest.raises(error):
+        wf.start()
+    assert not WorkflowRun.objects.exists()
+
+
 def test_callbacks_are_created_once_each() -> None:
-    wf = Workflow("told", on_success=echo, on_failure=add, on_complete=echo)
+    wf = Workflow("told", on_success=echo, on_failure=failing, on_complete=echo)
     wf.add(noop)
     run = wf.start()
     succeed(of(run, "noop"))

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.chaos.__main__ import failures
-from tests.chaos.figures import Window, figures, longest_gap
-from tests.chaos.records import Change, Log, Mark
+from tests.chaos.figures import Window, figures, longest_gap, of_past_terms
+from tests.chaos.records import Change, Fire, Log, Mark
 from tests.chaos.report import BEGIN, END, PAGE, RUN, rendered, section, taken, write
 from tests.chaos.verdict import INVARIANTS
 from tests.unit.chaos.histories import GOOD, but
@@ -21,7 +21,7 @@ WINDOWS = (
 def _lane(**changes: Any) -> dict[str, Any]:
     found = figures(GOOD, WINDOWS, [{"task": "child", "took": 0.002}, {"refused": "Error"}], {"kills": 3}, 4)
     broken = {name: {"number": 0, "first": []} for name in INVARIANTS}
-    return {"broker": "redis", "seed": "1", **found, "violations": broken, **changes}
+    return {"broker": "redis", "seed": "1", "servers": ["Redis 7"], **found, "violations": broken, **changes}
 
 
 def test_a_good_history_has_nothing_lost_and_nothing_twice() -> None:
@@ -46,6 +46,11 @@ def test_two_accepted_endings_are_counted() -> None:
 def test_runs_that_overlap_are_counted() -> None:
     marks = (*GOOD.marks, Mark("child", 2, "c2", True, 12.5))
     assert figures(but(marks=marks), WINDOWS, [], {}, 0)["overlapping_runs"] == _lane()["overlapping_runs"] + 1
+
+
+def test_a_fire_that_a_past_leader_wrote_is_counted() -> None:
+    assert of_past_terms(GOOD) == 0
+    assert of_past_terms(but(fires=(Fire("table", 100.0, "fired", 1, 8.5),))) == 1
 
 
 def test_the_longest_gap_is_between_two_starts_under_load() -> None:

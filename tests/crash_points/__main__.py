@@ -1,0 +1,135 @@
+"""`python -m tests.crash_points`: every crash point of the stories, with what came of a blow before and after it.
+
+TEST_DATABASE chooses the database. The exit code is 1 when a promise was broken. The broker is a folder: what a dead
+process had published outlives it. With ``--listen`` the stories are read from standard input, one a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.crash_points.explorer import Verdict
+
+NAMES = ("create", "dispatch", "start", "ending", "release", "trigger")
+KEPT = dict.fromkeys(("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED"))
+SHORT: dict[str, object] = {
+    "LEASE": 10, "HEARTBEAT": 5, "NODE_HEARTBEAT": 10, "ENDING_TIMEOUT": 20, "BREAKER_PAUSE": 0.05, "RETENTION": KEPT,
+}  # fmt: skip
+"""One look at the nodes is contact enough for the lease of a run: time passes in the rows, not on the clock."""
+
+
+def main(arguments: list[str]) -> int:
+    """Explore what was asked for, say what was found, and return the exit code."""
+    options = _options(arguments)
+    inherited = "TEST_RUN" in os.environ
+    with tempfile.TemporaryDirectory(prefix="durable-crash-points-") as folder:
+        _set_up(Path(folder))
+        with _database(inherited):
+            return _listen(options) if options.listen else _explore(options)
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash_points", description=__doc__)
+    parser.add_argument("--story", action="append", choices=NAMES, help="which story; all of them by default")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--full", action="store_true", help="every blow at every point, not only those that can differ")
+    parser.add_argument("--listen", action="store_true", help="answer each story named on standard input by a line")
+    return parser.parse_args(arguments)
+
+
+def _set_up(folder: Path) -> None:
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    os.environ["TEST_BROKER"] = "filesystem"
+    os.environ["TEST_DURABLE_TASKS"] = json.dumps(SHORT)
+    os.environ.setdefault("TEST_FOLDER", str(folder))
+    django.setup()
+    from django.conf import settings
+
+    from tests.crash_points import bodies  # noqa: F401 - the rows name them
+    from tests.project import celery  # noqa: F401 - Celery's configuration is that of the test project
+
+    settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"] = str(folder / "messages")
+    (folder / "messages").mkdir()
+    logging.disable(logging.ERROR)  # what the engine says of each blow
+    _trust_the_machine()
+
+
+def _trust_the_machine() -> None:
+    """Wait for no disk: processes die here, the machine does not, and what it was told it keeps."""
+    from django.db import connection
+
+    options = connection.settings_dict["OPTIONS"]
+    if connection.vendor == "postgresql":
+        options["options"] = "-c synchronous_commit=off"
+    elif connection.vendor == "sqlite":
+        options["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF"
+
+
+@contextmanager
+def _database(inherited: bool) -> Iterator[None]:
+    """Use the database of the run that started this process, else one of our own."""
+    from django.db import connection
+
+    if inherited:
+        yield
+        return
+    name = connection.settings_dict["NAME"]
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        yield
+    finally:
+        connection.creation.destroy_test_db(name, verbosity=0)
+
+
+def _verdicts(options: argparse.Namespace, names: Iterable[str]) -> Iterator[Verdict]:
+    from tests.crash_points.explorer import explore
+
+    for name in names:
+        yield from explore(name, full=options.full)
+
+
+def _listen(options: argparse.Namespace) -> int:
+    for line in sys.stdin:
+        found = _up_to_the_first_broken(_verdicts(options, [line.strip()]))
+        _say(json.dumps([asdict(verdict) for verdict in found]))
+    return 0
+
+
+def _up_to_the_first_broken(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    for verdict in verdicts:
+        yield verdict
+        if verdict.broken:
+            return
+
+
+def _explore(options: argparse.Namespace) -> int:
+    from tests.crash_points.table import table
+
+    found = list(_verdicts(options, options.story or NAMES))
+    if options.format == "json":
+        _say(json.dumps([asdict(verdict) for verdict in found], indent=1))
+    else:
+        _say(table(found))
+    return int(any(verdict.broken for verdict in found))
+
+
+def _say(text: Any) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Durable tasks of the stories: what they raise is told apart from what should never be raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import Group
+
+from django_durable_tasks import Schedule, durable_task
+from tests.factories import QUEUE
+
+OPTIONS: dict[str, Any] = {"queue": QUEUE, "backoff": "FIXED", "backoff_base": 60, "jitter": False, "max_crashes": 9}
+
+
+class Told(Exception):
+    """What the failing bodies raise."""
+
+
+@durable_task(**OPTIONS)
+def well(number: int = 0) -> int:
+    """Return the number."""
+    return number
+
+
+@durable_task(**OPTIONS, max_attempts=2)
+def ill(number: int = 0) -> None:
+    """Raise; there are two tries."""
+    raise Told(f"body {number}")
+
+
+@durable_task(**OPTIONS, max_attempts=1)
+def hopeless(number: int = 0) -> None:
+    """Raise; there is no second try."""
+    raise Told(f"body {number}")
+
+
+@durable_task(**OPTIONS)
+def onward(number: int) -> Any:
+    """Return two follow-ups."""
+    return [Schedule(well, (number + more,)) for more in (1, 2)]
+
+
+@durable_task(**OPTIONS, atomic=True)
+def atomically(name: str) -> Any:
+    """Write a row that is committed with the success."""
+    Group.objects.create(name=name)
+    return name
+
+
+@durable_task(**OPTIONS, bind=True)
+def growing(self: Any) -> None:
+    """Add two tasks to the workflow, one after the other."""
+    growth = self.durable.workflow
+    growth.add(well, 2, after=growth.add(well, 1, step="first"), step="second")
+
+
+@durable_task(**OPTIONS, bind=True, max_attempts=1)
+def ill_at_first(self: Any) -> None:
+    """Raise until it is replayed."""
+    if not Group.objects.filter(name="healed").exists():
+        raise Told("not healed")
+
+
+@durable_task(**OPTIONS, unique="{task}:{0}", unique_for=3600)
+def seldom(subject: str) -> str:
+    """Do nothing for an hour after a success for the same subject."""
+    return subject
+
+
+@durable_task(**OPTIONS, unique="{task}:{0}")
+def single(subject: str) -> str:
+    """Be open at most once for a subject."""
+    return subject

@@ -1,0 +1,5 @@
+"""The fixtures of this folder: the database is shared with the program that explores."""
+
+from tests.processes.fixtures import db, shared_database
+
+__all__ = ["db", "shared_database"]

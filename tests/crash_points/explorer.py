@@ -1,0 +1,139 @@
+"""Records a story, lets it be disturbed at each of its points, and asks what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.db import connection
+from django.db.models import Max, Sum
+
+from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog, WorkflowRun
+from tests.crash_points import promises
+from tests.crash_points.forks import Fate, in_child
+from tests.crash_points.stories import STORIES, Story
+from tests.crash_points.successors import begin_anew, go_on
+from tests.crash_points.tape import Fault, Point, listen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one blow at one point: how many rows were left by the one it fell on, and what was broken."""
+
+    story: str
+    variant: str
+    number: int
+    point: Point
+    fault: Fault
+    left: bool
+    broken: tuple[str, ...]
+
+
+def explore(name: str, *, full: bool = False) -> Iterator[Verdict]:
+    """Disturb all stories of this name at each of their points; raises AssertionError when one fails undisturbed."""
+    for story in STORIES[name]:
+        yield from _explore(name, story, full)
+
+
+def _explore(name: str, story: Story, full: bool) -> Iterator[Verdict]:
+    points, right = _undisturbed(story)
+    for fault in _faults(points, full):
+        fate, left, broken = _disturbed(story, fault, right)
+        point = points[fault.number]
+        broken = [*_unlike(fate, fault, points), *_too_early(point), *broken]
+        yield Verdict(
+            story=name, variant=story.name, number=fault.number, point=point, fault=fault, left=left,
+            broken=tuple(broken),
+        )  # fmt: skip
+
+
+def _undisturbed(story: Story) -> tuple[list[Point], list[Any]]:
+    """Return the points of a run that nothing befalls, and how things may stand afterwards."""
+    begin_anew()
+    scene = story.scene()
+    fate = in_child(lambda line: _do(story, scene, None, line))
+    assert fate.done, f"{story.name} failed undisturbed: {fate}"
+    points = [Point(**json.loads(line)) for line in fate.said]
+    wrong = [*_ended(story, scene), *promises.broken()]
+    assert points, f"{story.name} told nobody anything"
+    assert not wrong, f"{story.name} is wrong undisturbed: {wrong}"
+    right = [story.stand()]
+    if story.or_nothing:
+        begin_anew()
+        scene = story.scene()
+        assert not _ended(story, scene)
+        right.append(story.stand())
+    return points, right
+
+
+def _faults(points: list[Point], full: bool) -> Iterator[Fault]:
+    """Choose the blows: all of them, or those that can differ.
+
+    The short form strikes where what is told lasts. Before a statement inside a transaction is, to the rows and to the
+    broker, after the last thing that lasted; and after one thing that lasts is before the next one that does. The
+    broker is lost once a batch, with the reply to its last message.
+    """
+    for number, point in enumerate(points):
+        if not (full or point.lasts):
+            continue
+        yield Fault("kill", "before", number)
+        following = points[number + 1 : number + 2]
+        if full or not (following and following[0].lasts):
+            yield Fault("kill", "after", number)
+        if full or point.kind != "publish":
+            yield from (Fault("drop", when, number) for when in ("before", "after") if _can_be_dropped(point))
+        elif not (following and following[0].kind == "publish"):
+            yield Fault("drop", "after", number)
+
+
+def _can_be_dropped(point: Point) -> bool:
+    return connection.vendor != "sqlite" or point.kind == "publish"
+
+
+def _disturbed(story: Story, fault: Fault, right: list[Any]) -> tuple[Fate, bool, list[str]]:
+    begin_anew()
+    scene = story.scene()
+    before = _trace()
+    fate = in_child(partial(_do, story, scene, fault))
+    left = _trace() != before
+    broken = [*_ended(story, scene), *promises.broken()]
+    stand = story.stand()
+    if stand not in right:
+        broken.append(f"it stands otherwise than undisturbed: {stand} instead of {right[0]}")
+    return fate, left, broken
+
+
+def _do(story: Story, scene: Any, fault: Fault | None, line: int) -> None:
+    listen(fault, line)
+    story.deed(scene)
+
+
+def _ended(story: Story, scene: Any) -> list[str]:
+    fate = in_child(lambda _: go_on(lambda: story.again(scene)))
+    return [] if fate.done else [f"those who went on failed ({fate.status}): {' / '.join(fate.said[-3:])}"]
+
+
+def _unlike(fate: Fate, fault: Fault, points: list[Point]) -> list[str]:
+    """Return what is wrong with the blow itself: it must fall, and at the point that was recorded."""
+    here = json.loads(fate.said[fault.number]) if len(fate.said) > fault.number else None
+    there = points[fault.number]
+    if here is None or (here["kind"], here["place"]) != (there.kind, there.place):
+        return [f"the point was not reached: {there} became {here}"]
+    if fate.killed != (fault.blow == "kill") or not (fate.killed or fate.lived):
+        return [f"the process ended with {fate.status}: {' / '.join(fate.said[-3:])}"]
+    return []
+
+
+def _too_early(point: Point) -> list[str]:
+    return ["a message was told inside a transaction"] if point.kind == "publish" and point.within else []
+
+
+def _trace() -> Any:
+    """Return what shows whether anything was written."""
+    tasks = Task.objects.aggregate(Max("updated_at"), Sum("epoch"), Sum("publish_count"), Sum("attempts"))
+    counted = WorkflowRun.objects.aggregate(Sum("total"), Sum("succeeded"))
+    tables = (Task, TaskExecutionLog, OccurrenceRecord)
+    return tasks, counted, [table.objects.count() for table in tables]

@@ -1,0 +1,77 @@
+"""Rows are born: alone, in the caller's transaction, under keys, behind others, many at once, as a workflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import Group
+from django.db import transaction
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.models import Task
+from tests.crash_points.bodies import single, well
+from tests.crash_points.stories.story import Story, nothing
+from tests.factories import a_task
+
+WELL = "tests.crash_points.bodies.well"
+
+
+def a_workflow() -> Workflow:
+    """Return a graph: a body and a second root, what waits for both, for one, and for those; and a sub-workflow."""
+    wf, sub = Workflow("dying", on_complete=well), Workflow("sub")
+    sub.add(well, step="inner")
+    body, root = wf.add(well, step="body"), wf.add(well, step="root")
+    both = wf.add(well, after=[body, root], step="both")
+    wf.add(well, after=[body, both], step="last")
+    wf.add(well, after=wf.add_workflow(sub, after=body, step="sub"), step="end")
+    return wf
+
+
+def _alone(_: Any) -> None:
+    well.using(idempotency_key="alone").delay(1)
+
+
+def _with_an_order(_: Any = None) -> None:
+    with transaction.atomic():
+        Group.objects.create(name="order")
+        for number in (1, 2):
+            well.delay(number)
+
+
+def _with_an_order_again(_: Any) -> None:
+    if not Group.objects.exists():
+        _with_an_order()
+
+
+def _behind(upstream: Task) -> None:
+    well.using(idempotency_key="behind", depends_on=[upstream]).schedule(1)
+
+
+def _editing(_: Any) -> None:
+    well.using(key="editable").schedule(2)
+
+
+def _single(_: Any) -> None:
+    single.using(idempotency_key="single").schedule("subject")
+
+
+def _many(_: Any) -> None:
+    well.schedule_many([(1,), (2,), (3,)])
+
+
+def _flow(_: Any) -> None:
+    a_workflow().start(key="the one")
+
+
+STORIES = (
+    Story(name="alone", scene=nothing, deed=_alone, again=_alone),
+    Story(name="in a transaction", scene=nothing, deed=_with_an_order, again=_with_an_order_again),
+    Story(name="behind another", scene=lambda: a_task(name=WELL), deed=_behind, again=_behind),
+    Story(
+        name="under the key of another", scene=lambda: a_task(name=WELL, key="editable", args=[1], due=3600),
+        deed=_editing, again=_editing,
+    ),
+    Story(name="unique", scene=nothing, deed=_single, again=_single),
+    Story(name="many", scene=nothing, deed=_many, or_nothing=True),
+    Story(name="a workflow", scene=nothing, deed=_flow, again=_flow),
+)  # fmt: skip

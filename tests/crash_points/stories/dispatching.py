@@ -1,0 +1,56 @@
+"""Due rows are claimed and published, rung again when nobody started them, and handed back by a broker in trouble."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from django_durable_tasks.celery import dispatcher
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.scheduler import duties
+from tests.crash_points.stories.creating import WELL
+from tests.crash_points.stories.story import Story
+from tests.factories import QUEUE, a_task, many_tasks
+
+NODE = uuid.UUID(int=1)
+
+
+def _three_due() -> None:
+    many_tasks(2, name=WELL)
+    a_task(name=WELL, priority=9, args=[9])
+    a_task(name=WELL, due=3600, args=[3600])
+    now = database_now()
+    a_task(name=WELL, args=[0], expires_at=now)
+
+
+def _three_due_and_no_broker() -> None:
+    many_tasks(3, name=WELL)
+    folder = Path(settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"])
+    folder.rename(folder.with_suffix(".away"))
+    folder.write_text("no folder")
+
+
+def _the_broker_is_back(_: Any) -> None:
+    folder = Path(settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"])
+    if folder.is_file():
+        folder.unlink()
+        folder.with_suffix(".away").rename(folder)
+
+
+def _dispatch(_: Any) -> None:
+    dispatcher.dispatch(QUEUE, database_now(), 10, NODE)
+
+
+def _ring_again(_: Any) -> None:
+    duties.ring_again(database_now(), Vigil())
+
+
+STORIES = (
+    Story(name="claim and publish", scene=_three_due, deed=_dispatch),
+    Story(name="ring again", scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1), deed=_ring_again),
+    Story(name="hand back", scene=_three_due_and_no_broker, deed=_dispatch, again=_the_broker_is_back),
+)

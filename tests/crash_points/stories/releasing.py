@@ -1,0 +1,72 @@
+"""The leader tells endings to those that wait, counts them into workflows; an operator replays what gave up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.models import Group
+
+from django_durable_tasks.lifecycle import attempts, dead_letters
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.endings import Kind, Outcome
+from django_durable_tasks.scheduler import duties
+from tests.crash_points import bodies
+from tests.crash_points.stories.creating import a_workflow
+from tests.crash_points.stories.ending import first_of
+from tests.crash_points.stories.story import Story
+from tests.database.graphs.playing import begin, of, question, succeed, tell
+
+HOPELESS = Outcome(kind=Kind.FAILED, error="Told: no", error_type="Told", traceback="Told: no", retryable=False)
+
+
+def _ended(end: Callable[[Task], None]) -> Callable[[], Task]:
+    """Return what starts the workflow and ends its body so; nobody is told of it yet."""
+
+    def scene() -> Task:
+        body = of(a_workflow().start(key="the one"), "body")
+        end(body)
+        return body
+
+    return scene
+
+
+def _counted() -> Task:
+    body = _ended(succeed)()
+    duties.tell_dependents(database_now(), Vigil())
+    return body
+
+
+def _fail(task: Task) -> None:
+    assert attempts.fail(begin(task), HOPELESS, "worker@host")
+
+
+def _given_up() -> Task:
+    first = first_of(bodies.ill_at_first)()
+    _fail(first)
+    tell()
+    Group.objects.create(name="healed")
+    return first
+
+
+def _tell(_: Any) -> None:
+    duties.tell_dependents(database_now(), Vigil())
+
+
+def _count(_: Any) -> None:
+    duties.count_endings(database_now(), Vigil())
+
+
+def _replay(row: Task) -> None:
+    if Task.objects.filter(pk=row.pk, status="FAILED").exists():
+        dead_letters.replay(question(row), by="bob")
+
+
+STORIES = (
+    Story(name="tell a success", scene=_ended(succeed), deed=_tell),
+    Story(name="tell a failure", scene=_ended(_fail), deed=_tell),
+    Story(name="count into a workflow", scene=_counted, deed=_count),
+    Story(name="replay", scene=_given_up, deed=_replay, again=_replay),
+)

@@ -1,0 +1,46 @@
+"""A message arrives: the gate starts its row, or refuses it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import QueueControl, Task
+from tests.crash_points.stories.creating import WELL
+from tests.crash_points.stories.story import Story
+from tests.crash_points.successors import deliver
+from tests.factories import a_paused_queue, a_task
+
+SELDOM = "tests.crash_points.bodies.seldom"
+
+
+def rings(row: Task) -> None:
+    """Deliver the message of a row."""
+    deliver(row.name, f"{row.pk}.{row.epoch}.{row.publish_count}")
+
+
+def _of_a_paused_queue() -> Task:
+    a_paused_queue()
+    return a_task("QUEUED", name=WELL)
+
+
+def _resume(_: Any) -> None:
+    QueueControl.objects.all().delete()
+
+
+def _too_late() -> Task:
+    return a_task("QUEUED", name=WELL, expires_at=database_now() - timedelta(seconds=1))
+
+
+def _seldom() -> Task:
+    a_task("SUCCESS", name=SELDOM, args=["a"], unique_key="a")
+    return a_task("QUEUED", name=SELDOM, args=["a"], unique_key="a")
+
+
+STORIES = (
+    Story(name="start", scene=lambda: a_task("QUEUED", name=WELL), deed=rings),
+    Story(name="of a paused queue", scene=_of_a_paused_queue, deed=rings, again=_resume),
+    Story(name="too late", scene=_too_late, deed=rings),
+    Story(name="a duplicate", scene=_seldom, deed=rings),
+)

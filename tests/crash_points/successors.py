@@ -1,0 +1,135 @@
+"""Those who go on after a process died: a worker, a scheduler that leads, and time, until nothing is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from celery import current_app
+from celery.exceptions import Ignore
+from celery.exceptions import Retry as CeleryRetry
+from django.conf import settings
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, connection
+from django.db.models import F
+from django.db.utils import InterfaceError
+
+from django_durable_tasks.celery import runs
+from django_durable_tasks.celery.envelope import HEADER
+from django_durable_tasks.models import (
+    DeadLetter,
+    Ending,
+    OccurrenceRecord,
+    QueueControl,
+    RecurringTask,
+    SchedulerLease,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    WorkflowRun,
+)
+from django_durable_tasks.models.task import HELD
+from django_durable_tasks.scheduler.loop import Scheduler
+from tests.crash_points.bodies import Told
+from tests.factories import QUEUE
+from tests.waiting import until
+
+ROUNDS = 40
+OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+AN_HOUR = timedelta(hours=1)
+_TABLES: tuple[Any, ...] = (
+    Ending, TaskDependency, TaskExecutionLog, DeadLetter, OccurrenceRecord, Task, RecurringTask, WorkflowRun,
+    QueueControl, Group,
+)  # fmt: skip
+
+
+def begin_anew() -> None:
+    """Leave neither rows nor messages of an earlier point, and no leader.
+
+    The server may still hold what a dead process had locked: it is waited for until the server has noticed.
+    """
+    until(_emptied, within=30, message="the tables are empty")
+    # Not the folders: this process knows that it has made them, and its children believe it.
+    for message in Path(settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"]).glob("queues/*/*"):
+        message.unlink()
+
+
+def _emptied() -> bool:
+    try:
+        with connection.cursor() as cursor:
+            for model in _TABLES:
+                cursor.execute(f"DELETE FROM {model._meta.db_table}")
+        SchedulerLease.objects.update(expires_at=LONG_AGO)
+    except DatabaseError:
+        return False
+    return True
+
+
+def go_on(again: Callable[[], None]) -> None:
+    """Do what is left, round by round, once the caller has done ``again`` what it was not told of.
+
+    Raises AssertionError when something is left after many rounds, in which every deadline came more than once.
+    """
+    until(lambda: _answered(again), within=20, message="the caller is answered")
+    for _ in range(ROUNDS):
+        _work()
+        _lead()
+        _work()
+        if _settled():
+            return
+        _let_time_pass()
+    open_rows = list(Task.objects.filter(status__in=OPEN).values_list("name", "queue", "status", "attempts", "reason"))
+    raise AssertionError(f"left undone: {open_rows}, {Ending.objects.count()} endings untold")
+
+
+def _answered(again: Callable[[], None]) -> bool:
+    try:
+        again()
+    except (DatabaseError, InterfaceError):
+        return False  # the server still holds the rows of the one who died
+    return True
+
+
+def _lead() -> None:
+    scheduler = Scheduler("successor")
+    scheduler.leader.step()
+    scheduler.round()
+    scheduler.leader.resign()
+
+
+def _settled() -> bool:
+    left = Task.objects.filter(status__in=OPEN), Ending.objects.all(), WorkflowRun.objects.filter(status="RUNNING")
+    return not any(rows.exists() for rows in left)
+
+
+def _let_time_pass() -> None:
+    """Let every deadline come; nobody who died comes back, so nobody else's time has to pass."""
+    Task.objects.filter(alarm_at__lt=HELD).update(alarm_at=F("alarm_at") - AN_HOUR)
+    Task.objects.filter(lease_until__isnull=False).update(lease_until=F("lease_until") - AN_HOUR)
+
+
+def _work() -> None:
+    """Take every message off the broker and run it, as a worker does with one slot."""
+    app = current_app._get_current_object()
+    with app.connection_for_read() as carrier, carrier.channel() as channel:
+        for queue in (QUEUE, settings.CELERY_TASK_DEFAULT_QUEUE):
+            app.amqp.queues[queue](channel).declare()
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                deliver(message.headers["task"], message.headers[HEADER])
+
+
+def deliver(name: str, ring: str) -> None:
+    """Hand a message to its task: gate, body, close; what the body raises has been told by then."""
+    task: Any = current_app.tasks[name]
+    headers = {HEADER: ring}
+    task.push_request(id=ring, called_directly=False, is_eager=False, args=[], kwargs={}, headers=headers, **headers)
+    try:
+        task()
+    except (Ignore, CeleryRetry, Told):
+        return
+    finally:
+        task.pop_request()
+        runs.forget(ring)

@@ -1,0 +1,46 @@
+"""The verdicts as a table: one line a point, one column a blow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from tests.crash_points.explorer import Verdict
+
+BLOWS = (("kill", "before"), ("kill", "after"), ("drop", "before"), ("drop", "after"))
+HEAD = ("story", "point", "told by", "what", *(" ".join(blow) for blow in BLOWS))
+_WIDEST = 48
+
+
+def table(found: Sequence[Verdict]) -> str:
+    """Return the table, the number of points and blows, and a sentence for each promise that was broken.
+
+    A blow is ``kept: nothing`` or ``kept: rows`` by what the one it fell on had left behind; ``BROKEN``; or empty where
+    it was not tried.
+    """
+    lines = [HEAD, *(_line(list(group)) for _, group in groupby(found, _point))]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    broken = [f"{_name(one)}, {one.fault.blow} {one.fault.when}: {why}" for one in found for why in one.broken]
+    return "\n".join([*text, f"{len(lines) - 1} points, {len(found)} blows, {len(broken)} broken promises", *broken])
+
+
+def _point(verdict: Verdict) -> tuple[str, str, int]:
+    return verdict.story, verdict.variant, verdict.number
+
+
+def _name(verdict: Verdict) -> str:
+    return f"{verdict.story}, {verdict.variant}, point {verdict.number} ({verdict.point.place})"
+
+
+def _line(group: Sequence[Verdict]) -> tuple[str, ...]:
+    first, by_blow = group[0], {(one.fault.blow, one.fault.when): one for one in group}
+    words = first.point.words if len(first.point.words) <= _WIDEST else f"{first.point.words[: _WIDEST - 1]}…"
+    cells = (_cell(by_blow[blow]) if blow in by_blow else "" for blow in BLOWS)
+    return f"{first.story}: {first.variant}", str(first.number), first.point.place, words, *cells
+
+
+def _cell(verdict: Verdict) -> str:
+    if verdict.broken:
+        return "BROKEN"
+    return "kept: rows" if verdict.left else "kept: nothing"

@@ -1,0 +1,72 @@
+"""Whoever dies, or loses a connection, at any point of the engine's deeds leaves rows with which others keep promises.
+
+``python -m tests.crash_points --story ending`` prints the same as a table, with ``--full`` for every blow.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from tests.crash_points.__main__ import NAMES
+from tests.crash_points.stories import STORIES
+from tests.runs import ROOT
+
+Verdicts = list[dict[str, Any]]
+BLOWS = {("kill", "before"), ("kill", "after"), ("drop", "before"), ("drop", "after")}
+
+
+@pytest.fixture(scope="module")
+def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
+    """Give what explores a story in a process that is warm, and forks one for each blow."""
+    connection.close()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.crash_points", "--listen"], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as program:  # fmt: skip
+        assert program.stdin is not None
+        assert program.stdout is not None
+        ask, answers = program.stdin, program.stdout
+
+        def explore(story: str) -> Verdicts:
+            ask.write(f"{story}\n")
+            ask.flush()
+            answer = answers.readline()
+            assert answer, f"the explorer ended with {program.wait(20)}"
+            found: Verdicts = json.loads(answer)
+            return found
+
+        yield explore
+        ask.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("story", NAMES)
+def test_no_blow_at_any_point_breaks_a_promise(db: None, story: str, explored: Callable[[str], Verdicts]) -> None:
+    verdicts = explored(story)
+    broken = [(one["variant"], one["number"], one["point"]["place"], one["fault"], one["broken"]) for one in verdicts]
+    assert not [line for line in broken if line[-1]]
+    assert {one["variant"] for one in verdicts} == {variant.name for variant in STORIES[story]}
+    _the_blows_fell(verdicts)
+
+
+def _the_blows_fell(verdicts: Verdicts) -> None:
+    """What dies before its first lasting thing leaves nothing, and what dies after a COMMIT leaves its rows."""
+    fell = {(one["fault"]["blow"], one["fault"]["when"]) for one in verdicts}
+    assert fell >= BLOWS if connection.vendor != "sqlite" else fell >= {("kill", "before"), ("kill", "after")}
+    for variant in {one["variant"] for one in verdicts}:
+        killed = [one for one in verdicts if one["variant"] == variant and one["fault"]["blow"] == "kill"]
+        first, last = killed[0], killed[-1]
+        assert first["fault"]["when"] == "before"
+        assert not first["left"], first
+        assert last["left"], last
+
+
+def test_every_story_can_be_asked_for() -> None:
+    assert tuple(STORIES) == NAMES

@@ -1,0 +1,44 @@
+"""What one transaction holds together, torn apart: a claim and its ring, an ending and its log, and what it bears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+
+def with_a_ring_before_the_commit() -> None:
+    """Publish what was claimed while its claim may still be taken back."""
+    from django_durable_tasks.celery import publisher
+    from django_durable_tasks.lifecycle import claims
+
+    claim = claims.claim
+
+    def hasty(*words: Any, **more: Any) -> Any:
+        with transaction.atomic():
+            rings = claim(*words, **more)
+            publisher.publish(rings)
+        return []
+
+    setattr(claims, "claim", hasty)  # noqa: B010 - mypy knows it as a function
+
+
+def with_an_ending_in_two_transactions() -> None:
+    """Write status and budgets first, and what is told of them afterwards."""
+    from django_durable_tasks.lifecycle import records
+
+    log_endings, open_cases = records.log_endings, records.open_cases
+    records.log_endings = lambda closings: transaction.on_commit(lambda: log_endings(closings))
+    records.open_cases = lambda cases: transaction.on_commit(lambda: open_cases(cases))
+
+
+def with_followups_after_the_commit() -> None:
+    """Bear what a body returned once its success stands."""
+    from django_durable_tasks.lifecycle import scheduling
+
+    bear = scheduling.schedule_followup
+
+    def later(followup: Any, tenant_id: int) -> Any:
+        transaction.on_commit(lambda: bear(followup, tenant_id))
+
+    setattr(scheduling, "schedule_followup", later)  # noqa: B010 - mypy knows it as a function
