@@ -82,6 +82,18 @@ def test_no_more_rows_are_claimed_than_the_scope_has_places(scope: str) -> None:
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
+def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: str) -> None:
+    rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
+    limit(scope, 3)
+    found = claims.claim_these(ids(rows), database_now(), NODE)
+    assert [ring.task_id for ring in found] == ids(rows[:3])
+    assert set(Task.objects.parked().values_list("held_for", flat=True)) == {scope}
+    end(rows[0].pk)
+    assert let_go() == 1
+    assert claim() == [rows[3].pk]
+
+
+@pytest.mark.parametrize("scope", BY_SCOPE)
 def test_rows_that_run_hold_their_places(scope: str) -> None:
     many_tasks(2, Status.RUNNING, **BY_SCOPE[scope])
     many_tasks(3, **BY_SCOPE[scope])
