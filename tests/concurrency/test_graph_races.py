@@ -13,6 +13,7 @@ from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.lifecycle import (
     attempts,
     dead_letters,
+    deadlocks,
     dependencies,
     edges,
     graph_operations,
@@ -60,7 +61,8 @@ def test_two_upstreams_that_end_at_the_same_instant_release_once() -> None:
         assert not edges.endings().exists()
 
 
-def test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle() -> None:
+def test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlocks, "_TRIES", 1)  # doing it again would hide a circle
     for _ in range(ROUNDS // 2):
         ups = [begin(a_task()) for _ in range(6)]
         keys = [run.task_id for run in ups]
