@@ -81,10 +81,11 @@ class Teller:
 
     def born(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take in the values of new rows; those that wait and are due within the horizon are told."""
-        if not _anybody():
+        waiting = [values for values in rows if values["status"] == Status.PENDING]
+        if not waiting or not _anybody():
             return
         latest = timezone.now() + _horizon() + _SKEW  # roughly: the database's clock decides after the commit
-        found = [waiting for values in rows if (waiting := _waiting(values, latest)) is not None]
+        found = [soon for values in waiting if (soon := _soon(values, latest)) is not None]
         if found and (batch := self._batch()) is not None:
             batch.born += found
             self._unless_in_transaction(batch)
@@ -169,9 +170,7 @@ def _notifies() -> bool:
     return bool(connections[conf.settings().DATABASE].vendor == "postgresql")
 
 
-def _waiting(values: Mapping[str, Any], latest: datetime) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
-    if values["status"] != Status.PENDING:
-        return None
+def _soon(values: Mapping[str, Any], latest: datetime) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
     at = values.get("alarm_at") or values["run_at"]
     if at is not None and at > latest:
         return None
