@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -133,6 +134,7 @@ class Stage:
         for program in [one for one in [*self.schedulers, *self.workers] if not one.alive()]:
             scheduler = program in self.schedulers
             self.notes[f"{'schedulers' if scheduler else 'workers'} that ended by themselves, {after}"] += 1
+            sys.stderr.write(f"{program.name} ended by itself, {after}:\n{program.said()[-1500:]}\n")
             self.struck(program)
             if scheduler:
                 self.scheduler()
