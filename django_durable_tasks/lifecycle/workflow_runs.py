@@ -176,7 +176,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> bool:
     if unknown is not None:
         _put_off.add(row.pk, unknown)
         return False
-    runs().filter(pk=row.pk).update(
+    WorkflowRun.objects.using(transitions.database()).filter(pk=row.pk).update(
         status=stands, completed_at=(row.completed_at or transitions.NOW) if ended else None,
         updated_at=transitions.NOW, open_key=None if ended else row.open_key, **counts,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from django_durable_tasks.exceptions import InvalidOption
 
 SHARDS = 64
 """A row belongs to one of so many for ever (``Task.shard_key``)."""
-UNSERVED_AFTER = 5.0
+UNSERVED_AFTER = 3.0
 """A row that is due for so long (seconds) is claimed by any node, whatever its shard."""
 _RANGE = re.compile(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?")
 

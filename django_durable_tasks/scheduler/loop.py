@@ -40,7 +40,7 @@ class Scheduler:
     def __init__(self, name: str = "", *, shards: frozenset[int] | None = None) -> None:
         self.node = uuid.uuid4()
         self.name = name or f"scheduler@{platform.node()}:{os.getpid()}"
-        self.leader = Leader(self.node)
+        self.leader = Leader(self.node, self._woken_by_endings)
         self.dispatching = Dispatching(self.node, due_index(), self._attempt)
         self.dispatching.shards = self._told_shards = shards
         self.wakeups = Wakeups(self._woken_by_rows, self._woken_by_endings)
@@ -58,8 +58,8 @@ class Scheduler:
         self.wakeups.start()
         while not self._stopping:
             self._sleep(self.round())
-        self.wakeups.stop()
         self.leader.stop()
+        self.wakeups.stop()
         self._beat.leave()
 
     def run_once(self) -> int:
