@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from django_durable_tasks.lifecycle import claims, transitions
+from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.lifecycle.heads import heads
 
 _HIGHEST = 9
 
@@ -16,7 +17,7 @@ def age(now: datetime, wait: float, limit: int) -> int:
     that starve; the rest rises the next time. How often a row rose stands in ``raised``.
     """
     since, risen = now - timedelta(seconds=wait), 0
-    late = [queue for queue, head in claims.heads().items() if head <= since]
+    late = [queue for queue, head in heads().items() if head <= since]
     # From above, so that a row that rises now is not met again on its next step.
     for priority in range(_HIGHEST - 1, -1, -1):
         level = transitions.tasks().pending().filter(priority=priority)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
-
-from django.db import connections
-from django.db.models import Min
-from django.utils.dateparse import parse_datetime
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import allowances, parking, slots, transitions
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.statements import statement
 from django_durable_tasks.models.task import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import Ring
 
@@ -26,23 +21,6 @@ _PRIORITY, _RUN_AT, _EXPIRES_AT = (
 
 _PASSES = 4
 _AHEAD = 2_000
-
-
-def heads() -> dict[str, datetime]:
-    """Return, for each queue with waiting rows, when its first row is due; costs probes, never a scan of the rows."""
-    sql = statement("heads")
-    if sql is None:
-        return dict(transitions.tasks().pending().order_by().values_list("queue").annotate(head=Min("alarm_at")))
-    with connections[transitions.database()].cursor() as cursor:
-        cursor.execute(sql)
-        return {queue: _instant(head) for queue, head in cursor.fetchall()}
-
-
-def _instant(value: Any) -> datetime:
-    found = parse_datetime(value) if isinstance(value, str) else value
-    if not isinstance(found, datetime):
-        raise TypeError(f"The database returned {value!r} for an instant.")
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def coming(

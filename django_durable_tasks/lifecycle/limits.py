@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django.core import mail
 from django.db import Error
@@ -19,13 +20,17 @@ from django.db.models import Count
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import allowances
+from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.connections import close_all, own
+from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.lifecycle.transitions import database, tasks
 from django_durable_tasks.models import Node, QueueControl
 from django_durable_tasks.rules.limits import share_of
 
 _UNKNOWN_WORKERS_WINDOW = 1_000
 _SMALLEST_WINDOW = 200
+_BEHIND = 1.0
+"""Rows that are due for longer than so many seconds are behind: new ones leave room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class _Recent:
         self.painted_at = float("-inf")
         self.picture: Picture | None = None
         self.book = allowances.Book()
+        self.behind: frozenset[str] = frozenset()
         self.rung: Counter[str] = Counter()
         self.rung_of: Counter[tuple[str, int]] = Counter()
 
@@ -111,7 +117,9 @@ class _Recent:
         self.look()
         if self.picture is None or self.book.binds(name, queue, tenant_id):
             return False
-        if self.picture.room(queue) <= self.rung[queue]:
+        # Rows that are due and wait are not to starve: births leave half of the window to them.
+        left = self.picture.window(queue) // 2 if queue in self.behind else 0
+        if self.picture.room(queue) - left <= self.rung[queue]:
             return False
         if self.book.tenants and self.picture.share(queue, tenant_id) <= self.rung_of[queue, tenant_id]:
             return False
@@ -123,6 +131,8 @@ class _Recent:
         try:
             with own():
                 self.book, self.picture = allowances.read(), picture()
+                late = database_now() - timedelta(seconds=_BEHIND)
+                self.behind = frozenset(queue for queue, head in heads().items() if head < late)
         except Error:
             self.picture = None
         if hasattr(mail, "outbox"):

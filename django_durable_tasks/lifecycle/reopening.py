@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import edges, transitions
-from django_durable_tasks.models import Task, TaskDependency
+from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.graphs import FORCED, Fate, Tally, fate, needed
 from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, TRANSITIONS, Status

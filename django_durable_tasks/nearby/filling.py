@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import claims
+from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.nearby import redis_door
 from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.nearby.redis_index import RedisDueIndex
@@ -34,7 +35,7 @@ def fill(now: datetime) -> int:
     filled = index.filled_until
     reached = now if filled is None or filled < now else filled
     horizon = now + timedelta(seconds=conf.settings().DUE_HORIZON)
-    queues = [queue for queue, head in claims.heads().items() if head <= horizon]
+    queues = [queue for queue, head in heads().items() if head <= horizon]
     while reached < horizon and time.monotonic() < end and len(index) < _MOST:
         until = min(reached + _WINDOW, horizon)
         for queue in queues:

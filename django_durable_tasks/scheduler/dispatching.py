@@ -19,6 +19,7 @@ from django_durable_tasks.celery import dispatcher
 from django_durable_tasks.conf import settings
 from django_durable_tasks.lifecycle import claims, limits, parking, reckoning
 from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.lifecycle.limits import Picture
 from django_durable_tasks.nearby.due_index import Due, DueIndex
 from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
@@ -116,7 +117,7 @@ class Dispatching:
         self._attempt("Letting parked rows go", self._let_go, _WITHIN)
         with own():
             self._clock = reckoning.look()
-            self._heads = claims.heads()
+            self._heads = heads()
             now = self._clock.said
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
             coming = [queue for queue, head in self._heads.items() if head <= soon]

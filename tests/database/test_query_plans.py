@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django_durable_tasks.lifecycle import statements
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_node, a_run, a_task
 
@@ -104,15 +105,32 @@ def _raw(verb: str, **parameters: Any) -> _Plan:
     return _Plan(sql, parameters)
 
 
+def _asked(now: datetime, shards: list[int] | None = None) -> dict[str, Any]:
+    late = now - timedelta(seconds=UNSERVED_AFTER)
+    return {"now": now, "limit": 100, "node": uuid.uuid4(), "wait": 15.0, "shards": shards, "late": late}
+
+
 @pytest.mark.parametrize("crowd", [MILLION], indirect=True)
 def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -> None:
     now = database_now()
-    claim = _raw("claim", queue=QUEUE, now=now, limit=100, node=uuid.uuid4(), wait=15.0)
+    claim = _raw("claim", queue=QUEUE, **_asked(now))
     assert claim.root["Actual Rows"] == 100
     _by(claim, "durable_task_pending")
     assert claim.pages("CTE due") < 600
 
-    nothing_due = _raw("claim", queue="other", now=now, limit=100, node=uuid.uuid4(), wait=15.0)
+    of_shards = _raw("claim", queue=QUEUE, **_asked(now, list(range(32))))
+    _by(of_shards, "durable_task_pending")
+    assert of_shards.pages("CTE due") < 600
+
+    ids = list(Task.objects.due(now).values_list("pk", flat=True)[:100])
+    these = _raw("claim_these", ids=ids, node=uuid.uuid4(), wait=15.0)
+    assert these.root["Actual Rows"] == 100
+    _by(these, "durable_tasks_task_pkey")
+    coming = _of(Task.objects.coming(now, now + timedelta(seconds=3_602)).filter(queue=QUEUE).values("pk")[:100])
+    _by(coming, "durable_task_pending")
+    assert coming.pages() < 300
+
+    nothing_due = _raw("claim", queue="other", **_asked(now))
     assert nothing_due.root["Actual Rows"] == 0
     assert nothing_due.pages() < 100
 

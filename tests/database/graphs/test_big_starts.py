@@ -13,8 +13,9 @@ from django.db import transaction
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused, UniqueConflict
-from django_durable_tasks.lifecycle import claims, dependencies, workflow_starts
+from django_durable_tasks.lifecycle import dependencies, workflow_starts
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.dying_starter import BATCH, LARGE, layered
@@ -85,7 +86,7 @@ def test_nothing_of_it_lives_before_it_is_sealed() -> None:
     def look(*_: int) -> None:
         looks.append(set(Task.objects.values_list("status", flat=True)))
         assert set(WorkflowRun.objects.values_list("status", "released", "sealed_at")) == {("STARTING", False, None)}
-        assert not claims.heads()
+        assert not heads()
         assert not dependencies.spread(100).moved
         dependencies.find_deleted(0, 100)
         tell()

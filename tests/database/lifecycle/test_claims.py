@@ -12,6 +12,7 @@ from django.test import override_settings
 from django_durable_tasks.lifecycle import attempts, claims, limits, queues, recovery
 from django_durable_tasks.lifecycle.attempts import Refusal
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.shards import UNSERVED_AFTER
@@ -80,11 +81,11 @@ def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() ->
     a_task(due=9, priority=9)
     other = a_task(due=-5, queue="a")
     a_task(Status.QUEUED, queue="b")
-    assert claims.heads() == {QUEUE: first.alarm_at, "a": other.alarm_at}
+    assert heads() == {QUEUE: first.alarm_at, "a": other.alarm_at}
 
 
 def test_heads_of_an_empty_table_are_none() -> None:
-    assert claims.heads() == {}
+    assert heads() == {}
 
 
 def test_room_is_what_the_window_leaves_and_none_in_a_paused_queue() -> None:

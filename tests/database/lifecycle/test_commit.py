@@ -13,10 +13,10 @@ from django.test import TestCase, override_settings
 from django.utils import timezone
 
 from django_durable_tasks.celery import publisher
-from django_durable_tasks.lifecycle import limits
+from django_durable_tasks.lifecycle import limits, transitions
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
-from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, many_tasks
+from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.messages import take_rings
 from tests.project import tasks
 
@@ -180,6 +180,16 @@ def test_a_full_window_takes_no_fast_path() -> None:
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 3}):
         limits.forget_picture()
         assert [_delay().status for _ in range(2)] == [Status.QUEUED, Status.PENDING]
+
+
+def test_births_leave_half_of_the_window_to_rows_that_wait_longer() -> None:
+    waiting = a_task(due=-60)
+    with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 4}):
+        limits.forget_picture()
+        assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
+        transitions.cancel(Task.objects.filter(pk=waiting.pk), "TEST")
+        limits.forget_picture()
+        assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
 
 
 def test_an_open_breaker_takes_no_fast_path_and_nobody_is_blocked() -> None:

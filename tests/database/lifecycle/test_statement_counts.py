@@ -25,6 +25,7 @@ from django_durable_tasks.lifecycle import (
 )
 from django_durable_tasks.lifecycle import connections as ours
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question
@@ -169,7 +170,7 @@ def test_a_dead_nodes_runs_are_lost_by_the_statements_of_one() -> None:
 def test_the_heads_of_all_queues_cost_one_statement_and_the_picture_three() -> None:
     for number in range(20):
         a_task(queue=f"queue-{number}")
-    assert len(_cost(claims.heads)) == 1
+    assert len(_cost(heads)) == 1
     assert len(_cost(limits.picture)) == 3
 
 
