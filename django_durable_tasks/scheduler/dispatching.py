@@ -27,8 +27,11 @@ from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
 Attempt = Callable[[str, Callable[[], int], float], int]
 _WITHIN = 60.0
 _BUSY_POLL = 0.1
+_FULL_PAUSE = 0.02  # seconds: a window that has just been filled lasts longer than that
 _BUSY_FOR = 5.0  # seconds: what follows from what just happened is not long in coming
 _SHORTEST = 0.005
+_BREATHS, _LONGEST_BREATH = 1.0, 0.01
+"""After a claim by ids the next one waits as long as it took (seconds at most), so that many rows go together."""
 _CLOSEST = timedelta(microseconds=300)
 """Our reckoning of the database's clock may be ahead of it by so much: a claim must not come early and miss."""
 
@@ -77,7 +80,7 @@ class Dispatching:
         self._pace, self._picture = Pace(), Picture()
         self._clock: reckoning.Look | None = None
         self._heads: dict[str, datetime] = {}
-        self._poll_at = self._busy_until = 0.0
+        self._poll_at = self._busy_until = self._breathe_until = 0.0
         self._popped_nothing = self._asked = False
 
     @property
@@ -123,17 +126,23 @@ class Dispatching:
             coming = [queue for queue, head in self._heads.items() if head <= soon]
             if coming:
                 self._picture = limits.picture()
-        sent, due = 0, [queue for queue in coming if self._heads[queue] <= now]
+        due = [queue for queue in coming if self._heads[queue] <= now]
         if coming:
             self._pace.look(self._picture.queued)
-        for queue in due:
-            sent += self._dispatch(queue, now)
+        numbers = [self._dispatch(queue, now) for queue in due]
         if coming:
             self._attempt("Looking ahead", partial(self._look_ahead, coming, now, soon), _WITHIN)
         self.scanned_at = time.monotonic()
-        pause = _BUSY_POLL if self.scanned_at < self._busy_until else settings().POLL
-        self._poll_at = 0.0 if sent else self.scanned_at + min(pause, settings().POLL)
-        return sent
+        self._poll_at = self.scanned_at + self._pause(numbers)
+        return sum(numbers)
+
+    def _pause(self, numbers: list[int]) -> float:
+        """Return how long (seconds) to wait with the next poll after one that published so many rows a queue."""
+        if settings().BATCH_SIZE in numbers:
+            return 0.0  # there is more, and room for it
+        if any(numbers):
+            return _FULL_PAUSE
+        return min(_BUSY_POLL if time.monotonic() < self._busy_until else settings().POLL, settings().POLL)
 
     def _let_go(self) -> int:
         with own():
@@ -158,21 +167,25 @@ class Dispatching:
 
     def _at_their_instant(self) -> int:
         """Claim by their ids the rows whose instant has come; the poll sees to those that could not go."""
-        now = self.now - _CLOSEST
-        found = self._popped(now)
+        began = time.monotonic()
+        if began < self._breathe_until:
+            return 0
+        found = self._popped(self.now - _CLOSEST)
         self._popped_nothing = not found
         if not found:
             return 0
         going = Counter(due.queue for due in found)
         room = {queue: self._room(queue) for queue in going}
         ids = [due.task_id for due in found if going[due.queue] <= room[due.queue]]
-        claim = partial(dispatcher.dispatch_these, ids, now, self.node)
+        claim = partial(dispatcher.dispatch_these, ids, self.now, self.node)
         sent = self._attempt("Dispatching rows at their instant", claim, _WITHIN) if ids else 0
         if sent == len(found):
             for queue, number in going.items():
                 self._pace.sent(queue, number)
         else:
-            self._poll_at = 0.0
+            self._poll_at = min(self._poll_at, time.monotonic() + _FULL_PAUSE)
+        ended = time.monotonic()
+        self._breathe_until = ended + min(_BREATHS * (ended - began), _LONGEST_BREATH)
         return sent
 
     def _popped(self, now: datetime) -> list[Due]:
@@ -187,10 +200,12 @@ class Dispatching:
         if self._asked:
             return 0.0
         now = self.now
-        instants = [head for head in self._heads.values() if head > now]
+        waits = [self._poll_at - time.monotonic()]
+        waits += [(head + _CLOSEST - now).total_seconds() for head in self._heads.values() if head > now]
         next_at = self.index.next_at()
         if next_at is not None:
-            instants.append(next_at + _CLOSEST)
-        waits = [self._poll_at - time.monotonic(), *((instant - now).total_seconds() for instant in instants)]
-        # An entry of another node's shards stays where it is while that node is at it.
-        return max(_SHORTEST if self._popped_nothing else 0.0, min(waits))
+            until = (next_at + _CLOSEST - now).total_seconds()
+            if until <= 0 and self._popped_nothing:
+                until = _SHORTEST  # it is of another node's shards, and stays there while that node is at it
+            waits.append(max(until, self._breathe_until - time.monotonic()))
+        return max(0.0, min(waits))
