@@ -17,8 +17,10 @@ from django_durable_tasks.ports import Ring
 logger = logging.getLogger("django_durable_tasks.broker")
 
 
-def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None) -> int:
-    """Publish at most so many due rows of a queue, of these shards alone if given; return how many the broker took.
+def dispatch(
+    queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None, least: int = 0
+) -> int:
+    """Publish at most so many due rows of a queue, of these shards and from this priority on; return how many it took.
 
     While the breaker is open nothing is claimed, but for one row now and then that probes the broker.
     """
@@ -27,7 +29,7 @@ def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Col
     if limit <= 0:
         return 0
     with own():
-        rings = claims.claim(queue, now, limit, node, shards)
+        rings = claims.claim(queue, now, limit, node, shards, least)
     return send(rings)
 
 

@@ -49,15 +49,17 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     return rings_of(slots.kept(rows))
 
 
-def claim(queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None) -> list[Ring]:
+def claim(
+    queue: str, now: datetime, limit: int, node: uuid.UUID, shards: Collection[int] | None = None, least: int = 0
+) -> list[Ring]:
     """Claim at most so many due rows of the queue, the most urgent first; return what to publish, in that order.
 
-    ``shards``: only rows of these, or of any that nobody has served for some seconds. What a limit refuses is parked in
-    the same transaction, and of those that it hid others are claimed.
+    ``shards``: only rows of these, or of any that nobody has served for some seconds; ``least``: of this priority or a
+    higher one. What a limit refuses is parked in the same transaction, and of those that it hid others are claimed.
     """
 
     def act(number: int) -> list[Sequence[Any]]:
-        rows = transitions.claim(queue, now, number, node, conf.settings().RING_AGAIN, shards)
+        rows = transitions.claim(queue, now, number, node, conf.settings().RING_AGAIN, shards, least)
         return _ordered(rows, now)
 
     book = allowances.book()

@@ -29,6 +29,7 @@ from django_durable_tasks.rules.limits import share_of
 
 _UNKNOWN_WORKERS_WINDOW = 1_000
 _SMALLEST_WINDOW = 200
+_FEWEST_URGENT = 10
 _BEHIND = 1.0
 """Rows that are due for longer than so many seconds are behind: new ones leave room for them."""
 
@@ -56,6 +57,13 @@ class Picture:
         if queue in self.paused:
             return 0
         return max(0, self.window(queue, starts_per_second) - self.queued[queue])
+
+    def urgent_room(self, queue: str, starts_per_second: float = 0.0) -> int:
+        """Return how many more rows of the highest priority may be: a full window has a tenth more for them."""
+        if queue in self.paused:
+            return 0
+        window = self.window(queue, starts_per_second)
+        return max(0, window + max(_FEWEST_URGENT, window // 10) - self.queued[queue])
 
     def share(self, queue: str, tenant_id: int) -> int:
         """Return how many more rows of this tenant its fair share of the queue holds."""

@@ -32,6 +32,8 @@ _BUSY_FOR = 5.0  # seconds: what follows from what just happened is not long in 
 _SHORTEST = 0.005
 _BREATHS, _LONGEST_BREATH = 1.0, 0.01
 """After a claim by ids the next one waits as long as it took (seconds at most), so that many rows go together."""
+_URGENT = 9
+"""Rows of this priority go though the window is full."""
 _CLOSEST = timedelta(microseconds=300)
 """Our reckoning of the database's clock may be ahead of it by so much: a claim must not come early and miss."""
 
@@ -149,7 +151,11 @@ class Dispatching:
             return parking.let_go(self.now, settings().BATCH_SIZE)
 
     def _dispatch(self, queue: str, now: datetime) -> int:
-        dispatch = partial(dispatcher.dispatch, queue, now, self._room(queue), self.node, self.shards)
+        room, least = self._room(queue), 0
+        if not room:
+            urgent = self._picture.urgent_room(queue, self._pace.rate(queue)) - self._pace.sent_since(queue)
+            room, least = max(0, urgent), _URGENT
+        dispatch = partial(dispatcher.dispatch, queue, now, room, self.node, self.shards, least)
         number = self._attempt(f"Dispatching queue {queue!r}", dispatch, _WITHIN)
         self._pace.sent(queue, number)
         return number

@@ -107,7 +107,7 @@ def _raw(verb: str, **parameters: Any) -> _Plan:
 
 def _asked(now: datetime, shards: list[int] | None = None) -> dict[str, Any]:
     late = now - timedelta(seconds=UNSERVED_AFTER)
-    return {"now": now, "limit": 100, "node": uuid.uuid4(), "wait": 15.0, "shards": shards, "late": late}
+    return {"now": now, "limit": 100, "node": uuid.uuid4(), "wait": 15.0, "shards": shards, "late": late, "least": 0}
 
 
 @pytest.mark.parametrize("crowd", [MILLION], indirect=True)

@@ -3,7 +3,7 @@
 -- MATERIALIZED, because a plan that re-evaluates a LIMIT ... SKIP LOCKED subquery claims more rows than asked for.
 WITH due AS MATERIALIZED (
   SELECT hit.id
-    FROM (SELECT priority FROM generate_series(9, 0, -1) AS level (priority) ORDER BY priority DESC) AS level
+    FROM (SELECT priority FROM generate_series(9, %(least)s, -1) AS level (priority) ORDER BY priority DESC) AS level
    CROSS JOIN LATERAL (
      SELECT id
        FROM durable_tasks_task

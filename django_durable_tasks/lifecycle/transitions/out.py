@@ -26,16 +26,18 @@ RING_COLUMNS = (
 
 
 def claim(
-    queue: str, now: datetime, limit: int, node: uuid.UUID, wait: float, shards: Collection[int] | None = None
-) -> list[tuple[Any, ...]]:
+    queue: str, now: datetime, limit: int, node: uuid.UUID, wait: float, shards: Collection[int] | None = None,
+    least: int = 0,
+) -> list[tuple[Any, ...]]:  # fmt: skip
     """PENDING to QUEUED for due rows of a queue, the most urgent first; return their RING_COLUMNS.
 
-    ``shards``: only rows of these, or of any that nobody has served for UNSERVED_AFTER seconds.
+    ``shards``: only rows of these, or of any that nobody has served for UNSERVED_AFTER seconds; ``least``: only rows
+    of this priority or a higher one.
     """
     sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
     if sql is not None:
         parameters = {"queue": queue, "now": now, "limit": limit, "node": node, "wait": wait, "late": late}
-        rows = read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
+        rows = read(sql, parameters | {"shards": None if shards is None else sorted(shards), "least": least})
         announce("claim", Status.QUEUED, [row[0] for row in rows])
         return rows
     with atomic():
@@ -43,7 +45,7 @@ def claim(
         if shards is not None:
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(alarm_at__lte=late))
         pairs: list[tuple[uuid.UUID, int]] = []
-        for priority in range(9, -1, -1):
+        for priority in range(9, least - 1, -1):
             if len(pairs) < limit:
                 pairs += locked(due.filter(priority=priority), limit - len(pairs))
         return _claimed(pairs, node, wait)

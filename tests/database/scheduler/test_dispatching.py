@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
-from tests.factories import QUEUE, a_task
+from tests.factories import QUEUE, a_task, many_tasks
 from tests.messages import take_rings
 from tests.waiting import until
 
@@ -69,6 +70,17 @@ def test_a_queue_that_is_paused_or_full_keeps_its_rows_at_their_instant(schedule
     assert Task.objects.pending().get().queue == QUEUE
     queues.resume(QUEUE, by="anna")
     _rung(scheduler, Task.objects.get(queue=QUEUE))
+
+
+def test_the_most_urgent_wait_behind_no_full_window(scheduler: Scheduler, settings: Any) -> None:
+    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 5}
+    many_tasks(5, Status.QUEUED)
+    rows = [a_task(priority=priority) for priority in (9, 8, 0)]
+    assert scheduler.dispatching.turn() == 1
+    assert set(Task.objects.pending().values_list("pk", flat=True)) == {row.pk for row in rows[1:]}
+    many_tasks(20, priority=9)
+    scheduler.dispatching.poll()
+    assert Task.objects.queued().count() == 5 + 10
 
 
 def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(scheduler: Scheduler) -> None:
