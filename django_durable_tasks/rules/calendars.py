@@ -18,6 +18,7 @@ from django_durable_tasks.exceptions import InvalidCalendar
 FARTHEST = 3_660  # days that a search looks ahead or back: ten years
 MOST_DAYS = 20_000
 MOST_YEARS = 100
+_NAMES_IN = "en_US"
 _ONE = timedelta(days=1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -145,6 +146,8 @@ def combined(calendars: Sequence[BusinessDays]) -> BusinessDays:
 def from_holidays(country: str, subdivision: str | None, years: Iterable[int]) -> tuple[SpecialDay, ...]:
     """Return the public holidays of a country (ISO 3166) or an exchange (ISO 10383) as a snapshot.
 
+    Their names are English where the package knows these, whatever the locale of the process.
+
     Needs the extra ``[calendars]``. Raises InvalidCalendar for an unknown country or subdivision, or no package.
     """
     wanted = sorted(set(years))
@@ -159,7 +162,7 @@ def from_holidays(country: str, subdivision: str | None, years: Iterable[int]) -
     exchange = country in package.list_supported_financial()
     source = package.financial_holidays if exchange else package.country_holidays
     try:
-        found = source(country, subdiv=subdivision, years=wanted)
+        found = source(country, subdiv=subdivision, years=wanted, language=_NAMES_IN)
     except NotImplementedError as error:
         raise InvalidCalendar(f"country={country!r}, subdivision={subdivision!r}: {error}") from error
     return tuple(SpecialDay(day, DayKind.CLOSED, name) for day, name in sorted(found.items()) if day.year in wanted)
