@@ -159,7 +159,7 @@ def test_a_random_graph_runs_to_its_end_whatever_is_done_to_it_meanwhile(seed: i
     stuck = Task.objects.filter(status=Status.BLOCKED)
     assert run.is_open == stuck.exists()
     for row in stuck:
-        assert _waits_for_a_replay(row), row
+        assert _waits_for_a_replay(row), _told_of(row)
 
 
 def _each_body_ran_once_an_attempt(crew: _Crew) -> None:
@@ -169,6 +169,14 @@ def _each_body_ran_once_an_attempt(crew: _Crew) -> None:
     logged = TaskExecutionLog.objects.exclude(status=LogStatus.FENCED).exclude(run_id=None)
     ran = Counter(logged.values_list("run_id", flat=True))
     assert ran == Counter(run.run_id for run in crew.accepted)
+
+
+def _told_of(row: Task) -> str:
+    """Tell what stands above a row, for whoever reads a failure."""
+    above = TaskDependency.objects.filter(task=row).values_list(
+        "pk", "depends_on__status", "depends_on__epoch", "dependency_type", "gate", "outcome", "met", "resolved_at"
+    )
+    return f"{row.step} {row.unresolved_dependencies_count} {row.join_count} {row.reason}: {list(above)}"
 
 
 def _waits_for_a_replay(row: Task) -> bool:

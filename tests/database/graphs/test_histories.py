@@ -163,17 +163,18 @@ class Histories(RuleBasedStateMachine):
         steps = [growth.add(noop, step=f"g{len(self.ids)}")]
         if second:
             steps.append(growth.add(noop, step=f"g{len(self.ids) + 1}", after=steps[0]))
-        below = [key for key in self.graph.below([name]) if self.graph.nodes[key].edges[name].holds]
+        above = {key: self.graph.nodes[key].edges[name] for key in self.graph.below([name])}
+        below = {key: edge for key, edge in above.items() if edge.holds and edge.kind != "MUST_FAIL"}
         assert self._do(lambda: attempts.succeed(self.runs[name], None, "w", (growth,)), point)
         self.graph.nodes[name].end("SUCCESS")
         for number, step in enumerate(steps):
             edges_above = {len(self.ids) - 1: ("MUST_SUCCEED", None)} if number else {}
             shape = {"edges": edges_above, "join": "ALL", "policy": "SKIP", "gates": []}
             self._born(Task.objects.get(workflow__isnull=False, step=step.name).pk, shape)
-        for key in below:
+        for key, edge in below.items():
             node = self.graph.nodes[key]
             if node.status == "BLOCKED":
-                node.edges[f"t{len(self.ids) - 1}"] = Edge("MUST_SUCCEED", node.policy)
+                node.edges[f"t{len(self.ids) - 1}"] = Edge(edge.kind, edge.policy)
 
     # Operators and sweepers ----------------------------------------------------------------------------------------
 
