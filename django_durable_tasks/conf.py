@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -187,6 +188,14 @@ def read(raw: Mapping[str, Any]) -> Settings:
 def _check_names(url: object, region: object) -> None:
     if url is not None and not (isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))):
         raise InvalidSetting("DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or unix://.")
+    if isinstance(url, str):
+        try:
+            urlsplit(url).port  # noqa: B018 - it is read for its error
+        except ValueError:
+            # Without its text: that holds a piece of the password.
+            raise InvalidSetting(
+                "DURABLE_TASKS['REDIS_URL'] cannot be read: spell / # ? and @ in its password as %2F %23 %3F and %40."
+            ) from None
     if not isinstance(region, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", region):
         raise InvalidSetting(
             f"DURABLE_TASKS['REGION'] is {region!r}: give up to 50 letters, digits, dots, hyphens or underscores."

@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -128,8 +129,13 @@ class _Clock:
             logger.error("The clock of this host is %.1f s from the database's (SKEW_MAX %g s).", self._skew, bound)
 
 
-def _report(state: Any) -> NodeReport:
-    """Return how this worker fares, as Celery's state in its parent process knows it."""
+def _report(state: Any, consumer: Any) -> NodeReport:
+    """Return how this worker fares, as Celery's state in its parent process knows it.
+
+    Without a connection to the broker it cannot start anything, and is not to blame: as if it had just started one.
+    """
+    if getattr(consumer, "connection", None) is None:
+        return NodeReport(started=time.monotonic())
     try:
         requests = list(state.active_requests)
     except RuntimeError:  # the consumer changed the set while we read it
@@ -162,7 +168,7 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
     slots = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
-    report = partial(_report, controller.state)
+    report = partial(_report, controller.state, sender)
     _Here.beat = NodeBeat(_Here.node, _Here.name, NodeKind.WORKER, report, pool=pool, slots=slots, queues=queues)
     _Here.beat.start()
 

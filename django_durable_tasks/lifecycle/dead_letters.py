@@ -11,7 +11,7 @@ from django.db import IntegrityError
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import records, reopening, transitions
+from django_durable_tasks.lifecycle import records, reopening, scheduling, transitions
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.models.clock import DatabaseNow
@@ -19,6 +19,7 @@ from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.arguments import bind, encode
 from django_durable_tasks.rules.endings import Kind, Outcome
+from django_durable_tasks.rules.options import CallOptions
 from django_durable_tasks.rules.states import LogStatus, Resolution
 from django_durable_tasks.signals import dead_letters_grew
 
@@ -77,7 +78,8 @@ def _changed_arguments(
     payload = encode(
         rows[0].name, new_args, new_kwargs, max_bytes=settings.PAYLOAD_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH
     )
-    return {"args": json.loads(payload.args), "kwargs": json.loads(payload.kwargs)}
+    key = scheduling.limit_key(scheduling.Call(task, tuple(new_args), new_kwargs, CallOptions()))
+    return {"args": json.loads(payload.args), "kwargs": json.loads(payload.kwargs), "limit_key": key}
 
 
 @through_deadlocks

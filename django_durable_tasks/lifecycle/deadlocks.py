@@ -36,7 +36,8 @@ def through_deadlocks(act: Callable[P, R]) -> Callable[P, R]:
             try:
                 return act(*args, **kwargs)
             except OperationalError as error:
-                alone = not connections[conf.settings().DATABASE].in_atomic_block
+                connection = connections[conf.settings().DATABASE]
+                alone = connection.get_autocommit() and not connection.in_atomic_block
                 if not (alone and left and code_of(error) in _DEADLOCKS):
                     raise
         raise AssertionError

@@ -42,14 +42,12 @@ class Spread:
     rings: list[Ring] = field(default_factory=list)
 
 
-@through_deadlocks
 def spread(limit: int) -> Spread:
     """Tell one batch of endings to their dependents; the caller rings what was released. Call until nothing is left."""
     notes = list(edges.endings().untold().values_list("pk", flat=True)[:limit])
     return _spread_met(notes, (), ()) if notes else Spread()
 
 
-@through_deadlocks
 def spread_of(task_id: uuid.UUID) -> Spread:
     """Tell the ending of one task where that is little work; the rest is left to the leader."""
     below = transitions.below(task_id, SMALL + 1)
@@ -83,7 +81,9 @@ def _spread_met(notes: Sequence[int], queues: Iterable[str], limited: Iterable[s
 
     What may be rung at once: tasks of these queues, but those of the ``limited`` names.
     """
-    done = transitions.release_met(notes, _EDGES, list(queues), list(limited), conf.settings().RING_AGAIN)
+    done = through_deadlocks(transitions.release_met)(
+        notes, _EDGES, list(queues), list(limited), conf.settings().RING_AGAIN
+    )
     if done is None:
         return _spread(edges.endings().untold().filter(pk__in=list(notes)), len(notes))
     found = Spread(notes=done.notes, moved=done.moved, rings=rings_of(done.rung))
@@ -102,6 +102,7 @@ def spread_notes(notes: Iterable[int]) -> Spread:
     return _spread(edges.endings().untold().filter(pk__in=list(notes)), _EDGES)
 
 
+@through_deadlocks
 def _spread(question: EndingQuerySet, limit: int) -> Spread:
     found = list(question.values_list("pk", flat=True)[:limit])
     if not found:

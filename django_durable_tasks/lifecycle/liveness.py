@@ -57,8 +57,8 @@ def _still_for(node: Node, now: datetime) -> float | None:
     """Return for how long (seconds) the node has done nothing; None where it does not tell, as an older release."""
     if node.versions is None:
         return None
-    last = node.last_scan_at if node.kind == NodeKind.SCHEDULER else node.last_start_at or node.started_at
-    return None if last is None else (now - max(last, node.started_at)).total_seconds()
+    last = node.last_scan_at if node.kind == NodeKind.SCHEDULER else node.last_start_at
+    return (now - max(last or node.started_at, node.started_at)).total_seconds()
 
 
 def _has_free_slots(node: Node) -> bool:
@@ -69,7 +69,9 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
     """Return the queues with rows that were rung and not started for longer than the bound, and since when."""
     long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False).values_list("name", flat=True)
-    question = tasks().queued().filter(updated_at__lt=long_ago).exclude(queue__in=list(paused)).order_by()
+    # Only what was rung again: while the broker is away nobody rings, and a worker without messages is not to blame.
+    rung_again = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
+    question = rung_again.exclude(queue__in=list(paused)).order_by()
     return dict(question.values_list("queue").annotate(since=Min("updated_at")))
 
 
@@ -85,7 +87,10 @@ class Vital:
 def vitals(question: NodeQuerySet) -> list[Vital]:
     """Judge the newest node of each kind and name among these: a process that was restarted has an older row too."""
     newest = {(node.kind, node.name): node for node in question.using(database()).order_by("started_at")}
-    now, found = database_now(), sorted(newest.values(), key=lambda node: (node.kind, node.name))
+    now, living = database_now(), {(node.kind, node.host) for node in newest.values() if node.stopped_at is None}
+    # Who is gone says nothing of the one that took its place: names may hold the number of a process.
+    judged = [node for node in newest.values() if node.stopped_at is None or (node.kind, node.host) not in living]
+    found = sorted(judged, key=lambda node: (node.kind, node.name))
     still = stalled([node for node in found if node.stopped_at is None], now)
     return [_vital(node, now, still.get(node.pk, "")) for node in found]
 

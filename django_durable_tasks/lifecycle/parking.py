@@ -156,11 +156,20 @@ class Gate:
         if not any(row.scopes for row in told):
             return list(rows)
         self._look(told)
-        self._open({scope: row.name for row in told for scope in row.scopes}, told)
+        self._open(self._strictest(told), told)
         refused = rules.admitted([(row.task_id, row.scopes) for row in told], self._room)
         transitions.park_claimed({row.task_id: refused[row.task_id] for row in told if row.task_id in refused})
         self._refused += len(refused)
         return [row for row in rows if row[_ID] not in refused]
+
+    def _strictest(self, told: Sequence[_Bound]) -> dict[str, str]:
+        """Return the scopes of these rows, each with the task among them that allows the fewest at once there."""
+        found: dict[str, str] = {}
+        for scope, name in sorted({(scope, row.name) for row in told for scope in row.scopes}):
+            mine, others = self._book.places(scope, name), self._book.places(scope, found.get(scope, name))
+            if scope not in found or (mine is not None and (others is None or mine < others)):
+                found[scope] = name
+        return found
 
     def clear_head(self, queue: str, now: datetime, limit: int) -> int:
         """Park those of the next due rows that would be refused as well, so that the next claim sees whom they hide."""
@@ -257,7 +266,9 @@ def let_go(now: datetime, limit: int) -> int:
     for scope in scopes:
         number = min(free[scope], limit - gone)
         if number > 0:
-            gone += transitions.let_go(transitions.tasks().parked_for(scope), number)
+            parked = transitions.tasks().parked_for(scope)
+            gone += transitions.expire(parked.filter(expires_at__lte=now), limit)
+            gone += transitions.let_go(parked, number)
     return gone
 
 

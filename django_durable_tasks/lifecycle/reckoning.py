@@ -6,6 +6,8 @@ on, which no operator and no time server sets.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,7 +19,8 @@ from django.utils import timezone
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.connections import close_all, on_sqlite, own
 
-_FRESH = 60.0
+_FRESH, _SOON = 60.0, 3.0
+"""After so many seconds the database is asked anew; this soon after it failed or was slow."""
 _TOO_SLOW = 1.0
 
 
@@ -58,21 +61,49 @@ def skew() -> float | None:
 
 
 class _Last:
-    seen: Look | None = None
+    """The last look of this process; of several threads one looks, the others go by what is known."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.seen: Look | None = None
+        self.again_at = float("-inf")
+
+    def recent(self) -> Look | None:
+        if time.monotonic() >= self.again_at and self.lock.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self.lock.release()
+        return self.seen
+
+    def _look(self) -> None:
+        try:
+            with own():
+                seen = look()
+            if not seen.is_slow:
+                self.seen = seen
+            self.again_at = time.monotonic() + (_SOON if seen.is_slow else _FRESH)
+        except Error:
+            self.again_at = time.monotonic() + _SOON
+        if hasattr(mail, "outbox"):
+            # Django's test runner drops its database at the end, which PostgreSQL refuses while we are connected.
+            close_all()
+
+
+_last = _Last()
+
+
+def forget() -> None:
+    """Forget the last look; the next question looks anew."""
+    global _last
+    _last = _Last()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def _recent() -> Look | None:
-    if _Last.seen is not None and time.monotonic() - _Last.seen.heard < _FRESH:
-        return _Last.seen
-    try:
-        with own():
-            _Last.seen = look()
-    except Error:
-        return None
-    if hasattr(mail, "outbox"):
-        # Django's test runner drops its database at the end, which PostgreSQL refuses while we are connected.
-        close_all()
-    return _Last.seen
+    return _last.recent()
 
 
 def surely_over(instant: datetime) -> bool:
@@ -85,8 +116,8 @@ def surely_over(instant: datetime) -> bool:
 
 
 def reckoned_now() -> datetime:
-    """Return what the database's clock shows, to half a round trip; the host's time while the database is away."""
+    """Return what the database's clock shows, a round trip late at most, never early; while it is away the host's."""
     seen = None if on_sqlite() else _recent()
     if seen is None:
         return timezone.now()
-    return seen.said + timedelta(seconds=time.monotonic() - (seen.asked + seen.heard) / 2)
+    return seen.said + timedelta(seconds=time.monotonic() - seen.asked)

@@ -36,9 +36,8 @@ class _Neighbourhood:
 
     def __init__(self, asked: Iterable[uuid.UUID]) -> None:
         self.asked = set(asked)
-        keys = _with_all_below(self.asked)
-        _lock_runs(keys)
-        self.rows = transitions.lock_rows(keys)
+        self.rows: dict[uuid.UUID, Task] = {}
+        self._lock_all()
         self.above: dict[uuid.UUID, list[TaskDependency]] = {key: [] for key in self.rows}
         self.under: dict[uuid.UUID, list[uuid.UUID]] = {}
         self.forced: set[uuid.UUID] = set()
@@ -47,6 +46,17 @@ class _Neighbourhood:
             self.above[edge.task_id].append(edge)
             if edge.depends_on_id is not None:
                 self.under.setdefault(edge.depends_on_id, []).append(edge.task_id)
+
+    def _lock_all(self) -> None:
+        """Lock until nothing is found below that is not held: edges may be added between a look and its locks.
+
+        Whoever adds an edge holds the row above it, so that below rows which we hold nothing comes any more.
+        """
+        known: set[uuid.UUID] = set()
+        while keys := sorted(set(_with_all_below(self.asked)) - known):
+            _lock_runs(keys)
+            self.rows |= transitions.lock_rows(keys)
+            known.update(keys)
 
     def runs_of(self, keys: Iterable[uuid.UUID]) -> set[uuid.UUID]:
         """Return the runs of these rows."""

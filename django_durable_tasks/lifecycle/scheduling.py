@@ -229,7 +229,7 @@ def _check(given: CallOptions, settings: conf.Settings) -> None:
 
 
 def _keys(call: Call) -> dict[str, str | None]:
-    return {"unique_key": _unique_key(call), "limit_key": _limit_key(call)}
+    return {"unique_key": _unique_key(call), "limit_key": limit_key(call)}
 
 
 def _unique_key(call: Call) -> str | None:
@@ -241,7 +241,8 @@ def _unique_key(call: Call) -> str | None:
     return formatted("unique", unique, call.args, {**call.kwargs, "task": call.task.options.name})
 
 
-def _limit_key(call: Call) -> str | None:
+def limit_key(call: Call) -> str | None:
+    """Return under which key of a PerKey limit this call counts, or None; raises InvalidOption."""
     most = call.task.options.max_concurrency
     if not isinstance(most, PerKey):
         return None

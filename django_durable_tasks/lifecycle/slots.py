@@ -99,7 +99,7 @@ def hold(epochs: dict[uuid.UUID, int]) -> int:
 def let_go(limit: int) -> int:
     """Let the oldest held row of so many free slots go on, not before its ``run_at``; return how many went."""
     others = transitions.tasks().filter(slot=OuterRef("slot"), completed_at__isnull=True)
-    busy = others.exclude(status=Status.PENDING, alarm_at__gte=HELD)
+    busy = others.exclude(status=Status.PENDING, alarm_at__gte=HELD, held_for__isnull=True)
     waiting = transitions.tasks().held().filter(~Exists(busy))
     slots = _slots_of(waiting, limit)
     taken = held_by_workflows() if slots else {}

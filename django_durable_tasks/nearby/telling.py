@@ -203,10 +203,10 @@ def send(note: Note) -> bool:
 
 
 def send_by_redis(note: Note) -> bool:
-    """Publish a note in Redis; False where there is none or it is away."""
+    """Publish a note in Redis; False where there is none, it is away, or nobody listens there."""
     door = redis_door.door()
     channel, payload = wake_channel(scope()), note.spelled()
-    return door is not None and door.through(lambda client: client.publish(channel, payload) is not None, False)
+    return door is not None and door.through(lambda client: client.publish(channel, payload) > 0, False)
 
 
 def send_by_postgresql(note: Note) -> bool:

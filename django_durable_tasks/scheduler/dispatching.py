@@ -8,6 +8,7 @@ lost, the next poll finds; what it holds wrongly, the claim refuses.
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections import Counter
@@ -109,7 +110,7 @@ class Dispatching:
     def turn(self) -> int:
         """Publish what has become due; return how many rows."""
         sent = self._at_their_instant()
-        if self._asked or time.monotonic() >= self._poll_at:
+        if time.monotonic() >= self._next_poll_at():
             sent += self.poll()
         if sent:
             self.sent_at = time.monotonic()
@@ -119,7 +120,7 @@ class Dispatching:
     def poll(self) -> int:
         """Publish what is due, by the rows; look ahead. Return how many rows were published."""
         self._asked = False  # first, so that what is asked for meanwhile is done
-        self._attempt("Letting parked rows go", self._let_go, _WITHIN)
+        gone = self._attempt("Letting parked rows go", self._let_go, _WITHIN)
         with own():
             self._clock = reckoning.look()
             self._heads = heads()
@@ -129,17 +130,22 @@ class Dispatching:
             if coming:
                 self._picture = limits.picture()
         due = [queue for queue in coming if self._heads[queue] <= now]
+        random.shuffle(due)  # a limit of all queues has room for a few: not always for the same ones
         if coming:
             self._pace.look(self._picture.queued)
         numbers = [self._dispatch(queue, now) for queue in due]
         if coming:
             self._attempt("Looking ahead", partial(self._look_ahead, coming, now, soon), _WITHIN)
         self.scanned_at = time.monotonic()
-        self._poll_at = self.scanned_at + self._pause(numbers)
+        self._poll_at = self.scanned_at + self._pause([*numbers, gone])
         return sum(numbers)
 
+    def _next_poll_at(self) -> float:
+        """Return when to poll next: who is asked to look comes earlier, but never without a pause."""
+        return min(self._poll_at, (self.scanned_at or 0.0) + _FULL_PAUSE) if self._asked else self._poll_at
+
     def _pause(self, numbers: list[int]) -> float:
-        """Return how long (seconds) to wait with the next poll after one that published so many rows a queue."""
+        """Return how long (seconds) to wait with the next poll after one that moved so many rows of each queue."""
         if settings().BATCH_SIZE in numbers:
             return 0.0  # there is more, and room for it
         if any(numbers):
@@ -203,10 +209,8 @@ class Dispatching:
 
     def rest(self) -> float:
         """Return how long (seconds) there is nothing to publish, at most until the next poll."""
-        if self._asked:
-            return 0.0
         now = self.now
-        waits = [self._poll_at - time.monotonic()]
+        waits = [self._next_poll_at() - time.monotonic()]
         waits += [(head + _CLOSEST - now).total_seconds() for head in self._heads.values() if head > now]
         next_at = self.index.next_at()
         if next_at is not None:

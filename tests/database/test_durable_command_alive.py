@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
+from django.db import OperationalError
 from django.urls import reverse
 
 from django_durable_tasks.lifecycle import leadership, liveness, nodes
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.nodes import NodeReport
+from django_durable_tasks.management.durable import probing
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import list_of, operator
 from tests.database.durable_command import durable
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 LONG = 120.0
 
 
@@ -39,7 +42,7 @@ def _scheduler(*, idle: float = 0.0, **fields: Any) -> Node:
 
 
 def _waits(since: float = LONG, **fields: Any) -> Task:
-    row = a_task(Status.QUEUED, **fields)
+    row = a_task(Status.QUEUED, **{"publish_count": 2, **fields})
     Task.objects.filter(pk=row.pk).update(updated_at=_ago(since))
     return row
 
@@ -81,12 +84,19 @@ def test_rows_that_were_rung_a_moment_ago_or_stand_in_a_paused_queue_accuse_nobo
     assert _stalled() == set()
 
 
+def test_rows_that_were_rung_once_accuse_nobody_for_the_broker_may_be_away() -> None:
+    _waits(publish_count=1)
+    _worker()
+    assert _stalled() == set()
+
+
 def test_a_scheduler_that_looks_no_more_has_stalled(settings: Any) -> None:
     _scheduler(idle=30)
     node = _scheduler(idle=LONG)
-    _scheduler(last_scan_at=None)
-    assert _stalled() == {node.pk}
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "STALLED_AFTER": 600}
+    never = _scheduler(last_scan_at=None)
+    _scheduler(last_scan_at=None, started_at=_ago(5))
+    assert _stalled() == {node.pk, never.pk}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "STALLED_AFTER": 7_200}
     assert _stalled() == set()
 
 
@@ -150,13 +160,17 @@ def test_a_probe_judges_the_process_that_runs_now_not_the_one_before_it() -> Non
     assert _alive("--node", "a") == (0, ["alive"])
 
 
-def test_a_database_that_is_away_restarts_nobody() -> None:
-    def refuse(*_: Any) -> None:
-        raise OperationalError("it is away")
+@contextmanager
+def away(*_: Any) -> Iterator[None]:
+    """Stand for a connection that cannot be made."""
+    raise OperationalError("it is away")
+    yield
 
+
+def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     _scheduler(name="a", idle=LONG)
-    with connections[DEFAULT_DB_ALIAS].execute_wrapper(refuse):
-        answer = durable("alive", "--node", "a")
+    monkeypatch.setattr(probing, "own", away)
+    answer = durable("alive", "--node", "a")
     assert answer.code == 0
     assert "nobody can tell" in answer.err
 

@@ -7,7 +7,7 @@ WITH due AS MATERIALIZED (
    ORDER BY id
      FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE durable_tasks_task AS task
-   SET status = 'QUEUED', epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
+   SET status = 'QUEUED', held_for = NULL, epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
        alarm_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
   FROM due
  WHERE task.id = due.id AND task.status || '' = 'PENDING'

@@ -52,7 +52,8 @@ def claim(
 
 
 def _claimed(pairs: Sequence[tuple[uuid.UUID, int]], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
-    move("claim", pairs, Status.QUEUED, node=node, alarm_at=after(wait), publish_count=F("publish_count") + 1)
+    writes: dict[str, Any] = {"node": node, "alarm_at": after(wait), "publish_count": F("publish_count") + 1}
+    move("claim", pairs, Status.QUEUED, held_for=None, **writes)
     return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
 
 

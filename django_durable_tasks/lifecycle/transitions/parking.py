@@ -5,12 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Case, F, SmallIntegerField, Value, When
+from django.db.models.functions import Least
 
 from django_durable_tasks.lifecycle.transitions.guards import NOW, atomic, locked, move, shown, tasks
 from django_durable_tasks.models.task import HELD, TaskQuerySet
 from django_durable_tasks.rules.states import Status
+
+_WAS_DUE: Any = Least("run_at", NOW)
+"""Only what is due is parked; it may have been made due before its ``run_at`` by an operator."""
 
 
 def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
@@ -34,9 +39,10 @@ def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
 def let_go(question: TaskQuerySet, limit: int) -> int:
     """Parked rows are due again, in the order in which they were; rows that somebody else holds are left alone."""
     with atomic():
-        pairs = locked(question.filter(status=Status.PENDING, held_for__isnull=False), limit)
+        parked = question.filter(status=Status.PENDING, held_for__isnull=False, alarm_at__gte=HELD)
+        pairs = locked(parked, limit)
         these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], held_for__isnull=False)
-        return these.update(alarm_at=F("run_at"), held_for=None, updated_at=NOW) if pairs else 0
+        return these.update(alarm_at=_WAS_DUE, held_for=None, updated_at=NOW) if pairs else 0
 
 
 def set_right(question: TaskQuerySet) -> int:
@@ -44,7 +50,7 @@ def set_right(question: TaskQuerySet) -> int:
     with atomic():
         these = tasks().filter(shown(locked(question)))
         unnamed = these.filter(status__standing=[Status.PENDING], alarm_at__gte=HELD, held_for=None, slot=None)
-        number = unnamed.update(alarm_at=F("run_at"), updated_at=NOW)
+        number = unnamed.update(alarm_at=_WAS_DUE, updated_at=NOW)
         unparked = these.exclude(status=Status.PENDING, alarm_at__isnull=False, alarm_at__gte=HELD)
         return number + unparked.filter(held_for__isnull=False).update(held_for=None, updated_at=NOW)
 

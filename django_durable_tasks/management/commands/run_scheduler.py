@@ -8,7 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormat
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import Error
+from django.db import Error, connections
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.lifecycle import declared
@@ -71,6 +71,7 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
         self.stdout.write(f"{scheduler.name} runs; stop it with Ctrl-C.")
+        connections.close_all()  # the scheduler has connections of its own
         scheduler.run()
 
     def _warn_of_declarations(self) -> None:

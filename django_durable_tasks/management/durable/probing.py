@@ -7,11 +7,13 @@ from argparse import ArgumentParser
 
 from django.db import Error
 
+from django_durable_tasks.lifecycle.connections import Patience, own
 from django_durable_tasks.lifecycle.liveness import Vital, vitals
 from django_durable_tasks.management.durable.output import Output, table
 from django_durable_tasks.management.durable.verb import OK, UNHEALTHY, Options, Verb
 from django_durable_tasks.models import Node
 
+_PATIENCE = Patience(statement=2.0, lock=1.0, idle=2.0)
 _SHOWN = ("name", "kind", "host", "pid", "state", "fault")
 
 
@@ -29,7 +31,8 @@ def run(options: Options, out: Output) -> int:
     name = options["node"]
     wanted = {"name": name} if name else {"host": platform.node()}
     try:
-        found = vitals(Node.objects.filter(**wanted))
+        with own(_PATIENCE):
+            found = vitals(Node.objects.filter(**wanted))
     except Error as error:
         out.note(f"The database does not answer, so nobody can tell: {error}")
         out.emit({"alive": None, "nodes": []}, "unknown")

@@ -32,9 +32,9 @@ def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.fixture(autouse=True)
 def _new_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reckoning._Last, "seen", None)
+    reckoning.forget()
     yield
-    reckoning._Last.seen = None
+    reckoning.forget()
 
 
 @pytest.fixture(params=[-300, 300])
