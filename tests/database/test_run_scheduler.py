@@ -24,7 +24,7 @@ def test_shards_are_read_as_ranges_and_numbers() -> None:
     assert parser.parse_args([]).shards is None
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_one_round_under_a_name_and_with_shards_leaves_no_node_behind() -> None:
     out = StringIO()
     call_command("run_scheduler", "--once", "--node-id", "a", "--shards", "0-31", stdout=out)

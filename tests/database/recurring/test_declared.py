@@ -280,6 +280,7 @@ def test_modules_that_cannot_be_imported_pause_nothing(monkeypatch: pytest.Monke
     assert _row().status == "ACTIVE"
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_scheduler_says_at_its_start_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     _declare()
     call_command("run_scheduler", "--once")
