@@ -39,6 +39,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("SECRET_NAMES", "("),
         ("REDIS_URL", "cache:6379"),
         ("REDIS_URL", 6379),
+        ("REDIS_URL", "redis://:pa/ss@cache:6379/3"),
         ("REGION", "eu west"),
         ("REGION", None),
         ("LOOKAHEAD", 0),

@@ -102,3 +102,20 @@ def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
     skew = Node.objects.get(pk=beat.node).skew
     assert skew is not None
     assert abs(skew - 2 * shift) < NEAR.total_seconds()
+
+
+def test_an_answer_that_was_long_in_coming_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = database_now()
+    slow = reckoning.Look(said=now, asked=0.0, heard=8.0, host=now)
+    looks = iter([slow, reckoning.look()])
+    monkeypatch.setattr(reckoning, "look", lambda: next(looks))
+    assert not reckoning.surely_over(now - timedelta(hours=1))
+    reckoning._last.again_at = float("-inf")
+    assert reckoning.surely_over(now - timedelta(hours=1))
+
+
+def test_what_the_database_shows_is_never_reckoned_too_early() -> None:
+    for _ in range(20):
+        before = reckoning.reckoned_now()
+        assert database_now() <= reckoning.reckoned_now() + timedelta(milliseconds=1)
+        assert before <= reckoning.reckoned_now()
