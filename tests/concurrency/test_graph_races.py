@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from django_durable_tasks.lifecycle import (
     edges,
     graph_operations,
     linking,
+    reopening,
     workflow_runs,
 )
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
@@ -59,6 +61,34 @@ def test_two_upstreams_that_end_at_the_same_instant_release_once() -> None:
         found = list(Task.objects.filter(pk__in=[down.pk for down in downs]).values_list("status", "epoch"))
         assert [(status in READY, epoch) for status, epoch in found] == [(True, 1)] * 2
         assert not edges.endings().exists()
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_an_edge_that_is_added_between_a_replays_look_and_its_locks_waits_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    up = a_task(due=3_600)
+    before, low = _after(up), a_task(due=3_600, on_upstream_failure="WAIT")
+    Task.objects.filter(pk=up.pk).update(alarm_at=up.created_at)
+    fail(up)
+    tell()
+    look, linked = reopening._with_all_below, list[Any]()
+
+    def looked(asked: set[uuid.UUID]) -> list[uuid.UUID]:
+        found = look(asked)
+        if not linked:
+            linked.extend(no_errors(race([lambda: (_link(low, up), tell())])))
+        return found
+
+    monkeypatch.setattr(reopening, "_with_all_below", looked)
+    dead_letters.replay(question(up), by="anna")
+    assert linked
+    assert list(TaskDependency.objects.filter(depends_on=up.pk).values_list("outcome", flat=True)) == [None, None]
+    succeed(up)
+    tell()
+    assert [one in READY for one in stands(before, low)] == [True, True]
+    assert not recount()
 
 
 def test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
