@@ -72,6 +72,11 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
 
+    def waiting_for(self, name: str) -> dict[str, Edge]:
+        """Return who waits for this one, by what edge, and would wait for what it adds; not who waits for a failure."""
+        found = {key: self.nodes[key].edges[name] for key in self.below([name])}
+        return {key: edge for key, edge in found.items() if edge.holds and edge.kind != "MUST_FAIL"}
+
     def below(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return who waits for these: their names, and for which."""
         found = {key: [name for name in names if name in node.edges] for key, node in self.nodes.items()}

@@ -163,8 +163,7 @@ class Histories(RuleBasedStateMachine):
         steps = [growth.add(noop, step=f"g{len(self.ids)}")]
         if second:
             steps.append(growth.add(noop, step=f"g{len(self.ids) + 1}", after=steps[0]))
-        above = {key: self.graph.nodes[key].edges[name] for key in self.graph.below([name])}
-        below = {key: edge for key, edge in above.items() if edge.holds and edge.kind != "MUST_FAIL"}
+        below = self.graph.waiting_for(name)
         assert self._do(lambda: attempts.succeed(self.runs[name], None, "w", (growth,)), point)
         self.graph.nodes[name].end("SUCCESS")
         for number, step in enumerate(steps):
