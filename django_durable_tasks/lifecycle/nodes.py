@@ -19,7 +19,7 @@ from django_durable_tasks import __version__, conf
 from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.connections import on_sqlite
 from django_durable_tasks.lifecycle.transitions import database
-from django_durable_tasks.models import Node, NodeKind
+from django_durable_tasks.models import Node, NodeKind, SchedulerLease
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.node import NodeQuerySet
 from django_durable_tasks.rules.timetables.zones import tzdata_version
@@ -128,8 +128,13 @@ def declare_dead(node_ids: Sequence[uuid.UUID]) -> int:
 
 
 def beats() -> dict[uuid.UUID, int]:
-    """Return the heartbeat counters of this region's nodes that have not left: another region buries its own."""
-    return dict(here().values_list("pk", "beats"))
+    """Return the heartbeat counters of nodes that have not left: this region's, and those of regions that nobody leads.
+
+    A region that is led buries its own. Two statements.
+    """
+    offices = SchedulerLease.objects.using(database()).filter(expires_at__gte=after(-timeout()))
+    led = {name.partition("@")[2] for name in offices.values_list("name", flat=True)} - {conf.settings().REGION}
+    return dict(Node.objects.using(database()).alive().exclude(region__in=led).values_list("pk", "beats"))
 
 
 class Vigil:

@@ -45,6 +45,8 @@ def test_a_region_has_a_leader_beside_that_of_another() -> None:
 @pytest.mark.usefixtures("_europe")
 def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
     mine, there = a_node(region="eu"), a_node()
+    led = SchedulerLease.objects.filter(name="leader")
+    led.update(expires_at=database_now() + timedelta(seconds=60))
     nodes.register(ANNA, "a", NodeKind.WORKER)
     assert set(nodes.beats()) == {mine.pk, ANNA}
     departed = a_node(region="us", stopped=3_600)
@@ -54,6 +56,8 @@ def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
     assert recovery.lose_departed(database_now(), 10) == 1
     assert Task.objects.get(pk=row.pk).status == Status.PENDING
     assert there.pk not in nodes.beats()
+    led.update(expires_at=database_now() - timedelta(hours=1))
+    assert there.pk in nodes.beats(), "nobody leads its region"
 
 
 @pytest.mark.usefixtures("_europe")
