@@ -78,7 +78,8 @@ def test_an_edge_that_is_added_between_a_replays_look_and_its_locks_waits_again(
     def looked(asked: set[uuid.UUID]) -> list[uuid.UUID]:
         found = look(asked)
         if not linked:
-            linked.extend(no_errors(race([lambda: (_link(low, up), tell())])))
+            linked.extend(no_errors(race([partial(_link, low, up)])))
+            no_errors(race([tell]))
         return found
 
     monkeypatch.setattr(reopening, "_with_all_below", looked)

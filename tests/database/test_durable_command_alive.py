@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -160,11 +158,9 @@ def test_a_probe_judges_the_process_that_runs_now_not_the_one_before_it() -> Non
     assert _alive("--node", "a") == (0, ["alive"])
 
 
-@contextmanager
-def away(*_: Any) -> Iterator[None]:
+def away(*_: Any) -> Any:
     """Stand for a connection that cannot be made."""
     raise OperationalError("it is away")
-    yield
 
 
 def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
