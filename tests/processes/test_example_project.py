@@ -142,9 +142,9 @@ def test_a_second_ctrl_c_does_not_wait_for_runs_in_progress(tmp_path: Path) -> N
         _started_run(folder, log, process)
         groups = _nodes(folder)
         process.send_signal(signal.SIGINT)
-        until(lambda: "A second Ctrl-C" in _said(log) or process.poll() is not None, within=20)
+        until(lambda: "A second Ctrl-C" in _said(log) or process.poll() is not None, within=60)
         process.send_signal(signal.SIGINT)
-        process.wait(20)
+        process.wait(60)
     until(lambda: not [group for group in groups if _exists(group)], within=10)
 
 
