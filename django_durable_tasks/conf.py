@@ -63,8 +63,8 @@ class Settings:
     )
     STALLED_AFTER: float = _duration(
         60,
-        "A scheduler that looked for nothing, or a worker with free slots that started nothing though rows were "
-        "published to its queues, for so long is stalled: `durable alive` fails.",
+        "A scheduler that looked for nothing, or a worker with free slots that started nothing though rows of "
+        "its queues were rung more than once, for so long is stalled: `durable alive` fails.",
     )
     DATABASE: str = _value("default", "The alias of the database that holds the tables.")
     LISTEN_DATABASE: str | None = _value(
