@@ -17,10 +17,11 @@ class DurableTasksConfig(AppConfig):
         """Plug in; the imports stand here because models must be loaded first."""
         from django_durable_tasks import checks, ports
         from django_durable_tasks.celery import dispatcher, filesystem, handlers, publisher, worker
-        from django_durable_tasks.lifecycle import doors
+        from django_durable_tasks.lifecycle import doors, verifying
         from django_durable_tasks.lifecycle.cancellation import Verbs
         from django_durable_tasks.lifecycle.first_rows import write_first_rows
         from django_durable_tasks.management.durable.declaring import after_migrate
+        from django_durable_tasks.nearby import verifying as verifying_nearby
         from django_durable_tasks.nearby.telling import Teller
         from django_durable_tasks.targets import audit, carry, end_of_workflow, maps  # noqa: F401 - all processes know them
 
@@ -33,6 +34,7 @@ class DurableTasksConfig(AppConfig):
             broker_port=dispatcher.broker_open,
             due_port=Teller(),
         )
+        verifying.join(*verifying_nearby.CHECKS)
         handlers.connect()
         worker.connect()
         checks.register()

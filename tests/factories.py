@@ -24,7 +24,9 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
+from django_durable_tasks.models.task import new_task_id
 from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.shards import shard_of
 from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
 
 QUEUE = "test"
@@ -67,6 +69,8 @@ def _task(status: Status, due: float | None, now: datetime, fields: dict[str, An
     values: dict[str, Any] = {"name": NOOP, "queue": QUEUE, "run_at": now, "status": status}
     values |= _of_state(status, due, now, fields)
     values |= fields
+    values["id"] = values.get("id") or new_task_id()
+    values.setdefault("shard_key", shard_of(values["id"]))
     for key in ("key", "unique_key"):
         values.setdefault(f"open_{key}", values.get(key) if status in OPEN else None)
     return Task(**values)

@@ -18,7 +18,7 @@ from django_durable_tasks.rules.agenda import Planned
 from django_durable_tasks.rules.options import CallOptions, call_options
 from django_durable_tasks.rules.overlaps import Verdict
 from django_durable_tasks.rules.recurring import Fate, Overlap
-from django_durable_tasks.rules.shards import SHARDS
+from django_durable_tasks.rules.shards import shard_of
 from django_durable_tasks.rules.states import Status
 
 _MOST = 200_000
@@ -69,7 +69,7 @@ def task_values(
     expires_in = row.expires_in if row.expires_in is not None else shared["expires_in"]
     return shared | {
         "id": task_id,
-        "shard_key": task_id.int % SHARDS,
+        "shard_key": shard_of(task_id),
         "run_at": effective,
         "alarm_at": HELD if verdict.held else effective,
         "expires_at": None if expires_in is None else effective + timedelta(seconds=expires_in),

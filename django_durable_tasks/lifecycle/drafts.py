@@ -15,6 +15,7 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, TaskDependency, Workf
 from django_durable_tasks.models.task import new_task_id
 from django_durable_tasks.rules.arguments import bind
 from django_durable_tasks.rules.graphs import layers, needed
+from django_durable_tasks.rules.shards import shard_of
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import Plan, PlannedEdge, PlannedTask, WorkflowStatus, written
 
@@ -116,7 +117,7 @@ def _row(task: PlannedTask, found: Draft, place: int, launch: Launch, now: datet
     kwargs = written(dict(task.kwargs), found.ids) if task.refers else task.kwargs
     values = scheduling.values_of(Call(known, args, kwargs, options), refers=task.refers)
     return values | {
-        "id": found.ids[place], "shard_key": scheduling.shard_of(found.ids[place]),
+        "id": found.ids[place], "shard_key": shard_of(found.ids[place]),
         "workflow_id": found.runs[task.scope].pk, "step": task.step[:200],
     }  # fmt: skip
 

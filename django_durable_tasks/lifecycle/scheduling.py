@@ -28,7 +28,7 @@ from django_durable_tasks.rules.followups import Schedule
 from django_durable_tasks.rules.graphs import Join, OnUpstreamFailure, needed, needed_of
 from django_durable_tasks.rules.limits import PerKey
 from django_durable_tasks.rules.options import CallOptions, call_options, checked_key, checked_name
-from django_durable_tasks.rules.shards import SHARDS
+from django_durable_tasks.rules.shards import shard_of
 from django_durable_tasks.rules.states import Status, UniqueOnConflict
 from django_durable_tasks.rules.workflows import REFERS
 
@@ -156,11 +156,6 @@ def values_of(call: Call, *, refers: bool = False) -> dict[str, Any]:
     if refers:
         values["options"] = json.dumps({**json.loads(values["options"] or "{}"), REFERS: 1})
     return values
-
-
-def shard_of(task_id: uuid.UUID) -> int:
-    """Return the shard of a task."""
-    return task_id.int % SHARDS
 
 
 def _values(call: Call, *, alone: bool = True) -> dict[str, Any]:

@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error, IntegrityError
-from django.db.models import Model
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.lifecycle import (
-    transitions,
     verifying_graphs,
     verifying_limits,
     verifying_nodes,
     verifying_recurring,
+    verifying_shards,
     verifying_tasks,
     verifying_waits,
     verifying_workflows,
 )
-from django_durable_tasks.lifecycle.verifying_walks import Check, Page, batches, distinct, look, pages
+from django_durable_tasks.lifecycle.verifying_walks import Check, Page, Unreadable, batches, distinct, look
 from django_durable_tasks.rules.findings import Finding
 
 logger = logging.getLogger("django_durable_tasks.verify")
@@ -32,10 +31,10 @@ CHECKS: dict[str, Check] = {
     for check in (
         *verifying_graphs.CHECKS, *verifying_workflows.CHECKS, *verifying_tasks.CHECKS, *verifying_waits.CHECKS,
         *verifying_limits.CHECKS,
-        *verifying_recurring.CHECKS, *verifying_nodes.CHECKS,
+        *verifying_recurring.CHECKS, *verifying_nodes.CHECKS, *verifying_shards.CHECKS,
     )
 }  # fmt: skip
-GROUPS = tuple(dict.fromkeys(check.group for check in CHECKS.values()))
+"""All checks by their names: ours, and those that higher floors bring with ``join``."""
 MOST = 1_000
 """So many findings of one check are kept; then it looks no further."""
 Progress = Callable[[str, float], object]
@@ -46,7 +45,7 @@ Progress = Callable[[str, float], object]
 class Answer:
     """What a check found: how many rows it looked at, what is wrong, and why it could not look, if so.
 
-    ``more``: it stopped at the limit, and there may be others.
+    ``more``: it stopped at the limit, and there may be others; ``note``: there was nothing to look at, and why.
     """
 
     check: Check
@@ -54,6 +53,7 @@ class Answer:
     findings: list[Finding] = field(default_factory=list)
     more: bool = False
     error: str = ""
+    note: str = ""
 
     @property
     def goes_on(self) -> bool:
@@ -70,13 +70,23 @@ class Deed:
     left: str = ""
 
 
+def join(*checks: Check) -> None:
+    """Add checks of a higher floor; called once by ``apps.ready()``."""
+    CHECKS.update({check.name: check for check in checks})
+
+
+def groups() -> tuple[str, ...]:
+    """Return the groups of all checks."""
+    return tuple(dict.fromkeys(check.group for check in CHECKS.values()))
+
+
 def chosen(names: Iterable[str] = ()) -> list[Check]:
     """Return the checks of these names or groups, all where none is given; raises InvalidOption with the nearest."""
     wanted: dict[str, Check] = {}
     for name in names:
         found = {one.name: one for one in CHECKS.values() if name in (one.name, one.group)}
         if not found:
-            near = difflib.get_close_matches(name, [*CHECKS, *GROUPS], n=1, cutoff=0.4)
+            near = difflib.get_close_matches(name, [*CHECKS, *groups()], n=1, cutoff=0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InvalidOption(f"There is no check {name!r}.{hint}")
         wanted |= found
@@ -90,26 +100,29 @@ def verify(
 
     A finding was found again with its rows locked. What a check cannot read is its ``error``, and the others go on.
     """
-    answers = {check.name: Answer(check) for check in (chosen() if checks is None else checks)}
-    grounds: dict[type[Model], list[Answer]] = {}
+    wanted = chosen() if checks is None else checks
+    answers = {check.name: Answer(check, note=check.idle() if check.idle else "") for check in wanted}
+    grounds: dict[type[Any], list[Answer]] = {}
     for answer in answers.values():
-        grounds.setdefault(answer.check.ground, []).append(answer)
-    for ground, several in grounds.items():
-        _walk(ground, several, limit, progress)
+        if not answer.note:
+            grounds.setdefault(answer.check.ground, []).append(answer)
+    for several in grounds.values():
+        _walk(several, limit, progress)
     return list(answers.values())
 
 
-def _walk(ground: type[Model], answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
+def _walk(answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
+    one = answers[0].check
     try:
-        for page in pages(ground):
+        for page in one.walk():
             for answer in answers:
                 if answer.goes_on:
                     _look(answer, page, limit)
             if progress is not None:
-                progress(str(ground._meta.verbose_name_plural), page.part)
+                progress(one.plural, page.part)
             if not any(answer.goes_on for answer in answers):
                 return
-    except Error as away:
+    except (Error, Unreadable) as away:
         for answer in answers:
             answer.error = answer.error or _told(away)
 
@@ -119,7 +132,7 @@ def _look(answer: Answer, page: Page, limit: int) -> None:
         suspects = answer.check.judge(look(), page.rows)
         # One more than is wanted, so that the limit is known to cut something off.
         confirmed = answer.check.confirmed(suspects, limit + 1 - len(answer.findings))
-    except Error as broken:
+    except (Error, Unreadable) as broken:
         answer.error = _told(broken)
         return
     answer.looked_at += page.number
@@ -129,6 +142,8 @@ def _look(answer: Answer, page: Page, limit: int) -> None:
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, Unreadable):
+        return str(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
@@ -156,7 +171,7 @@ def repair(answers: Sequence[Answer]) -> list[Deed]:
 def _mend(check: Check, findings: Sequence[Finding]) -> list[Deed]:
     """Mend a batch; one that is refused is mended row by row, so that one row spoils no other."""
     try:
-        with transitions.atomic():
+        with check.guarded():
             return _mend_at_once(check, findings)
     except (DurableTasksError, IntegrityError) as refused:
         keys = distinct(findings)
@@ -170,8 +185,7 @@ def _mend_at_once(check: Check, findings: Sequence[Finding]) -> list[Deed]:
     rows = check.held(distinct(findings))
     still = [one for one in check.judge(moment, rows) if one.repair]
     done = check.repair(moment, still) if still and check.repair is not None else {}
-    there, held = {(one.key, one.field) for one in still}, rows.values_list("pk", flat=True)
-    theirs = set(check.rows().filter(pk__in=distinct(findings)).exclude(pk__in=list(held)).values_list("pk", flat=True))
+    there, theirs = {(one.key, one.field) for one in still}, check.theirs(distinct(findings), rows)
     return [_deed(one, done, one.key in theirs, (one.key, one.field) in there) for one in findings]
 
 

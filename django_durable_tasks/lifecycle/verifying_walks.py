@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model, QuerySet
 
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Task, TaskDependency, WorkflowRun
@@ -30,6 +32,10 @@ AT_ONCE = 100
 """How many rows are locked together, to be judged anew or repaired."""
 PATIENCE = 60.0
 """For so long (seconds) nobody is called late beyond what the engine itself allows."""
+
+
+class Unreadable(DurableTasksError):
+    """What a check looks at beside the tables does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +79,46 @@ class Check:
 
     ``judge`` answers it for some rows by a number of statements that does not depend on how many they are; ``hold``
     locks what decides about the rows of these keys, and returns those it got; ``repair`` mends findings whose rows are
-    held, and returns by key what it did: what it leaves out is left to people.
+    held, and returns by key what it did: what it leaves out is left to people. ``idle`` says why there is nothing to
+    look at here, if so. Judges may raise Error, and Unreadable.
     """
 
     name: str
     group: str
     question: str
-    ground: type[Model]
+    ground: type[Any]
     judge: Judge
     hold: Hold | None = None
     repair: Repair | None = None
+    idle: Callable[[], str] | None = None
+
+    @property
+    def plural(self) -> str:
+        """Name what it looks at."""
+        return str(self.ground._meta.verbose_name_plural)
+
+    def walk(self) -> Iterator[Page]:
+        """Walk once through what it looks at."""
+        return pages(self.ground)
+
+    def guarded(self) -> AbstractContextManager[Any]:
+        """Return what a second look and a repair happen in: a transaction, which keeps what is locked."""
+        found: AbstractContextManager[Any] = transitions.atomic()
+        return found
 
     def rows(self) -> Rows:
         """Return all rows of its table."""
         return ground_rows(self.ground)
 
     def held(self, keys: Sequence[Any]) -> Rows:
-        """Lock what decides about these rows, inside ``atomic()``; return the rows that nobody else holds."""
+        """Lock what decides about these rows, inside ``guarded()``; return the rows that nobody else holds."""
         got = self.hold(keys) if self.hold else held(self.ground, keys)
         return self.rows().filter(pk__in=got)
+
+    def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
+        """Return which of these are there and somebody else's, when ``rows`` could be held."""
+        ours = list(rows.values_list("pk", flat=True))
+        return set(self.rows().filter(pk__in=keys).exclude(pk__in=ours).values_list("pk", flat=True))
 
     def confirmed(self, suspects: Sequence[Finding], most: int) -> list[Finding]:
         """Return what is still found when the rows are locked; a batch that reaches ``most`` is the last."""
@@ -99,9 +126,29 @@ class Check:
         for some in batches(distinct(suspects)):
             if len(found) >= most:
                 break
-            with transitions.atomic():
+            with self.guarded():
                 found += self.judge(look(), self.held(some))
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnlockedCheck(Check):
+    """A check of what stands in another server too, which nobody can lock and nobody asks inside a transaction.
+
+    Its judge reads the other server first and the rows afterwards, so that a row which moved between is no finding.
+    """
+
+    def guarded(self) -> AbstractContextManager[Any]:
+        """Return nothing that holds anything."""
+        return nullcontext()
+
+    def held(self, keys: Sequence[Any]) -> Rows:
+        """Return these rows."""
+        return self.rows().filter(pk__in=list(keys))
+
+    def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
+        """Return none: nobody holds anything."""
+        return set()
 
 
 def ground_rows(ground: type[Model]) -> Rows:

@@ -36,6 +36,17 @@ def scope() -> str:
     return f"durable:{{{name}:{settings.REGION}}}"  # the braces keep the keys of one script on one node of a cluster
 
 
+def keys() -> list[str]:
+    """Return the names of the set, of the hash beside it, and of the mark."""
+    names = scope()
+    return [f"{names}:due_tasks", f"{names}:due_members", f"{names}:due_filled"]
+
+
+def life_ms() -> int:
+    """Return for how long the set stays when nobody writes to it any more (milliseconds)."""
+    return round(2_000 * conf.settings().DUE_HORIZON) + _SPARE
+
+
 def instant_ms(at: datetime) -> int:
     """Return the first full millisecond since 1970 that is not before ``at``."""
     return math.ceil((at - _EPOCH) / timedelta(milliseconds=1))
@@ -47,7 +58,8 @@ def from_ms(value: int) -> datetime:
 
 
 @cache
-def _script(name: str) -> str:
+def script(name: str) -> str:
+    """Return the text of a script that Redis runs as one step."""
     return (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
 
 
@@ -69,9 +81,8 @@ class RedisDueIndex:
 
     def __init__(self, door: Door, *, probe: bool = True) -> None:
         self._door, self._probe = door, probe
-        names = scope()
-        self._keys = [f"{names}:due_tasks", f"{names}:due_members", f"{names}:due_filled"]
-        self._scripts = {name: door.client.register_script(_script(name)) for name in _SCRIPTS}
+        self._keys = keys()
+        self._scripts = {name: door.client.register_script(script(name)) for name in _SCRIPTS}
         self._untold = False
         self._filled_until: datetime | None = None
 
@@ -90,7 +101,7 @@ class RedisDueIndex:
 
     def add(self, rows: Iterable[Due]) -> None:
         """Remember these rows; while Redis is away they are left to the poll."""
-        life = str(round(2_000 * conf.settings().DUE_HORIZON) + _SPARE)
+        life = str(life_ms())
         for batch in _batches(rows):
             told = [part for due in batch for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)))]
             self._tell("add", [life, *told])

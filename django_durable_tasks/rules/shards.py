@@ -22,6 +22,11 @@ UNSERVED_AFTER = 3.0
 _RANGE = re.compile(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?")
 
 
+def shard_of(task_id: uuid.UUID) -> int:
+    """Return the shard of a task."""
+    return task_id.int % SHARDS
+
+
 def parse_shards(text: str) -> frozenset[int]:
     """Return the shards that a text like ``0-31,40`` names; raises InvalidOption."""
     found: set[int] = set()
@@ -35,6 +40,17 @@ def parse_shards(text: str) -> frozenset[int]:
             )
         found.update(range(low, high + 1))
     return frozenset(found)
+
+
+def spell_shards(shards: Collection[int]) -> str:
+    """Return these shards as ``parse_shards`` reads them, the shortest way: ``0-31,40``."""
+    parts: list[list[int]] = []
+    for shard in sorted(set(shards)):
+        if parts and shard == parts[-1][-1] + 1:
+            parts[-1][1:] = [shard]
+        else:
+            parts.append([shard])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def shards_of(node: uuid.UUID, nodes: Mapping[uuid.UUID, Collection[int] | None]) -> frozenset[int]:

@@ -24,7 +24,7 @@ from django_durable_tasks.lifecycle.nodes import NodeReport, Vigil
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.nearby.shared import due_index
 from django_durable_tasks.nearby.wakeups import Wakeups
-from django_durable_tasks.rules.shards import shards_of
+from django_durable_tasks.rules.shards import SHARDS, shards_of
 from django_durable_tasks.scheduler.dispatching import Dispatching
 from django_durable_tasks.scheduler.duties import Rota
 from django_durable_tasks.scheduler.leader import Leader
@@ -129,7 +129,8 @@ class Scheduler:
         hands = self.dispatching
         kept = self._told_shards is not None
         return NodeReport(
-            shards=hands.shards, keeps_to_shards=kept, scanned=hands.scanned_at, started=hands.sent_at
+            shards=range(SHARDS) if hands.shards is None else hands.shards, keeps_to_shards=kept,
+            scanned=hands.scanned_at, started=hands.sent_at,
         )  # fmt: skip
 
     def _recur(self) -> int:

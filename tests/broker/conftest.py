@@ -13,6 +13,7 @@ WITH_REDIS = (
     "test_due_index",
     "test_redis_away",
     "test_redis_filling",
+    "test_redis_verify",
     "test_wakeups",
     "test_woken_schedulers",
 )

@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 from django_durable_tasks.models import (
     DeadLetter,
     Ending,
+    NodeKind,
     OccurrenceOverride,
     OccurrenceRecord,
     RecurringTask,
@@ -186,6 +187,24 @@ def _silent_node() -> Any:
     return a_node(seen=1_000).pk
 
 
+def _row_in_a_wrong_shard() -> Any:
+    row = a_task(due=3_600)
+    return _alter(Task.objects.all(), row.pk, shard_key=70 if row.shard_key else 1)
+
+
+def _region_with_holes() -> Any:
+    here: dict[str, Any] = {"region": "south", "started_at": ago(1_000)}
+    SchedulerLease.objects.create(name="leader@south", expires_at=ago(-30))
+    a_node(NodeKind.SCHEDULER, shards=list(range(48)), keeps_to_shards=True, **here)
+    return "leader@south"
+
+
+def _scheduler_that_serves_too_little() -> Any:
+    here: dict[str, Any] = {"region": "north", "started_at": ago(1_000)}
+    a_node(NodeKind.SCHEDULER, shards=list(range(32)), keeps_to_shards=True, **here)
+    return a_node(NodeKind.SCHEDULER, shards=[*range(32, 40), 63], **here).pk
+
+
 def _orphan_log_row() -> Any:
     row = TaskExecutionLog(task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1))
     row.save()
@@ -242,11 +261,18 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "first-rows": _missing_lease,
     "leases": _endless_lease,
     "silent-nodes": _silent_node,
+    "shard-keys": _row_in_a_wrong_shard,
+    "unserved-shards": _region_with_holes,
+    "shard-maps": _scheduler_that_serves_too_little,
     "orphan-log-rows": _orphan_log_row,
     "orphan-edges": _orphan_edge,
     "orphan-lines": _orphan_line,
     "orphan-overrides": _orphan_override,
     "shadow-rows": _old_fire_of_beat,
 }
-FOR_PEOPLE = frozenset({"unpublished", "late-schedules", "quarantined", "occurrence-tasks"})
+FOR_PEOPLE = frozenset({
+    "unpublished", "late-schedules", "quarantined", "occurrence-tasks", "unserved-shards", "shard-maps",
+})  # fmt: skip
 """The checks whose findings nothing can mend by itself."""
+IN_REDIS = frozenset({"due-entries", "due-missing"})
+"""The checks that have something to look at only where there is Redis; their damages are done beside it."""

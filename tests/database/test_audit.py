@@ -10,6 +10,7 @@ import pytest
 from django_durable_tasks import conf
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.lifecycle import declared
+from django_durable_tasks.lifecycle.verifying import CHECKS
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from django_durable_tasks.rules.findings import AUDIT
 from django_durable_tasks.rules.states import Status
@@ -61,7 +62,7 @@ def test_an_audit_of_healthy_tables_finds_nothing() -> None:
     led()
     result = _audit()
     assert (result["findings"], result["by_check"]) == (0, {})
-    assert result["checks"] == len(DAMAGES)
+    assert result["checks"] == len(CHECKS)
 
 
 def test_an_audit_logs_and_counts_what_is_wrong_and_repairs_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.shards import SHARDS, parse_shards, shards_of
+from django_durable_tasks.rules.shards import SHARDS, parse_shards, shards_of, spell_shards
 
 ALL = frozenset(range(SHARDS))
 some_nodes = st.lists(st.uuids(), min_size=1, max_size=9, unique=True)
@@ -63,3 +63,13 @@ def test_ranges_are_read() -> None:
 def test_what_is_no_range_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(InvalidOption, match="shards="):
         parse_shards(text)
+
+
+@given(st.frozensets(st.integers(0, SHARDS - 1), min_size=1))
+def test_shards_are_spelled_as_they_are_read(shards: frozenset[int]) -> None:
+    assert parse_shards(spell_shards(shards)) == shards
+
+
+def test_shards_are_spelled_the_shortest_way() -> None:
+    assert spell_shards([5, 1, 0, 2, 63, 40, 41]) == "0-2,5,40-41,63"
+    assert spell_shards([]) == ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.lifecycle import verifying
-from django_durable_tasks.lifecycle.verifying import CHECKS, GROUPS, MOST, Answer, Deed
+from django_durable_tasks.lifecycle.verifying import CHECKS, MOST, Answer, Deed, groups
 from django_durable_tasks.management.durable.output import Output, clean, table
 from django_durable_tasks.management.durable.questions import count
 from django_durable_tasks.management.durable.verb import OK, REFUSED, UNHEALTHY, Options, Verb, refuse
@@ -70,6 +70,7 @@ def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
     return {
         "check": check.name, "group": check.group, "question": check.question, "looked_at": answer.looked_at,
         "findings": len(answer.findings), "more": answer.more, "repaired": repaired[check.name], "error": answer.error,
+        "note": answer.note,
     }  # fmt: skip
 
 
@@ -97,6 +98,7 @@ def _text(answers: Sequence[Answer], deeds: Sequence[Deed], *, would: bool) -> s
     for row in told["findings"]:
         lines += ["", f"{row['severity']} {row['text']}", *_remarks(row, would)]
     lines += ["", *(f"{row['check']} could not look: {row['error']}" for row in told["checks"] if row["error"])]
+    lines += (f"{row['check']}: {row['note']}" for row in told["checks"] if row["note"])
     return "\n".join([*lines, _summary(told)])
 
 
@@ -118,7 +120,7 @@ def _summary(told: dict[str, Any]) -> str:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    known = f"checks: {', '.join(CHECKS)}; groups: {', '.join(GROUPS)}"
+    known = f"checks: {', '.join(CHECKS)}; groups: {', '.join(groups())}"
     parser.add_argument("--only", metavar="CHECK", nargs="+", default=[], help=f"these checks or groups ({known})")
     parser.add_argument("--repair", action="store_true", help="mend what can be mended; the rest is left to people")
     parser.add_argument("--dry-run", action="store_true", help="with --repair: show what would be mended, mend nothing")

@@ -1,0 +1,15 @@
+-- KEYS: the set, the member of each id. ARGV: member and score of each entry; one whose score is another by now stays.
+-- Returns the members that are gone.
+local gone = {}
+for i = 1, #ARGV, 2 do
+  local score = redis.call('ZSCORE', KEYS[1], ARGV[i])
+  if not score or tonumber(score) == tonumber(ARGV[i + 1]) then
+    redis.call('ZREM', KEYS[1], ARGV[i])
+    local id = string.match(ARGV[i], '[^|]*$')
+    if redis.call('HGET', KEYS[2], id) == ARGV[i] then
+      redis.call('HDEL', KEYS[2], id)
+    end
+    gone[#gone + 1] = ARGV[i]
+  end
+end
+return gone

@@ -1,0 +1,111 @@
+"""The entries of the due index in Redis one by one, for who compares them with the rows: read in pages, and mended.
+
+Other than the index itself it raises when Redis does not answer: who asks wants to know.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django_durable_tasks.lifecycle.verifying_walks import Unreadable
+from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.nearby.redis_door import Door
+from django_durable_tasks.nearby.redis_index import from_ms, instant_ms, keys, life_ms, member_of, script
+
+T = TypeVar("T")
+_BATCH = 500
+
+
+def id_of(member: str) -> uuid.UUID | None:
+    """Return the id of the task that a member stands for; None where it is none of ours."""
+    try:
+        return uuid.UUID(member.rpartition("|")[2])
+    except ValueError:
+        return None
+
+
+class RedisEntries:
+    """What stands in the set; members are texts as ``member_of`` makes them, scores are milliseconds since 1970.
+
+    Each call raises Unreadable when Redis does not answer, and costs a request for each 500 members or ids.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door, (self._set, self._hash, self._mark) = door, keys()
+
+    def filled_until(self) -> datetime | None:
+        """Return until when (UTC) the set claims to hold all waiting rows; None where it claims nothing."""
+        (mark,) = self._ask(lambda client: [client.get(self._mark)])
+        return from_ms(int(mark)) if mark else None
+
+    def number(self) -> int:
+        """Return how many entries there are."""
+        return self._ask(lambda client: int(client.zcard(self._set)))
+
+    def pages(self) -> Iterator[dict[str, int]]:
+        """Walk through the entries, member and score; one that stays meanwhile comes at least once."""
+        cursor, begun = 0, False
+        while cursor or not begun:
+            cursor, found = self._ask(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
+            begun = True
+            yield {member: int(score) for member, score in found}
+
+    def scores(self, members: Sequence[str]) -> dict[str, int]:
+        """Return the scores of those of these members that are there."""
+        found: dict[str, int] = {}
+        for some in _batches(members):
+            scores = self._ask(lambda client: client.zmscore(self._set, some))  # noqa: B023
+            found |= {member: int(score) for member, score in zip(some, scores, strict=True) if score is not None}
+        return found
+
+    def members(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
+        """Return the members that these ids are known by."""
+        found: dict[uuid.UUID, str] = {}
+        for some in _batches(ids):
+            members = self._ask(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
+            found |= {task_id: member for task_id, member in zip(some, members, strict=True) if member is not None}
+        return found
+
+    def instants(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
+        """Return when (milliseconds) those of these rows are due that have an entry."""
+        members = self.members(ids)
+        scores = self.scores(list(members.values()))
+        return {task_id: scores[member] for task_id, member in members.items() if member in scores}
+
+    def put(self, rows: Iterable[Due], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
+        """Write entries of rows that are still known by the members that were seen; return which were written."""
+        done: set[uuid.UUID] = set()
+        for some in _batches(list(rows)):
+            told = [
+                part for due in some
+                for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)), seen.get(due.task_id, ""))
+            ]  # fmt: skip
+            done |= {uuid.UUID(written) for written in self._run("mend", [str(life_ms()), *told])}
+        return done
+
+    def drop(self, entries: Mapping[str, int]) -> set[str]:
+        """Remove entries that still have these scores; return the members that are gone."""
+        gone: set[str] = set()
+        for some in _batches(list(entries.items())):
+            gone.update(self._run("drop", [str(part) for entry in some for part in entry]))
+        return gone
+
+    def _run(self, name: str, arguments: Sequence[str]) -> list[str]:
+        def act(client: Any) -> list[str]:
+            return list(client.register_script(script(name))(keys=[self._set, self._hash], args=arguments))
+
+        return self._ask(act)
+
+    def _ask(self, act: Callable[[Any], T]) -> T:
+        found = self._door.through(lambda client: (act(client),), None)
+        if found is None:
+            raise Unreadable(self._door.why or "Redis does not answer.")
+        return found[0]
+
+
+def _batches(values: Sequence[T]) -> Iterator[list[T]]:
+    for first in range(0, len(values), _BATCH):
+        yield list(values[first : first + _BATCH])

@@ -1,0 +1,152 @@
+"""Checks of the due index in Redis against the rows: entries that say nothing, and waiting rows that have none.
+
+Neither costs a run: a stale entry is refused by the claim, and what the set lacks is found by the poll. Redis is read
+before the rows are, so that a row which moved between is no finding; what moved of late may be on its way.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_durable_tasks.lifecycle.verifying_walks import (
+    PATIENCE,
+    Look,
+    Page,
+    Rows,
+    UnlockedCheck,
+    Unreadable,
+    finding,
+    ground_rows,
+)
+from django_durable_tasks.models import Task
+from django_durable_tasks.nearby import redis_door
+from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.nearby.redis_entries import RedisEntries, id_of
+from django_durable_tasks.nearby.redis_index import from_ms, instant_ms
+from django_durable_tasks.rules.findings import Finding, Severity, shown
+from django_durable_tasks.rules.states import Status
+
+_MARGIN = timedelta(seconds=5)
+"""What is due this soon may have been taken out of the set already, to be claimed."""
+_NO_REDIS = "nothing to check: REDIS_URL is not set"
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Some entries of the set: members and scores."""
+
+    scores: Mapping[str, int]
+
+
+def _entries() -> RedisEntries:
+    door = redis_door.door()
+    if door is None:
+        raise Unreadable(_NO_REDIS)
+    return RedisEntries(door)
+
+
+def _idle() -> str:
+    return _NO_REDIS if redis_door.url() is None else ""
+
+
+# Entries that say nothing -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryCheck(UnlockedCheck):
+    """A check that walks through the set instead of a table; its keys are members."""
+
+    @property
+    def plural(self) -> str:
+        """Name what it looks at."""
+        return "entries of the due index"
+
+    def walk(self) -> Iterator[Page]:
+        """Walk once through the set; at least one page."""
+        entries, past = _entries(), 0
+        number = max(1, entries.number())
+        for scores in entries.pages():
+            past += len(scores)
+            yield Page(Entries(scores), len(scores), min(1.0, past / number))  # type: ignore[arg-type]
+
+    def held(self, keys: Sequence[Any]) -> Rows:
+        """Return those of these entries that are there now."""
+        return Entries(_entries().scores(keys))  # type: ignore[return-value]
+
+
+def stale(look: Look, entries: Any) -> list[Finding]:
+    """Entries of tasks that are gone, do not wait any more, or are due at another instant."""
+    wanted = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
+    columns = ("pk", "status", "alarm_at", "updated_at")
+    rows = {pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=wanted).values_list(*columns)}
+    right = {member: _right(look, rows.get(id_of(member)), score) for member, score in entries.scores.items()}
+    return [
+        finding("due-entries", "due entry", member, "instant", from_ms(entries.scores[member]), text,
+                severity=Severity.LATE, repair="remove it")
+        for member, text in right.items() if text
+    ]  # fmt: skip
+
+
+def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
+    """Return what is right instead of an entry; empty where it is right, or its row moved of late."""
+    if row is None:
+        return "none, because there is no such task"
+    status, alarm, updated = row
+    if updated >= look.ago(PATIENCE):
+        return ""
+    if status != Status.PENDING:
+        return f"none, because the task is {status}"
+    return "" if instant_ms(alarm) == score else f"{shown(alarm)}, when the task is due"
+
+
+def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    gone = _entries().drop({one.key: instant_ms(one.found) for one in findings})
+    return dict.fromkeys(gone, "removed")
+
+
+# Rows without an entry --------------------------------------------------------------------------------------------
+
+
+def missing(look: Look, rows: Rows) -> list[Finding]:
+    """Waiting tasks that will be due while the set claims to hold all of them, and that it does not hold."""
+    entries = _entries()
+    until = entries.filled_until()
+    if until is None:
+        return []
+    coming = _coming(look, rows, until)
+    there = entries.instants(list(coming)) if coming else {}
+    absent = {pk: there.get(pk) for pk, alarm in coming.items() if there.get(pk) != instant_ms(alarm)}
+    again = _coming(look, rows.filter(pk__in=list(absent)), until) if absent else {}
+    found = {pk: None if score is None else from_ms(score) for pk, score in absent.items()}
+    return [
+        finding("due-missing", "task", pk, "entry in the due index", found[pk],
+                f"{shown(alarm)}, because the index claims all that is due before {shown(until)}",
+                severity=Severity.LATE, repair="add it")
+        for pk, alarm in again.items() if alarm == coming[pk]
+    ]  # fmt: skip
+
+
+def _coming(look: Look, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
+    soon = rows.filter(status=Status.PENDING, alarm_at__gt=look.now + _MARGIN, alarm_at__lt=until)
+    return dict(soon.filter(updated_at__lt=look.ago(PATIENCE)).values_list("pk", "alarm_at"))
+
+
+def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys, entries = [one.key for one in findings], _entries()
+    seen = entries.members(keys)
+    columns = ("alarm_at", "queue", "pk", "priority", "shard_key")
+    waiting = ground_rows(Task).filter(pk__in=keys, status=Status.PENDING)
+    rows = [Due(*row) for row in waiting.values_list(*columns)]
+    return dict.fromkeys(entries.put(rows, seen), "added")
+
+
+CHECKS = (
+    EntryCheck(name="due-entries", group="due-index", question="Is each entry of the due index that of a waiting task?",
+               ground=Entries, judge=stale, repair=_remove, idle=_idle),
+    UnlockedCheck(name="due-missing", group="due-index", question="Does the due index hold what it claims to hold?",
+                  ground=Task, judge=missing, repair=_add, idle=_idle),
+)  # fmt: skip
