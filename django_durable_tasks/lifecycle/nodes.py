@@ -21,7 +21,7 @@ from django_durable_tasks.lifecycle.connections import on_sqlite
 from django_durable_tasks.lifecycle.transitions import database
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.node import NodeQuerySet
+from django_durable_tasks.models.node import TOLD_MAX, NodeQuerySet
 from django_durable_tasks.rules.timetables.zones import tzdata_version
 
 SHOWN = 20
@@ -34,7 +34,8 @@ class NodeReport:
 
     ``active`` are the ids of running tasks and ``busy`` how many of its slots are taken, by whatever; ``scanned`` and
     ``started`` are instants of this host's monotonic clock: when it last looked for due rows, and last started one;
-    ``skew`` is in seconds.
+    ``skew`` is in seconds; ``index_state`` and ``wakeups_state`` say where a scheduler finds what is due next, and what
+    wakes it.
     """
 
     active: Sequence[uuid.UUID] | None = None
@@ -45,12 +46,16 @@ class NodeReport:
     started: float | None = None
     skew: float | None = None
     draining: bool | None = None
+    index_state: str | None = None
+    wakeups_state: str | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return what is told, as columns of the node's row."""
         told: dict[str, Any] = {
             "skew": self.skew, "draining": self.draining, "keeps_to_shards": self.keeps_to_shards,
         }  # fmt: skip
+        for name, state in (("index_state", self.index_state), ("wakeups_state", self.wakeups_state)):
+            told[name] = None if state is None else state[:TOLD_MAX]
         if self.active is not None:
             number = len(self.active) if self.busy is None else self.busy
             told["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}

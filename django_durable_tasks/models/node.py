@@ -10,6 +10,9 @@ from typing import ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+TOLD_MAX = 300
+"""So many characters of a state are kept."""
+
 
 class NodeKind(StrEnum):
     """What a node does."""
@@ -63,6 +66,14 @@ class Node(models.Model):
         _("skew"), null=True, blank=True, help_text=_("Seconds by which the host's clock is ahead of the database's.")
     )
     draining = models.BooleanField(_("draining"), db_default=False)
+    index_state = models.CharField(
+        _("due index"), max_length=TOLD_MAX, db_default="", blank=True,
+        help_text=_("Where a scheduler finds what is due next, or why and how often it polls for it."),
+    )  # fmt: skip
+    wakeups_state = models.CharField(
+        _("wake-ups"), max_length=TOLD_MAX, db_default="", blank=True,
+        help_text=_("What wakes a scheduler when rows are due soon, or why nothing does."),
+    )  # fmt: skip
 
     objects = NodeQuerySet.as_manager()
 

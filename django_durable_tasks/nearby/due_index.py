@@ -25,6 +25,10 @@ class DueIndex(Protocol):
     by its id, and the claim alone decides. No method raises because a server is away.
     """
 
+    @property
+    def state(self) -> str:
+        """Say where the entries are, or why and how often the database is polled instead."""
+
     def add(self, rows: Iterable[Due]) -> None:
         """Remember these rows; again is once, and a moved row replaces its older entry."""
 

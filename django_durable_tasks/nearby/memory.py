@@ -21,6 +21,11 @@ class MemoryDueIndex:
         self._known: dict[uuid.UUID, Due] = {}
         self._heap: list[tuple[datetime, uuid.UUID]] = []
 
+    @property
+    def state(self) -> str:
+        """Say that the entries are in memory."""
+        return "in memory"
+
     def add(self, rows: Iterable[Due]) -> None:
         """Remember these rows; a moved row replaces its older entry."""
         with self._lock:

@@ -22,9 +22,11 @@ from django_durable_tasks.nearby.telling import INTERVAL
 from django_durable_tasks.nearby.wakeup_notes import Kind, Note, read
 from django_durable_tasks.nearby.wakeups_postgresql import NotificationWay
 from django_durable_tasks.nearby.wakeups_redis import ChannelWay
+from django_durable_tasks.rules.explanations import ago
 
 logger = logging.getLogger("django_durable_tasks.nearby")
 _NAMES = {"mysql": "this database", "sqlite": "SQLite"}
+_UNTESTED = "not tested yet"
 _GLANCE = 0.1
 _GAP = 0.01
 _ECHO = 1.2 * INTERVAL
@@ -60,13 +62,14 @@ class Listener(threading.Thread):
 
     def __init__(self, way: Way, wake: Callable[[datetime], None], duties: Callable[[], None]) -> None:
         super().__init__(name=f"durable-wakeups-{way.name}", daemon=True)
-        self.listening, self.why = False, "not tested yet"
+        self.listening, self.why = False, _UNTESTED
         self._way, self._wake, self._wake_duties = way, wake, duties
         self._stop_asked = threading.Event()
         self._pause = _SHORTEST_PAUSE
         self._word, self._word_sent, self._test_at = "", 0.0, 0.0
         self._echo_at: float | None = None
         self._first: datetime | None = None
+        self._passed_at = 0.0
         self._woke_at, self._waking = 0.0, False
 
     def run(self) -> None:
@@ -83,6 +86,13 @@ class Listener(threading.Thread):
             finally:
                 self._way.close()
             self._stop_asked.wait(self._pause)
+
+    @property
+    def told(self) -> str:
+        """Say by what it listens and when that was last proved, or why it does not."""
+        if not self.listening:
+            return self.why if self._way.name in self.why else f"{self._way.name}: {self.why}"
+        return f"{self._way.name} (self-test passed {ago(time.monotonic() - self._passed_at)} ago)"
 
     def stop(self, wait: float = 2.0) -> None:
         """Ask the thread to end, and wait for it so many seconds."""
@@ -130,7 +140,7 @@ class Listener(threading.Thread):
         if any(note.kind == Kind.DUTIES for note in notes):
             self._wake_duties()
         if any(note.kind == Kind.TEST and note.word == self._word for note in notes):
-            self._word, self._test_at, self._pause = "", now + _TEST_EVERY, _SHORTEST_PAUSE
+            self._word, self._test_at, self._pause, self._passed_at = "", now + _TEST_EVERY, _SHORTEST_PAUSE, now
             if not self.listening:
                 self.listening, self.why = True, ""
                 logger.info("Wake-ups come by %s.", self._way.name)
@@ -166,6 +176,18 @@ class Wakeups:
             return f"listening ({', '.join(by)})"
         why = "; ".join(listener.why for listener in self._listeners) or self._why
         return f"polling every {conf.settings().POLL:g} s ({why})"
+
+    @property
+    def told(self) -> str:
+        """Say of each way whether wake-ups come by it.
+
+        Begins with "polling" where none comes by any though one should, and with "none" where there is no way.
+        """
+        if not self._listeners:
+            return f"none, polling every {conf.settings().POLL:g} s: {self._why}"
+        said = "; ".join(listener.told for listener in self._listeners)
+        fine = self.listening or any(listener.why == _UNTESTED for listener in self._listeners)
+        return said if fine else f"polling every {conf.settings().POLL:g} s: {said}"
 
     def start(self) -> None:
         """Begin to listen."""

@@ -130,7 +130,8 @@ class Scheduler:
         kept = self._told_shards is not None
         return NodeReport(
             shards=range(SHARDS) if hands.shards is None else hands.shards, keeps_to_shards=kept,
-            scanned=hands.scanned_at, started=hands.sent_at,
+            scanned=hands.scanned_at, started=hands.sent_at, index_state=hands.index.state,
+            wakeups_state=self.wakeups.told,
         )  # fmt: skip
 
     def _recur(self) -> int:

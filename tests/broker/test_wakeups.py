@@ -1,5 +1,6 @@
 """A row that is due soon wakes schedulers at once: by PostgreSQL, by Redis, or the state says why it does not."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -83,6 +84,7 @@ def soon(seconds: float = 0.3) -> datetime:
 
 def test_a_row_that_is_due_soon_wakes_and_a_later_one_does_not(sleeping: Callable[..., Sleeper]) -> None:
     sleeper, later, at = sleeping(), soon(60), soon()
+    assert re.fullmatch(r"PostgreSQL \(self-test passed \d+ s ago\)", sleeper.wakeups.told)
     bodies.add.schedule(1, 2, run_at=later)
     bodies.add.schedule(1, 2, run_at=at)
     until(lambda: sleeper.heard(at), within=20)
@@ -193,6 +195,7 @@ def test_notifications_that_do_not_arrive_are_found_out(
     monkeypatch.setitem(connections.settings, "deaf", deaf)
     sleeper = sleeping("polling every 0.2 s (a notification to itself did not come", LISTEN_DATABASE="deaf")
     assert not sleeper.wakeups.listening
+    assert sleeper.wakeups.told.startswith("polling every 0.2 s: PostgreSQL: a notification to itself did not come")
     monkeypatch.setitem(connections.settings, "deaf", {**deaf, "NAME": connections.settings["default"]["NAME"]})
     until(lambda: sleeper.wakeups.state == BY_POSTGRESQL, within=20)
 
@@ -204,6 +207,7 @@ def test_behind_a_pooler_by_djangos_own_mark_nobody_listens(
     assert "LISTEN_DATABASE may name a direct way" in Wakeups(lambda at: None).state
     settings.DURABLE_TASKS = {**SHORT, "LISTEN_DATABASE": "default"}
     assert "not tested yet" in Wakeups(lambda at: None).state
+    assert "polling" not in Wakeups(lambda at: None).told
 
 
 def test_notes_of_another_region_and_noise_wake_nobody(sleeping: Callable[..., Sleeper], settings: Any) -> None:

@@ -16,6 +16,7 @@ from django_durable_tasks.lifecycle.nodes import NodeReport
 from django_durable_tasks.management.durable import probing
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.loop import Scheduler
 from tests.database.admin.site import list_of, operator
 from tests.database.durable_command import durable
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task
@@ -189,6 +190,24 @@ def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_qu
     assert nodes.beat(node.pk)
     kept = Node.objects.get(pk=node.pk)
     assert (kept.shards, kept.skew, kept.draining, kept.last_scan_at) == ([1, 3], -0.25, True, told.last_scan_at)
+
+
+def test_a_heartbeat_tells_where_a_scheduler_finds_rows_and_what_wakes_it() -> None:
+    node = a_node(NodeKind.SCHEDULER)
+    assert (node.index_state, node.wakeups_state) == ("", "")
+    nodes.beat(node.pk, NodeReport(index_state="in memory", wakeups_state="w" * 1_000))
+    nodes.beat(node.pk)
+    told = Node.objects.get(pk=node.pk)
+    assert (told.index_state, told.wakeups_state) == ("in memory", "w" * 300)
+
+
+def test_a_scheduler_tells_them_by_itself_and_all_shards_where_it_is_alone() -> None:
+    report = Scheduler()._report()
+    assert report.index_state == "in memory"
+    assert report.wakeups_state is not None
+    assert "polling every" in report.wakeups_state or "not tested yet" in report.wakeups_state
+    assert report.shards is not None
+    assert sorted(report.shards) == list(range(64))
 
 
 def test_a_node_that_drains_counts_no_slots() -> None:

@@ -157,6 +157,28 @@ def test_a_pool_that_cannot_interrupt_tasks_with_limits_is_a_warning(leader: Nod
     assert f"Node {node.name} has the pool 'thread', which cannot interrupt" in _warnings()
 
 
+def test_where_schedulers_find_rows_and_what_wakes_them_is_shown(leader: Node) -> None:
+    assert "INDEX STATE" not in durable("status").out
+    states = {"index_state": "redis", "wakeups_state": "Redis (self-test passed 3 s ago)"}
+    Node.objects.filter(pk=leader.pk).update(**states)
+    [row] = [row for row in told("status")["nodes"] if row["id"] == str(leader.pk)]
+    assert {name: row[name] for name in states} == states
+    assert "Redis (self-test passed 3 s ago)" in durable("status").out
+    assert _warnings() == ""
+
+
+def test_a_scheduler_that_polls_though_it_should_be_told_is_a_warning(leader: Node) -> None:
+    a_node(NodeKind.SCHEDULER, wakeups_state="none, polling every 1 s: SQLite sends no notifications", seen=3_600)
+    states = {"index_state": "polling every 1 s: Redis does not serve (TimeoutError)",
+              "wakeups_state": "polling every 1 s: PostgreSQL: a notification to itself did not come"}  # fmt: skip
+    Node.objects.filter(pk=leader.pk).update(**states)
+    assert durable("status").code == 0
+    warned = _warnings()
+    assert f"Node {leader.name}, due index: {states['index_state']}." in warned
+    assert f"Node {leader.name}, wake-ups: {states['wakeups_state']}." in warned
+    assert warned.count("polling") == 2
+
+
 @pytest.mark.postgresql
 @pytest.mark.mariadb
 def test_a_server_says_how_many_connections_it_allows(leader: Node) -> None:

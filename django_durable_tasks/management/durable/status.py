@@ -18,7 +18,9 @@ from django_durable_tasks.rules.explanations import ago
 _QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "slots",
           "paused_by")  # fmt: skip
 _NODE = ("name", "kind", "host", "pid", "pool", "slots", "running", "queues", "skew", "last_seen_at", "state")
-_TOLD = ("region", "shards", "versions", "active", "last_scan_at", "last_start_at", "draining")
+_TOLD = ("region", "shards", "versions", "active", "last_scan_at", "last_start_at", "draining", "index_state",
+         "wakeups_state")  # fmt: skip
+_REACH = ("name", "index_state", "wakeups_state")
 
 
 def problems(seen: Overview) -> list[str]:
@@ -68,6 +70,7 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
             found.append(f"Queue {depth.queue}: no worker listens.")
     found += [f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}." for limit in seen.limits]
     found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
+    found += [text for node in seen.alive(NodeKind.SCHEDULER) for text in _polling(node)]
     found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]
     found += _differences(seen)
     for name, number in seen.unknown.items():
@@ -75,6 +78,12 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     if seen.connections_allowed is not None and seen.connections_needed > seen.connections_allowed:
         found.append(_arithmetic(seen))
     return found
+
+
+def _polling(node: Node) -> list[str]:
+    """Say where a scheduler goes by the poll, though it has been told of something quicker."""
+    states = {"due index": node.index_state, "wake-ups": node.wakeups_state}
+    return [f"Node {node.name}, {what}: {state}." for what, state in states.items() if state.startswith("polling")]
 
 
 def _taken(limit: Standing) -> str:
@@ -178,6 +187,8 @@ def _text(told: dict[str, Any], seen: Overview) -> str:
         "",
         table(_NODE, told["nodes"], "no node is alive"),
     ]
+    reach = [row for row in told["nodes"] if row["index_state"] or row["wakeups_state"]]
+    lines += ["", table(_REACH, reach)] if reach else []
     return "\n".join(lines)
 
 

@@ -126,6 +126,12 @@ def test_the_overview_says_what_waits_who_leads_and_what_is_wrong(ann: Client) -
     assert "scheduler-1 leads in term 7" in text(ann.get(list_of("node")))
 
 
+def test_the_page_of_a_scheduler_says_where_it_finds_rows_and_what_wakes_it(ann: Client) -> None:
+    states: dict[str, Any] = {"index_state": "redis", "wakeups_state": "Redis (self-test passed 3 s ago)"}
+    page = text(ann.get(page_of(a_node(NodeKind.SCHEDULER, **states))))
+    assert all(state in page for state in states.values())
+
+
 def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client) -> None:
     leader = a_node(NodeKind.SCHEDULER)
     SchedulerLease.objects.update(holder=leader.pk, expires_at=database_now() + timedelta(minutes=1))
