@@ -27,6 +27,7 @@ examples:
   python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
   python -m benchmarks graph --large --rounds 1                whole graphs, beside Celery's chord, group and chain
   python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100/s and 500/s
+  python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
   python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile
   python -m benchmarks all --format json > figures.jsonl       everything, one object a line
 

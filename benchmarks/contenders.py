@@ -52,10 +52,15 @@ class Ours:
     ready: bool = field(default=False, init=False)
     accounts: Accounts = field(default_factory=Accounts, init=False)
 
+    @property
+    def name(self) -> str:
+        """Which database it is."""
+        return "ours"
+
     def variable(self, **durable: Any) -> dict[str, str]:
         """Return the environment variable that the project's settings read."""
         given = {
-            "database": self.servers.database("ours"),
+            "database": self.servers.database(self.name),
             "broker": self.servers.broker(self.broker),
             "queue": self.servers.queue("ours"),
             "durable": durable,

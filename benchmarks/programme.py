@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
 from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
 from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
@@ -13,7 +14,11 @@ from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
 from benchmarks.servers import Servers
 
-DEFAULT_N = {"enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000, "lag": 2_000}
+DEFAULT_N = {
+    "enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000, "lag": 2_000,
+    "claim": 1_000_000,
+}  # fmt: skip
+_FEWEST = 10_000
 BULK_TIMES = 10
 """A bulk call makes so many times more rows than single calls are made."""
 
@@ -167,6 +172,17 @@ def lag(stage: Stage) -> list[Contender]:
     return found
 
 
+def claim(stage: Stage) -> list[Contender]:
+    """Compare looking at the queues and claiming a batch beside 10,000 finished rows, and beside n of them."""
+    found = []
+    for finished in sorted({min(_FEWEST, stage.n), stage.n}):
+        what = f"{BATCH} due beside {finished:,} finished, {finished // FUTURE_OF:,} future"
+        measure = Backlog(stage.servers, "redis", finished).claim
+        found.append(_contender(stage, "claim", what, OURS, None, measure, n=BATCH))
+    return found
+
+
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue, "run": run, "dispatch": dispatch, "recurring": recurring, "graph": graph, "lag": lag,
+    "claim": claim,
 }  # fmt: skip

@@ -1,0 +1,126 @@
+"""What a claim costs beside a history and a future: ``python -m benchmarks.backlog fill '{"finished": 10000}'``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import django
+from django.core.management import call_command
+from django.db import connection
+
+from benchmarks.contenders import Ours, patience
+from benchmarks.contest import Measured
+from benchmarks.processes import figures
+
+FUTURE_OF = 10
+"""Beside so many finished rows waits one for the future."""
+BATCH, CLAIMS = 100, 60
+_SLICE = 500_000
+_DAY = 86_400
+_ROWS = """
+    INSERT INTO durable_tasks_task
+           (id, name, queue, priority, args, kwargs, status, run_at, alarm_at, completed_at, shard_key)
+    SELECT (lpad(to_hex(%(born)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
+           'benchmarks.project.tasks.noop', %(queue)s, n %% 10, '[]', '{}', %(status)s, at.moment,
+           CASE WHEN %(status)s = 'PENDING' THEN at.moment END, CASE WHEN %(status)s = 'SUCCESS' THEN at.moment END, 0
+      FROM generate_series(%(first)s, %(last)s) AS n
+     CROSS JOIN LATERAL (SELECT now() + (%(start)s + n %% 86400) * interval '1 second' AS moment) AS at
+"""
+
+
+def _write(status: str, number: int, start: int, born: int) -> None:
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from django_durable_tasks.celery.publisher import queue_of  # noqa: PLC0415
+
+    given = {"status": status, "start": start, "born": born, "queue": queue_of(noop.name, None)}
+    for first in range(1, number + 1, _SLICE):
+        last = min(number, first + _SLICE - 1)
+        with connection.cursor() as cursor:
+            cursor.execute("SET synchronous_commit = off")
+            cursor.execute(_ROWS, {**given, "first": first, "last": last})
+        print(f"{status}: {last:,} of {number:,} rows", file=sys.stderr, flush=True)
+
+
+def fill(finished: int) -> dict[str, float]:
+    """Create the tables, so many finished rows, and a tenth as many that wait for a day or more."""
+    call_command("migrate", verbosity=0)
+    began = time.perf_counter()
+    _write("SUCCESS", finished, -2 * _DAY, 1_500_000_000_000)
+    _write("PENDING", finished // FUTURE_OF, _DAY, 1_600_000_000_000)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE durable_tasks_task")
+    return {"seconds": time.perf_counter() - began}
+
+
+def claim() -> dict[str, float]:
+    """Let a batch become due, look at the queues and claim it, again and again; tell the median and the 95th of 100."""
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from django_durable_tasks.celery.publisher import queue_of  # noqa: PLC0415
+    from django_durable_tasks.lifecycle import claims, limits  # noqa: PLC0415
+    from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415
+    from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415
+    from django_durable_tasks.lifecycle.heads import heads  # noqa: PLC0415
+    from django_durable_tasks.models import Task  # noqa: PLC0415
+
+    node, queue, took = uuid.uuid4(), queue_of(noop.name, None), list[float]()
+    for _ in range(CLAIMS + 5):
+        noop.schedule_many([(number,) for number in range(BATCH)])
+        with own():
+            began = time.perf_counter()
+            heads()
+            limits.picture()
+            found = claims.claim(queue, database_now(), BATCH, node)
+            took.append(time.perf_counter() - began)
+        if len(found) != BATCH:
+            raise AssertionError(f"{len(found)} rows were claimed of {BATCH} due ones")
+        Task.objects.filter(pk__in=[ring.task_id for ring in found]).delete()
+    took = took[5:]
+    return {"seconds": median(took), "p95": quantiles(took, n=20)[18]}
+
+
+@dataclass
+class Backlog(Ours):
+    """A database of ours with so many finished rows, made once."""
+
+    finished: int = 0
+
+    @property
+    def name(self) -> str:
+        """Which database it is."""
+        return f"backlog_{self.finished}"
+
+    def prepare(self) -> None:
+        """Make the database and fill it, once."""
+        if not self.ready:
+            self.servers.make_database(self.name)
+            self._tell("fill", finished=self.finished)
+            self.ready = True
+
+    def claim(self) -> Measured:
+        """Measure how long a scheduler takes to look and to claim a batch."""
+        self.prepare()
+        told = self._tell("claim")
+        facts = {"batch_p50_ms": round(1e3 * told["seconds"], 2), "batch_p95_ms": round(1e3 * told["p95"], 2)}
+        return Measured(told["seconds"], facts)
+
+    def _tell(self, verb: str, **given: Any) -> dict[str, float]:
+        seconds = patience(CLAIMS * BATCH) + self.finished / 5_000
+        return figures([sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable())
+
+
+def main(verb: str, given: dict[str, Any]) -> None:
+    """Do one verb and print what it tells."""
+    django.setup()
+    verbs: dict[str, Callable[..., dict[str, float]]] = {"fill": fill, "claim": claim}
+    print(json.dumps(verbs[verb](**given)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
