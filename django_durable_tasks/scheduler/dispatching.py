@@ -31,8 +31,9 @@ _BUSY_POLL = 0.1
 _FULL_PAUSE = 0.02  # seconds: a window that has just been filled lasts longer than that
 _BUSY_FOR = 5.0  # seconds: what follows from what just happened is not long in coming
 _SHORTEST = 0.005
-_BREATHS, _LONGEST_BREATH = 1.0, 0.01
-"""After a claim by ids the next one waits as long as it took (seconds at most), so that many rows go together."""
+_BREATH_A_ROW, _LONGEST_BREATH = 0.002, 0.015
+"""After a claim by ids the next one waits as long as it took, or so long for each of its rows (seconds): where many rows
+come, many go together, and what a claim costs is shared."""
 _URGENT = 9
 """Rows of this priority go though the window is full."""
 _CLOSEST = timedelta(microseconds=300)
@@ -197,7 +198,7 @@ class Dispatching:
         else:
             self._poll_at = min(self._poll_at, time.monotonic() + _FULL_PAUSE)
         ended = time.monotonic()
-        self._breathe_until = ended + min(_BREATHS * (ended - began), _LONGEST_BREATH)
+        self._breathe_until = ended + min(max(ended - began, _BREATH_A_ROW * len(found)), _LONGEST_BREATH)
         return sent
 
     def _popped(self, now: datetime) -> list[Due]:

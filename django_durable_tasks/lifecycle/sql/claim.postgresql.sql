@@ -1,6 +1,8 @@
 -- One range scan per priority, the highest first; the outer LIMIT stops the scans when the batch is full.
 -- The last guard is hidden from the planner, which with old statistics would read all PENDING rows for it.
 -- MATERIALIZED, because a plan that re-evaluates a LIMIT ... SKIP LOCKED subquery claims more rows than asked for.
+-- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
+-- one line, so a start that was flushed has flushed its claim.
 WITH due AS MATERIALIZED (
   SELECT hit.id
     FROM (SELECT priority FROM generate_series(9, %(least)s, -1) AS level (priority) ORDER BY priority DESC) AS level
@@ -16,7 +18,7 @@ WITH due AS MATERIALIZED (
 UPDATE durable_tasks_task AS task
    SET status = 'QUEUED', held_for = NULL, epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
        alarm_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
-  FROM due
+  FROM due, (SELECT set_config('synchronous_commit', 'off', true)) AS unflushed
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
           task.idempotency_key, task.run_at, task.expires_at, task.slot

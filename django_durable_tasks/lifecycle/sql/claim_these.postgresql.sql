@@ -1,5 +1,7 @@
 -- Rows whose instant has come, by their ids: what moved, is held by somebody else or is not due yet is left alone.
 -- MATERIALIZED, because the rows are locked in primary-key order before any of them is written.
+-- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
+-- one line, so a start that was flushed has flushed its claim.
 WITH due AS MATERIALIZED (
   SELECT id
     FROM durable_tasks_task
@@ -9,7 +11,7 @@ WITH due AS MATERIALIZED (
 UPDATE durable_tasks_task AS task
    SET status = 'QUEUED', held_for = NULL, epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
        alarm_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
-  FROM due
+  FROM due, (SELECT set_config('synchronous_commit', 'off', true)) AS unflushed
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
           task.idempotency_key, task.run_at, task.expires_at, task.slot
