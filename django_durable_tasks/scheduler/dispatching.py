@@ -32,8 +32,8 @@ _FULL_PAUSE = 0.02  # seconds: a window that has just been filled lasts longer t
 _BUSY_FOR = 5.0  # seconds: what follows from what just happened is not long in coming
 _SHORTEST = 0.005
 _BREATH_A_ROW, _LONGEST_BREATH = 0.002, 0.015
-"""After a claim by ids the next one waits as long as it took, or so long for each of its rows (seconds): where many rows
-come, many go together, and what a claim costs is shared."""
+"""After a claim by ids the next one waits as long as it took, or so long for each of its rows (seconds): where many
+rows come, many go together, and what a claim costs is shared."""
 _URGENT = 9
 """Rows of this priority go though the window is full."""
 _CLOSEST = timedelta(microseconds=300)
