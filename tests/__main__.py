@@ -3,19 +3,21 @@
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
-from tests.report import Result, closing, servers_that_did_not_run
-from tests.runs import ROOT, SERVERS, Run, kill_trials, planned
+from tests.lanes import Lanes
+from tests.report import Result, closing, lasted, servers_that_did_not_run
+from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
 from tests.servers import Server, servers, variable_of
 
 RUN_SECONDS = 45 * 60
 KILL_TRIAL_SECONDS = 4 * 60 * 60
-GRACE_SECONDS = 20
+LANES = min(4, max(2, os.cpu_count() or 2))
+"""More would ask more connections of a database than it has by default."""
 QUIET_PYTEST = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
 
 
@@ -35,8 +37,7 @@ def main(arguments: list[str]) -> int:
     with servers(wanted) as found, tempfile.TemporaryDirectory(prefix="durable-reports-") as folder:
         for server in found.values():
             _say(f"{server.name}: {server.origin}")
-        limit = KILL_TRIAL_SECONDS if options.kill_trials else RUN_SECONDS
-        results = [_result(run, found, Path(folder, f"{number}.xml"), limit) for number, run in enumerate(runs)]
+        results = _results(runs, found, Path(folder), 1 if options.kill_trials else options.lanes)
     unused = servers_that_did_not_run(results, SERVERS) if options.strict else []
     _say("\n" + "\n".join(closing(results, found)))
     if unused:
@@ -52,21 +53,63 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     parser.add_argument("--strict", action="store_true", help="fail if no test ran on one of the four servers")
     parser.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--lanes", type=int, default=LANES, metavar="NUMBER", help=f"so many runs beside each other ({LANES} here)"
+    )
+    options = parser.parse_args(arguments)
+    if options.lanes < 1:
+        parser.error(f"--lanes {options.lanes}: at least one run must be under way.")
+    return options
 
 
-def _result(run: Run, found: dict[str, Server], report: Path, limit: float) -> Result:
-    _say(f"\n=== {run.title}")
+def _results(runs: list[Run], found: dict[str, Server], folder: Path, number: int) -> list[Result]:
+    """Run all, the long ones first and those that need quiet last and alone; the results stand in the order of runs."""
+    reports = {run: folder / f"{place}.xml" for place, run in enumerate(runs)}
+    results = dict[Run, Result]()
+    try:
+        with Lanes() as lanes:
+            for width, some in ((number, in_turn(runs, alone=False)), (1, in_turn(runs, alone=True))):
+                aside = min(width, len(some)) > 1
+                for result in lanes.each(width, partial(_result, lanes, found, reports, aside), some):
+                    results[result.run] = result
+                    _tell(result.run, lasted(result), reports)
+                    _say(f"--- {len(results)} of {len(runs)} runs are over")
+    except BaseException:
+        for run in reports.keys() - results.keys():
+            _tell(run, "broken off", reports)
+        raise
+    return [results[run] for run in runs]
+
+
+def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], aside: bool, run: Run) -> Result:
+    """Run one; ``aside``: what it says is kept in a file beside its report, to be told whole at its end."""
+    report = reports[run]
+    _say(f"... {run.title}" if aside else f"\n=== {run.title}")
     result = Result(run, missing=[name for name in run.servers if found[name].url is None])
     if result.missing:
         _say(f"not run: {', '.join(result.missing)} could not be had")
         return result
-    command = run.command or _pytest_command(run, report)
-    result.failed = _code(command, _environment(run, found, report), limit) != 0
+    limit = KILL_TRIAL_SECONDS if run.suite == KILL_TRIALS else RUN_SECONDS
+    command, began = run.command or _pytest_command(run, report), monotonic()
+    code = lanes.code(command, _environment(run, found, report), limit, _log(report) if aside else None)
+    result.seconds, result.failed = monotonic() - began, code != 0
+    if code is None:
+        _say(f"stopped {run.title}: it took longer than {limit / 60:.0f} minutes")
     result.read(report)
     if result.failed and not run.folders:
         result.failures = [run.title]
     return result
+
+
+def _tell(run: Run, how: str, reports: dict[Run, Path]) -> None:
+    """Tell what was kept of a run."""
+    log = _log(reports[run])
+    if log.exists():
+        _say(f"\n=== {run.title} ({how})\n{log.read_text(errors='replace')}")
+
+
+def _log(report: Path) -> Path:
+    return report.with_suffix(".log")
 
 
 def _pytest_command(run: Run, report: Path) -> tuple[str, ...]:
@@ -81,28 +124,6 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
     kept["TEST_BROKER"] = run.broker or "memory"
     kept["TEST_FOLDER"] = str(report.with_suffix(""))
     return kept
-
-
-def _code(command: tuple[str, ...], environment: dict[str, str], limit: float) -> int:
-    """Run one command to its end and return its exit code; past the limit its whole group is killed."""
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
-        try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            _say(f"stopped: it took longer than {limit / 60:.0f} minutes")
-            return 1
-        finally:
-            _end_group(process)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt what still runs, and kill what a test may have left in its group."""
-    with suppress(ProcessLookupError):
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _say(line: str) -> None:

@@ -16,6 +16,7 @@ class Result:
 
     run: Run
     failed: bool = False
+    seconds: float = 0.0
     missing: list[str] = field(default_factory=list)
     passes: int = 0
     failures: list[str] = field(default_factory=list)
@@ -54,6 +55,12 @@ def closing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[s
         sum(len(result.skips) for result in results),
     )
     yield f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def lasted(result: Result) -> str:
+    """Say how long a run took."""
+    minutes, seconds = divmod(round(result.seconds), 60)
+    return f"{minutes} min {seconds:02} s"
 
 
 def servers_that_did_not_run(results: Sequence[Result], names: Sequence[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """What is run, in which order, on which database and broker."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from tests.vendors import BROKERS, DATABASES
@@ -11,6 +12,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVERS = ("postgresql", "mariadb", "redis", "rabbitmq")
 PAIRS = [("postgresql", broker) for broker in BROKERS] + [("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
 KILL_PAIRS = [("postgresql", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
+KILL_TRIALS = "kill trials"
+SECONDS: dict[tuple[str, str | None, str | None], int] = {
+    ("database", "postgresql", None): 400, ("database", "mariadb", None): 400, ("database", "sqlite", None): 350,
+    ("processes", "postgresql", "rabbitmq"): 300, ("processes", "postgresql", "redis"): 300,
+    ("processes", "mariadb", "rabbitmq"): 300, ("processes", "sqlite", "filesystem"): 450,
+    ("processes", "postgresql", "filesystem"): 150, ("mutants", "postgresql", "redis"): 250,
+    ("broker", "postgresql", "rabbitmq"): 100, ("broker", "postgresql", "redis"): 200,
+    ("broker", "postgresql", "filesystem"): 100, ("house", None, None): 150, ("chaos", "postgresql", "rabbitmq"): 100,
+    ("browser", "sqlite", None): 60,
+}  # fmt: skip
+"""About how long a run takes: which is begun first goes by it, nothing else."""
 TYPED = ("django_durable_tasks", "tests")
 
 
@@ -24,6 +36,7 @@ class Run:
     folders: tuple[str, ...] = ()
     database: str | None = None
     broker: str | None = None
+    alone: bool = False
 
     @property
     def servers(self) -> list[str]:
@@ -45,8 +58,19 @@ def planned() -> list[Run]:
 
 def kill_trials() -> list[Run]:
     """Give the long kill trials at default settings, on the pairs of the published figures."""
-    trials = [_pytest("kill trials", ("kill_trials",), database, broker) for database, broker in KILL_PAIRS]
+    trials = [_pytest(KILL_TRIALS, ("kill_trials",), database, broker) for database, broker in KILL_PAIRS]
     return [run for run in trials if run.folders]
+
+
+def in_turn(runs: Sequence[Run], *, alone: bool) -> list[Run]:
+    """Give those that need quiet or the others: long ones first, and by turns what computes and what mostly waits."""
+    wanted = sorted((run for run in runs if run.alone == alone), key=_seconds, reverse=True)
+    computing, waiting = ([run for run in wanted if (run.broker is not None) == waits] for waits in (False, True))
+    return [run for pair in zip_longest(computing, waiting) for run in pair if run is not None]
+
+
+def _seconds(run: Run) -> int:
+    return SECONDS.get((run.suite, run.database, run.broker), 0)
 
 
 def _checks() -> Iterator[Run]:

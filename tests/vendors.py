@@ -13,6 +13,7 @@ from tests.servers import variable_of
 DATABASES = ("postgresql", "mariadb", "sqlite")
 BROKERS = ("rabbitmq", "redis", "filesystem")
 REDIS_DATABASE = 11
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def address(name: str) -> str:
@@ -33,7 +34,7 @@ def database_settings(vendor: str, name: str, folder: Path) -> dict[str, Any]:
         "PORT": parts.port,
         "TEST": {"NAME": name},
     }
-    return entry | {"postgresql": _postgresql, "mariadb": _mariadb}[vendor]()
+    return entry | (_mariadb(here=parts.hostname in LOOPBACK) if vendor == "mariadb" else _postgresql())
 
 
 def broker_settings(broker: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -51,13 +52,16 @@ def _postgresql() -> dict[str, Any]:
     return {"ENGINE": "django.db.backends.postgresql"}
 
 
-def _mariadb() -> dict[str, Any]:
-    """Let PyMySQL stand for mysqlclient, which is compiled on installation; Django asks for its version."""
+def _mariadb(*, here: bool) -> dict[str, Any]:
+    """Let PyMySQL stand for mysqlclient, which is compiled on installation; Django asks for its version.
+
+    ``here``: on this machine. PyMySQL reads all certificates for each connection before it asks whether there is TLS.
+    """
     pymysql.version_info = (2, 2, 7, "final", 0)
     pymysql.install_as_MySQLdb()
     return {
         "ENGINE": "django.db.backends.mysql",
-        "OPTIONS": {"isolation_level": "read committed", "charset": "utf8mb4"},
+        "OPTIONS": {"isolation_level": "read committed", "charset": "utf8mb4", "ssl_disabled": here},
     }
 
 

@@ -1,11 +1,17 @@
 """`python -m tests` keeps what was asked for, and does not call a thing passed that failed or did not run."""
 
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.lanes import Lanes
 from tests.report import Result, closing, servers_that_did_not_run
-from tests.runs import Run
+from tests.runs import SECONDS, Run, in_turn, planned
 from tests.servers import Server
 from tests.waiting import until
 
@@ -77,3 +83,100 @@ def test_waiting_gives_the_answer_or_says_what_did_not_come() -> None:
     assert until(lambda: next(answers), within=5) == "here"
     with pytest.raises(AssertionError, match="the leader to step down"):
         until(lambda: False, within=0.01, message="the leader to step down")
+
+
+def test_long_runs_begin_first_by_turns_with_those_that_wait_and_those_that_need_quiet_stand_apart() -> None:
+    assert SECONDS.keys() == {(run.suite, run.database, run.broker) for run in planned() if run.folders}
+    computing = sorted((run for run in planned() if run.folders and run.broker is None), key=_seconds, reverse=True)
+    waiting = sorted((run for run in planned() if run.broker is not None), key=_seconds, reverse=True)
+    quiet = replace(PAIR, alone=True)
+    assert in_turn([CHECK, quiet, *planned()], alone=True) == [quiet]
+    order = in_turn([quiet, *planned()], alone=False)
+    assert order[:4] == [computing[0], waiting[0], computing[1], waiting[1]]
+    assert sorted(order, key=repr) == sorted(planned(), key=repr)
+
+
+def _seconds(run: Run) -> int:
+    return SECONDS[run.suite, run.database, run.broker]
+
+
+def _script(words: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", words)
+
+
+HOLDS = """
+import pathlib, subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+pathlib.Path("{note}.new").write_text(str(child.pid))
+pathlib.Path("{note}.new").rename("{note}")
+threading.Event().wait()
+"""
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that ended and waits to be reaped does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return sys.platform != "linux"
+
+
+def test_runs_are_under_way_together_and_what_each_says_is_kept_apart(tmp_path: Path) -> None:
+    """Each waits for the other: one after the other neither would end."""
+    meets = """
+import pathlib, sys
+sys.path.insert(0, ".")
+from tests.waiting import until
+print("this is {me}")
+pathlib.Path("{folder}/{me}").touch()
+until(pathlib.Path("{folder}/{other}").exists, within=60)
+"""
+    lanes, pairs = Lanes(), [("one", "two"), ("two", "one")]
+
+    def work(pair: tuple[str, str]) -> int | None:
+        me, other = pair
+        script = _script(meets.format(me=me, other=other, folder=tmp_path))
+        return lanes.code(script, os.environ, 60, tmp_path / f"{me}.log")
+
+    assert list(lanes.each(2, work, pairs)) == [0, 0]
+    assert [(tmp_path / f"{me}.log").read_text().split() for me, _ in pairs] == [["this", "is", me] for me, _ in pairs]
+
+
+def test_a_run_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    lanes = Lanes()
+    assert lanes.code(_script(HOLDS.format(note=note)), os.environ, 3, tmp_path / "log") is None
+    if note.exists():  # else it had no time to start one
+        until(partial(_is_gone, note), within=10)
+
+
+@pytest.mark.parametrize("where", ["in a lane", "beside the lanes"])
+def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(tmp_path: Path, where: str) -> None:
+    notes = [tmp_path / f"note-{place}" for place in range(4)]
+
+    def work(place: int) -> int | None:
+        if place == 2:
+            until(lambda: all(note.exists() for note in notes[:2]), within=60)
+            if where == "in a lane":
+                raise KeyboardInterrupt
+            return None
+        return lanes.code(_script(HOLDS.format(note=notes[place])), os.environ, 600, tmp_path / f"{place}.log")
+
+    with pytest.raises(KeyboardInterrupt), Lanes() as lanes:
+        _interrupted(lanes.each(3, work, [0, 1, 2, 3]))
+    for note in filter(Path.exists, notes):
+        until(partial(_is_gone, note), within=10)
+    with pytest.raises(InterruptedError):
+        lanes.code(_script(""), os.environ, 600, None)
+
+
+def _interrupted(answers: Iterator[int | None]) -> None:
+    for _ in answers:
+        raise KeyboardInterrupt
+
+
+def _is_gone(note: Path) -> bool:
+    return not _lives(int(note.read_text()))

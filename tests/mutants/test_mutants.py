@@ -42,7 +42,7 @@ def _verdict(tests: set[str], mutant: str = "") -> tuple[int, str]:
     kept = {name: value for name, value in os.environ.items() if name not in {"TEST_RUN", "TEST_FOLDER"}}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
     kept |= {VARIABLE: mutant, "TEST_PATIENCE": "12" if mutant else "30"}
-    answer = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=110, check=False)
+    answer = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=280, check=False)
     return answer.returncode, answer.stdout[-3000:]
 
 
