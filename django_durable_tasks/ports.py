@@ -100,8 +100,8 @@ class DueChanges(Protocol):
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
         """Take in that waiting rows were called off."""
 
-    def duties(self) -> None:
-        """Take in that the leader has endings to tell or to count."""
+    def duties(self, at: Any = None) -> None:
+        """Take in that the leader has endings to tell or to count, or from this datetime on something to fire."""
 
 
 class _Unbound:

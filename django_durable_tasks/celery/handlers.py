@@ -26,6 +26,7 @@ from django_durable_tasks.celery.worker import place
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.lifecycle import attempts, cancellation, claims, dependencies, recovery
 from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.lifecycle.dependencies import Spread
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.endings import Kind, Outcome, Verdict, judge
 from django_durable_tasks.rules.followups import FollowUp
@@ -55,13 +56,19 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
 
 
 def tell_dependents(live: LiveRun) -> None:
-    """Release what waited for this run; what cannot be done here at once is done by the leader."""
-    if not live.run.has_dependents or live.verdict is None or live.verdict.status not in TERMINAL:
+    """Release what waited for this run; what cannot be done here at once is done by the leader, who is woken."""
+    run = live.run
+    if live.verdict is None or live.verdict.status not in TERMINAL:
+        return
+    if not run.has_dependents and run.workflow_id is None:
         return
     try:
         with nullcontext() if live.eager else own():
-            rings = dependencies.spread_of(live.run.task_id).rings
-        ports.ring(rings)
+            done = dependencies.spread_of(run.task_id) if run.has_dependents else Spread()
+            # An ending that lets nobody go may be the last of its workflow, which the leader counts.
+            if done.left or (run.workflow_id is not None and not done.moved):
+                ports.due.duties()
+        ports.ring(done.rings)
     except Error as error:
         logger.warning("The dependents of %s are left to the leader: %s", live.run.task_id, text_of(error))
 

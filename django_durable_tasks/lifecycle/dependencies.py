@@ -35,11 +35,12 @@ _EDGES = 2_000
 
 @dataclass(slots=True)
 class Spread:
-    """What one batch did: notes dealt with, rows moved, and what to ring after the commit."""
+    """What one batch did: notes dealt with, rows moved, what to ring after the commit, whether more is left."""
 
     notes: int = 0
     moved: int = 0
     rings: list[Ring] = field(default_factory=list)
+    left: bool = False
 
 
 def spread(limit: int) -> Spread:
@@ -54,7 +55,7 @@ def spread_of(task_id: uuid.UUID) -> Spread:
     if below is None:
         return _spread_of(task_id)
     if not below or len(below) > SMALL or any(wants > FEW for wants, *_ in below):
-        return Spread()
+        return Spread(left=bool(below))
     ready = [(name, queue, tenant) for wants, queue, due, _, name, tenant in below if wants == 1 and due]
     settings = conf.settings()
     may_ring = settings.FAST_PATH and len(ready) <= settings.FAST_PATH_MAX and ports.broker_open()
@@ -72,7 +73,7 @@ def _spread_of(task_id: uuid.UUID) -> Spread:
     waiting = edges.edges().below([task_id]).untold().order_by()
     wants = list(waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1])
     if len(wants) > SMALL or any(number > FEW for number in wants):
-        return Spread()
+        return Spread(left=True)
     return _spread(edges.endings().untold().filter(pk__in=mine), len(mine))
 
 
@@ -86,7 +87,7 @@ def _spread_met(notes: Sequence[int], queues: Iterable[str], limited: Iterable[s
     )
     if done is None:
         return _spread(edges.endings().untold().filter(pk__in=list(notes)), len(notes))
-    found = Spread(notes=done.notes, moved=done.moved, rings=rings_of(done.rung))
+    found = Spread(notes=done.notes, moved=done.moved, rings=rings_of(done.rung), left=done.more)
     if done.left and not done.more:
         rest = _spread(edges.endings().untold().filter(pk__in=list(done.left)), len(done.left))
         found.moved += rest.moved

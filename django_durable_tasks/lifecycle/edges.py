@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db.models import Count, Q
 
+from django_durable_tasks import ports
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.connections import cursor
 from django_durable_tasks.lifecycle.statements import recordset, statement
@@ -131,6 +132,8 @@ def note_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
         Ending(task_id=task_id, epoch=epoch, status=status, change=0)
         for task_id, (epoch, status) in sorted(upstreams.items())
     ])  # fmt: skip
+    if upstreams:
+        ports.due.duties()
 
 
 # Runs -------------------------------------------------------------------------------------------------------------

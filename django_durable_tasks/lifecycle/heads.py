@@ -12,15 +12,27 @@ from django.utils.dateparse import parse_datetime
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.statements import statement
 
+AT_ONCE = 500
+"""So many queues a statement: MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without a word."""
+
 
 def heads() -> dict[str, datetime]:
-    """Return, for each queue with waiting rows, when its first row is due; costs probes, never a scan of the rows."""
+    """Return, for each queue with waiting rows, when its first row is due; costs probes, never a scan of the rows.
+
+    One statement for 500 queues.
+    """
     sql = statement("heads")
     if sql is None:
         return dict(transitions.tasks().pending().order_by().values_list("queue").annotate(head=Min("alarm_at")))
+    found, past = dict[str, datetime](), ""
     with connections[transitions.database()].cursor() as cursor:
-        cursor.execute(sql)
-        return {queue: _instant(head) for queue, head in cursor.fetchall()}
+        while True:
+            cursor.execute(sql, {"past": past, "limit": AT_ONCE})
+            rows = cursor.fetchall()
+            found |= {queue: _instant(head) for queue, head in rows if head is not None}
+            if len(rows) < AT_ONCE:
+                return found
+            past = rows[-1][0]
 
 
 def _instant(value: Any) -> datetime:

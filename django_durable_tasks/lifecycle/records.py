@@ -16,18 +16,20 @@ from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import LogStatus, Status
 
 
-def note_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
+def note_endings(ids: Sequence[uuid.UUID], status: Status) -> int:
     """Note, in the transaction of the move, which of these rows stand in a graph: others wait for them, or a workflow
     counts them. Rows that stand elsewhere than at ``status`` did not move and are left out.
+    Return how many notes there are.
     """
     database = conf.settings().DATABASE
     moved = Task.objects.using(database).filter(pk__in=list(ids), status=status)
     graph = moved.filter(Q(has_dependents=True) | Q(workflow__isnull=False))
     found = graph.values_list("pk", "epoch", "workflow_id", "has_dependents")
-    Ending.objects.using(database).bulk_create([
+    notes = Ending.objects.using(database).bulk_create([
         Ending(task_id=task_id, epoch=epoch, workflow_id=workflow, status=status, told=not has_dependents)
         for task_id, epoch, workflow, has_dependents in found
     ])  # fmt: skip
+    return len(notes)
 
 
 def note_returns(rows: Sequence[tuple[uuid.UUID, int, uuid.UUID | None, str]]) -> None:

@@ -15,7 +15,7 @@ from operator import or_
 
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, ports
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.connections import cursor
@@ -45,6 +45,7 @@ class Move:
 def bear(row: RecurringTask) -> None:
     """Insert a new row; raises IntegrityError when its name or key is taken."""
     RecurringTask.objects.using(transitions.database()).bulk_create([row])
+    _tell(row)
 
 
 def rewrite(row: RecurringTask) -> None:
@@ -57,6 +58,12 @@ def rewrite(row: RecurringTask) -> None:
     columns = {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
     if not shown.update(**{name: value for name, value in columns.items() if name not in ("id", "created_at")}):
         raise TransitionRefused(f"Recurring task {row.name!r} was changed by another writer; read it again.")
+    _tell(row)
+
+
+def _tell(row: RecurringTask) -> None:
+    if row.next_run_at is not None:
+        ports.due.duties(row.next_run_at)
 
 
 def advance(moves: Sequence[Move]) -> None:

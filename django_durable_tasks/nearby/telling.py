@@ -64,7 +64,8 @@ class _Batch:
         self.moved: list[uuid.UUID] = []
         self.moved_to: list[datetime] = []
         self.gone: list[uuid.UUID] = []
-        self.duties = self.told = False
+        self.duties: list[datetime | None] = []
+        self.told = False
 
     def __call__(self) -> None:
         self.told = True  # a test may run the hooks of a transaction that goes on; what comes then needs another one
@@ -106,10 +107,12 @@ class Teller:
             batch.gone += ids
             self._unless_in_transaction(batch)
 
-    def duties(self) -> None:
-        """Take in that there is work for the leader's duties: endings to tell or to count."""
-        if _anybody() and (batch := self._batch()) is not None and not batch.duties:
-            batch.duties = True
+    def duties(self, at: datetime | None = None) -> None:
+        """Take in that there is work for the leader: endings to tell or to count, or (``at``) a schedule to fire."""
+        if not _anybody() or (at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW):
+            return
+        if (batch := self._batch()) is not None:
+            batch.duties.append(at)
             self._unless_in_transaction(batch)
 
     def tell(self, batch: _Batch) -> None:
@@ -126,7 +129,7 @@ class Teller:
             first = min([(row.at, row.queue) for row in rows] + [(at, "") for at in batch.moved_to], default=None)
             if first is not None and first[0] <= soon and self._rows.allows():
                 send(Note(Kind.ROWS, *first))
-            if batch.duties and self._duties.allows():
+            if any(at is None or at <= soon for at in batch.duties) and self._duties.allows():
                 send(Note(Kind.DUTIES, now))
         except Error:
             logger.debug("A wake-up was not sent; the poll finds the rows.", exc_info=True)

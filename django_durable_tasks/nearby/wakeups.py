@@ -71,6 +71,8 @@ class Listener(threading.Thread):
         self._first: datetime | None = None
         self._passed_at = 0.0
         self._woke_at, self._waking = 0.0, False
+        self._duties_at: float | None = None
+        self._duties_woke_at, self._duties_anew = 0.0, False
 
     def run(self) -> None:
         """Listen; never raises for a server that is away."""
@@ -122,8 +124,7 @@ class Listener(threading.Thread):
         wanted = [_GLANCE]
         if self._waking:
             wanted.append(self._woke_at + _GAP - time.monotonic())
-        if self._echo_at is not None:
-            wanted.append(self._echo_at - time.monotonic())
+        wanted += [at - time.monotonic() for at in (self._echo_at, self._duties_at) if at is not None]
         return max(0.0, min(wanted))
 
     def _hear(self, notes: Sequence[Note]) -> None:
@@ -137,13 +138,23 @@ class Listener(threading.Thread):
         if self._first is not None and (echo or (self._waking and now >= self._woke_at + _GAP)):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
-        if any(note.kind == Kind.DUTIES for note in notes):
-            self._wake_duties()
+        self._hear_of_duties(now, any(note.kind == Kind.DUTIES for note in notes))
         if any(note.kind == Kind.TEST and note.word == self._word for note in notes):
             self._word, self._test_at, self._pause, self._passed_at = "", now + _TEST_EVERY, _SHORTEST_PAUSE, now
             if not self.listening:
                 self.listening, self.why = True, ""
                 logger.info("Wake-ups come by %s.", self._way.name)
+
+    def _hear_of_duties(self, now: float, told: bool) -> None:
+        """Wake the leader's duties at once, at most once in INTERVAL seconds, and with an echo like that of rows."""
+        if told:
+            self._duties_anew = True
+            soonest = max(now, self._duties_woke_at + INTERVAL)
+            self._duties_at = soonest if self._duties_at is None else min(soonest, self._duties_at)
+        if self._duties_at is not None and now >= self._duties_at:
+            self._duties_woke_at = now
+            self._duties_at, self._duties_anew = now + _ECHO if self._duties_anew else None, False
+            self._wake_duties()
 
     def _lost(self, why: str) -> None:
         if self.listening or self.why != why:
@@ -156,7 +167,8 @@ class Wakeups:
     """All ways that this installation has; ``wake(at)`` is called from their threads and must return at once.
 
     ``at`` is when the first of the new rows is due (UTC, may be past); an echo follows a wake after some 60 ms, because
-    rows born just after the first are not told of. ``duties()`` says that the leader has endings to tell or to count.
+    rows born just after the first are not told of. ``duties()`` says that the leader has endings to tell or to count,
+    or a schedule that fires soon.
     """
 
     def __init__(self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None) -> None:

@@ -40,10 +40,10 @@ class Scheduler:
     def __init__(self, name: str = "", *, shards: frozenset[int] | None = None) -> None:
         self.node = uuid.uuid4()
         self.name = name or f"scheduler@{platform.node()}:{os.getpid()}"
-        self.leader = Leader(self.node, self._woken_by_endings)
+        self.leader = Leader(self.node, self._woken_by_duties)
         self.dispatching = Dispatching(self.node, due_index(), self._attempt)
         self.dispatching.shards = self._told_shards = shards
-        self.wakeups = Wakeups(self._woken_by_rows, self._woken_by_endings)
+        self.wakeups = Wakeups(self._woken_by_rows, self._woken_by_duties)
         self._beat = NodeBeat(self.node, self.name, NodeKind.SCHEDULER, self._report)
         self._vigil, self._rota = Vigil(), Rota()
         self._look_at = self._recur_at = 0.0
@@ -86,8 +86,9 @@ class Scheduler:
         self.dispatching.look_now()
         self._wake.put(None)
 
-    def _woken_by_endings(self) -> None:
+    def _woken_by_duties(self) -> None:
         self._rota.hurry()
+        self._recur_at = 0.0
         self._wake.put(None)
 
     def round(self) -> float:

@@ -11,8 +11,9 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from django_durable_tasks import ports
+from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.connections import own
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.nearby import redis_door, telling, wakeups
 from django_durable_tasks.nearby.redis_index import RedisDueIndex
 from django_durable_tasks.nearby.wakeup_notes import CHANNEL, Kind, Note
@@ -167,6 +168,48 @@ def test_the_duties_of_the_leader_are_woken(sleeping: Callable[..., Sleeper]) ->
         ports.due.duties()
         ports.due.duties()
         assert not sleeper.duties.is_set()
+    until(sleeper.duties.is_set, within=20)
+
+
+def test_duties_that_the_limiter_holds_back_are_seen_by_an_echo(
+    sleeping: Callable[..., Sleeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "INTERVAL", 1.0)
+    monkeypatch.setattr(wakeups, "_ECHO", 1.2)
+    telling_fresh(monkeypatch)
+    sleeper = sleeping()
+    ports.due.duties()
+    until(sleeper.duties.is_set, within=20)
+    sleeper.duties.clear()
+    ports.due.duties()
+    until(sleeper.duties.is_set, within=20)
+
+
+def test_a_schedule_wakes_the_leader_when_it_fires_soon_and_not_when_it_fires_later(
+    sleeping: Callable[..., Sleeper],
+) -> None:
+    sleeper, at = sleeping(), soon()
+    RecurringTask.objects.upsert(name="later", task=bodies.add, args=[1, 2], at=[soon(86_400)])
+    bodies.add.schedule(1, 2, run_at=at)
+    until(lambda: sleeper.heard(at), within=20)
+    assert not sleeper.duties.is_set()
+    RecurringTask.objects.upsert(name="soon", task=bodies.add, args=[1, 2], at=[soon(1)])
+    until(sleeper.duties.is_set, within=20)
+
+
+def test_an_ending_that_others_wait_for_wakes_the_leader_and_any_other_does_not(
+    sleeping: Callable[..., Sleeper],
+) -> None:
+    sleeper, at = sleeping(), soon()
+    first = bodies.add.using(key="alone", run_at=soon(600)).schedule(1, 2)
+    Task.objects.cancel("alone")
+    bodies.add.schedule(1, 2, run_at=at)
+    until(lambda: sleeper.heard(at), within=20)
+    assert (Task.objects.get(pk=first.pk).status, sleeper.duties.is_set()) == ("CANCELLED", False)
+    upstream = bodies.add.using(run_at=soon(600)).schedule(1, 2)
+    bodies.add.using(depends_on=[upstream]).schedule(1, 2)
+    with transaction.atomic():
+        transitions.cancel(Task.objects.filter(pk=upstream.pk), "a test")
     until(sleeper.duties.is_set, within=20)
 
 

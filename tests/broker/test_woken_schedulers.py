@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.models import Task
+from django_durable_tasks.lifecycle import dependencies
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from django_durable_tasks.nearby import redis_door
 from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from django_durable_tasks.workflows import Workflow
 from tests.broker.test_redis_away import frozen, url
 from tests.processes.fleet import SHORT, fleet_in
 from tests.processes.rows import ended, logged
@@ -47,6 +50,48 @@ def test_a_sleeping_scheduler_starts_what_is_due_soon_moved_or_now(telling: Any,
         task = bodies.add.using(key="report", run_at=soon(86_400)).schedule(5, 6)
         Task.objects.reschedule("report", soon())
         assert ended(task).result == 11
+
+
+def test_a_sleeping_leader_tells_endings_that_were_left_to_it_and_counts_workflows(
+    telling: Any, tmp_path: Path
+) -> None:
+    """More dependents than a worker tells by itself, and the end of a workflow; nobody polls for an hour."""
+    with fleet_in(tmp_path, SLEEPY) as fleet:
+        fleet.worker(slots=2)
+        scheduler = fleet.scheduler()
+        fleet.ready()
+        until(lambda: "Wake-ups come by PostgreSQL" in scheduler.said(), within=20)
+        flow = Workflow("wide")
+        first = flow.add(bodies.add, 1, 2)
+        wide = [flow.add(bodies.add, number, 1, after=[first]) for number in range(dependencies.SMALL + 1)]
+        flow.add(bodies.add, 3, 4, after=wide, step="last")
+        run = flow.start(run_at=soon())
+        until(lambda: WorkflowRun.objects.get(pk=run.pk).status == "SUCCESS", within=40, message="the workflow ends")
+        assert Task.objects.get(workflow=run, step="last").result == 7
+
+
+def test_a_sleeping_leader_fires_a_schedule_that_was_just_declared_changed_or_resumed(
+    telling: Any, tmp_path: Path
+) -> None:
+    with fleet_in(tmp_path, SLEEPY) as fleet:
+        scheduler = fleet.scheduler()
+        fleet.ready()
+        until(lambda: "Wake-ups come by PostgreSQL" in scheduler.said(), within=20)
+        fires = partial(
+            RecurringTask.objects.upsert, name="soon", task=bodies.add, args=[1, 2], queue="nobody", overlap="ALLOW"
+        )
+
+        def fired() -> int:
+            return OccurrenceRecord.objects.filter(task__isnull=False).count()
+
+        fires(interval=86_400, start_time=soon(0.5))
+        until(lambda: fired() == 1, within=20, message="it fires")
+        row = fires(interval=0.5)
+        until(lambda: fired() >= 2, within=20, message="it fires as it was changed")
+        row.pause("a test")
+        before = fired()
+        row.resume()
+        until(lambda: fired() > before, within=20, message="it fires again")
 
 
 def test_two_schedulers_share_the_set_in_redis_and_go_on_while_it_is_frozen_or_emptied(

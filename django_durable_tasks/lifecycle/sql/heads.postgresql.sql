@@ -1,15 +1,18 @@
--- A loose scan of the pending index: one probe for each queue, then one for each of its ten priorities.
-WITH RECURSIVE queues (queue) AS (
-  (SELECT queue FROM durable_tasks_task WHERE status = 'PENDING' ORDER BY queue LIMIT 1)
+-- A loose scan of the pending index: one probe for each queue, then one for each of its ten priorities; at most so many
+-- queues, from one on.
+WITH RECURSIVE queues (queue, number) AS (
+  (SELECT queue, 1 FROM durable_tasks_task WHERE status = 'PENDING' AND queue > %(past)s ORDER BY queue LIMIT 1)
   UNION ALL
   SELECT (SELECT task.queue FROM durable_tasks_task AS task
-           WHERE task.status = 'PENDING' AND task.queue > queues.queue ORDER BY task.queue LIMIT 1)
-    FROM queues WHERE queues.queue IS NOT NULL)
+           WHERE task.status = 'PENDING' AND task.queue > queues.queue ORDER BY task.queue LIMIT 1), number + 1
+    FROM queues WHERE queues.queue IS NOT NULL AND number < %(limit)s)
 SELECT queues.queue, min(head.alarm_at)
   FROM queues
  CROSS JOIN generate_series(0, 9) AS level (priority)
- CROSS JOIN LATERAL (
+  LEFT JOIN LATERAL (
    SELECT alarm_at FROM durable_tasks_task
     WHERE status = 'PENDING' AND queue = queues.queue AND priority = level.priority
-    ORDER BY alarm_at LIMIT 1) AS head
+    ORDER BY alarm_at LIMIT 1) AS head ON TRUE
+ WHERE queues.queue IS NOT NULL
  GROUP BY queues.queue
+ ORDER BY queues.queue

@@ -9,7 +9,9 @@ from typing import Any
 
 from django.db import connections
 from django.db.models import Case, F, Value, When
+from django.utils import timezone
 
+from django_durable_tasks import ports
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.statements import statement
@@ -24,6 +26,7 @@ from django_durable_tasks.lifecycle.transitions.guards import (
     read,
     tasks,
 )
+from django_durable_tasks.lifecycle.transitions.out import RING_COLUMNS
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
@@ -100,7 +103,17 @@ def release_met(
     moved = [row[4:] for row in rows if row[4] is not None]
     for status in (Status.PENDING, Status.QUEUED):
         announce("release", status, [row[1] for row in moved if row[0] == status])
+    _tell_of([row[1:] for row in moved if row[0] == Status.PENDING])
     return Released(taken, more, left, len(moved), [row[1:] for row in moved if row[0] == Status.QUEUED])
+
+
+def _tell_of(released: Sequence[Sequence[Any]]) -> None:
+    """Tell of rows that wait from now on; those that are due by now wake, and stand in no index."""
+    if not released:
+        return
+    now, place = timezone.now(), RING_COLUMNS.index("run_at")
+    later = [row[0] for row in released if row[place] > now]
+    ports.due.moved(later or [released[0][0]], min(row[place] for row in released))
 
 
 def hold_back(question: TaskQuerySet) -> list[uuid.UUID]:

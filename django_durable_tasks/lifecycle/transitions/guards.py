@@ -108,11 +108,18 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     )  # fmt: skip
     note_returns(leaving)
     if status in TERMINAL:
-        note_endings(ids, status)
+        tell_endings(ids, status)
     elif status == Status.PENDING:
-        ports.due.moved(ids)
+        # What is handed back wakes nobody: a row that a limit refuses would come round without end.
+        ports.due.moved(ids, None if name == "hand_back" else writes.get("alarm_at"))
     announce(name, status, ids)
     return moved
+
+
+def tell_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
+    """Note these endings, and wake the leader where others wait for them or count them."""
+    if note_endings(ids, status):
+        ports.due.duties()
 
 
 def _ended_in_workflows(ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int, uuid.UUID | None, str]]:

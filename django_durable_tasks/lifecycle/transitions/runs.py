@@ -23,6 +23,7 @@ from django_durable_tasks.lifecycle.transitions.guards import (
     read,
     shown,
     tasks,
+    tell_endings,
 )
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.clock import DatabaseNow
@@ -140,6 +141,6 @@ def end(ends: Sequence[End]) -> int:
     for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
         group = [end.task_id for end in ends if (end.verdict.transition, end.verdict.status) == (name, status)]
         if status in TERMINAL:
-            records.note_endings(group, status)
+            tell_endings(group, status)
         announce(name, status, group)
     return moved

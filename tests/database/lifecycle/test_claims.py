@@ -85,6 +85,25 @@ def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() ->
     assert heads() == {QUEUE: first.alarm_at, "a": other.alarm_at}
 
 
+def test_heads_names_more_queues_than_a_recursion_has_steps() -> None:
+    """MariaDB ends a recursion after 1,000 steps without a word, MySQL with an error."""
+    row = a_task()
+    Task.objects.bulk_create([
+        Task(name=row.name, queue=f"q{number:04}", status="PENDING", run_at=row.run_at, alarm_at=row.alarm_at)
+        for number in range(1_200)
+    ])  # fmt: skip
+    found = heads()
+    assert len(found) == 1_201
+    assert set(found.values()) == {row.alarm_at}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_heads_are_asked_for_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_durable_tasks.lifecycle.heads.AT_ONCE", 2)
+    rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
+    assert heads() == {queue: row.alarm_at for queue, row in rows.items()}
+
+
 def test_heads_of_an_empty_table_are_none() -> None:
     assert heads() == {}
 
