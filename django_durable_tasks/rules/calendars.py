@@ -6,11 +6,12 @@ A calendar is a snapshot of dates. A later release of the ``holidays`` package m
 from __future__ import annotations
 
 import importlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidCalendar
@@ -112,11 +113,28 @@ class BusinessDays:
         """Return the last open day before this one (open at this hour); None: there is none within ten years."""
         return self._first_open(day, hour, -_ONE)
 
+    def may_open(self, day: date, step: timedelta) -> Iterator[date]:
+        """Give those of ``days_from`` that are open or half open, and maybe others: work by what the calendar names."""
+        if self.working_days:
+            return days_from(day, step)
+        farthest = FARTHEST * abs(step)
+        at = (
+            bisect_right(self.special, day, key=_day)
+            if step > timedelta(0)
+            else bisect_left(self.special, day, key=_day)
+        )
+        named = self.special[at:] if step > timedelta(0) else reversed(self.special[:at])
+        return takewhile(lambda one: abs(one - day) <= farthest, map(_day, named))
+
     def _first_open(self, day: date, hour: time | None, step: timedelta) -> date | None:
-        days = days_from(day, step)
+        days = self.may_open(day, step)
         if hour is None:
             return next((one for one in days if self.is_open(one)), None)
         return next((one for one in days if self.open_at(one, hour)), None)
+
+
+def _day(special: SpecialDay) -> date:
+    return special.day
 
 
 def days_from(day: date, step: timedelta) -> Iterator[date]:

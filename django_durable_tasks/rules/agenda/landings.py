@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, time, timedelta
 from typing import NamedTuple
 
-from django_durable_tasks.rules.calendars import BusinessDays, Roll, days_from
+from django_durable_tasks.rules.calendars import BusinessDays, Roll
 
 ONE_DAY = timedelta(days=1)
 
@@ -33,7 +33,7 @@ def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> Landing:
 
 def _nearest(days: BusinessDays, day: date, hour: time, step: timedelta) -> Landing:
     above = days.closes(day)
-    for one in days_from(day, step):
+    for one in days.may_open(day, step):
         if days.open_at(one, hour):
             return Landing(one, above, days.closes(one))
         above = _later(above, days.closes(one))

@@ -124,7 +124,7 @@ class Cuts:
         return self.days.is_open(day) is opened and self.days.closes(day) is None
 
     def _nearest_whole(self, day: date, step: timedelta) -> date:
-        whole = (one for one in days_from(day, step) if self._whole(one, opened=True))
+        whole = (one for one in self.days.may_open(day, step) if self._whole(one, opened=True))
         return next(whole, day + (FARTHEST - 1) * step)
 
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.rules.calendars import BusinessDays, DayKind, SpecialDay, combined, from_holidays
+from django_durable_tasks.rules.calendars import (
+    BusinessDays,
+    DayKind,
+    SpecialDay,
+    combined,
+    days_from,
+    from_holidays,
+)
 
 CHRISTMAS = SpecialDay(date(2026, 12, 25), DayKind.CLOSED, "Christmas Day")
 EVE = SpecialDay(date(2026, 12, 24), DayKind.HALF, "Christmas Eve", time(13))
@@ -135,6 +142,15 @@ def test_the_next_open_day_is_open_and_all_between_are_closed(one: BusinessDays,
     assert one.is_open(after)
     assert not any(map(one.is_open, between))
     assert one.previous_open(after + timedelta(1)) == after
+
+
+@pytest.mark.parametrize("step", [1, -1])
+@given(offsets=st.sets(st.integers(-5_000, 5_000), min_size=1, max_size=12))
+def test_without_working_days_only_the_dates_are_looked_at(step: int, offsets: set[int]) -> None:
+    start, way = date(2026, 3, 2), timedelta(days=step)
+    dates = tuple(SpecialDay(start + timedelta(days=one), DayKind.OPEN) for one in offsets)
+    few = BusinessDays(working_days=(), special=dates)
+    assert list(few.may_open(start, way)) == [one for one in days_from(start, way) if few.is_open(one)]
 
 
 def test_holidays_come_as_a_snapshot_of_the_years_asked_for() -> None:
