@@ -13,12 +13,13 @@ from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, connections
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.conf import InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
 from django_durable_tasks.lifecycle import allowances, declared, nodes
 from django_durable_tasks.lifecycle.connections import on_sqlite
+from django_durable_tasks.rules import limits
 from django_durable_tasks.rules.options import TaskOptions
 from django_durable_tasks.scheduler.leader import terms
 
@@ -111,6 +112,8 @@ _ALL = (
             "Keep such bodies under a second, or keep the tables in PostgreSQL, MySQL or MariaDB."),
     Finding("W012", "@recurring({name!r}) stands on {function}, which is no durable task: it never runs.",
             "Write @durable_task on it, above or below."),
+    Finding("W013", "{name} weighs {weight}, and the whole limit {scope} is {most}: it never starts.",
+            "Give it a smaller weight=..., or raise the limit; a rate whose burst was given holds no more than that."),
 )  # fmt: skip
 
 FINDINGS: dict[str, Finding] = {finding.id: finding for finding in _ALL}
@@ -170,7 +173,24 @@ def check_tasks(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     atomic = [task.name for task in _options() if task.atomic]
     if atomic and on_sqlite():
         found.append(FINDINGS["W011"](names=_listed(atomic)))
-    return found
+    return [*found, *_weights()]
+
+
+def _weights() -> Iterator[CheckMessage]:
+    try:
+        coded = allowances.coded()
+    except InvalidSetting:
+        return  # E001 has said so
+    for task in _options():
+        per_key = limits.per_key_of(task.rate_limit, task.max_concurrency)
+        bound = {scope: coded[scope] for scope in (
+            limits.GLOBAL, limits.of_queue(ports.queue_of(task.name, task.queue)), limits.of_task(task.name),
+        ) if scope in coded}  # fmt: skip
+        if per_key is not None:
+            bound["of its key"] = per_key
+        for scope, allowed in bound.items():
+            if allowed.heaviest and task.weight > allowed.heaviest:
+                yield FINDINGS["W013"](name=task.name, weight=task.weight, scope=scope, most=allowed.heaviest)
 
 
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:

@@ -37,7 +37,7 @@ _CELERY = frozenset({
 _OURS = frozenset({
     "name", "queue", "priority", "max_attempts", "max_crashes", "backoff", "backoff_base", "backoff_max", "jitter",
     "retry_for", "give_up_on", "timeout", "soft_timeout", "lease", "expected_duration", "expires_in", "unique",
-    "unique_for", "unique_on_conflict", "atomic", "on_orphan", "rate_limit", "max_concurrency",
+    "unique_for", "unique_on_conflict", "atomic", "on_orphan", "rate_limit", "max_concurrency", "weight",
 })  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.lifecycle.transitions import database
 from django_durable_tasks.models import Limit, Tenant
 from django_durable_tasks.rules import limits as rules
-from django_durable_tasks.rules.limits import Allowance, PerKey
+from django_durable_tasks.rules.limits import Allowance, Rate
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
@@ -27,7 +27,7 @@ class Book:
     """The limits in force: by scope, by task for those that count by a key, and whether tenants share the queues."""
 
     scopes: Mapping[str, Allowance] = field(default_factory=dict)
-    per_key: Mapping[str, int] = field(default_factory=dict)
+    per_key: Mapping[str, Allowance] = field(default_factory=dict)
     tenants: bool = False
 
     @property
@@ -50,10 +50,25 @@ class Book:
             found.append(rules.of_key(limit_key))
         return found
 
-    def places(self, scope: str, name: str) -> int | None:
-        """Return how many may be under way in a scope; for a key, where nobody says else, as the task says."""
-        given = self.of(scope).places
-        return self.per_key.get(name) if given is None and scope.startswith("key:") else given
+    def takes_turns(self, queue: str) -> bool:
+        """Whether tenants take turns in this queue: it has a rate, or all queues have one together."""
+        return self.tenants and any(self.of(scope).rate is not None for scope in self.wide(queue))
+
+    def among(self, scope: str, names: Iterable[str]) -> Allowance:
+        """Return what a scope allows these tasks; of a key, where nobody says else, the strictest of them says it."""
+        given = self.of(scope)
+        if not scope.startswith("key:") or not self.per_key:
+            return given
+        coded = rules.strictest(self.per_key[name] for name in names if name in self.per_key)
+        return Allowance(
+            coded.places if given.places is None else given.places, coded.rate if given.rate is None else given.rate
+        )
+
+    def by_anybody(self, scope: str) -> Allowance | None:
+        """Return what a scope allows where that depends on no task; None where tasks differ over a key."""
+        if scope.startswith("key:") and len(set(self.per_key.values())) > 1:
+            return None
+        return self.among(scope, self.per_key)
 
     def may_bind(self, rows: Iterable[tuple[str, str]]) -> bool:
         """Return whether any task of these names and queues may be limited, whatever its tenant and key are."""
@@ -74,8 +89,9 @@ def coded() -> dict[str, Allowance]:
     for name in registry.names():
         options = registry.get(name).options
         places = options.max_concurrency if isinstance(options.max_concurrency, int) else None
-        if places is not None or options.rate_limit is not None:
-            found[rules.of_task(name)] = Allowance(places, options.rate_limit)
+        rate = options.rate_limit if isinstance(options.rate_limit, Rate) else None
+        if places is not None or rate is not None:
+            found[rules.of_task(name)] = Allowance(places, rate)
     try:
         return found | {
             scope: rules.allowance_of(scope, given) for scope, given in (conf.settings().LIMITS or {}).items()
@@ -97,8 +113,9 @@ def operators() -> dict[str, Allowance]:
 
 def read() -> Book:
     """Read the limits in force: two statements."""
-    numbers = {name: registry.get(name).options.max_concurrency for name in registry.names()}
-    per_key = {name: number.number for name, number in numbers.items() if isinstance(number, PerKey)}
+    options = {name: registry.get(name).options for name in registry.names()}
+    allowed = {name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()}
+    per_key = {name: one for name, one in allowed.items() if one is not None}
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
     return Book({**coded(), **operators()}, per_key, len(tenants) > 1)
 

@@ -13,7 +13,15 @@ from enum import StrEnum
 from typing import Any
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.lifecycle import records, scheduling, transitions, workflow_runs, workflow_starts
+from django_durable_tasks.lifecycle import (
+    allowances,
+    parking,
+    records,
+    scheduling,
+    transitions,
+    workflow_runs,
+    workflow_starts,
+)
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
@@ -78,8 +86,19 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: Place, celery_id: str) 
 
 
 def take(question: TaskQuerySet, limit: int, place: Place) -> list[Run]:
-    """Claim and start due rows at once, for a process that runs them itself without a broker."""
-    columns = transitions.take(question, limit, place.node, place.lease)
+    """Claim and start due rows at once, for a process that runs them itself without a broker.
+
+    What a limit refuses is parked in the same transaction, as by a claim.
+    """
+    book = allowances.book()
+    if book.empty:
+        columns = transitions.take(question, limit, place.node, place.lease)
+        return [run_of(row, place.node, "") for row in columns]
+    with transitions.atomic():
+        gate = parking.Gate(book)
+        ids = gate.admit(list(question.values_list("pk", flat=True)[:limit]), database_now())
+        gate.close()
+        columns = transitions.take(transitions.tasks().filter(pk__in=ids), len(ids), place.node, place.lease)
     return [run_of(row, place.node, "") for row in columns]
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import allowances, parking, slots, transitions
+from django_durable_tasks.lifecycle import allowances, letting_go, parking, slots, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models.task import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import Ring
@@ -21,6 +21,8 @@ _PRIORITY, _RUN_AT, _EXPIRES_AT = (
 
 _PASSES = 4
 _AHEAD = 2_000
+_TOGETHER = 500
+"""Turns of so many tenants are given at once."""
 
 
 def coming(
@@ -57,20 +59,26 @@ def claim(
     ``shards``: only rows of these, or of any that nobody has served for some seconds; ``least``: of this priority or a
     higher one. What a limit refuses is parked in the same transaction, and of those that it hid others are claimed.
     """
+    node_and_wait = (node, conf.settings().RING_AGAIN)
 
     def act(number: int) -> list[Sequence[Any]]:
-        rows = transitions.claim(queue, now, number, node, conf.settings().RING_AGAIN, shards, least)
-        return _ordered(rows, now)
+        return _ordered(transitions.claim(queue, now, number, *node_and_wait, shards, least), now)
 
     book = allowances.book()
     if book.empty:
         return rings_of(slots.kept(act(limit)))
+    turns = letting_go.line_up(book, queue, now, _TOGETHER) if book.takes_turns(queue) and not least else None
+
+    def act_by_turns(number: int) -> list[Sequence[Any]]:
+        ids = [turns.pop(0) for _ in range(min(number, len(turns)))] if turns else []
+        return _ordered(transitions.claim_these(ids, *node_and_wait), now) if ids else []
+
     found: list[Sequence[Any]] = []
     with transitions.atomic():
         gate = parking.Gate(book, queue)
         for _ in range(_PASSES):
             free = gate.free(limit - len(found))
-            rows = act(free) if free else []
+            rows = (act if turns is None else act_by_turns)(free) if free else []
             fit = gate.let_in(rows)
             found += fit
             if len(fit) == len(rows):

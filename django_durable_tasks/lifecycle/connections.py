@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from django.db.utils import load_backend
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.lifecycle.statements import text
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,26 @@ def _create(alias: str, patience: Patience) -> BaseDatabaseWrapper:
     with connection.cursor() as cursor:
         for limit in limits:
             cursor.execute(limit)
+    if limits:
+        _bounded.add(connection)
     return connection
+
+
+_bounded: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
+"""Connections whose session has limits."""
+
+
+def bound_transaction(patience: Patience = WORK) -> None:
+    """Give the transaction of this thread's connection the limits that its session does not have; PostgreSQL only.
+
+    So behind a pooler, too, nobody who froze in a transaction holds its locks for longer than that.
+    """
+    connection = connections[conf.settings().DATABASE]
+    sql = text("bound", connection.vendor)
+    if sql is None or connection in _bounded or not connection.in_atomic_block:
+        return
+    with connection.cursor() as hand:
+        hand.execute(sql, {"lock": f"{round(1000 * patience.lock)}ms", "idle": f"{round(1000 * patience.idle)}ms"})
 
 
 def _borrow(alias: str, patience: Patience) -> BaseDatabaseWrapper:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.db.models import Count
+from django.db.models import Count, Max
 
-from django_durable_tasks.lifecycle import allowances, parking
+from django_durable_tasks.lifecycle import allowances, holders, letting_go
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.transitions import database, tasks
 from django_durable_tasks.models import Limit, Task
@@ -40,13 +40,14 @@ def remove_limit(scope: str) -> bool:
 
 def waiting_for(scope: str) -> int:
     """Return how many rows wait for a scope."""
-    return tasks().filter(held_for=scope).count()
+    return tasks().parked_for(scope).count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A limit and what stands in it: ``taken`` rows are published or run, ``parked`` ones wait for it.
+    """A limit and what stands in it: ``taken`` is the weight that is published or runs, ``parked`` rows wait for it.
 
+    ``too_heavy``: the weight of the heaviest that waits, where that is more than the whole limit: it never starts.
     ``source``: CODE, OPERATOR, KEY (a ``PerKey`` of code), SHARE (a tenant's share of a queue) or GONE.
     """
 
@@ -57,24 +58,28 @@ class Standing:
     rate: str = ""
     tokens: float | None = None
     parked: int = 0
+    too_heavy: int | None = None
 
 
 def standings() -> list[Standing]:
     """Return every limit that is set, and every scope for which rows wait; by scope."""
-    book, found = allowances.read(), parking.holders()
-    waiting = tasks().parked().order_by().values_list("held_for").annotate(number=Count("pk"))
-    parked = {scope: number for scope, number in waiting if scope is not None}
-    scopes = sorted({*book.scopes, *parked})
-    buckets = parking.buckets(book, scopes, database_now())
+    book, found, now = allowances.read(), holders.holders(), database_now()
+    lines = tasks().parked().order_by().values_list("held_for").annotate(number=Count("pk"), most=Max("weight"))
+    waiting = {scope: (number, most) for scope, number, most in lines if scope is not None}
+    scopes = sorted({*book.scopes, *waiting})
+    allowed = {scope: letting_go.allowed(scope, book) for scope in scopes}
+    rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
+    buckets = holders.buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
     told = []
     for scope in scopes:
-        allowed, bucket = book.of(scope), buckets.get(scope)
+        one, (parked, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
         told.append(
             Standing(
-                scope=scope, source=_source(scope, book, operators), max_concurrency=parking.places(scope, book, found),
-                taken=found.under_way[scope], rate=str(allowed.rate or ""), parked=parked.get(scope, 0),
-                tokens=None if bucket is None else round(bucket.tokens, 3),
+                scope=scope, source=_source(scope, book, operators), max_concurrency=one.places,
+                taken=found.under_way[scope], rate=str(one.rate or ""), parked=parked,
+                tokens=None if one.rate is None else round(min(buckets[scope].tokens, one.rate.holds(heaviest)), 3),
+                too_heavy=heaviest if one.heaviest is not None and heaviest > max(1, one.heaviest) else None,
             )
         )  # fmt: skip
     return told
@@ -100,30 +105,35 @@ def why(task: Task) -> str:
     if task.status != Status.PENDING:
         return ""
     book = allowances.read()
-    if task.held_for is not None:
+    if task.held_for is not None and task.is_held:
         share = rules.shared(task.held_for)
         if share is not None:
             return f"It waits for its turn: its tenant has its fair share of queue {share[0]}."
-        return _sentence(task.held_for, book)
+        return _sentence(task.held_for, task, book)
     if task.is_held or not book.wide(task.queue):
         return ""
-    found = parking.holders()
+    found = holders.holders()
     full = (
         scope for scope in book.wide(task.queue)
-        if (places := book.of(scope).places) is not None and found.under_way[scope] >= places
+        if (places := book.of(scope).places) is not None and found.under_way[scope] + task.weight > places
     )  # fmt: skip
     scope = next(full, None)
-    return "" if scope is None else _sentence(scope, book)
+    return "" if scope is None else _sentence(scope, task, book)
 
 
-def _sentence(scope: str, book: allowances.Book) -> str:
-    found, rate = parking.holders(), book.of(scope).rate
-    most, says = parking.places(scope, book, found), []
-    if most is not None:
-        says.append(f"{found.under_way[scope]} of {most} taken")
-    if rate is not None:
-        bucket = parking.buckets(book, [scope], database_now())[scope]
-        says.append(f"{rules.whole(bucket.tokens)} starts free at {rate}")
+def _sentence(scope: str, task: Task, book: allowances.Book) -> str:
+    found, one, says = holders.holders(), letting_go.allowed(scope, book), []
+    if one.heaviest is not None and task.weight > max(1, one.heaviest):
+        return (
+            f"It can never start: it weighs {task.weight}, and the whole limit {scope} is {one.heaviest}. Raise the "
+            "limit, or give the task a smaller weight."
+        )
+    if one.places is not None:
+        says.append(f"{found.under_way[scope]} of {one.places} taken")
+    if one.rate is not None:
+        bucket = holders.buckets({scope: one.rate}, database_now())[scope]
+        says.append(f"{rules.whole(min(bucket.tokens, one.rate.holds(task.weight)))} starts free at {one.rate}")
     if not says:
         return f"It waited for the limit {scope}, which nobody sets any more: a scheduler lets it go."
-    return f"It waits for the limit {scope}, {', '.join(says)}."
+    weighs = f"; it weighs {task.weight}" if task.weight > 1 else ""
+    return f"It waits for the limit {scope}, {', '.join(says)}{weighs}."

@@ -25,7 +25,7 @@ from django_durable_tasks.lifecycle.connections import close_all, own
 from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.lifecycle.transitions import database, tasks
 from django_durable_tasks.models import Node, QueueControl
-from django_durable_tasks.rules.limits import share_of
+from django_durable_tasks.rules.rooms import share_of
 
 _UNKNOWN_WORKERS_WINDOW = 1_000
 _SMALLEST_WINDOW = 200
@@ -71,17 +71,22 @@ class Picture:
         return share_of(self.window(queue), len(tenants)) - self.of_tenants[queue, tenant_id]
 
 
+def paused_queues() -> frozenset[str]:
+    """Return the queues of which nothing starts."""
+    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
+    return frozenset(paused.values_list("name", flat=True))
+
+
 def picture() -> Picture:
     """Look at the queues: three statements, whatever the number of rows that wait."""
     global _window_of
-    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False).values_list("name", flat=True)
     waiting = tasks().queued().order_by().values_list("queue", "tenant_id").annotate(number=Count("pk"))
     workers = Node.objects.using(database()).alive().workers().values_list("queues", "slots")
     of_tenants = Counter({(queue, tenant): number for queue, tenant, number in waiting})
     queued = Counter[str]()
     for (queue, _), number in of_tenants.items():
         queued[queue] += number
-    found = Picture(frozenset(paused), queued, _slots(workers), of_tenants)
+    found = Picture(paused_queues(), queued, _slots(workers), of_tenants)
     _window_of = found.window
     return found
 

@@ -26,7 +26,7 @@ from django_durable_tasks.rules.arguments import bind, encode
 from django_durable_tasks.rules.building import edges_to
 from django_durable_tasks.rules.followups import Schedule
 from django_durable_tasks.rules.graphs import Join, OnUpstreamFailure, needed, needed_of
-from django_durable_tasks.rules.limits import PerKey
+from django_durable_tasks.rules.limits import key_of
 from django_durable_tasks.rules.options import CallOptions, call_options, checked_key, checked_name
 from django_durable_tasks.rules.shards import shard_of
 from django_durable_tasks.rules.states import Status, UniqueOnConflict
@@ -185,7 +185,7 @@ def _values(call: Call, *, alone: bool = True) -> dict[str, Any]:
         "expected_duration": given.expected_duration or task.expected_duration,
         "idempotency_key": given.idempotency_key,
         "key": given.key,
-        **_keys(call),
+        **_keys_and_weight(call),
         "shard_key": shard_of(task_id),
         "join_count": None,
         "on_upstream_failure": given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
@@ -223,8 +223,9 @@ def _check(given: CallOptions, settings: conf.Settings) -> None:
         )
 
 
-def _keys(call: Call) -> dict[str, str | None]:
-    return {"unique_key": _unique_key(call), "limit_key": limit_key(call)}
+def _keys_and_weight(call: Call) -> dict[str, str | int | None]:
+    weight = call.options.weight or call.task.options.weight
+    return {"unique_key": _unique_key(call), "limit_key": limit_key(call), "weight": weight}
 
 
 def _unique_key(call: Call) -> str | None:
@@ -238,10 +239,11 @@ def _unique_key(call: Call) -> str | None:
 
 def limit_key(call: Call) -> str | None:
     """Return under which key of a PerKey limit this call counts, or None; raises InvalidOption."""
-    most = call.task.options.max_concurrency
-    if not isinstance(most, PerKey):
+    options = call.task.options
+    template = key_of(options.rate_limit, options.max_concurrency)
+    if template is None:
         return None
-    return formatted("PerKey", most.key, call.args, {**call.kwargs, "task": call.task.options.name})
+    return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})
 
 
 def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -366,7 +368,7 @@ def _update(row: Task, call: Call, values: Mapping[str, Any]) -> uuid.UUID:
         max_attempts=values["max_attempts"], max_crashes=values["max_crashes"], on_orphan=values["on_orphan"],
         options=json.loads(values["options"]) if values["options"] else None,
         expected_duration=timedelta(seconds=values["expected_duration"]) if values["expected_duration"] else None,
-        limit_key=values["limit_key"],
+        limit_key=values["limit_key"], weight=values["weight"],
     )  # fmt: skip
     found: uuid.UUID = row.pk
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Q
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import parking, transitions
+from django_durable_tasks.lifecycle import holders, letting_go, transitions
 from django_durable_tasks.lifecycle.verifying_walks import PATIENCE, Check, Look, Rows, finding
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.task import HELD
@@ -21,11 +21,12 @@ _NO_SCHEDULER = "Nobody lets parked tasks go: run `manage.py run_scheduler`."
 
 
 def half_parked(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that name a limit and are not parked, or that are parked and name neither a limit nor a slot."""
-    parked = Q(status=Status.PENDING, alarm_at__gte=HELD)
-    wrong = (Q(held_for__isnull=False) & ~parked) | (Q(held_for__isnull=True, slot__isnull=True) & parked)
+    """Tasks that name a limit and do not wait, or that are parked and name neither a limit nor a slot."""
+    waits = Q(status=Status.PENDING)
+    parked = waits & Q(alarm_at__gte=HELD)
+    wrong = (Q(held_for__isnull=False) & ~waits) | (Q(held_for__isnull=True, slot__isnull=True) & parked)
     return [
-        finding("half-parked", "task", pk, "held_for", scope, "named by parked tasks, and by no others",
+        finding("half-parked", "task", pk, "held_for", scope, "named by tasks that wait, and by no others",
                 repair="let it go where it waits, and forget the limit")
         for pk, scope in rows.filter(wrong).values_list("pk", "held_for")
     ]  # fmt: skip
@@ -41,12 +42,13 @@ def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
     """Tasks that are parked for a while although their scope has room, or nobody limits it, and nothing moves in it."""
     if not look.may_judge(PATIENCE):
         return []
-    parked = rows.filter(held_for__isnull=False, status=Status.PENDING, updated_at__lt=look.ago(PATIENCE))
+    parked = rows.filter(held_for__isnull=False, status=Status.PENDING, alarm_at__gte=HELD)
+    parked = parked.filter(updated_at__lt=look.ago(PATIENCE))
     found = [(pk, scope) for pk, scope in parked.values_list("pk", "held_for") if scope is not None]
     if not found:
         return []
-    free = {scope for scope, number in parking.free_of({scope for _, scope in found}, look.now).items() if number > 0}
-    still = free - _moving(look)
+    going = letting_go.going(sorted({scope for _, scope in found}), look.now, len(found))
+    still = set(going.rows.values()) - _moving(look)
     return [
         finding("parked-for-nobody", "task", pk, "held_for", scope, "let go, because the limit has room",
                 severity=Severity.LATE, repair="let the most urgent go", advice="" if look.led else _NO_SCHEDULER)
@@ -62,21 +64,21 @@ def _moving(look: Look) -> set[str]:
     columns = ("name", "queue", "tenant_id", "limit_key")
     moving: set[str] = set()
     for name, queue, tenant_id, key in transitions.tasks().filter(pk__in=ids).values_list(*columns):
-        moving |= {*parking.scopes_of(name, queue, tenant_id, key), rules.of_share(queue, tenant_id)}
+        moving |= {*holders.scopes_of(name, queue, tenant_id, key), rules.of_share(queue, tenant_id)}
     return moving
 
 
 def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    free = parking.free_of({str(one.found) for one in findings}, look.now)
-    for scope, number in free.items():
-        transitions.let_go(transitions.tasks().parked_for(scope), max(0, min(number, conf.settings().BATCH_SIZE)))
+    batch = conf.settings().BATCH_SIZE
+    going = letting_go.going(sorted({str(one.found) for one in findings}), look.now, batch)
+    transitions.let_go(transitions.tasks().filter(pk__in=list(going.rows)), batch)
     return {one.key: "the most urgent of its limit go on" for one in findings}
 
 
 CHECKS = tuple(
     Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
     for name, question, judge, repair in (
-        ("half-parked", "Is a task that names a limit parked for it?", half_parked, _unpark),
+        ("half-parked", "Does a task that names a limit wait for it?", half_parked, _unpark),
         ("parked-for-nobody", "Does each parked task wait for a limit without room?", parked_for_nobody, _let_go),
     )
 )

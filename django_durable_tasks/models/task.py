@@ -87,11 +87,15 @@ class TaskQuerySet(models.QuerySet["Task"]):
 
     def parked(self) -> Self:
         """PENDING rows that wait until the limit of a scope has room for them."""
-        return self.filter(held_for__isnull=False)
+        return self.pending().filter(held_for__isnull=False, alarm_at__gte=HELD)
 
     def parked_for(self, scope: str) -> Self:
-        """PENDING rows that wait for this scope, the most urgent first."""
-        return self.filter(held_for=scope).order_by("-priority", "id")
+        """Rows that are parked for this scope, the most urgent first."""
+        return self.pending().filter(held_for=scope, alarm_at__gte=HELD).order_by("-priority", "id")
+
+    def in_line_for(self, scope: str) -> Self:
+        """Rows that are parked for this scope, or were let go by it and not claimed yet, the most urgent first."""
+        return self.pending().filter(held_for=scope).order_by("-priority", "id")
 
     def ring_overdue(self, now: datetime) -> Self:
         """QUEUED rows that nobody started in time."""
@@ -230,6 +234,9 @@ class Task(models.Model):
     has_dependents = models.BooleanField(_("has dependents"), db_default=False)
     unresolved_dependencies_count = models.IntegerField(_("unresolved dependencies"), db_default=0)
     shard_key = models.SmallIntegerField(_("shard"), db_default=0)
+    weight = models.SmallIntegerField(
+        _("weight"), db_default=1, help_text=_("How many places and tokens of each limit it takes.")
+    )
     limit_key = models.CharField(_("limit key"), max_length=200, null=True, blank=True)
     held_for = models.CharField(_("held for"), max_length=240, null=True, editable=False)
     raised = models.SmallIntegerField(_("raised"), db_default=0, editable=False)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidOption
 
 GLOBAL = "global"
-SMALLEST_SHARE = 10
 SCOPE_MAX = 240
+HEAVIEST = 1_000
+A_NEW_CLOCK = 5.0
+"""A bucket that was looked at so many seconds after now was looked at by another clock, and goes on by this one."""
 _KINDS = ("queue", "task", "tenant", "key")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE = re.compile(r"(\d{1,9})/([smhd])\Z")
@@ -50,6 +51,11 @@ def of_share(queue: str, tenant_id: int) -> str:
     return f"share:{queue}:{tenant_id}"
 
 
+def of_window(queue: str) -> str:
+    """Return the scope of a queue's window of published rows."""
+    return f"window:{queue}"
+
+
 def shared(scope: str) -> tuple[str, int] | None:
     """Return the queue and the tenant of a share; None for another scope."""
     if not scope.startswith("share:"):
@@ -79,6 +85,12 @@ class Rate:
     number: int
     seconds: float
     burst: float
+    fixed: bool = False
+    """Whether somebody said how large the burst is; else it grows to the weight of a task that waits for it."""
+
+    def holds(self, weight: int = 1) -> float:
+        """Return how many tokens gather at most while a task of this weight is the heaviest that waits."""
+        return self.burst if self.fixed else max(self.burst, float(weight))
 
     @property
     def per_second(self) -> float:
@@ -100,7 +112,7 @@ def rate_of(option: str, text: object, burst: object = None) -> Rate:
         return Rate(number, seconds, max(1.0, number / seconds))
     if isinstance(burst, bool) or not isinstance(burst, int | float) or not 1 <= burst <= _MOST:
         raise InvalidOption(f"burst={burst!r}: give how many may start at once, 1 or more.")
-    return Rate(number, seconds, float(burst))
+    return Rate(number, seconds, float(burst), fixed=True)
 
 
 def places_of(option: str, number: object) -> int:
@@ -112,27 +124,85 @@ def places_of(option: str, number: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PerKey:
-    """So many tasks at once for each value of a key: ``max_concurrency=PerKey(2, "{customer}")``.
+    """So much for each value of a key: ``max_concurrency=PerKey(2, "{customer}")``, ``rate_limit=PerKey("10/m", ...)``.
 
     ``key`` is a template over the arguments in the language of ``unique=``; ``{task}`` is the task's name, and a key
     without it is shared by all tasks that name it. Raises InvalidOption.
     """
 
-    number: int
+    number: int | str
     key: str
 
     def __post_init__(self) -> None:
-        places_of("PerKey(number)", self.number)
+        if isinstance(self.number, str):
+            rate_of("PerKey(rate)", self.number)
+        else:
+            places_of("PerKey(number)", self.number)
         if not self.key or not str(self.key).isprintable():
             raise InvalidOption(f"PerKey(key={self.key!r}): give a template like '{{customer}}' or '{{task}}:{{0}}'.")
 
 
+def places_option(option: str, value: object) -> int | PerKey:
+    """Return what ``max_concurrency=`` means; raises InvalidOption."""
+    if not isinstance(value, PerKey):
+        return places_of(option, value)
+    places_of(f"{option}=PerKey(number)", value.number)
+    return value
+
+
+def rate_option(option: str, value: object) -> Rate | PerKey:
+    """Return what ``rate_limit=`` means; raises InvalidOption."""
+    if not isinstance(value, PerKey):
+        return rate_of(option, value)
+    rate_of(f"{option}=PerKey(rate)", value.number)
+    return value
+
+
+def key_of(*limits: object) -> str | None:
+    """Return the template of the key that these limits of one task name, None without; raises InvalidOption for two."""
+    keys = {limit.key for limit in limits if isinstance(limit, PerKey)}
+    if len(keys) > 1:
+        first, second = sorted(keys)
+        raise InvalidOption(
+            f"rate_limit and max_concurrency name two keys, {first!r} and {second!r}: a task counts under one key, so "
+            "give both limits the same template."
+        )
+    return next(iter(keys), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one scope may do: so many rows QUEUED and RUNNING at once, so many starts in a time; None: no such limit."""
+    """What one scope may do: so much weight QUEUED and RUNNING at once, so much started in a time; None: no limit."""
 
     places: int | None = None
     rate: Rate | None = None
+
+    @property
+    def heaviest(self) -> int | None:
+        """Return what the heaviest task may weigh that can ever go; None where each can."""
+        burst = [int(self.rate.burst)] if self.rate is not None and self.rate.fixed else []
+        return min([*burst, *([] if self.places is None else [self.places])], default=None)
+
+
+def per_key_of(rate_limit: object, max_concurrency: object) -> Allowance | None:
+    """Return what a task allows each value of its key; None where it names none."""
+    if not isinstance(rate_limit, PerKey) and not isinstance(max_concurrency, PerKey):
+        return None
+    places = max_concurrency.number if isinstance(max_concurrency, PerKey) else None
+    return Allowance(
+        places if isinstance(places, int) else None,
+        rate_of("rate_limit", rate_limit.number) if isinstance(rate_limit, PerKey) else None,
+    )
+
+
+def strictest(allowances: Iterable[Allowance]) -> Allowance:
+    """Return the smallest number of places and the slowest rate among these."""
+    found = list(allowances)
+    rates = [allowed.rate for allowed in found if allowed.rate is not None]
+    return Allowance(
+        min((allowed.places for allowed in found if allowed.places is not None), default=None),
+        min(rates, key=lambda rate: (rate.per_second, rate.burst), default=None),
+    )
 
 
 _FIELDS = ("max_concurrency", "rate", "burst")
@@ -167,65 +237,26 @@ class Bucket:
     at: datetime
 
 
-def refilled(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
-    """Return the bucket as it is now; a new one is full. A clock that went back gives and takes nothing."""
+def gathered(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
+    """Return the bucket as it is now, with all that has come back since, however much it holds; a new one is full.
+
+    A clock that went back a little gives and takes nothing; one that stands A_NEW_CLOCK seconds behind is a new one,
+    by which the bucket goes on from here.
+    """
     if bucket is None:
-        return Bucket(rate.burst, now)
+        return Bucket(math.inf, now)
     elapsed = (now - bucket.at).total_seconds()
-    if elapsed <= 0:
-        return Bucket(min(rate.burst, bucket.tokens), bucket.at)
-    return Bucket(min(rate.burst, bucket.tokens + elapsed * rate.per_second), now)
+    if elapsed > 0:
+        return Bucket(bucket.tokens + elapsed * rate.per_second, now)
+    return Bucket(bucket.tokens, now if elapsed < -A_NEW_CLOCK else bucket.at)
+
+
+def refilled(bucket: Bucket | None, rate: Rate, now: datetime, weight: int = 1) -> Bucket:
+    """Return the bucket as it is now, with no more than it holds for a task of this weight."""
+    found = gathered(bucket, rate, now)
+    return Bucket(min(rate.holds(weight), found.tokens), found.at)
 
 
 def whole(tokens: float) -> int:
     """Return how many starts these tokens allow; a millionth is forgiven, for sums of fractions fall short by it."""
     return max(0, math.floor(tokens + 1e-6))
-
-
-# Who may go -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Room:
-    """What is free in each scope while a claim is judged; a scope that is named nowhere is free."""
-
-    places: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, float] = field(default_factory=dict)
-    spent: Counter[str] = field(default_factory=Counter)
-    known: set[str] = field(default_factory=set)
-
-    def refuses(self, scope: str) -> bool:
-        """Return whether the scope has no place or no token for one more."""
-        return self.places.get(scope, 1) <= 0 or whole(self.tokens.get(scope, 1.0)) < 1
-
-    def take(self, scopes: Iterable[str]) -> None:
-        """Take a place and a token of each scope."""
-        for scope in scopes:
-            if scope in self.places:
-                self.places[scope] -= 1
-            if scope in self.tokens:
-                self.tokens[scope] -= 1
-                self.spent[scope] += 1
-
-
-def admitted(rows: Sequence[tuple[Hashable, Sequence[str]]], room: Room) -> dict[Hashable, str]:
-    """Let rows with their scopes in, in order, and return those that are refused, with the first scope that did.
-
-    A row takes of its scopes all or nothing, so that what one limit refuses costs the others nothing.
-    """
-    refused: dict[Hashable, str] = {}
-    for row, scopes in rows:
-        full = next((scope for scope in scopes if room.refuses(scope)), None)
-        if full is None:
-            room.take(scopes)
-        else:
-            refused[row] = full
-    return refused
-
-
-def share_of(window: int, tenants: int) -> int:
-    """Return how many published rows of a queue's window one of so many tenants may hold.
-
-    Never more than half: whoever comes next finds room, whether or not anybody has seen its rows.
-    """
-    return max(min(SMALLEST_SHARE, (window + 1) // 2), window // max(2, tenants))

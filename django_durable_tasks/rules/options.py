@@ -14,7 +14,7 @@ from typing import Any
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.durations import instant, maybe_seconds
 from django_durable_tasks.rules.graphs import OnUpstreamFailure, chosen
-from django_durable_tasks.rules.limits import PerKey, Rate, places_of, rate_of
+from django_durable_tasks.rules.limits import HEAVIEST, PerKey, Rate, key_of, places_option, rate_option
 from django_durable_tasks.rules.retries import RetryPolicy, policy
 from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 
@@ -84,8 +84,9 @@ class TaskOptions:
     unique_on_conflict: UniqueOnConflict = UniqueOnConflict.RETURN_EXISTING
     atomic: bool = False
     on_orphan: OnOrphan = OnOrphan.RETRY
-    rate_limit: Rate | None = None
+    rate_limit: Rate | PerKey | None = None
     max_concurrency: int | PerKey | None = None
+    weight: int = 1
 
     def retryable(self, error: BaseException) -> bool:
         """Return whether this error is worth another try: give_up_on counts before retry_for."""
@@ -120,8 +121,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "on_orphan": lambda option, value: OnOrphan(_choice(option, value, OnOrphan)),
     "unique_on_conflict": lambda option, value: UniqueOnConflict(_choice(option, value, UniqueOnConflict)),
     "unique": _unique,
-    "rate_limit": rate_of,
-    "max_concurrency": lambda option, value: value if isinstance(value, PerKey) else places_of(option, value),
+    "rate_limit": rate_option,
+    "max_concurrency": places_option,
+    "weight": lambda option, value: checked_count(option, value, 1, HEAVIEST),
     "atomic": lambda option, value: bool(value),
 }
 
@@ -151,6 +153,7 @@ def task_options(name: str, given: Mapping[str, Any]) -> TaskOptions:
 
 
 def _check_together(options: TaskOptions) -> None:
+    key_of(options.rate_limit, options.max_concurrency)
     if options.soft_timeout and options.timeout and options.soft_timeout >= options.timeout:
         raise InvalidOption(f"soft_timeout={options.soft_timeout:g}: it must be less than timeout={options.timeout:g}.")
     if options.unique_for is not None and options.unique is None:
@@ -169,6 +172,7 @@ class CallOptions:
     tenant: Any = None
     queue: str | None = None
     priority: int | None = None
+    weight: int | None = None
     max_attempts: int | None = None
     max_crashes: int | None = None
     timeout: float | None = None

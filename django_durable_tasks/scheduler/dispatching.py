@@ -18,7 +18,7 @@ from functools import partial
 
 from django_durable_tasks.celery import dispatcher
 from django_durable_tasks.conf import settings
-from django_durable_tasks.lifecycle import claims, limits, parking, reckoning
+from django_durable_tasks.lifecycle import claims, letting_go, limits, reckoning
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.lifecycle.limits import Picture
@@ -155,7 +155,7 @@ class Dispatching:
 
     def _let_go(self) -> int:
         with own():
-            return parking.let_go(self.now, settings().BATCH_SIZE)
+            return letting_go.let_go(self.now, settings().BATCH_SIZE)
 
     def _dispatch(self, queue: str, now: datetime) -> int:
         room, least = self._room(queue), 0

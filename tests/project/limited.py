@@ -23,3 +23,18 @@ def two_for_each(customer: str) -> None:
 @durable_task
 def unlimited() -> None:
     """Run as often as it is asked."""
+
+
+@durable_task(max_concurrency=4, weight=3)
+def heavy() -> None:
+    """Take three of four places."""
+
+
+@durable_task(rate_limit=PerKey("2/d", "{0}"), max_concurrency=PerKey(1, "{0}"), weight=1)
+def slowly_for_each(customer: str) -> None:
+    """Start twice a day for each customer, and never twice at once."""
+
+
+@durable_task(rate_limit=PerKey("10/m", "{0}"))
+def ten_a_minute_for_each(customer: str) -> None:
+    """Start ten times a minute for each customer."""

@@ -19,6 +19,7 @@ from django_durable_tasks import checks, registry
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.checks import FINDINGS, check_celery, check_settings, check_tasks
 from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.limits import PerKey, rate_of
 from django_durable_tasks.rules.options import TaskOptions
 from tests.celery_told import celery_told
 from tests.house.sources import ROOT
@@ -118,6 +119,33 @@ def test_a_lease_shorter_than_two_heartbeats_is_an_error(only_task: Callable[...
     assert "shop.tasks.sell" in message.msg
     assert _ids(check_tasks) == ["E006"]
     only_task(lease=30.0)
+    assert _ids(check_tasks) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "scope"),
+    [
+        ({"weight": 3, "max_concurrency": 2}, None, "task:shop.tasks.sell is 2"),
+        ({"weight": 3, "max_concurrency": PerKey(2, "{0}")}, None, "of its key is 2"),
+        ({"weight": 3}, {"queue:post": {"max_concurrency": 2}}, "queue:post is 2"),
+        ({"weight": 3}, {"global": {"rate": "1/s", "burst": 2}}, "global is 2"),
+    ],
+)
+def test_a_task_heavier_than_a_whole_limit_of_code_is_a_warning(
+    only_task: Callable[..., None], settings: Any, options: dict[str, Any], limits: Any, scope: str
+) -> None:
+    settings.DURABLE_TASKS = {"LIMITS": limits}
+    only_task(queue="post", **options)
+    (found,) = check_tasks()
+    assert found.id == "durable_tasks.W013"
+    assert scope in found.msg
+
+
+@pytest.mark.parametrize(
+    "options", [{"weight": 3, "rate_limit": rate_of("rate_limit", "10/m")}, {"weight": 2, "max_concurrency": 2}]
+)
+def test_a_task_that_fits_its_limits_is_silent(only_task: Callable[..., None], options: dict[str, Any]) -> None:
+    only_task(**options)
     assert _ids(check_tasks) == []
 
 

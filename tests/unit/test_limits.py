@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.limits import (
+    Allowance,
     Bucket,
+    PerKey,
     Rate,
-    Room,
-    admitted,
     allowance_of,
     checked_scope,
+    gathered,
+    key_of,
     of_share,
     rate_of,
     refilled,
-    share_of,
     shared,
     whole,
 )
+from django_durable_tasks.rules.options import CallOptions, call_options, task_options
+from django_durable_tasks.rules.rooms import Asking, Room, admitted, from_turn, going, share_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 rates = st.builds(
@@ -35,16 +38,15 @@ steps = st.lists(st.tuples(st.floats(-30, 600), st.integers(0, 200)), max_size=4
 
 @given(rates, steps)
 def test_no_more_starts_than_burst_and_what_came_back_since(rate: Rate, story: list[tuple[float, int]]) -> None:
-    now, latest, bucket, taken = START, START, None, 0
+    now, elapsed, bucket, taken = START, 0.0, None, 0
     for seconds, wanted in story:
         now += timedelta(seconds=seconds)
-        latest = max(latest, now)
+        elapsed += max(seconds, 0.0)
         bucket = refilled(bucket, rate, now)
         starts = min(wanted, whole(bucket.tokens))
         bucket = Bucket(bucket.tokens - starts, bucket.at)
         taken += starts
-        elapsed = (latest - START).total_seconds()
-        assert taken <= rate.burst + rate.per_second * max(elapsed, 0.0) + 1e-3
+        assert taken <= rate.burst + rate.per_second * elapsed + 1e-3
         assert bucket.tokens <= rate.burst
 
 
@@ -93,15 +95,110 @@ def test_a_limit_says_something() -> None:
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=3, unique=True), max_size=30))
 def test_whoever_is_let_in_fits_and_the_first_that_fits_is_let_in(wishes: list[list[str]]) -> None:
     room = Room(places={"a": 3, "b": 0}, tokens={"c": 2.5})
-    rows = [(number, scopes) for number, scopes in enumerate(wishes)]
+    rows = [Asking(number, scopes) for number, scopes in enumerate(wishes)]
     refused = admitted(rows, room)
-    let_in = [scopes for number, scopes in rows if number not in refused]
+    let_in = [row.scopes for row in rows if row.row not in refused]
     counts = {scope: sum(scope in scopes for scopes in let_in) for scope in "abc"}
     assert counts["a"] <= 3
     assert counts["b"] == 0
     assert counts["c"] == room.spent["c"] <= 2
     assert all(scope in wishes[int(str(number))] for number, scope in refused.items())
-    assert not any(not scopes for number, scopes in rows if number in refused)
+    assert not any(not row.scopes for row in rows if row.row in refused)
+
+
+_asking = st.lists(
+    st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), st.integers(1, 5)), max_size=30
+)
+
+
+@given(_asking, st.integers(0, 8), st.integers(0, 8), st.floats(0, 20))
+def test_what_is_let_in_never_weighs_more_than_there_is_room(
+    wishes: list[tuple[list[str], int]], first: int, second: int, tokens: float
+) -> None:
+    room = Room(places={"a": first, "b": second}, tokens={"c": tokens}, rates={"c": rate_of("rate", "4/s", 4)})
+    rows = [Asking(number, scopes, weight, (number,)) for number, (scopes, weight) in enumerate(wishes)]
+    refused = admitted(rows, room)
+    weights = {scope: sum(row.weight for row in rows if row.row not in refused and scope in row.scopes)
+               for scope in "abc"}  # fmt: skip
+    assert weights["a"] <= first
+    assert weights["b"] <= second
+    assert weights["c"] == room.spent["c"] <= min(tokens, 4) + 1e-6
+
+
+def test_behind_a_row_that_is_too_heavy_for_now_nobody_of_its_scope_goes() -> None:
+    room = Room(places={"a": 4, "b": 9}, heaviest={"a": 4})
+    rows = [Asking(1, ["a"], 2), Asking(2, ["a"], 3), Asking(3, ["a"], 1), Asking(4, ["b"], 1)]
+    assert admitted(rows, room) == {2: "a", 3: "a"}
+
+
+def test_a_row_that_is_heavier_than_the_whole_limit_holds_nobody_up() -> None:
+    room = Room(places={"a": 2}, heaviest={"a": 2})
+    assert admitted([Asking(1, ["a"], 3), Asking(2, ["a"], 1)], room) == {1: "a"}
+
+
+def test_rows_of_a_later_turn_leave_what_the_row_ahead_of_them_needs() -> None:
+    heavy = Asking("heavy", ["a"], 3, (0, 5))
+    room = Room(places={"a": 4}, ahead={"a": heavy})
+    urgent, old = Asking("urgent", ["a"], 1, (-9, 8)), Asking("old", ["a"], 1, (0, 4))
+    assert room.refuses("a", Asking("two", ["a"], 2, (0, 6)))
+    assert admitted([Asking("late", ["a"], 1, (0, 6))], room) == {}
+    assert admitted([Asking("later", ["a"], 1, (0, 7)), heavy], room) == {"later": "a"}
+    room = Room(places={"a": 2}, ahead={"a": heavy})
+    assert admitted([urgent, old], room) == {}
+
+
+@given(st.integers(1, 30), rates)
+def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_is(weight: int, rate: Rate) -> None:
+    waited = START + timedelta(seconds=(weight + 1) / rate.per_second)
+    room = Room(tokens={"a": gathered(Bucket(0.0, START), rate, waited).tokens}, rates={"a": rate})
+    assert room.refuses("a", Asking(1, ["a"], weight)) == (rate.fixed and weight > rate.burst)
+    assert Allowance(None, rate).heaviest == (int(rate.burst) if rate.fixed else None)
+
+
+def test_lines_go_by_turns_and_a_line_stops_where_its_next_row_finds_no_room() -> None:
+    lines = {
+        "a": [Asking(1, ["a"]), Asking(2, ["a"], 3), Asking(3, ["a"])],
+        "b": [Asking(4, ["b"]), Asking(5, ["b"]), Asking(6, ["b"])],
+    }
+    assert going(lines, Room(places={"a": 3}), 9) == [1, 4, 5, 6]
+    assert going(lines, Room(places={"a": 3}), 3) == [1, 4, 5]
+    assert from_turn(["c", "a", "b"], "b") == ["c", "a", "b"]
+    assert from_turn(["c", "a", "b"], "") == ["a", "b", "c"]
+
+
+def test_a_task_counts_under_one_key() -> None:
+    assert key_of(PerKey("10/m", "{0}"), PerKey(2, "{0}")) == "{0}"
+    assert key_of(None, 3) is None
+    with pytest.raises(InvalidOption, match="give both limits the same template"):
+        key_of(PerKey("10/m", "{0}"), PerKey(2, "{customer}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_concurrency", PerKey("10/m", "{0}")), ("rate_limit", PerKey(2, "{0}")), ("weight", 0), ("weight", 1_001)],
+)
+def test_options_of_limits_that_mean_nothing_are_refused(option: str, value: object) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        task_options("shop.mail", {option: value})
+
+
+def test_two_keys_of_one_task_are_refused_where_it_is_decorated() -> None:
+    with pytest.raises(InvalidOption, match="two keys"):
+        task_options("shop.mail", {"rate_limit": PerKey("1/s", "{0}"), "max_concurrency": PerKey(1, "{1}")})
+
+
+def test_weight_and_limits_of_a_call() -> None:
+    assert call_options(CallOptions(), {"weight": 3}).weight == 3
+    with pytest.raises(InvalidOption, match="weight=0"):
+        call_options(CallOptions(), {"weight": 0})
+
+
+def test_a_clock_far_behind_is_a_new_one_and_gives_nothing_for_the_step_back() -> None:
+    rate, bucket = rate_of("rate", "1/s", 10), Bucket(2.0, START)
+    assert gathered(bucket, rate, START - timedelta(seconds=3)) == bucket
+    back = START - timedelta(hours=1)
+    assert gathered(bucket, rate, back) == Bucket(2.0, back)
+    assert gathered(Bucket(2.0, back), rate, back + timedelta(seconds=3)).tokens == pytest.approx(5.0)
 
 
 @given(st.integers(1, 5_000), st.integers(0, 200))

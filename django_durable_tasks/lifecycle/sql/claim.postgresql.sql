@@ -4,10 +4,10 @@
 -- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
 -- one line, so a start that was flushed has flushed its claim.
 WITH due AS MATERIALIZED (
-  SELECT hit.id
+  SELECT hit.id, hit.held_for
     FROM (SELECT priority FROM generate_series(9, %(least)s, -1) AS level (priority) ORDER BY priority DESC) AS level
    CROSS JOIN LATERAL (
-     SELECT id
+     SELECT id, held_for
        FROM durable_tasks_task
       WHERE status = 'PENDING' AND queue = %(queue)s AND priority = level.priority AND alarm_at <= %(now)s
         AND (%(shards)s::smallint[] IS NULL OR shard_key = ANY (%(shards)s::smallint[]) OR alarm_at <= %(late)s)
@@ -21,4 +21,4 @@ UPDATE durable_tasks_task AS task
   FROM due, (SELECT set_config('synchronous_commit', 'off', true)) AS unflushed
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
-          task.idempotency_key, task.run_at, task.expires_at, task.slot
+          task.idempotency_key, task.run_at, task.expires_at, task.slot, due.held_for

@@ -3,7 +3,7 @@
 -- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
 -- one line, so a start that was flushed has flushed its claim.
 WITH due AS MATERIALIZED (
-  SELECT id
+  SELECT id, held_for
     FROM durable_tasks_task
    WHERE id = ANY (%(ids)s::uuid[]) AND status || '' = 'PENDING' AND alarm_at <= clock_timestamp()
    ORDER BY id
@@ -14,4 +14,4 @@ UPDATE durable_tasks_task AS task
   FROM due, (SELECT set_config('synchronous_commit', 'off', true)) AS unflushed
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
-          task.idempotency_key, task.run_at, task.expires_at, task.slot
+          task.idempotency_key, task.run_at, task.expires_at, task.slot, due.held_for

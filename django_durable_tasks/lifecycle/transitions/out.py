@@ -20,9 +20,11 @@ from django_durable_tasks.rules.states import Status
 
 RING_COLUMNS = (
     "id", "epoch", "publish_count", "name", "queue", "priority", "options", "idempotency_key", "run_at", "expires_at",
-    "slot",
+    "slot", "held_for",
 )  # fmt: skip
-"""What a claim reads back, in this order."""
+"""What a claim reads back, in this order; ``held_for`` as it was before the claim."""
+
+_HELD_FOR = RING_COLUMNS.index("held_for")
 
 
 def claim(
@@ -53,8 +55,12 @@ def claim(
 
 def _claimed(pairs: Sequence[tuple[uuid.UUID, int]], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
     writes: dict[str, Any] = {"node": node, "alarm_at": after(wait), "publish_count": F("publish_count") + 1}
-    move("claim", pairs, Status.QUEUED, held_for=None, **writes)
-    return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+    move("claim", pairs, Status.QUEUED, **writes)
+    rows = list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+    named = [row[0] for row in rows if row[_HELD_FOR] is not None]
+    if named:
+        tasks().filter(pk__in=named, status__standing=[Status.QUEUED]).update(held_for=None)
+    return rows
 
 
 def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:

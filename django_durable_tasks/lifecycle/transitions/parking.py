@@ -37,22 +37,25 @@ def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
 
 
 def let_go(question: TaskQuerySet, limit: int) -> int:
-    """Parked rows are due again, in the order in which they were; rows that somebody else holds are left alone."""
+    """Parked rows are due again, in the order in which they were; rows that somebody else holds are left alone.
+
+    They name their scope until they are claimed: it was their turn.
+    """
     with atomic():
         parked = question.filter(status=Status.PENDING, held_for__isnull=False, alarm_at__gte=HELD)
         pairs = locked(parked, limit)
         these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], held_for__isnull=False)
-        return these.update(alarm_at=_WAS_DUE, held_for=None, updated_at=NOW) if pairs else 0
+        return these.update(alarm_at=_WAS_DUE, updated_at=NOW) if pairs else 0
 
 
 def set_right(question: TaskQuerySet) -> int:
-    """Rows that are parked for nobody are due when they were asked for; rows that are not parked name no limit."""
+    """Rows that are parked for nobody are due when they were asked for; rows that do not wait name no limit."""
     with atomic():
         these = tasks().filter(shown(locked(question)))
         unnamed = these.filter(status__standing=[Status.PENDING], alarm_at__gte=HELD, held_for=None, slot=None)
         number = unnamed.update(alarm_at=_WAS_DUE, updated_at=NOW)
-        unparked = these.exclude(status=Status.PENDING, alarm_at__isnull=False, alarm_at__gte=HELD)
-        return number + unparked.filter(held_for__isnull=False).update(held_for=None, updated_at=NOW)
+        unparked = these.exclude(status=Status.PENDING).filter(held_for__isnull=False)
+        return number + unparked.update(held_for=None, updated_at=NOW)
 
 
 def age(question: TaskQuerySet, limit: int) -> int:

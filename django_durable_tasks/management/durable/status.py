@@ -69,6 +69,10 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
         elif (depth.due or depth.queued) and not depth.workers:
             found.append(f"Queue {depth.queue}: no worker listens.")
     found += [f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}." for limit in seen.limits]
+    found += [
+        f"Tasks of weight {limit.too_heavy} wait for the limit {limit.scope}, which is smaller: they can never start."
+        for limit in seen.limits if limit.too_heavy is not None
+    ]  # fmt: skip
     found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
     found += [text for node in seen.alive(NodeKind.SCHEDULER) for text in _polling(node)]
     found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]

@@ -12,7 +12,16 @@ import pytest
 from django.test import override_settings
 
 from django_durable_tasks import registry
-from django_durable_tasks.lifecycle import ageing, claims, dependencies, limits, parking, scheduling, transitions
+from django_durable_tasks.lifecycle import (
+    ageing,
+    attempts,
+    claims,
+    dependencies,
+    letting_go,
+    limits,
+    scheduling,
+    transitions,
+)
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Limit, LimitBucket, Task
 from django_durable_tasks.models.task import HELD
@@ -47,7 +56,7 @@ def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
 
 def let_go(number: int = 1_000) -> int:
     """Let parked rows go on."""
-    return parking.let_go(database_now(), number)
+    return letting_go.let_go(database_now(), number)
 
 
 def end(*ids: uuid.UUID) -> None:
@@ -359,3 +368,32 @@ def test_at_most_so_many_rows_of_a_priority_rise_at_once_and_the_oldest_first() 
     rows = [a_task(due=-1_000 + number) for number in range(5)]
     assert ageing.age(database_now(), 60.0, 2) == 2
     assert set(Task.objects.filter(raised=1).values_list("pk", flat=True)) == set(ids(rows[:2]))
+
+
+def test_a_row_whose_id_a_caller_chose_ages_too_while_it_is_parked() -> None:
+    a_task(due=-1_000, id=uuid.uuid4())
+    limit(f"task:{NOOP}", 0)
+    claim()
+    Task.objects.update(id=uuid.UUID(int=uuid.uuid4().int | 1 << 127))
+    assert ageing.age(database_now(), 60.0, 100) == 1
+
+
+def test_a_row_that_was_let_go_ages_once_at_a_time() -> None:
+    a_task(due=-1_000)
+    limit(f"task:{NOOP}", 0)
+    claim()
+    limit(f"task:{NOOP}", 1)
+    assert let_go() == 1
+    assert ageing.age(database_now(), 60.0, 100) == 1
+
+
+# Taken without a broker ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_taken_without_a_broker_obeys_limits() -> None:
+    rows = [a_task(due=-9 + number, weight=2) for number in range(4)]
+    limit(f"task:{NOOP}", 5)
+    place = attempts.Place(node=NODE, worker="worker@host", lease=60.0)
+    runs = attempts.take(transitions.tasks().due(database_now()), 10, place)
+    assert {run.task_id for run in runs} == set(ids(rows[:2]))
+    assert set(Task.objects.parked().values_list("pk", flat=True)) == set(ids(rows[2:]))

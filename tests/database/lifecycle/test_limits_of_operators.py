@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.lifecycle import claims, dead_letters, parking, slots, transitions
+from django_durable_tasks.lifecycle import claims, dead_letters, letting_go, slots, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task import HELD
@@ -37,7 +37,7 @@ def test_parked_rows_that_have_expired_take_no_place_from_those_behind_them() ->
     assert claim() == [first.pk]
     Task.objects.filter(pk=late.pk).update(expires_at=database_now() - timedelta(seconds=1))
     end(first.pk)
-    parking.let_go(database_now(), 10)
+    letting_go.let_go(database_now(), 10)
     assert Task.objects.get(pk=late.pk).status == Status.EXPIRED
     assert claim() == [live.pk]
 

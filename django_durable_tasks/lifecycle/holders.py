@@ -1,0 +1,110 @@
+"""What is under way in each scope, by weight, which tokens scopes have left, and the one lock that keeps both true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import connections
+from django.db.models import Count, Sum
+
+from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.connections import bound_transaction
+from django_durable_tasks.models import LimitBucket
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.limit_bucket import LOCK
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules import limits as rules
+from django_durable_tasks.rules.limits import Bucket, Rate
+
+
+def hold_lock() -> None:
+    """Wait for the lock of all limits and hold it to the end of the transaction; makes its row where it is gone.
+
+    Who waits gives up after some seconds, and who froze is ended by the database after some more, where it can.
+    """
+    bound_transaction()
+    lock = LimitBucket.objects.using(transitions.database())
+    if not lock.filter(pk=LOCK).update(refilled_at=DatabaseNow()):
+        write([LimitBucket(scope=LOCK, refilled_at=database_now())])
+
+
+def write(rows: Sequence[LimitBucket]) -> None:
+    """Insert or update these rows by one statement, which holds them either way."""
+    named = connections[transitions.database()].features.supports_update_conflicts_with_target
+    LimitBucket.objects.using(transitions.database()).bulk_create(
+        rows, update_conflicts=True, update_fields=["tokens", "refilled_at"], unique_fields=["scope"] if named else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """How much weight is QUEUED and RUNNING by scope; and how many rows of each queue and tenant, QUEUED and both."""
+
+    under_way: Counter[str]
+    queued: Counter[tuple[str, int]]
+    of_tenants: Counter[tuple[str, int]]
+
+    def window(self, queue: str) -> int:
+        """Return how many rows of a queue wait published."""
+        return sum(number for (name, _), number in self.queued.items() if name == queue)
+
+    def tenants(self, queue: str) -> set[int]:
+        """Return whose rows of a queue are under way."""
+        return {tenant for (name, tenant), number in self.of_tenants.items() if name == queue and number > 0}
+
+    def leave_out(self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int) -> None:
+        """Take a QUEUED row out of the count."""
+        self.queued[queue, tenant_id] -= 1
+        self.of_tenants[queue, tenant_id] -= 1
+        self.under_way.subtract(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
+
+
+def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
+    """Return every scope, limited or not, in which a row counts."""
+    keyed = [rules.of_key(limit_key)] if limit_key is not None else []
+    return [rules.GLOBAL, rules.of_queue(queue), rules.of_tenant(tenant_id), rules.of_task(name), *keyed]
+
+
+def holders(*, running: bool = True) -> Holders:
+    """Count what is under way: a grouped statement for QUEUED and one for RUNNING rows, each by its partial index."""
+    found = Holders(Counter(), Counter(), Counter())
+    for name, queue, tenant_id, key, number, weight in _grouped(transitions.tasks().queued()):
+        found.queued[queue, tenant_id] += number
+        found.of_tenants[queue, tenant_id] += number
+        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
+    for name, queue, tenant_id, key, number, weight in _grouped(transitions.tasks().running()) if running else ():
+        found.of_tenants[queue, tenant_id] += number
+        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
+    return found
+
+
+def _grouped(question: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None, int, int]]:
+    groups = question.order_by().values_list("name", "queue", "tenant_id", "limit_key")
+    for *group, number, weight in groups.annotate(rows=Count("pk"), weights=Sum("weight")):
+        yield (*group, int(number), int(weight))
+
+
+def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
+    """Return the buckets of these scopes with all that has come back until now, however much they hold.
+
+    A bucket whose clock stands ahead of this one goes on by this one: so it is written at once.
+    """
+    if not rates:
+        return {}
+    rows = LimitBucket.objects.using(transitions.database()).filter(pk__in=list(rates), refilled_at__isnull=False)
+    known = {row.scope: Bucket(row.tokens, row.refilled_at) for row in rows if row.refilled_at is not None}
+    found = {scope: rules.gathered(known.get(scope), rate, now) for scope, rate in rates.items()}
+    for scope, bucket in known.items():
+        if found[scope].at < bucket.at:
+            _go_on(scope, bucket, now)
+    return found
+
+
+def _go_on(scope: str, bucket: Bucket, now: datetime) -> None:
+    # Only as it was read: what a claim has spent since stays spent.
+    this = LimitBucket.objects.using(transitions.database()).filter(pk=scope, refilled_at=bucket.at)
+    this.update(refilled_at=now)

@@ -1,0 +1,240 @@
+"""Parked rows go on when their scopes have room, by turns; a round costs as many statements for many lines as for few.
+
+It decides nothing: the claim does. A row that was let go keeps the name of its scope until it is claimed, so that the
+places a heavy row waited for stay its own, and a tenant's turn counts.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks.lifecycle import holders as holding
+from django_durable_tasks.lifecycle import limits, lines, parking, transitions
+from django_durable_tasks.lifecycle.allowances import Book, book
+from django_durable_tasks.lifecycle.holders import Holders
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules import limits as rules
+from django_durable_tasks.rules import rooms
+from django_durable_tasks.rules.limits import Allowance
+from django_durable_tasks.rules.rooms import Asking, Room
+
+_COLUMNS = ("held_for", "pk", "name", "queue", "weight", "priority", "expires_at")
+_URGENT = 9
+_WIDE_SHARE = 1_000_000_000
+_PASSES, _AHEAD = 2, 2_000
+_SPARE = 10
+"""So many more rows of a line are looked at than there is room for: the first may have come too late."""
+
+_walk = lines.Walk()
+_last_turn: dict[str, str] = {}
+"""Of each queue, the share whose turn this process gave last; each scheduler goes its own way around."""
+
+
+def let_go(now: datetime, limit: int) -> int:
+    """Let parked rows go on, by turns of their scopes, as many as these have room for; return how many went.
+
+    To be called on every dispatching round: one probe where nothing is parked.
+    """
+    scopes = _walk.next(limit)
+    return len(_let_go(scopes, now, limit)) if scopes else 0
+
+
+def _let_go(
+    scopes: Sequence[str], now: datetime, limit: int, given: Mapping[str, int] | None = None
+) -> list[uuid.UUID]:
+    found = going(scopes, now, limit, given)
+    if found.late:
+        transitions.expire(transitions.tasks().filter(pk__in=found.late), limit)
+    if found.rows:
+        transitions.let_go(transitions.tasks().filter(pk__in=list(found.rows)), limit)
+    for scope in found.rows.values():
+        share = rules.shared(scope)
+        if share is not None:
+            _last_turn[share[0]] = scope
+    return [*found.rows, *found.late]
+
+
+def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.UUID] | None:
+    """Where tenants take turns: park what is due and has not got its turn, and return the rows whose turn it is.
+
+    None where nobody waits and all that is due may go. It holds no lock but that of the rows it parks.
+    """
+    shares = {scope for scope in lines.parked_past("", limit) if (rules.shared(scope) or ("",))[0] == queue}
+    free, given = _tokens(current, queue, now), list[uuid.UUID]()
+    for _ in range(_PASSES):
+        due = parking.next_due(queue, now, _AHEAD)
+        if not shares and len(due) <= free:
+            return None
+        rows = transitions.tasks().filter(pk__in=due).values_list("pk", "tenant_id", "held_for")
+        of = {task_id: (rules.of_share(queue, tenant_id), held_for) for task_id, tenant_id, held_for in rows}
+        given = [task_id for task_id in due if task_id in of and of[task_id][0] == of[task_id][1]]
+        new = {task_id: share for task_id, (share, held_for) in of.items() if share != held_for}
+        transitions.park_due(new, now)
+        shares.update(new.values())
+        if len(due) < _AHEAD:
+            break
+    return given + _let_go(sorted(shares), now, limit, {queue: len(given)})
+
+
+def _tokens(current: Book, queue: str, now: datetime) -> int:
+    rates = {scope: rate for scope in current.wide(queue) if (rate := current.of(scope).rate) is not None}
+    found = holding.buckets(rates, now)
+    return min(rules.whole(min(found[scope].tokens, rate.holds())) for scope, rate in rates.items())
+
+
+@dataclass(slots=True)
+class Going:
+    """Rows that may go, each with the scope it waited for, in their order; and those that came too late."""
+
+    rows: dict[uuid.UUID, str] = field(default_factory=dict)
+    late: list[uuid.UUID] = field(default_factory=list)
+
+
+def going(scopes: Collection[str], now: datetime, limit: int, given: Mapping[str, int] | None = None) -> Going:
+    """Return at most so many rows parked for these scopes that have room, and whose queues take them.
+
+    ``given``: how many turns were given in a queue and not taken yet; else all that is due there counts as such.
+    """
+    current, found = book(), holding.holders()
+    judge = _Judge(current, found, now, limits.paused_queues(), given or {})
+    judge.open(scopes)
+    asked = {scope: line for scope in judge.order(scopes) if (line := judge.line(scope)) is not None}
+    most = max(1, 4 * limit // len(asked)) if asked else 0
+    answer, waiting = Going(), dict[str, list[Asking]]()
+    for scope, task_id, name, queue, weight, priority, expires_at in lines.first(
+        asked, lambda scope: _SPARE + min(limit, most, judge.number(scope, limit)), _COLUMNS
+    ):
+        if expires_at is not None and expires_at <= now:
+            answer.late.append(task_id)
+            continue
+        judge.differ(scope, name)
+        waiting.setdefault(scope, []).append(
+            lines.asking(task_id, judge.scopes(scope, queue, priority), weight, priority)
+        )
+    of = {row.row: scope for scope, rows in waiting.items() for row in rows}
+    chosen = rooms.going({scope: waiting.get(scope, []) for scope in asked}, judge.room, limit)
+    answer.rows = {task_id: of[task_id] for task_id in chosen if isinstance(task_id, uuid.UUID)}
+    return answer
+
+
+class _Judge:
+    """What has room in one round of letting go."""
+
+    def __init__(
+        self, current: Book, found: Holders, now: datetime, paused: Collection[str], given: Mapping[str, int]
+    ) -> None:
+        self._book, self._found, self._now, self._paused, self._given = current, found, now, paused, given
+        self.room = Room()
+
+    def open(self, scopes: Collection[str]) -> None:
+        """Find out what these scopes, and the queues that are shared, have room for."""
+        sharing: dict[str, set[int]] = {}
+        for queue, tenant in filter(None, map(rules.shared, scopes)):
+            sharing.setdefault(queue, set()).add(tenant)
+        wide = {scope for queue in sharing for scope in self._book.wide(queue)}
+        allowed = {scope: self._book.by_anybody(scope) for scope in {*scopes, *wide} if rules.shared(scope) is None}
+        self._allow({scope: one for scope, one in allowed.items() if one is not None})
+        if sharing and self._book.tenants:
+            self._part(sharing)
+
+    def _allow(self, allowed: Mapping[str, Allowance]) -> None:
+        rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
+        self.room.rates |= rates
+        fresh = holding.buckets(rates, self._now)
+        self.room.tokens |= {scope: bucket.tokens for scope, bucket in fresh.items()}
+        for scope, one in allowed.items():
+            self.room.known.add(scope)
+            if one.places is not None:
+                self.room.places[scope] = one.places - self._found.under_way[scope]
+            if one.heaviest is not None:
+                self.room.heaviest[scope] = one.heaviest
+
+    def _part(self, sharing: Mapping[str, set[int]]) -> None:
+        """Part the room of shared queues: what is due there goes first, or has half of the window.
+
+        For these may be rows of tenants of whom nobody has heard yet. A tenant for whom nobody else waits has all
+        places of a limited queue; of a window half is enough to keep every worker busy.
+        """
+        due = transitions.tasks().due(self._now).order_by()
+        asked = {queue: due.filter(queue=queue) for queue in sharing if queue not in self._given}
+        there = Counter(row[0] for row in lines.first(asked, self._turns, ("queue",))) + Counter(self._given)
+        for queue, tenants in sharing.items():
+            number, wide, turns = there[queue], self._book.wide(queue), self._book.takes_turns(queue)
+            window = self._window(queue)
+            self.room.places[rules.of_window(queue)] = window // 2 if number and not turns else window
+            for scope in wide if turns else ():
+                self._take(scope, number)
+            alone = len(tenants) == 1 and not number and bool(wide)
+            everybody = self._found.tenants(queue) | tenants
+            for tenant in tenants:
+                scope = rules.of_share(queue, tenant)
+                fair = parking.free_of_share((queue, tenant), self._book, self._found, everybody)
+                each = _WIDE_SHARE if turns else -(-self.room.places[rules.of_window(queue)] // len(tenants))
+                self.room.places[scope] = _WIDE_SHARE if alone else min(fair, each)
+
+    def _turns(self, queue: str) -> int:
+        """Return how many due rows of a queue it matters to see."""
+        rooms = [room for scope in self._book.wide(queue) if (room := self.room.left(scope)) is not None]
+        return max(1, min([_AHEAD, *rooms])) if self._book.takes_turns(queue) else 1
+
+    def _take(self, scope: str, number: int) -> None:
+        if scope in self.room.places:
+            self.room.places[scope] -= number
+        if scope in self.room.tokens:
+            self.room.tokens[scope] = min(self.room.tokens[scope], self.room.rates[scope].holds()) - number
+
+    def _window(self, queue: str) -> int:
+        return max(0, limits.window_of(queue) - self._found.window(queue))
+
+    def order(self, scopes: Collection[str]) -> list[str]:
+        """Return the scopes in the order in which they have their turns."""
+        queues = sorted({share[0] for scope in scopes if (share := rules.shared(scope)) is not None})
+        shares = []
+        for queue in queues:
+            mine = [scope for scope in scopes if (rules.shared(scope) or ("",))[0] == queue]
+            shares += rooms.from_turn(mine, _last_turn.get(queue, ""))
+        return [*(scope for scope in scopes if rules.shared(scope) is None), *shares]
+
+    def number(self, scope: str, limit: int) -> int:
+        """Return how many rows of weight 1 a scope has room for; as many as are asked for where it does not say."""
+        room = self.room.left(scope)
+        return limit if room is None else room
+
+    def line(self, scope: str) -> TaskQuerySet | None:
+        """Return the rows of a scope's line that some queue takes now; None where none can go."""
+        if self.number(scope, 1) <= 0 or (rules.shared(scope) or ("",))[0] in self._paused:
+            return None
+        parked, heaviest = transitions.tasks().parked_for(scope), self.room.heaviest.get(scope)
+        full = sorted({queue for queue, _ in self._found.queued} - set(self._paused))
+        full = [queue for queue in full if not self._window(queue)]
+        if self._paused:
+            parked = parked.exclude(queue__in=sorted(self._paused))
+        if full:
+            parked = parked.exclude(queue__in=full, priority__lt=_URGENT)
+        return parked if heaviest is None else parked.filter(weight__lte=heaviest)
+
+    def differ(self, scope: str, name: str) -> None:
+        """Let the first task of a line say what its key allows, where tasks differ over it."""
+        if scope not in self.room.known and rules.shared(scope) is None:
+            self._allow({scope: self._book.among(scope, [name])})
+
+    def scopes(self, scope: str, queue: str, priority: int) -> list[str]:
+        """Return what a row takes room of that is let go."""
+        window = rules.of_window(queue)
+        self.room.places.setdefault(window, self._window(queue))
+        shared = self._book.wide(queue) if rules.shared(scope) is not None else []
+        return [scope, *shared, *([] if priority >= _URGENT else [window])]
+
+
+def allowed(scope: str, current: Book) -> Allowance:
+    """Return what a scope allows; of a key over which tasks differ its most urgent parked task says it."""
+    known = current.by_anybody(scope)
+    if known is not None:
+        return known
+    name: Any = transitions.tasks().parked_for(scope).values_list("name", flat=True).first()
+    return current.among(scope, [] if name is None else [name])

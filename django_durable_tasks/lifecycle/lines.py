@@ -1,0 +1,67 @@
+"""The lines of parked rows: for which scopes rows wait, and the first of each line, by a statement for many lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import connections
+
+from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.rooms import Asking
+
+_TOGETHER = 100
+"""So many lines are looked at by one statement."""
+
+
+def first(lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]) -> list[Any]:
+    """Return these columns of the first rows of each question, so many of each.
+
+    SQLite cannot unite what is cut: there each line costs a statement, which is a call and no way over a network.
+    """
+    asked = [question.values_list(*columns)[: number(name)] for name, question in lines.items()]
+    if not connections[transitions.database()].features.supports_slicing_ordering_in_compound:
+        return [row for question in asked for row in question]
+    found: list[Any] = []
+    for start in range(0, len(asked), _TOGETHER):
+        one, *others = asked[start : start + _TOGETHER]
+        found += one.union(*others, all=True) if others else one
+    return found
+
+
+def turn(priority: int, key: Any) -> tuple[int, Any]:
+    """Return when a row's turn comes in a line: the most urgent first, and then the oldest."""
+    return (-priority, key)
+
+
+def asking(key: Any, scopes: Sequence[str], weight: int, priority: int) -> Asking:
+    """Return a row as the rules see it."""
+    return Asking(key, scopes, weight, turn(priority, key))
+
+
+class Walk:
+    """A process's way through the scopes with parked rows, so that with very many of them each has its turn."""
+
+    def __init__(self) -> None:
+        self._past = ""
+
+    def next(self, limit: int) -> list[str]:
+        """Return scopes with parked rows, at most so many; each call goes on where the last one ended."""
+        found = parked_past(self._past, limit)
+        if len(found) < limit and self._past:
+            found += [scope for scope in parked_past("", limit - len(found)) if scope not in found]
+        self._past = found[-1] if len(found) == limit else ""
+        return found
+
+
+def parked_past(past: str, limit: int) -> list[str]:
+    """Return the next scopes in the order of their names for which rows wait, at most so many."""
+    sql = statement("parked")
+    if sql is not None:
+        with connections[transitions.database()].cursor() as cursor:
+            cursor.execute(sql, {"past": past, "limit": limit})
+            return [scope for (scope,) in cursor.fetchall()]
+    waiting = transitions.tasks().filter(held_for__gt=past).order_by("held_for")
+    return [scope for scope in waiting.values_list("held_for", flat=True).distinct()[:limit] if scope is not None]
