@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -71,6 +71,8 @@ def tell_dependents(live: LiveRun) -> None:
         ports.ring(done.rings)
     except Error as error:
         logger.warning("The dependents of %s are left to the leader: %s", live.run.task_id, text_of(error))
+        with suppress(Error), nullcontext() if live.eager else own():
+            ports.due.duties()
 
 
 def note_success(live: LiveRun, outcome: Outcome) -> None:
