@@ -14,6 +14,8 @@ from django_durable_tasks.rules.rooms import Asking
 
 _TOGETHER = 100
 """So many lines are looked at by one statement."""
+_AT_ONCE = 500
+"""So many scopes a statement: MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without a word."""
 
 
 def first(lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]) -> list[Any]:
@@ -56,12 +58,22 @@ class Walk:
         return found
 
 
+def _by_pages(sql: str, past: str, limit: int) -> list[str]:
+    found, page = list[str](), min(limit, _AT_ONCE)
+    with connections[transitions.database()].cursor() as cursor:
+        while page:
+            cursor.execute(sql, {"past": past, "limit": page})
+            scopes = [scope for (scope,) in cursor.fetchall()]
+            found += scopes
+            past = scopes[-1] if scopes else past
+            page = min(limit - len(found), _AT_ONCE) if len(scopes) == page else 0
+    return found
+
+
 def parked_past(past: str, limit: int) -> list[str]:
     """Return the next scopes in the order of their names for which rows wait, at most so many."""
     sql = statement("parked")
     if sql is not None:
-        with connections[transitions.database()].cursor() as cursor:
-            cursor.execute(sql, {"past": past, "limit": limit})
-            return [scope for (scope,) in cursor.fetchall()]
+        return _by_pages(sql, past, limit)
     waiting = transitions.tasks().filter(held_for__gt=past).order_by("held_for")
     return [scope for scope in waiting.values_list("held_for", flat=True).distinct()[:limit] if scope is not None]

@@ -14,7 +14,9 @@ from django_durable_tasks.lifecycle import attempts, claims, limits, queues, rec
 from django_durable_tasks.lifecycle.attempts import Refusal
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.heads import heads
+from django_durable_tasks.lifecycle.lines import parked_past
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.task import HELD
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
@@ -102,6 +104,16 @@ def test_heads_are_asked_for_page_by_page(number: int, monkeypatch: pytest.Monke
     monkeypatch.setattr("django_durable_tasks.lifecycle.heads.AT_ONCE", 2)
     rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
     assert heads() == {queue: row.alarm_at for queue, row in rows.items()}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9])
+def test_scopes_of_parked_rows_are_asked_for_page_by_page(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_durable_tasks.lifecycle.lines._AT_ONCE", 2)
+    scopes = [f"task:{number}" for number in range(5)]
+    for scope in scopes:
+        a_task(alarm_at=HELD, held_for=scope)
+    assert parked_past("", limit) == scopes[:limit]
+    assert parked_past("task:2", limit) == scopes[3:][:limit]
 
 
 def test_heads_of_an_empty_table_are_none() -> None:
