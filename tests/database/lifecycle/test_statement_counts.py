@@ -18,6 +18,7 @@ from django_durable_tasks.lifecycle import (
     cancellation,
     claims,
     dead_letters,
+    letting_go,
     limits,
     recovery,
     scheduling,
@@ -27,6 +28,7 @@ from django_durable_tasks.lifecycle import connections as ours
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
+from django_durable_tasks.models.task import HELD
 from django_durable_tasks.rules.states import LogStatus, Status
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question
 from tests.delivery import deliver
@@ -145,6 +147,21 @@ def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> N
         Task.objects.all().delete()
         LimitBucket.objects.all().delete()
     assert len(costs[0]) == len(costs[1]), costs
+
+
+@pytest.mark.django_db
+def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: str) -> None:
+    limits.forget_picture()
+    allowances.book()
+    costs = []
+    for number in (1, 50):
+        for line in range(number):
+            many_tasks(2, alarm_at=HELD, held_for=f"task:line-{line:02}", name=f"line-{line:02}")
+        costs.append(_cost(lambda: letting_go.let_go(database_now(), 500)))
+        assert not Task.objects.parked().exists()
+        Task.objects.all().delete()
+    extra = 49 if vendor == "sqlite" else 0  # SQLite cannot unite what is cut: there a line costs a call
+    assert len(costs[1]) == len(costs[0]) + extra, costs
 
 
 @pytest.mark.django_db
