@@ -39,7 +39,7 @@ def _write(status: str, number: int, start: int, born: int) -> None:
     from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
     from django_durable_tasks.celery.publisher import queue_of  # noqa: PLC0415
 
-    given = {"status": status, "start": start, "born": born, "queue": queue_of(noop.name, None)}
+    given: dict[str, Any] = {"status": status, "start": start, "born": born, "queue": queue_of(noop.name, None)}
     for first in range(1, number + 1, _SLICE):
         last = min(number, first + _SLICE - 1)
         with connection.cursor() as cursor:

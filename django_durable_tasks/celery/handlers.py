@@ -276,8 +276,13 @@ def on_internal_error(sender: Any = None, task_id: str = "", request: Any = None
 
 
 def on_postrun(task_id: str = "", **_: Any) -> None:
-    """The message is finished: forget its run. A run that nobody could close has left the heartbeat by now."""
-    runs.forget(task_id)
+    """The message is finished: forget its run. A run that nobody could close has left the heartbeat by now.
+
+    One that is still in it was started by a twin of this message, which was refused.
+    """
+    live = runs.find(task_id)
+    if live is None or not runs.heart.holds(live):
+        runs.forget(task_id)
 
 
 _SIGNALS = {

@@ -2,12 +2,13 @@
 -- The last guard is hidden from the planner, which with old statistics would read all PENDING rows for it.
 -- MATERIALIZED, because a plan that re-evaluates a LIMIT ... SKIP LOCKED subquery claims more rows than asked for.
 -- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
--- one line, so a start that was flushed has flushed its claim.
+-- one line, so a start that was flushed has flushed its claim. But claims of slots are judged after their COMMIT: a ring
+-- of a claim that was taken back must not start a row that is about to be refused.
 WITH due AS MATERIALIZED (
-  SELECT hit.id, hit.held_for
+  SELECT hit.id, hit.held_for, hit.slot
     FROM (SELECT priority FROM generate_series(9, %(least)s, -1) AS level (priority) ORDER BY priority DESC) AS level
    CROSS JOIN LATERAL (
-     SELECT id, held_for
+     SELECT id, held_for, slot
        FROM durable_tasks_task
       WHERE status = 'PENDING' AND queue = %(queue)s AND priority = level.priority AND alarm_at <= %(now)s
         AND (%(shards)s::smallint[] IS NULL OR shard_key = ANY (%(shards)s::smallint[]) OR alarm_at <= %(late)s)
@@ -18,7 +19,9 @@ WITH due AS MATERIALIZED (
 UPDATE durable_tasks_task AS task
    SET status = 'QUEUED', held_for = NULL, epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
        alarm_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
-  FROM due, (SELECT set_config('synchronous_commit', 'off', true)) AS unflushed
+  FROM due,
+       (SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM due WHERE slot IS NOT NULL)
+                    THEN set_config('synchronous_commit', 'off', true) END) AS unflushed
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
           task.idempotency_key, task.run_at, task.expires_at, task.slot, due.held_for

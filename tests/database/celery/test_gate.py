@@ -14,7 +14,7 @@ from django.contrib.auth.models import Group
 from django.db import OperationalError, connection, connections, transaction
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery import runs
+from django_durable_tasks.celery import handlers, runs
 from django_durable_tasks.celery.envelope import HEADER, parse
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.models import Task
@@ -47,6 +47,16 @@ def hooked(name: str) -> str:
     Group.objects.create(name=name)
     transaction.on_commit(_broken_hook)
     return name
+
+
+@durable_task(name="tests.gate.doubled")
+def doubled() -> list[bool]:
+    """Tell whether this run is found before and after a refused message that bears its id ends."""
+    live = runs.current()
+    assert live is not None
+    found = [runs.find(live.run.celery_id) is live]
+    handlers.on_postrun(task_id=live.run.celery_id)
+    return [*found, runs.find(live.run.celery_id) is live]
 
 
 def _broken_hook() -> None:
@@ -100,6 +110,13 @@ def test_only_an_id_spelled_as_we_spell_it_is_one_of_ours(spelled: Any) -> None:
     here = uuid.uuid4()
     assert parse(f"{here}.1.1") is not None
     assert parse(spelled.replace("{id}", str(here)) if isinstance(spelled, str) else spelled) is None
+
+
+def test_a_refused_twin_of_a_message_does_not_make_its_run_unknown() -> None:
+    row = a_task(Status.QUEUED, name="tests.gate.doubled")
+    assert deliver(row) == [True, True]
+    handlers.on_postrun(task_id=f"{row.pk}.{row.epoch}.{row.publish_count}")
+    assert runs.find(f"{row.pk}.{row.epoch}.{row.publish_count}") is None
 
 
 def test_a_run_whose_ending_cannot_even_be_judged_leaves_the_heartbeat() -> None:
