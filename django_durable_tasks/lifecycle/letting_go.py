@@ -64,7 +64,7 @@ def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.U
 
     None where nobody waits and all that is due may go. It holds no lock but that of the rows it parks.
     """
-    shares = {scope for scope in lines.parked_past("", limit) if (rules.shared(scope) or ("",))[0] == queue}
+    shares = set(parking.shares_in_line(queue, limit, _last_turn.get(queue, "")))
     free, given = _tokens(current, queue, now), list[uuid.UUID]()
     for _ in range(_PASSES):
         due = parking.next_due(queue, now, _AHEAD)

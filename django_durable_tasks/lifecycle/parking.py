@@ -57,7 +57,7 @@ class Gate:
         self._room, self._buckets = Room(), dict[str, Bucket]()
         self._holders: Holders | None = None
         self._now: datetime | None = None
-        self._lined: frozenset[str] | None = None
+        self._lined: dict[str, bool] = {}
         self._headed: set[str] = set()
         if self._wide:
             self._look(())
@@ -125,9 +125,9 @@ class Gate:
         """Whether tenants take turns in the row's queue, others wait there, and its turn has not come."""
         if row.has_its_turn or not self._book.takes_turns(row.queue):
             return False
-        if self._lined is None:
-            self._lined = frozenset(queues_in_line())
-        return row.queue in self._lined
+        if row.queue not in self._lined:
+            self._lined[row.queue] = bool(shares_in_line(row.queue, 10))
+        return self._lined[row.queue]
 
     def _bound(
         self, ids: Sequence[uuid.UUID], marks: Mapping[uuid.UUID, str | None] | None = None
@@ -230,9 +230,13 @@ def next_due(queue: str, now: datetime, limit: int) -> list[uuid.UUID]:
     return [row[0] for row in sorted(rows, key=lambda row: (-row[1], row[2]))[:limit]]
 
 
-def queues_in_line(most: int = 500) -> set[str]:
-    """Return the queues of which rows wait for their tenants' shares."""
-    return {share[0] for scope in lines.parked_past("", most) if (share := rules.shared(scope)) is not None}
+def shares_in_line(queue: str, most: int, past: str = "") -> list[str]:
+    """Return the shares of a queue for which rows wait, at most so many, those behind ``past`` first."""
+    found: list[str] = []
+    for start in dict.fromkeys((past or rules.before_shares(queue), rules.before_shares(queue))):
+        scopes = lines.parked_past(start, most) if len(found) < most else []
+        found += [scope for scope in scopes if (rules.shared(scope) or ("",))[0] == queue and scope not in found]
+    return found[:most]
 
 
 def free_of_share(share: tuple[str, int], current: Book, found: Holders, tenants: set[int]) -> int:

@@ -51,6 +51,11 @@ def of_share(queue: str, tenant_id: int) -> str:
     return f"share:{queue}:{tenant_id}"
 
 
+def before_shares(queue: str) -> str:
+    """Return what sorts before every share of a queue, and next to them."""
+    return f"share:{queue}:"
+
+
 def of_window(queue: str) -> str:
     """Return the scope of a queue's window of published rows."""
     return f"window:{queue}"

@@ -12,6 +12,7 @@ from django.db.models import F
 from django_durable_tasks.lifecycle import claims, letting_go, limit_orders
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import LimitBucket, Task, Tenant
+from django_durable_tasks.models.task import HELD
 from django_durable_tasks.rules.states import Status
 from tests.database.lifecycle.test_limits import NODE, claim, end, limit
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
@@ -128,6 +129,19 @@ def test_the_order_of_one_tenants_rows_is_that_of_priority_and_age() -> None:
     _slow()
     rows = [a_task(tenant=noisy, due=-9, priority=priority) for priority in (0, 5, 0, 9)]
     assert [_turn() for _ in rows] == [[rows[3].pk], [rows[1].pk], [rows[0].pk], [rows[2].pk]]
+
+
+def test_very_many_other_lines_hide_no_tenants_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_TOGETHER", 3)
+    tenants = [a_tenant() for _ in range(5)]
+    _slow()
+    for number in range(6):
+        many_tasks(1, queue="other", name="other", alarm_at=HELD, held_for=f"key:{number}", limit_key=str(number))
+    for tenant in tenants:
+        many_tasks(20, tenant=tenant)
+    a_paused_queue("other")
+    started = Counter(tenant for _ in range(10) for tenant in _whose(_turn()))
+    assert started == {tenant.pk: 2 for tenant in tenants}
 
 
 def test_a_heavy_rows_turn_is_kept_until_its_tokens_have_come() -> None:
