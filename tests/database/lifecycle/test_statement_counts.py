@@ -206,8 +206,11 @@ def test_a_delay_is_one_insert_and_no_other_statement_in_the_callers_transaction
 @pytest.mark.django_db(transaction=True)
 def test_a_delay_outside_a_transaction_is_one_insert(vendor: str) -> None:
     tasks.add.using(queue=QUEUE).delay(1, 2)
-    found = _cost(partial(tasks.add.using(queue=QUEUE).delay, 1, 2))
-    assert [sql.split()[0] for sql in found] == ["INSERT"]
+    insert, *later = _cost(partial(tasks.add.using(queue=QUEUE).delay, 1, 2))
+    assert insert.startswith("INSERT")
+    # After the COMMIT a row that was not rung at once may wake a scheduler, once in 50 ms.
+    assert [sql for sql in later if "pg_notify" not in sql] == []
+    assert len(later) <= 1
 
 
 # Runs --------------------------------------------------------------------------------------------------------------
