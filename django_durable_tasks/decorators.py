@@ -105,7 +105,8 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
     Options (durations in seconds or timedelta): name, queue, priority (0-9, 9 first), max_attempts, backoff
     (FIXED, LINEAR, EXPONENTIAL, a list or a callable), backoff_base, backoff_max, jitter, retry_for, give_up_on,
     max_crashes, on_orphan (RETRY, DEAD_LETTER), timeout, soft_timeout, lease, expected_duration, expires_in, unique,
-    unique_for, unique_on_conflict, atomic, bind. Raises InvalidOption, at import, naming option, value and remedy.
+    unique_for, unique_on_conflict, atomic, max_concurrency, rate_limit, weight, bind. Raises InvalidOption, at import,
+    naming option, value and remedy.
     """
     if function is not None:
         return _decorate(function, options)
