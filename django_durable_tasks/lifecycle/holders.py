@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import connections
 from django.db.models import Count, Sum
@@ -91,20 +91,36 @@ def _grouped(question: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None
 def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
     """Return the buckets of these scopes with all that has come back until now, however much they hold.
 
-    A bucket whose clock stands ahead of this one goes on by this one: so it is written at once.
+    A bucket whose clock stands ahead of the database's goes on by that one: so it is written at once. The caller's
+    ``now`` may be old, so it is asked anew, under the lock of all limits.
     """
     if not rates:
         return {}
+    known = _known(rates)
+    ahead = [scope for scope, bucket in known.items() if rules.gathered(bucket, rates[scope], now).at < bucket.at]
+    if ahead:
+        _go_on(ahead)
+        known = _known(rates)
+    return _gathered(known, rates, now)
+
+
+def seen_buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
+    """Return what ``buckets`` does, to be shown: nothing is written."""
+    return _gathered(_known(rates), rates, now)
+
+
+def _known(rates: Mapping[str, Rate]) -> dict[str, Bucket]:
     rows = LimitBucket.objects.using(transitions.database()).filter(pk__in=list(rates), refilled_at__isnull=False)
-    known = {row.scope: Bucket(row.tokens, row.refilled_at) for row in rows if row.refilled_at is not None}
-    found = {scope: rules.gathered(known.get(scope), rate, now) for scope, rate in rates.items()}
-    for scope, bucket in known.items():
-        if found[scope].at < bucket.at:
-            _go_on(scope, bucket, now)
-    return found
+    return {row.scope: Bucket(row.tokens, row.refilled_at) for row in rows if row.refilled_at is not None}
 
 
-def _go_on(scope: str, bucket: Bucket, now: datetime) -> None:
-    # Only as it was read: what a claim has spent since stays spent.
-    this = LimitBucket.objects.using(transitions.database()).filter(pk=scope, refilled_at=bucket.at)
-    this.update(refilled_at=now)
+def _gathered(known: Mapping[str, Bucket], rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
+    return {scope: rules.gathered(known.get(scope), rate, now) for scope, rate in rates.items()}
+
+
+def _go_on(scopes: Collection[str]) -> None:
+    with transitions.atomic():
+        hold_lock()
+        now = database_now()
+        these = LimitBucket.objects.using(transitions.database()).filter(pk__in=sorted(scopes))
+        these.filter(refilled_at__gt=now + timedelta(seconds=rules.A_NEW_CLOCK)).update(refilled_at=now)

@@ -69,7 +69,7 @@ def standings() -> list[Standing]:
     scopes = sorted({*book.scopes, *waiting})
     allowed = {scope: letting_go.allowed(scope, book) for scope in scopes}
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
-    buckets = holders.buckets(rates, now)
+    buckets = holders.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
     told = []
     for scope in scopes:
@@ -131,7 +131,7 @@ def _sentence(scope: str, task: Task, book: allowances.Book) -> str:
     if one.places is not None:
         says.append(f"{found.under_way[scope]} of {one.places} taken")
     if one.rate is not None:
-        bucket = holders.buckets({scope: one.rate}, database_now())[scope]
+        bucket = holders.seen_buckets({scope: one.rate}, database_now())[scope]
         says.append(f"{rules.whole(min(bucket.tokens, one.rate.holds(task.weight)))} starts free at {one.rate}")
     if not says:
         return f"It waited for the limit {scope}, which nobody sets any more: a scheduler lets it go."

@@ -91,12 +91,19 @@ def picture() -> Picture:
     return found
 
 
-_window_of: Callable[[str], int] = Picture().window
+_window_of: Callable[[str, float], int] = Picture().window
+_pace_of: Callable[[str], float] = Counter[str]().__getitem__
+
+
+def move_at(pace: Callable[[str], float]) -> None:
+    """Let the windows of this process count how many starts a second each queue has."""
+    global _pace_of
+    _pace_of = pace
 
 
 def window_of(queue: str) -> int:
-    """Return how many rows of a queue may wait published, by the last picture of this process."""
-    return _window_of(queue)
+    """Return how many rows of a queue may wait published, by the last picture and the pace of this process."""
+    return _window_of(queue, _pace_of(queue))
 
 
 def _slots(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
@@ -161,8 +168,8 @@ _recent = _Recent()
 
 def forget_picture() -> None:
     """Forget the last picture and what was read of limits; the next fast path looks anew."""
-    global _recent, _window_of
-    _recent, _window_of = _Recent(), Picture().window
+    global _recent, _window_of, _pace_of
+    _recent, _window_of, _pace_of = _Recent(), Picture().window, Counter[str]().__getitem__
     allowances.forget()
 
 

@@ -121,9 +121,12 @@ class Dispatching:
     def poll(self) -> int:
         """Publish what is due, by the rows; look ahead. Return how many rows were published."""
         self._asked = False  # first, so that what is asked for meanwhile is done
-        gone = self._attempt("Letting parked rows go", self._let_go, _WITHIN)
         with own():
             self._clock = reckoning.look()
+        gone = self._attempt("Letting parked rows go", partial(self._let_go, self._clock.said), _WITHIN)
+        with own():
+            if gone:
+                self._clock = reckoning.look()  # they are due since a moment
             self._heads = heads()
             now = self._clock.said
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
@@ -134,6 +137,7 @@ class Dispatching:
         random.shuffle(due)  # a limit of all queues has room for a few: not always for the same ones
         if coming:
             self._pace.look(self._picture.queued)
+            limits.move_at(self._pace.rate)
         numbers = [self._dispatch(queue, now) for queue in due]
         if coming:
             self._attempt("Looking ahead", partial(self._look_ahead, coming, now, soon), _WITHIN)
@@ -153,9 +157,9 @@ class Dispatching:
             return _FULL_PAUSE
         return min(_BUSY_POLL if time.monotonic() < self._busy_until else settings().POLL, settings().POLL)
 
-    def _let_go(self) -> int:
+    def _let_go(self, now: datetime) -> int:
         with own():
-            return letting_go.let_go(self.now, settings().BATCH_SIZE)
+            return letting_go.let_go(now, settings().BATCH_SIZE)
 
     def _dispatch(self, queue: str, now: datetime) -> int:
         room, least = self._room(queue), 0

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Self
 
 import pytest
 
 from django_durable_tasks.celery import publisher
 from django_durable_tasks.lifecycle import limits, nodes, queues, transitions
+from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.task import HELD
 from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
-from tests.factories import QUEUE, a_task, many_tasks
+from tests.factories import QUEUE, a_node, a_task, many_tasks
 from tests.messages import take_rings
 from tests.waiting import until
 
@@ -81,6 +83,37 @@ def test_the_most_urgent_wait_behind_no_full_window(scheduler: Scheduler, settin
     many_tasks(20, priority=9)
     scheduler.dispatching.poll()
     assert Task.objects.queued().count() == 5 + 10
+
+
+def test_the_first_look_goes_by_the_databases_clock(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = a_task(alarm_at=HELD, held_for="tenant:1", expires_at=database_now() + timedelta(seconds=60))
+    # The host's clock is an hour ahead.
+    monkeypatch.setattr("django_durable_tasks.scheduler.dispatching.datetime", _Ahead)
+    assert scheduler.dispatching.poll() == 1
+    row.refresh_from_db()
+    assert row.status == Status.QUEUED
+
+
+class _Ahead(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + timedelta(hours=1)
+
+
+def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
+    scheduler: Scheduler, settings: Any
+) -> None:
+    a_node(queues=[QUEUE], slots=1)
+    many_tasks(2_000, Status.QUEUED)
+    a_task(due=60, queue="other")
+    settings.DURABLE_TASKS = {"LOOKAHEAD": 600}
+    scheduler.dispatching.poll()
+    Task.objects.filter(pk__in=list(Task.objects.queued().values_list("pk", flat=True)[:1_700])).delete()
+    scheduler.dispatching.poll()
+    parked = a_task(alarm_at=HELD, held_for="tenant:1")
+    assert scheduler.dispatching.poll() == 1
+    parked.refresh_from_db()
+    assert parked.status == Status.QUEUED
 
 
 def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(scheduler: Scheduler) -> None:
