@@ -96,7 +96,8 @@ def take(question: TaskQuerySet, limit: int, place: Place) -> list[Run]:
         return [run_of(row, place.node, "") for row in columns]
     with transitions.atomic():
         gate = parking.Gate(book)
-        ids = gate.admit(list(question.values_list("pk", flat=True)[:limit]), database_now())
+        # Rows first: what others take is judged by others, and costs no token twice.
+        ids = gate.admit(transitions.locked_pending(question, limit), database_now())
         gate.close()
         columns = transitions.take(transitions.tasks().filter(pk__in=ids), len(ids), place.node, place.lease)
     return [run_of(row, place.node, "") for row in columns]

@@ -16,12 +16,14 @@ from django.db.models import Case, Count, DateTimeField, Exists, OuterRef, Q, Va
 from django.db.models.functions import Coalesce, Greatest
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import edges, transitions
+from django_durable_tasks.lifecycle import allowances, edges, transitions
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ledger import ledger
-from django_durable_tasks.models import DeadLetter, Node, RecurringTask, Task, TaskExecutionLog
+from django_durable_tasks.models import DeadLetter, LimitBucket, Node, RecurringTask, Task, TaskExecutionLog
+from django_durable_tasks.models.limit_bucket import LOCK
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
+from django_durable_tasks.rules import limits as rules
 from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
 from django_durable_tasks.rules.workflows import COUNTS
 
@@ -164,6 +166,36 @@ def prune_ledger(now: datetime, limit: int) -> int:
             own = Case(*(When(pk=pk, then=Value(told, DateTimeField())) for pk, told in forgotten.items()))
             these.update(ledger_from=Greatest(Coalesce("ledger_from", own), own))
             ledger().filter(pk__in=[line[0] for line in gone]).delete()
+    return len(gone)
+
+
+# Buckets ----------------------------------------------------------------------------------------------------------
+
+_BUCKET_KEPT = timedelta(days=30)
+"""So long the tokens of a scope stay that no limit names any more."""
+_past_bucket = ""
+"""Up to which scope this process has looked; with very many each call goes on where the last one ended."""
+
+
+def prune_buckets(now: datetime, limit: int) -> int:
+    """Delete buckets that are full again among the next so many scopes of keys and forgotten limits; return how many.
+
+    A scope without a bucket has a full one. Full is what holds enough for the heaviest task there can be.
+    """
+    global _past_bucket
+    book = allowances.book()
+    rates = [allowed.rate for allowed in book.per_key.values() if allowed.rate is not None]
+    by_key = timedelta(seconds=max(map(rules.refill, rates))) if rates else _BUCKET_KEPT
+    buckets = LimitBucket.objects.using(transitions.database())
+    page = list(buckets.filter(pk__gt=_past_bucket).order_by("pk").values_list("pk", flat=True)[:limit])
+    _past_bucket = page[-1] if len(page) == limit else ""
+    mine = [scope for scope in page if scope != LOCK and book.of(scope).rate is None]
+    keyed = Q(pk__in=[scope for scope in mine if scope.startswith("key:")], refilled_at__lt=now - by_key)
+    other = Q(pk__in=[scope for scope in mine if not scope.startswith("key:")], refilled_at__lt=now - _BUCKET_KEPT)
+    with transitions.atomic():
+        full = buckets.filter(keyed | other).order_by("pk").select_for_update(skip_locked=True)
+        gone = list(full.values_list("pk", flat=True))
+        buckets.filter(pk__in=gone).delete()
     return len(gone)
 
 

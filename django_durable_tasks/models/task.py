@@ -95,7 +95,8 @@ class TaskQuerySet(models.QuerySet["Task"]):
 
     def in_line_for(self, scope: str) -> Self:
         """Rows that are parked for this scope, or were let go by it and not claimed yet, the most urgent first."""
-        return self.pending().filter(held_for=scope).order_by("-priority", "id")
+        waiting = Q(alarm_at__lte=DatabaseNow()) | Q(alarm_at__gte=HELD)
+        return self.pending().filter(waiting, held_for=scope).order_by("-priority", "id")
 
     def ring_overdue(self, now: datetime) -> Self:
         """QUEUED rows that nobody started in time."""

@@ -262,6 +262,11 @@ def refilled(bucket: Bucket | None, rate: Rate, now: datetime, weight: int = 1) 
     return Bucket(min(rate.holds(weight), found.tokens), found.at)
 
 
+def refill(rate: Rate) -> float:
+    """Return after how long (seconds) an empty bucket is as full as it can be, whatever task comes next."""
+    return rate.holds(HEAVIEST) / rate.per_second + A_NEW_CLOCK
+
+
 def whole(tokens: float) -> int:
     """Return how many starts these tokens allow; a millionth is forgiven, for sums of fractions fall short by it."""
     return max(0, math.floor(tokens + 1e-6))

@@ -88,7 +88,7 @@ def prune(now: datetime, vigil: Vigil) -> int:
     """Delete finished rows whose retention is over, for some seconds at most."""
     end, deleted = time.monotonic() + _PRUNING, 0
     with own():
-        for verb in (retention.prune, retention.prune_ledger, shadows.prune):
+        for verb in (retention.prune, retention.prune_ledger, retention.prune_buckets, shadows.prune):
             while time.monotonic() < end and (number := verb(now, settings().BATCH_SIZE)):
                 deleted += number
     return deleted

@@ -150,6 +150,21 @@ def test_rows_that_are_taken_at_once_never_exceed_the_places_of_a_scope() -> Non
     assert Task.objects.running().count() == 2
 
 
+def test_rows_that_are_taken_at_once_cost_a_token_each() -> None:
+    many_tasks(60)
+    _limit(f"task:{NOOP}", rate="1/d", burst=40)
+    place = attempts.Place(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+
+    def take() -> int:
+        return len(attempts.take(transitions.tasks().due(database_now()), 5, place))
+
+    for _ in range(3):
+        no_errors(race([take] * 6))
+    while take():
+        pass
+    assert Task.objects.running().count() == 40
+
+
 @contextmanager
 def _frozen_holder(patience: connections.Patience) -> Iterator[None]:
     """Let another thread hold the lock of all limits and do nothing, until the block ends."""

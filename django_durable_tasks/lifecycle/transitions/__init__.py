@@ -31,7 +31,15 @@ from django_durable_tasks.lifecycle.transitions.graphs import (
     skip_blocked,
 )
 from django_durable_tasks.lifecycle.transitions.guards import NOW, WAITING, atomic, database, tasks
-from django_durable_tasks.lifecycle.transitions.out import RING_COLUMNS, claim, claim_these, hand_back, ring_again, take
+from django_durable_tasks.lifecycle.transitions.out import (
+    RING_COLUMNS,
+    claim,
+    claim_these,
+    hand_back,
+    locked_pending,
+    ring_again,
+    take,
+)
 from django_durable_tasks.lifecycle.transitions.parking import age, let_go, park_claimed, park_due, set_right
 from django_durable_tasks.lifecycle.transitions.runs import (
     RUN_COLUMNS,
@@ -69,6 +77,7 @@ __all__ = [
     "hold_back",
     "let_go",
     "lock_rows",
+    "locked_pending",
     "locked_runs",
     "mark_upstreams",
     "park_claimed",

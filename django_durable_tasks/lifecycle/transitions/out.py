@@ -74,12 +74,19 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
         return _claimed(locked(tasks().pending().filter(pk__in=list(ids), alarm_at__lte=NOW), len(ids)), node, wait)
 
 
+def locked_pending(question: TaskQuerySet, limit: int) -> list[uuid.UUID]:
+    """Lock PENDING rows of the question and return them in its order; rows that somebody else holds are left alone."""
+    order = list(question.values_list("pk", flat=True)[:limit])
+    held = {task_id for task_id, _ in locked(question.filter(status=Status.PENDING), limit)}
+    return [task_id for task_id in order if task_id in held]
+
+
 def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[tuple[Any, ...]]:
     """PENDING to RUNNING for due rows, by the process that will run them; return their RUN_COLUMNS."""
     with atomic():
         pairs = locked(question.filter(status=Status.PENDING), limit)
         runs = Case(*(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None)
-        if not move("take", pairs, Status.RUNNING, **start_writes(runs, node, lease)):
+        if not move("take", pairs, Status.RUNNING, **start_writes(runs, node, lease), held_for=None):
             return []
         return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RUN_COLUMNS))
 
