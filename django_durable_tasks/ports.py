@@ -98,7 +98,7 @@ class DueChanges(Protocol):
         """Take in that rows wait for another instant: a datetime or an expression; without one nobody is woken."""
 
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
-        """Take in that waiting rows were called off."""
+        """Take in that rows wait no more."""
 
     def duties(self, at: Any = None) -> None:
         """Take in that the leader has endings to tell or to count, or from this datetime on something to fire."""

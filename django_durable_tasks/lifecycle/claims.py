@@ -26,10 +26,14 @@ _TOGETHER = 500
 
 
 def coming(
-    queue: str, now: datetime, until: datetime, limit: int, shards: Collection[int] | None = None
-) -> list[tuple[Any, ...]]:
-    """Return which rows of the queue will be due until then, the first first: when, queue, id, priority and shard."""
-    found = transitions.tasks().coming(now, until).filter(queue=queue)
+    queue: str, now: datetime, until: datetime, limit: int, shards: Collection[int] | None = None,
+    past: uuid.UUID | None = None,
+) -> list[tuple[Any, ...]]:  # fmt: skip
+    """Return which rows of the queue will be due until then, the first first: when, queue, id, priority and shard.
+
+    With ``past`` also those of the instant ``now`` whose ids come after it.
+    """
+    found = transitions.tasks().coming(now, until, past).filter(queue=queue)
     if shards is not None:
         found = found.filter(shard_key__in=sorted(shards))
     return list(found.values_list("alarm_at", "queue", "pk", "priority", "shard_key")[:limit])

@@ -72,9 +72,15 @@ class TaskQuerySet(models.QuerySet["Task"]):
         """PENDING rows whose time has come, the most urgent first."""
         return self.pending().filter(alarm_at__lte=now).order_by("-priority", "alarm_at", "id")
 
-    def coming(self, now: datetime, until: datetime) -> Self:
-        """PENDING rows that will be due until then, the first first; priorities are named so that an index serves."""
-        return self.pending().filter(priority__in=range(10), alarm_at__gt=now, alarm_at__lte=until).order_by("alarm_at")
+    def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
+        """PENDING rows that will be due until then, the first first; priorities are named so that an index serves.
+
+        With ``past`` those of the very instant ``now`` come too whose ids come after it: so one goes on by pages.
+        """
+        soon = self.pending().filter(priority__in=range(10), alarm_at__lte=until).order_by("alarm_at", "id")
+        if past is None:
+            return soon.filter(alarm_at__gt=now)
+        return soon.filter(Q(alarm_at__gt=now) | Q(id__gt=past), alarm_at__gte=now)
 
     def in_slots(self, slots: Iterable[str]) -> Self:
         """Open rows of these slots, in the order in which they are to run."""

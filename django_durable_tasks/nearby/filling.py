@@ -10,20 +10,19 @@ from django_durable_tasks.lifecycle import claims
 from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.nearby import redis_door
 from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from django_durable_tasks.nearby.redis_index import RedisDueIndex, from_ms, instant_ms
 
 _PAGE = 2_000
 _WINDOW = timedelta(seconds=15)
 _MOST = 100_000
-_PAGES = 20
 _AT_ONCE = 1.0
 
 
 def fill(now: datetime) -> int:
     """Read rows that will be due within DUE_HORIZON of ``now`` into the set; return how many were read.
 
-    Goes on where the mark stands, for a second at most, and stops at 100,000 entries. Of rows that share an instant at
-    the end of a page some may be left out: the poll finds them. Raises Error for a database that is away.
+    Goes on where the mark stands, for about a second, and stops at about 100,000 entries. The mark is set to what was
+    read: all rows that are due before it are in the set. Raises Error for a database that is away.
     """
     door = redis_door.door()
     if door is None or not door.open():
@@ -33,26 +32,33 @@ def fill(now: datetime) -> int:
     if not door.open():
         return 0
     filled = index.filled_until
-    reached = now if filled is None or filled < now else filled
-    horizon = now + timedelta(seconds=conf.settings().DUE_HORIZON)
+    reached = _whole(now) if filled is None or filled < now else filled
+    horizon = from_ms(instant_ms(now + timedelta(seconds=conf.settings().DUE_HORIZON)))
     queues = [queue for queue, head in heads().items() if head <= horizon]
     while reached < horizon and time.monotonic() < end and len(index) < _MOST:
         until = min(reached + _WINDOW, horizon)
-        for queue in queues:
-            read += _fill_queue(index, queue, reached, until)
-        reached = until
+        steps = [_fill_queue(index, queue, reached, until) for queue in queues]
+        read += sum(number for number, _ in steps)
+        reached = min((stopped for _, stopped in steps), default=until)
         if not index.filled(reached):
             break
     return read
 
 
-def _fill_queue(index: RedisDueIndex, queue: str, after: datetime, until: datetime) -> int:
-    read = 0
-    for _ in range(_PAGES):
-        rows = [Due(*row) for row in claims.coming(queue, after, until, _PAGE)]
+def _fill_queue(index: RedisDueIndex, queue: str, after: datetime, until: datetime) -> tuple[int, datetime]:
+    """Return how many rows were read, and before which instant there are no others."""
+    read, past = 0, None
+    while True:
+        rows = [Due(*row) for row in claims.coming(queue, after, until, _PAGE, past=past)]
         index.add(rows)
         read += len(rows)
         if len(rows) < _PAGE:
-            break
-        after = rows[-1].at
-    return read
+            return read, until
+        after, past = rows[-1].at, rows[-1].task_id
+        if not 0 < len(index) < _MOST:  # it is full, or does not answer
+            return read, _whole(after)
+
+
+def _whole(at: datetime) -> datetime:
+    """Return the millisecond that an instant is in: a mark knows no smaller parts."""
+    return at.replace(microsecond=at.microsecond // 1000 * 1000)

@@ -63,7 +63,6 @@ class _Batch:
         self.born: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
         self.moved: list[uuid.UUID] = []
         self.moved_to: list[datetime] = []
-        self.gone: list[uuid.UUID] = []
         self.duties: list[datetime | None] = []
         self.told = False
 
@@ -102,10 +101,8 @@ class Teller:
         self._unless_in_transaction(batch)
 
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
-        """Take in that waiting rows were called off."""
-        if ids and redis_door.url() is not None and (batch := self._batch()) is not None:
-            batch.gone += ids
-            self._unless_in_transaction(batch)
+        """Take in that rows wait no more; one that waits again when all is committed keeps its entry."""
+        self.moved(ids)
 
     def duties(self, at: datetime | None = None) -> None:
         """Take in that there is work for the leader: endings to tell or to count, or (``at``) a schedule to fire."""
@@ -185,7 +182,7 @@ def _update(index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datet
     moved = [row for row in _read(batch.moved) if now < row.at <= horizon]
     index.add([*(row for row in rows if row.at <= horizon), *moved])
     within = {row.task_id for row in moved}
-    index.discard([*batch.gone, *(task_id for task_id in batch.moved if task_id not in within)])
+    index.discard([task_id for task_id in batch.moved if task_id not in within])
 
 
 def _read(ids: Sequence[uuid.UUID]) -> list[Due]:

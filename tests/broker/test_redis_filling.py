@@ -55,6 +55,11 @@ def rows_due(*seconds: float) -> list[uuid.UUID]:
     return [task.pk for task in made]
 
 
+def _of_one_instant(number: int, at: datetime) -> set[uuid.UUID]:
+    """Make so many rows that are due at this instant."""
+    return {bodies.add.schedule(1, 2, run_at=at).pk for _ in range(number)}
+
+
 def taken(door: Door) -> list[uuid.UUID]:
     """Take all entries out, earliest first."""
     return [row.task_id for row in RedisDueIndex(door).pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100_000)]
@@ -97,6 +102,62 @@ def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(door: Door, mo
             bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=number)).schedule(1, 2)
     filling.fill(database_now())
     assert set(taken(door)) == set(Task.objects.values_list("pk", flat=True))
+
+
+def test_more_rows_of_one_instant_than_a_page_holds_are_all_filled_in(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "_PAGE", 7)
+    wanted = _of_one_instant(30, timezone.now() + timedelta(seconds=60))
+    filling.fill(database_now())
+    assert set(taken(door)) == wanted
+
+
+def test_rows_of_one_instant_that_the_set_has_no_room_for_are_not_claimed(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "_PAGE", 5)
+    monkeypatch.setattr(filling, "_MOST", 10)
+    at = timezone.now().replace(microsecond=300) + timedelta(seconds=60)
+    before = _of_one_instant(3, at - timedelta(seconds=1))
+    wanted = before | _of_one_instant(20, at)
+    assert filling.fill(database_now()) == 10
+    index = RedisDueIndex(door)
+    index.next_at()
+    assert index.filled_until is not None
+    assert at - timedelta(seconds=1) < index.filled_until <= at
+    assert len(index) == 10
+    assert filling.fill(database_now()) == 0, "a full set is left as it is"
+    assert before < set(taken(door)) < wanted
+    monkeypatch.setattr(filling, "_MOST", 100)
+    filling.fill(database_now())
+    assert set(taken(door)) == wanted - before, "who goes on begins where the mark stands"
+
+
+def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "_PAGE", 5)
+    monkeypatch.setattr(filling, "_MOST", 10)
+    at = timezone.now() + timedelta(seconds=60)
+    for queue, apart in (("a", 10), ("b", 100)):
+        for number in range(20):
+            bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=apart * number)).schedule(1, 2)
+    index = RedisDueIndex(door)
+    filling.fill(database_now())
+    index.next_at()
+    assert index.filled_until is not None
+    held = {row.task_id for row in index.pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100)}
+    assert index.filled_until > at
+    assert held.issuperset(Task.objects.filter(alarm_at__lt=index.filled_until).values_list("pk", flat=True))
+
+
+def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> None:
+    now = database_now().replace(microsecond=400)
+    task = bodies.add.schedule(1, 2, run_at=now + timedelta(seconds=300, microseconds=300))
+    filling.fill(now)
+    filling.fill(now + timedelta(seconds=20))
+    assert taken(door) == [task.pk]
 
 
 def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

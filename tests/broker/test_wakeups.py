@@ -317,6 +317,31 @@ def test_births_moves_and_cancels_keep_the_index_in_redis(index: RedisDueIndex) 
         assert timedelta(0) <= at - alarm < timedelta(milliseconds=1)
 
 
+def test_every_verb_by_which_a_row_waits_no_more_takes_its_entry_away(index: RedisDueIndex) -> None:
+    verbs: list[Callable[[Any], Any]] = [
+        lambda question: transitions.force_complete(question, "by hand"),
+        lambda question: transitions.cancel(question, "by hand"),
+        lambda question: transitions.skip(question, "by hand"),
+        lambda question: transitions.expire(question, 1),
+        transitions.hold_back,
+    ]
+    for verb in verbs:
+        waiting, stays = (bodies.add.schedule(1, 2, run_at=soon(60)).pk for _ in range(2))
+        verb(transitions.tasks().filter(pk=waiting))
+        assert Task.objects.get(pk=waiting).status != "PENDING"
+        assert set(known(index)) == {stays}
+
+
+def test_a_row_that_waits_again_in_the_same_transaction_keeps_its_entry(index: RedisDueIndex) -> None:
+    row = bodies.add.schedule(1, 2, run_at=soon(60)).pk
+    with transaction.atomic():
+        ports.due.moved([row])
+        with transaction.atomic():  # what is told in a savepoint is heard after what the transaction around it tells
+            ports.due.gone([row])
+        ports.due.moved([row])
+    assert set(known(index)) == {row}
+
+
 def test_the_index_in_redis_hears_of_nothing_that_was_rolled_back(index: RedisDueIndex) -> None:
     with transaction.atomic():
         bodies.add.schedule(1, 2, run_at=soon(60))

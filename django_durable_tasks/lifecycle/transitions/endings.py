@@ -7,7 +7,6 @@ from typing import Any
 
 from django.db.models import F
 
-from django_durable_tasks import ports
 from django_durable_tasks.lifecycle.transitions.guards import (
     CLOSED,
     NO_OWNER,
@@ -27,7 +26,8 @@ def cancel(question: TaskQuerySet, reason: str) -> int:
     with atomic():
         # All open rows are held first, so that none slips from one kind to the other between the two verbs.
         locked(question.filter(status__in=OPEN))
-        return _call_off("cancel", locked(question.filter(status__in=WAITING)), Status.CANCELLED, reason)
+        pairs = locked(question.filter(status__in=WAITING))
+        return move("cancel", pairs, Status.CANCELLED, reason=reason, **CLOSED)
 
 
 def request_cancel(question: TaskQuerySet, reason: str) -> int:
@@ -38,12 +38,7 @@ def request_cancel(question: TaskQuerySet, reason: str) -> int:
 def skip(question: TaskQuerySet, reason: str) -> int:
     """BLOCKED, PENDING and QUEUED rows to SKIPPED."""
     with atomic():
-        return _call_off("skip", locked(question.filter(status__in=WAITING)), Status.SKIPPED, reason)
-
-
-def _call_off(name: str, pairs: list[tuple[uuid.UUID, int]], status: Status, reason: str) -> int:
-    ports.due.gone([task_id for task_id, _ in pairs])
-    return move(name, pairs, status, reason=reason, **CLOSED)
+        return move("skip", locked(question.filter(status__in=WAITING)), Status.SKIPPED, reason=reason, **CLOSED)
 
 
 def expire(question: TaskQuerySet, limit: int) -> int:

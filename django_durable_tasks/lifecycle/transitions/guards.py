@@ -18,7 +18,7 @@ from django_durable_tasks.lifecycle.watching import touch
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, Status
+from django_durable_tasks.rules.states import ALARMED, TERMINAL, TRANSITIONS, Status
 
 NOW = DatabaseNow()
 WAITING = TRANSITIONS["skip"].sources
@@ -112,6 +112,8 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     elif status == Status.PENDING:
         # What is handed back wakes nobody: a row that a limit refuses would come round without end.
         ports.due.moved(ids, None if name == "hand_back" else writes.get("alarm_at"))
+    if Status.PENDING in sources and status not in ALARMED:
+        ports.due.gone(ids)  # who is claimed was popped, or is refused once
     announce(name, status, ids)
     return moved
 
