@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db.models import Case, Q, Value, When
 
-from django_durable_tasks import ports
+from django_durable_tasks import __version__, ports
 from django_durable_tasks.lifecycle import leadership, nodes, transitions
 from django_durable_tasks.lifecycle.verifying_walks import PATIENCE, Check, Look, Rows, finding, ground_rows
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease, Task
@@ -86,12 +86,13 @@ def _holes(look: Look, several: Sequence[Node]) -> frozenset[int]:
 
 def contradicted(look: Look, rows: Rows) -> list[Finding]:
     """Schedulers that serve other shards than the map of their region says, though nobody came or went for a while."""
-    wanted = set(rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True).values_list("pk", flat=True))
+    living = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
+    wanted = set(living.values_list("pk", flat=True))
     maps = {pk: right for several in _schedulers(look).values() for pk, right in _map_of(look, several).items()}
     return [
         finding("shard-maps", "node", node.pk, "shards", spell_shards(node.shards),
                 f"{spell_shards(right)}, by the map of the schedulers that live", severity=Severity.LATE,
-                advice="Restart it: it does not look at who else lives, or runs another release.")
+                advice="Restart it: it does not look at who else lives.")
         for pk, (node, right) in maps.items() if pk in wanted and node.shards is not None
         and frozenset(node.shards) != right
     ]  # fmt: skip

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import Error
+
+from django_durable_tasks import conf
+from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.verifying_walks import (
     PATIENCE,
     Look,
@@ -22,7 +26,7 @@ from django_durable_tasks.lifecycle.verifying_walks import (
     finding,
     ground_rows,
 )
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import Node, Task
 from django_durable_tasks.nearby import redis_door
 from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.nearby.redis_entries import RedisEntries, id_of
@@ -32,6 +36,10 @@ from django_durable_tasks.rules.states import Status
 
 _MARGIN = timedelta(seconds=5)
 """What is due this soon may have been taken out of the set already, to be claimed."""
+_WHOSE = (
+    "It goes by itself when it is due. If another installation with a database of this name uses this Redis, give it"
+    " another one, or another REGION."
+)
 _NO_REDIS = "nothing to check: REDIS_URL is not set"
 
 
@@ -50,7 +58,20 @@ def _entries() -> RedisEntries:
 
 
 def _idle() -> str:
-    return _NO_REDIS if redis_door.url() is None else ""
+    """Return why nobody can judge the set: nodes of another region tell their own set of the rows that all share."""
+    if redis_door.url() is None:
+        return _NO_REDIS
+    since = after(-PATIENCE - conf.settings().DUE_HORIZON)
+    try:
+        others = ground_rows(Node).exclude(region=conf.settings().REGION).filter(last_seen_at__gte=since)
+        regions = sorted(set(others.values_list("region", flat=True)))
+    except Error:
+        return ""  # the look itself says so
+    if not regions:
+        return ""
+    return (
+        f"nothing to check: the regions {', '.join(map(repr, regions))} change the same rows and tell sets of their own"
+    )
 
 
 # Entries that say nothing -----------------------------------------------------------------------------------------
@@ -86,9 +107,15 @@ def stale(look: Look, entries: Any) -> list[Finding]:
     right = {member: _right(look, rows.get(id_of(member)), score) for member, score in entries.scores.items()}
     return [
         finding("due-entries", "due entry", member, "instant", from_ms(entries.scores[member]), text,
-                severity=Severity.LATE, repair="remove it")
+                severity=Severity.LATE, **_deed(member, rows))
         for member, text in right.items() if text
     ]  # fmt: skip
+
+
+def _deed(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
+    """Return what is done about an entry; one of a task that is not here may be that of another installation."""
+    task_id = id_of(member)
+    return {"repair": "remove it"} if task_id is None or task_id in rows else {"advice": _WHOSE}
 
 
 def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
@@ -130,16 +157,22 @@ def missing(look: Look, rows: Rows) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _coming(look: Look, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
+def _soon(look: Look, rows: Rows, until: datetime) -> Rows:
     soon = rows.filter(status=Status.PENDING, alarm_at__gt=look.now + _MARGIN, alarm_at__lt=until)
-    return dict(soon.filter(updated_at__lt=look.ago(PATIENCE)).values_list("pk", "alarm_at"))
+    return soon.filter(updated_at__lt=look.ago(PATIENCE))
+
+
+def _coming(look: Look, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
+    return dict(_soon(look, rows, until).values_list("pk", "alarm_at"))
 
 
 def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys, entries = [one.key for one in findings], _entries()
-    seen = entries.members(keys)
+    until, seen = entries.filled_until(), entries.members(keys)
+    if until is None:
+        return {}
     columns = ("alarm_at", "queue", "pk", "priority", "shard_key")
-    waiting = ground_rows(Task).filter(pk__in=keys, status=Status.PENDING)
+    waiting = _soon(look, ground_rows(Task).filter(pk__in=keys), until)  # one may be held since it was judged
     rows = [Due(*row) for row in waiting.values_list(*columns)]
     return dict.fromkeys(entries.put(rows, seen), "added")
 

@@ -9,7 +9,8 @@ import pytest
 from django_durable_tasks import ports
 from django_durable_tasks.lifecycle import verifying
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Task
+from django_durable_tasks.lifecycle.verifying_walks import look
+from django_durable_tasks.models import Node, Task
 from django_durable_tasks.nearby import filling, redis_door, redis_entries
 from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.nearby.redis_door import Door
@@ -19,6 +20,7 @@ from django_durable_tasks.nearby.telling import Teller
 from tests.broker.test_redis_away import frozen, url
 from tests.broker.test_redis_filling import door, rows_due, taken
 from tests.database.durable_command import durable
+from tests.factories import a_node
 from tests.processes.fleet import SHORT
 
 __all__ = ["door", "url"]
@@ -64,7 +66,6 @@ def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
 @pytest.mark.parametrize(
     ("damage", "right"),
     [
-        (lambda pk: Task.objects.filter(pk=pk).delete(), "none, because there is no such task"),
         (lambda pk: Task.objects.filter(pk=pk).update(status="SUCCESS", alarm_at=None), "the task is SUCCESS"),
         (lambda pk: Task.objects.filter(pk=pk).update(alarm_at=datetime(2100, 1, 1, tzinfo=UTC)), "2100-01-01"),
     ],
@@ -148,8 +149,36 @@ def test_the_walk_sees_every_entry_by_pages(door: Door, monkeypatch: pytest.Monk
     RedisDueIndex(door).add(strangers)
     answers = verifying.verify(verifying.chosen(["due-entries"]))
     assert {finding.key for finding in answers[0].findings} == {member_of(due) for due in strangers}
-    assert {deed.done for deed in verifying.repair(answers)} == {"removed"}
-    assert len(RedisDueIndex(door)) == 0
+
+
+def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: Door) -> None:
+    [_, theirs] = _filled(50, 60)
+    Task.objects.filter(pk=theirs).delete()
+    answer = durable("verify", "--only", "due-index")
+    assert (answer.code, "none, because there is no such task" in answer.out) == (1, True)
+    [deed] = verifying.repair(verifying.verify(verifying.chosen(["due-index"])))
+    assert (deed.done, "another installation" in deed.left) == ("", True)
+    assert theirs in RedisEntries(door).members([theirs])
+
+
+def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: Door) -> None:
+    [held] = _filled(60)
+    RedisDueIndex(door).discard([held])
+    [missing] = verifying.verify(verifying.chosen(["due-missing"]))
+    assert missing.check.repair is not None
+    Task.objects.filter(pk=held).update(alarm_at=datetime(9999, 1, 1, tzinfo=UTC))
+    assert missing.check.repair(look(), missing.findings) == {}
+    assert RedisEntries(door).members([held]) == {}
+
+
+def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(door: Door) -> None:
+    [lost] = _filled(60)
+    RedisDueIndex(door).discard([lost])
+    node = a_node(region="south", stopped=100.0, seen=100.0)
+    assert _look() == []
+    assert durable("verify", "--only", "due-index").out.count("regions 'south' change the same rows") == len(CHECKS)
+    Node.objects.filter(pk=node.pk).update(last_seen_at=database_now() - timedelta(seconds=1_000))
+    assert _look() == [("due-missing", lost)]
 
 
 def test_while_redis_is_away_these_checks_say_so_and_the_others_look(door: Door, settings: Any, url: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from django_durable_tasks import __version__
 from django_durable_tasks.models import (
     DeadLetter,
     Ending,
@@ -200,7 +201,7 @@ def _region_with_holes() -> Any:
 
 
 def _scheduler_that_serves_too_little() -> Any:
-    here: dict[str, Any] = {"region": "north", "started_at": ago(1_000)}
+    here: dict[str, Any] = {"region": "north", "started_at": ago(1_000), "version": __version__}
     a_node(NodeKind.SCHEDULER, shards=list(range(32)), keeps_to_shards=True, **here)
     return a_node(NodeKind.SCHEDULER, shards=[*range(32, 40), 63], **here).pk
 

@@ -63,3 +63,10 @@ def test_a_map_is_not_judged_while_somebody_comes_or_goes(moved: dict[str, Any])
     fields: dict[str, Any] = {"region": "north", "started_at": 1_000.0} | moved
     a_node(NodeKind.SCHEDULER, **{**fields, "started_at": ago(fields["started_at"])})
     assert _look("shard-maps") == []
+
+
+def test_a_scheduler_of_another_release_is_not_judged_by_the_map_of_this_one() -> None:
+    node = DAMAGES["shard-maps"]()
+    assert [finding.key for finding in _look("shard-maps")] == [node]
+    Node.objects.filter(pk=node).update(version="0.0.9")
+    assert _look("shard-maps") == []
