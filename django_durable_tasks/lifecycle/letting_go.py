@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,20 +17,19 @@ from django_durable_tasks.lifecycle import holders as holding
 from django_durable_tasks.lifecycle import limits, lines, parking, transitions
 from django_durable_tasks.lifecycle.allowances import Book, book
 from django_durable_tasks.lifecycle.holders import Holders
+from django_durable_tasks.lifecycle.lines import Waiting
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules import limits as rules
 from django_durable_tasks.rules import rooms
 from django_durable_tasks.rules.limits import Allowance
 from django_durable_tasks.rules.rooms import Asking, Room
 
-_COLUMNS = ("held_for", "pk", "name", "queue", "weight", "priority", "expires_at")
-_URGENT = 9
 _WIDE_SHARE = 1_000_000_000
 _PASSES, _AHEAD = 2, 2_000
-_SPARE = 10
-"""So many more rows of a line are looked at than there is room for: the first may have come too late."""
 
 _walk = lines.Walk()
+_MARK = "\n"
+"""No scope has one: what follows tells apart what tasks allow that differ over a key."""
 _last_turn: dict[str, str] = {}
 """Of each queue, the share whose turn this process gave last; each scheduler goes its own way around."""
 
@@ -50,6 +49,7 @@ def _let_go(
     found = going(scopes, now, limit, given)
     if found.late:
         transitions.expire(transitions.tasks().filter(pk__in=found.late), limit)
+    transitions.park_elsewhere(found.elsewhere)
     if found.rows:
         transitions.let_go(transitions.tasks().filter(pk__in=list(found.rows)), limit)
     for scope in found.rows.values():
@@ -89,9 +89,13 @@ def _tokens(current: Book, queue: str, now: datetime) -> int:
 
 @dataclass(slots=True)
 class Going:
-    """Rows that may go, each with the scope it waited for, in their order; and those that came too late."""
+    """Rows that may go, each with the scope it waited for, in their order; and those that came too late.
+
+    ``elsewhere``: rows for which that scope has room and another has none, with the other.
+    """
 
     rows: dict[uuid.UUID, str] = field(default_factory=dict)
+    elsewhere: dict[uuid.UUID, str] = field(default_factory=dict)
     late: list[uuid.UUID] = field(default_factory=list)
 
 
@@ -105,21 +109,21 @@ def going(scopes: Collection[str], now: datetime, limit: int, given: Mapping[str
     judge.open(scopes)
     asked = {scope: line for scope in judge.order(scopes) if (line := judge.line(scope)) is not None}
     most = max(1, 4 * limit // len(asked)) if asked else 0
-    answer, waiting = Going(), dict[str, list[Asking]]()
-    for scope, task_id, name, queue, weight, priority, expires_at in lines.first(
-        asked, lambda scope: _SPARE + min(limit, most, judge.number(scope, limit)), _COLUMNS
-    ):
-        if expires_at is not None and expires_at <= now:
-            answer.late.append(task_id)
-            continue
-        judge.differ(scope, name)
-        waiting.setdefault(scope, []).append(
-            lines.asking(task_id, judge.scopes(scope, queue, priority), weight, priority)
-        )
-    of = {row.row: scope for scope, rows in waiting.items() for row in rows}
-    chosen = rooms.going({scope: waiting.get(scope, []) for scope in asked}, judge.room, limit)
-    answer.rows = {task_id: of[task_id] for task_id in chosen if isinstance(task_id, uuid.UUID)}
-    return answer
+    rows = lines.able(asked, lambda scope: min(limit, most, judge.number(scope, limit)), judge.takes)
+    late = {row.pk for row in rows if row.expires_at is not None and row.expires_at <= now}
+    of: dict[Hashable, Waiting] = {row.pk: row for row in rows if row.pk not in late}
+    judge.bind(of.values())
+    waiting: dict[str, list[Asking]] = {scope: [] for scope in asked}
+    for row in of.values():
+        waiting[row.held_for].append(judge.asking(row))
+    chosen, elsewhere = rooms.going(waiting, judge.room, limit)
+    held_up = {of[task_id].pk: scope for task_id, full in elsewhere.items() if (scope := _named(full)) is not None}
+    return Going({of[task_id].pk: of[task_id].held_for for task_id in chosen}, held_up, list(late))
+
+
+def _named(full: Sequence[str]) -> str | None:
+    """Return the first of these scopes in which a row may wait: not a window, whose room comes back at once."""
+    return next((scope.partition(_MARK)[0] for scope in full if not scope.startswith(rules.of_window(""))), None)
 
 
 class _Judge:
@@ -130,6 +134,7 @@ class _Judge:
     ) -> None:
         self._book, self._found, self._now, self._paused, self._given = current, found, now, paused, given
         self.room = Room()
+        self._differing: list[Allowance] = []
 
     def open(self, scopes: Collection[str]) -> None:
         """Find out what these scopes, and the queues that are shared, have room for."""
@@ -142,17 +147,17 @@ class _Judge:
         if sharing and self._book.tenants:
             self._part(sharing)
 
-    def _allow(self, allowed: Mapping[str, Allowance]) -> None:
+    def _allow(self, allowed: Mapping[str, Allowance], mark: str = "") -> None:
         rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
-        self.room.rates |= rates
+        self.room.rates |= {scope + mark: rate for scope, rate in rates.items()}
         fresh = holding.buckets(rates, self._now)
-        self.room.tokens |= {scope: bucket.tokens for scope, bucket in fresh.items()}
+        self.room.tokens |= {scope + mark: bucket.tokens for scope, bucket in fresh.items()}
         for scope, one in allowed.items():
-            self.room.known.add(scope)
+            self.room.known.add(scope + mark)
             if one.places is not None:
-                self.room.places[scope] = one.places - self._found.under_way[scope]
+                self.room.places[scope + mark] = one.places - self._found.under_way[scope]
             if one.heaviest is not None:
-                self.room.heaviest[scope] = one.heaviest
+                self.room.heaviest[scope + mark] = one.heaviest
 
     def _part(self, sharing: Mapping[str, set[int]]) -> None:
         """Part the room of shared queues: what is due there goes first, or has half of the window.
@@ -209,26 +214,50 @@ class _Judge:
         """Return the rows of a scope's line that some queue takes now; None where none can go."""
         if self.number(scope, 1) <= 0 or (rules.shared(scope) or ("",))[0] in self._paused:
             return None
-        parked, heaviest = transitions.tasks().parked_for(scope), self.room.heaviest.get(scope)
-        full = sorted({queue for queue, _ in self._found.queued} - set(self._paused))
-        full = [queue for queue in full if not self._window(queue)]
-        if self._paused:
-            parked = parked.exclude(queue__in=sorted(self._paused))
-        if full:
-            parked = parked.exclude(queue__in=full, priority__lt=_URGENT)
-        return parked if heaviest is None else parked.filter(weight__lte=heaviest)
+        parked, share = transitions.tasks().parked_for(scope), rules.shared(scope)
+        return parked if share is None or self._window(share[0]) else parked.filter(priority__gte=lines.URGENT)
 
-    def differ(self, scope: str, name: str) -> None:
-        """Let the first task of a line say what its key allows, where tasks differ over it."""
-        if scope not in self.room.known and rules.shared(scope) is None:
-            self._allow({scope: self._book.among(scope, [name])})
+    def takes(self, row: Waiting) -> bool:
+        """Return whether the row's queue takes it now, and it is not heavier than the whole limit it waits for."""
+        if row.queue in self._paused or (row.priority < lines.URGENT and not self._window(row.queue)):
+            return False
+        heaviest = self._book.among(row.held_for, [row.name]).heaviest
+        return heaviest is None or row.weight <= heaviest
 
-    def scopes(self, scope: str, queue: str, priority: int) -> list[str]:
-        """Return what a row takes room of that is let go."""
-        window = rules.of_window(queue)
-        self.room.places.setdefault(window, self._window(queue))
-        shared = self._book.wide(queue) if rules.shared(scope) is not None else []
-        return [scope, *shared, *([] if priority >= _URGENT else [window])]
+    def bind(self, rows: Iterable[Waiting]) -> None:
+        """Find out what all the limits of these rows have room for: a question, and one for each key tasks differ on.
+
+        So what one task allows says nothing of another's rows in the same line.
+        """
+        new: dict[str, dict[str, Allowance]] = {}
+        for row in rows:
+            self.room.places.setdefault(rules.of_window(row.queue), self._window(row.queue))
+            for scope in (row.held_for, *self._narrow(row)):
+                marked = self._marked(scope, row.name)
+                if marked not in self.room.known and rules.shared(scope) is None:
+                    mark = marked.removeprefix(scope)
+                    new.setdefault(mark, {})[scope] = self._book.among(scope, [row.name])
+        for mark, allowed in new.items():
+            self._allow(allowed, mark)
+
+    def asking(self, row: Waiting) -> Asking:
+        """Return the row with all that it takes room of when it is let go."""
+        wide = self._book.wide(row.queue) if rules.shared(row.held_for) is not None else []
+        others = [self._marked(scope, row.name) for scope in self._narrow(row) if scope != row.held_for]
+        others += [] if row.priority >= lines.URGENT else [rules.of_window(row.queue)]
+        return lines.asking(row.pk, [self._marked(row.held_for, row.name), *wide], row.weight, row.priority, others)
+
+    def _narrow(self, row: Waiting) -> list[str]:
+        return self._book.narrow(row.name, row.tenant_id, row.limit_key)
+
+    def _marked(self, scope: str, name: str) -> str:
+        """Return the scope, where tasks differ over a key marked with what this task allows."""
+        if self._book.by_anybody(scope) is not None:
+            return scope
+        allowed = self._book.among(scope, [name])
+        if allowed not in self._differing:
+            self._differing.append(allowed)
+        return f"{scope}{_MARK}{self._differing.index(allowed)}"
 
 
 def allowed(scope: str, current: Book) -> Allowance:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -16,6 +18,54 @@ _TOGETHER = 100
 """So many lines are looked at by one statement."""
 _AT_ONCE = 500
 """So many scopes a statement: MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without a word."""
+
+
+URGENT = 9
+"""Rows of this priority go though the window of their queue is full."""
+_SPARE, _FAR = 10, 1_000
+"""So many more rows of a line are looked at than are wanted; and so many where the first of them cannot go."""
+
+
+class Waiting(NamedTuple):
+    """A row of a line."""
+
+    held_for: str
+    pk: uuid.UUID
+    name: str
+    queue: str
+    tenant_id: int
+    limit_key: str | None
+    weight: int
+    priority: int
+    expires_at: datetime | None
+
+
+def able(
+    lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], takes: Callable[[Waiting], bool]
+) -> list[Waiting]:
+    """Return the first rows of each line, by its scope, that may go: so many of each and some to spare.
+
+    Of a line whose first rows may not go the first thousand are looked at, and no more: that is two statements for
+    many lines, and work that does not grow with what waits.
+    """
+
+    def those(rows: Sequence[Any]) -> dict[str, list[Waiting]]:
+        found: dict[str, list[Waiting]] = {}
+        for row in map(Waiting._make, rows):
+            found.setdefault(row.held_for, []).append(row)
+        return found
+
+    wanted = {scope: number(scope) for scope in lines}
+    found = those(first(lines, lambda scope: wanted[scope] + _SPARE, Waiting._fields))
+    chosen = {scope: list(filter(takes, rows)) for scope, rows in found.items()}
+    short = {
+        scope: lines[scope]
+        for scope, rows in found.items()
+        if len(rows) == wanted[scope] + _SPARE and len(chosen[scope]) < wanted[scope]
+    }
+    for scope, rows in those(first(short, lambda _: _FAR, Waiting._fields)).items():
+        chosen[scope] = list(filter(takes, rows))[: wanted[scope] + _SPARE]
+    return [row for rows in chosen.values() for row in rows]
 
 
 def first(lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]) -> list[Any]:
@@ -38,9 +88,9 @@ def turn(priority: int, key: Any) -> tuple[int, Any]:
     return (-priority, key)
 
 
-def asking(key: Any, scopes: Sequence[str], weight: int, priority: int) -> Asking:
+def asking(key: Any, scopes: Sequence[str], weight: int, priority: int, others: Sequence[str] = ()) -> Asking:
     """Return a row as the rules see it."""
-    return Asking(key, scopes, weight, turn(priority, key))
+    return Asking(key, scopes, weight, turn(priority, key), others)
 
 
 class Walk:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q
-
 from django_durable_tasks.lifecycle import holders as holding
 from django_durable_tasks.lifecycle import limits, lines, transitions
 from django_durable_tasks.lifecycle.allowances import Book
@@ -59,6 +57,7 @@ class Gate:
         self._now: datetime | None = None
         self._lined: dict[str, bool] = {}
         self._headed: set[str] = set()
+        self._paused: frozenset[str] | None = None
         if self._wide:
             self._look(())
             self._open({scope: book.of(scope) for scope in self._wide})
@@ -196,25 +195,26 @@ class Gate:
         self._headed.update(new)
         if self._now is None or not new:
             return
-        living = Q(expires_at__isnull=True) | Q(expires_at__gt=self._now)
-        asked = {}
-        for scope in new:
-            heads, most = transitions.tasks().in_line_for(scope).filter(living), self._room.heaviest.get(scope)
-            asked[scope] = heads if most is None else heads.filter(weight__lte=most)
-        heavy = [row for row in lines.first(asked, lambda _: 1, _COLUMNS) if row[_COLUMNS.index("weight")] > 1]
-        if not heavy:
-            return
-        paused = limits.paused_queues()
-        for task_id, name, queue, tenant_id, key, weight, priority, held_for in heavy:
-            others = [*self._book.wide(queue), *self._book.narrow(name, tenant_id, key)]
-            self._open({scope: self._book.among(scope, [name]) for scope in others})
-            asking = lines.asking(task_id, others, weight, priority)
-            stands = queue in paused or self._window_is_full(queue)
-            if not stands and not any(self._room.refuses(scope, asking) for scope in others if scope != held_for):
-                self._room.ahead[held_for] = asking
+        asked = {scope: transitions.tasks().in_line_for(scope) for scope in new}
+        for row in {row.held_for: row for row in reversed(lines.able(asked, lambda _: 1, self._could_go))}.values():
+            if row.weight == 1:
+                continue
+            others = [*self._book.wide(row.queue), *self._book.narrow(row.name, row.tenant_id, row.limit_key)]
+            self._open({scope: self._book.among(scope, [row.name]) for scope in others})
+            asking = lines.asking(row.pk, others, row.weight, row.priority)
+            if not any(self._room.refuses(scope, asking) for scope in others if scope != row.held_for):
+                self._room.ahead[row.held_for] = asking
 
-    def _window_is_full(self, queue: str) -> bool:
-        return self._holders is not None and self._holders.window(queue) >= limits.window_of(queue)
+    def _could_go(self, row: lines.Waiting) -> bool:
+        """Return whether the row is in time, its queue takes it, and it is not heavier than the whole limit."""
+        if row.expires_at is not None and self._now is not None and row.expires_at <= self._now:
+            return False
+        if row.weight > self._room.heaviest.get(row.held_for, row.weight):
+            return False
+        if self._paused is None:
+            self._paused = limits.paused_queues()
+        full = self._holders is not None and self._holders.window(row.queue) >= limits.window_of(row.queue)
+        return row.queue not in self._paused and (not full or row.priority >= lines.URGENT)
 
 
 def _strict(told: Iterable[_Bound]) -> bool:

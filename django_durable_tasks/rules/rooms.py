@@ -16,12 +16,16 @@ _BY_ROWS = ("share:", "window:")
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A row that asks to go: the scopes in which it counts, its weight, and its turn (the smaller goes first)."""
+    """A row that asks to go: the scopes in which it counts, its weight, and its turn (the smaller goes first).
+
+    ``others``: scopes in which it counts beside those of its line; what one of these refuses holds up nobody behind it.
+    """
 
     row: Hashable
     scopes: Sequence[str]
     weight: int = 1
     turn: tuple[Any, ...] = ()
+    others: Sequence[str] = ()
 
     def in_scope(self, scope: str) -> int:
         """Return how much of a scope the row takes."""
@@ -65,7 +69,7 @@ class Room:
 
     def take(self, asking: Asking) -> None:
         """Take the row's weight in places and tokens of each of its scopes."""
-        for scope in asking.scopes:
+        for scope in (*asking.scopes, *asking.others):
             if scope in self.places:
                 self.places[scope] -= asking.in_scope(scope)
             if scope in self.tokens:
@@ -84,7 +88,7 @@ class Room:
 
     def _tokens(self, scope: str, asking: Asking) -> float:
         tokens, rate, ahead = self.tokens[scope], self.rates.get(scope), self.ahead.get(scope)
-        heaviest = max(asking.weight + self._kept(scope, asking), 0 if ahead is None else ahead.weight)
+        heaviest = max(asking.weight, 0 if ahead is None else ahead.weight)
         return tokens if rate is None else min(tokens, rate.holds(heaviest))
 
 
@@ -110,26 +114,35 @@ def admitted(rows: Sequence[Asking], room: Room) -> dict[Hashable, str]:
 # Turns ------------------------------------------------------------------------------------------------------------
 
 
-def going(lines: Mapping[str, Sequence[Asking]], room: Room, limit: int) -> list[Hashable]:
+def going(
+    lines: Mapping[str, Sequence[Asking]], room: Room, limit: int
+) -> tuple[list[Hashable], dict[Hashable, list[str]]]:
     """Return at most so many rows that may go, one of each line by turns, until the line's next row finds no room.
 
-    Lines go in their order; what a row takes, it takes of the scopes that it names.
+    Lines go in their order; what a row takes, it takes of the scopes that it names. A row that could not go anyway
+    closes no line: it is heavier than the whole limit, or other scopes refuse it. Those for which its line had room are
+    returned with the scopes that refused them.
     """
     gone: list[Hashable] = []
+    elsewhere: dict[Hashable, list[str]] = {}
     waiting = {name: list(reversed(rows)) for name, rows in lines.items() if rows}
     while waiting and len(gone) < limit:
         for name, rows in list(waiting.items()):
             if len(gone) >= limit:
                 break
             asking = rows.pop()
-            if any(room.refuses(scope, asking) for scope in asking.scopes):
-                rows.clear()
-            else:
+            full = next((scope for scope in asking.scopes if room.refuses(scope, asking)), None)
+            others = [scope for scope in asking.others if room.refuses(scope, asking)]
+            if full is None and not others:
                 room.take(asking)
                 gone.append(asking.row)
+            elif full is None:
+                elsewhere[asking.row] = others
+            elif not others and not room.waits_in_vain(full, asking):
+                rows[:] = [row for row in rows if full not in row.scopes]
             if not rows:
                 del waiting[name]
-    return gone
+    return gone, elsewhere
 
 
 def from_turn(names: Iterable[str], last: str) -> list[str]:

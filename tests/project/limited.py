@@ -38,3 +38,13 @@ def slowly_for_each(customer: str) -> None:
 @durable_task(rate_limit=PerKey("10/m", "{0}"))
 def ten_a_minute_for_each(customer: str) -> None:
     """Start ten times a minute for each customer."""
+
+
+@durable_task(max_concurrency=PerKey(1, "{0}"))
+def one_for_each(customer: str) -> None:
+    """Run once at once for each customer, whoever else runs for it."""
+
+
+@durable_task(max_concurrency=PerKey(5, "{0}"))
+def five_for_each(customer: str) -> None:
+    """Run five times at once for each customer."""

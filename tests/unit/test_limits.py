@@ -155,13 +155,33 @@ def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_
     assert Allowance(None, rate).heaviest == (int(rate.burst) if rate.fixed else None)
 
 
+def test_the_burst_grows_for_the_heaviest_row_and_not_for_a_light_one_beside_it() -> None:
+    heavy, light = Asking("heavy", ["a"], 3, (0, 5)), Asking("light", ["a"], 1, (0, 6))
+    room = Room(tokens={"a": 50.0}, rates={"a": rate_of("rate", "1/d")}, ahead={"a": heavy})
+    assert admitted([light, heavy], room) == {"light": "a"}
+    assert room.spent["a"] == 3
+
+
+def test_what_cannot_go_anyway_closes_no_line() -> None:
+    rows = [
+        Asking(1, ["a"], 9),
+        Asking(2, ["a"], 2, others=["b"]),
+        Asking(3, ["a"], 1, others=["b"]),
+        Asking(4, ["a"], 2),
+        Asking(5, ["a"], 2),
+        Asking(6, ["a"]),
+    ]
+    room = Room(places={"a": 3, "b": 0}, heaviest={"a": 4})
+    assert going({"a": rows}, room, 9) == ([4], {2: ["b"], 3: ["b"]})
+
+
 def test_lines_go_by_turns_and_a_line_stops_where_its_next_row_finds_no_room() -> None:
     lines = {
         "a": [Asking(1, ["a"]), Asking(2, ["a"], 3), Asking(3, ["a"])],
         "b": [Asking(4, ["b"]), Asking(5, ["b"]), Asking(6, ["b"])],
     }
-    assert going(lines, Room(places={"a": 3}), 9) == [1, 4, 5, 6]
-    assert going(lines, Room(places={"a": 3}), 3) == [1, 4, 5]
+    assert going(lines, Room(places={"a": 3}), 9)[0] == [1, 4, 5, 6]
+    assert going(lines, Room(places={"a": 3}), 3)[0] == [1, 4, 5]
     assert from_turn(["c", "a", "b"], "b") == ["c", "a", "b"]
     assert from_turn(["c", "a", "b"], "") == ["a", "b", "c"]
 

@@ -40,7 +40,14 @@ from django_durable_tasks.lifecycle.transitions.out import (
     ring_again,
     take,
 )
-from django_durable_tasks.lifecycle.transitions.parking import age, let_go, park_claimed, park_due, set_right
+from django_durable_tasks.lifecycle.transitions.parking import (
+    age,
+    let_go,
+    park_claimed,
+    park_due,
+    park_elsewhere,
+    set_right,
+)
 from django_durable_tasks.lifecycle.transitions.runs import (
     RUN_COLUMNS,
     end,
@@ -82,6 +89,7 @@ __all__ = [
     "mark_upstreams",
     "park_claimed",
     "park_due",
+    "park_elsewhere",
     "release",
     "release_key",
     "release_met",

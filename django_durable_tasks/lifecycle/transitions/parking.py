@@ -48,6 +48,17 @@ def let_go(question: TaskQuerySet, limit: int) -> int:
         return these.update(alarm_at=_WAS_DUE, updated_at=NOW) if pairs else 0
 
 
+def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
+    """Parked rows wait for these scopes from now on; rows that somebody else holds are left alone."""
+    if not scopes:
+        return 0
+    with atomic():
+        parked = tasks().filter(pk__in=list(scopes), status=Status.PENDING, held_for__isnull=False, alarm_at__gte=HELD)
+        pairs = locked(parked, len(scopes))
+        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], held_for__isnull=False)
+        return these.update(held_for=_by_scope(scopes), updated_at=NOW) if pairs else 0
+
+
 def set_right(question: TaskQuerySet) -> int:
     """Rows that are parked for nobody are due when they were asked for; rows that do not wait name no limit."""
     with atomic():
