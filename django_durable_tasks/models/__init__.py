@@ -16,6 +16,7 @@ from django_durable_tasks.models.recurring_task import RecurringTask
 from django_durable_tasks.models.shadow_fire import ShadowFire
 from django_durable_tasks.models.task import Task
 from django_durable_tasks.models.task_dependency import TaskDependency
+from django_durable_tasks.models.task_request import RequestKind, TaskRequest
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.models.workflow_run import WorkflowRun
 
@@ -33,11 +34,13 @@ __all__ = [
     "OccurrenceRecord",
     "QueueControl",
     "RecurringTask",
+    "RequestKind",
     "SchedulerLease",
     "ShadowFire",
     "Task",
     "TaskDependency",
     "TaskExecutionLog",
+    "TaskRequest",
     "Tenant",
     "WorkflowRun",
 ]

@@ -33,6 +33,8 @@ class TaskExecutionLog(models.Model):
     completed_at = models.DateTimeField(_("completed at"))
     error_message = models.TextField(_("error"), db_default="", blank=True)
     traceback = models.TextField(_("traceback"), db_default="", blank=True)
+    # The class and the arguments of the exception, as celery/raised.py writes them.
+    exception = models.JSONField(_("exception"), null=True)
     worker = models.CharField(_("worker"), max_length=255, db_default="", blank=True)
     node = models.UUIDField(_("node"), null=True)
     run_id = models.UUIDField(_("run id"), null=True)

@@ -74,6 +74,15 @@ class Node(models.Model):
         _("wake-ups"), max_length=TOLD_MAX, db_default="", blank=True,
         help_text=_("What wakes a scheduler when rows are due soon, or why nothing does."),
     )  # fmt: skip
+    failing = models.JSONField(
+        _("failing"), null=True, blank=True,
+        help_text=_("Parts of a scheduler that fail: what, the error, how often in a row and for how many seconds."),
+    )  # fmt: skip
+
+    rejected_queues = models.JSONField(
+        _("rejected queues"), null=True, blank=True,
+        help_text=_("Queues whose messages the broker rejects, with its reason."),
+    )  # fmt: skip
 
     objects = NodeQuerySet.as_manager()
 

@@ -16,6 +16,14 @@ class QueueControl(models.Model):
     paused_by = models.CharField(_("paused by"), max_length=200, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
 
+    # What follows has defaults in the database, so that nodes of the release before can go on writing their rows.
+    misrouted = models.BigIntegerField(
+        _("misrouted messages"), db_default=0,
+        help_text=_("Messages for tasks of this queue that were consumed from another queue, and started nothing."),
+    )  # fmt: skip
+    misrouted_at = models.DateTimeField(_("last misrouted at"), null=True, blank=True)
+    misrouted_from = models.CharField(_("consumed from"), max_length=200, db_default="", blank=True)
+
     class Meta:
         db_table = "durable_tasks_queue_control"
         verbose_name = _("queue")

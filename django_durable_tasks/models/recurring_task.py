@@ -59,7 +59,7 @@ class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):
     def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
         """Create the schedule of this name, or change the one there is; raises InvalidSchedule, InvalidArguments.
 
-        An edit never fires a slot of the past. See the reference of recurring tasks for the options.
+        An edit never fires a time of the past. The keywords are listed in docs/reference/recurring_tasks.md.
         """
         found: RecurringTask = ports.schedules.upsert(name=name, task=task, **options)
         return found
@@ -189,8 +189,8 @@ class RecurringTask(models.Model):
         ports.schedules.resume(self, by=by, run_missed=run_missed, pace=pace)
 
     def snooze(self, until: datetime, *, by: str = "") -> None:
-        """Let the fire times up to ``until`` (aware) pass, and go on by itself."""
-        ports.schedules.pause(self, reason="SNOOZED", until=until, by=by)
+        """Let the fire times up to ``until`` (aware) pass, and go on by itself; refused for a paused schedule."""
+        ports.schedules.snooze(self, until=until, by=by)
 
     def cancel(self, reason: str = "", *, by: str = "") -> None:
         """End the schedule for good; its open tasks go on."""

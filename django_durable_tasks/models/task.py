@@ -23,8 +23,8 @@ from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.standing import Standing
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.graphs import OnUpstreamFailure
-from django_durable_tasks.rules.identifiers import first_uuid7_of, uuid7
-from django_durable_tasks.rules.states import ALARMED, OPEN, TERMINAL, OnOrphan, Status
+from django_durable_tasks.rules.identifiers import uuid7
+from django_durable_tasks.rules.states import ALARMED, OPEN, OnOrphan, Status
 
 HELD = datetime(9000, 1, 1, tzinfo=UTC)
 """The alarm of a PENDING row that waits until its slot is free, or until a limit has room for it."""
@@ -127,15 +127,15 @@ class TaskQuerySet(models.QuerySet["Task"]):
         )
         return self.running().filter(expected_duration__isnull=False).alias(over=over).filter(over__lt=now)
 
-    def finished_before(self, cutoff: datetime) -> Self:
-        """Ended rows that ended before; ids sort by birth, so the scan ends at the cutoff."""
-        born_before = first_uuid7_of(int(cutoff.timestamp() * 1000))
-        return self.filter(status__in=TERMINAL, id__lt=born_before, completed_at__lt=cutoff)
+    def ended_before(self, status: str, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None) -> Self:
+        """Rows outside of workflows that ended so before ``cutoff``, the oldest end first, by an index.
 
-    def finished_under_foreign_ids(self, cutoff: datetime) -> Self:
-        """Ended rows that ended before, under ids which callers chose and which say nothing of their birth."""
-        tomorrow = first_uuid7_of(time.time_ns() // 1_000_000 + 86_400_000)
-        return self.filter(status__in=TERMINAL, id__gte=tomorrow, completed_at__lt=cutoff)
+        With ``past``, the end and id of a row, only those that come after it: so one goes on by pages.
+        """
+        found = self.filter(status=status, completed_at__lt=cutoff, completed_at__isnull=False, workflow__isnull=True)
+        if past is not None:
+            found = found.filter(Q(completed_at__gt=past[0]) | Q(id__gt=past[1]), completed_at__gte=past[0])
+        return found.order_by("completed_at", "id")
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
@@ -302,16 +302,28 @@ class Task(models.Model):
                 name="durable_task_unique_key",
             ),
             PartialIndex(
+                fields=["key"],
+                where=Q(key__isnull=False),
+                elsewhere=("key",),
+                name="durable_task_key",
+            ),
+            PartialIndex(
                 fields=["recurring_task", "fire_time"],
                 where=Q(recurring_task__isnull=False),
                 elsewhere=("recurring_task", "fire_time"),
                 name="durable_task_recurring",
             ),
             PartialIndex(
-                fields=["slot", "completed_at"],
-                where=Q(slot__isnull=False),
+                fields=["slot"],
+                where=Q(slot__isnull=False, completed_at__isnull=True),
                 elsewhere=("slot", "completed_at"),
-                name="durable_task_slot",
+                name="durable_task_open_slot",
+            ),
+            PartialIndex(
+                fields=["status", "completed_at"],
+                where=Q(completed_at__isnull=False, workflow__isnull=True),
+                elsewhere=("status", "completed_at"),
+                name="durable_task_ended",
             ),
             PartialIndex(
                 fields=["workflow"],

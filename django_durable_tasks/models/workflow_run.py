@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime
 from typing import Any, ClassVar, Self
 
@@ -33,6 +34,14 @@ class WorkflowRunQuerySet(models.QuerySet["WorkflowRun"]):
     def late(self, now: datetime) -> Self:
         """Open runs whose deadline is over."""
         return self.filter(status=WorkflowStatus.RUNNING, deadline_at__lte=now, cancel_requested_at__isnull=True)
+
+    def ended_before(self, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None) -> Self:
+        """Outermost runs that ended before ``cutoff``, the oldest end first; with ``past``, those after this one."""
+        found = self.filter(parent__isnull=True, completed_at__lt=cutoff, completed_at__isnull=False)
+        if past is not None:
+            later = models.Q(completed_at__gt=past[0]) | models.Q(id__gt=past[1])
+            found = found.filter(later, completed_at__gte=past[0])
+        return found.order_by("completed_at", "id")
 
 
 class WorkflowRun(models.Model):
@@ -100,6 +109,12 @@ class WorkflowRun(models.Model):
                 where=models.Q(completed_at__isnull=True),
                 elsewhere=("completed_at", "status"),
                 name="durable_workflow_open",
+            ),
+            PartialIndex(
+                fields=["completed_at"],
+                where=models.Q(parent__isnull=True, completed_at__isnull=False),
+                elsewhere=("parent", "completed_at"),
+                name="durable_workflow_ended",
             ),
             PartialIndex(
                 fields=["recurring_task", "completed_at"],

@@ -1,0 +1,64 @@
+"""TaskRequest: what a transaction wants of a RUNNING task, until it is applied after the commit."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import ClassVar, Self
+
+from django.db import models
+
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.indexes import PresentUnique
+
+
+class RequestKind(StrEnum):
+    """What is wanted."""
+
+    CANCEL = "CANCEL"
+    DEPENDENTS = "DEPENDENTS"
+    KEY = "KEY"
+    UNIQUE_KEY = "UNIQUE_KEY"
+
+    @property
+    def marker(self) -> str:
+        """The column of Task that a key of this kind is owned by."""
+        return f"open_{self.lower()}"
+
+
+class TaskRequestQuerySet(models.QuerySet["TaskRequest"]):
+    """The questions."""
+
+    def of(self, tasks: Iterable[uuid.UUID]) -> Self:
+        """Requests that name these tasks."""
+        return self.filter(task_id__in=list(tasks))
+
+    def for_key(self, kind: RequestKind, tenant_id: int, key: str) -> Self:
+        """The request for this key; there is one at most."""
+        return self.filter(kind=kind, tenant_id=tenant_id, key=key)
+
+
+class TaskRequest(models.Model):
+    """Written in the caller's transaction instead of a lock on the RUNNING row, deleted when it is applied.
+
+    CANCEL: ``task_id`` is to stop, for this ``reason``. DEPENDENTS: ``task_id`` has new dependents, to which its ending
+    has to be told. KEY and UNIQUE_KEY: ``task_id`` is the new owner of ``key``, which a RUNNING task still owns.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(max_length=10, choices=[(kind.value, kind.value) for kind in RequestKind])
+    task_id = models.UUIDField(db_index=True)
+    tenant_id = models.BigIntegerField(null=True)
+    key = models.CharField(max_length=200, null=True)
+    reason = models.CharField(max_length=200, db_default="")
+    created_at = models.DateTimeField(db_default=DatabaseNow())
+
+    objects = TaskRequestQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_request"
+        constraints: ClassVar = [PresentUnique(fields=("kind", "tenant_id", "key"), name="durable_request_one_key")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.task_id}"
