@@ -87,6 +87,8 @@ class Facts:
     planned: Planned | Stretch | None = None
     fire: FireTime | None = None
     runs_then: datetime | None = None
+    start: datetime | None = None
+    end: datetime | None = None
     before: datetime | None = None
     after: datetime | None = None
     known: bool = True
@@ -186,11 +188,35 @@ _MISSED = {
 # No line ----------------------------------------------------------------------------------------------------------
 
 
+def not_a_fire_time(
+    name: str, at: datetime,
+    bounds: tuple[datetime | None, datetime | None], around: tuple[datetime | None, datetime | None],
+) -> str:  # fmt: skip
+    """Return why a schedule has no fire time at this instant; ``around``: its fire times before and after."""
+    (start, end), (before, after) = bounds, around
+    if start is not None and at < start:
+        first = f" The first fire time is {when(after)}." if after else ""
+        return f"{when(at)} is before the start of {name}, {when(start)}: nothing fires before it.{first}"
+    if end is not None and at > end:
+        last = f" The last fire time is {when(before)}." if before else ""
+        return f"{when(at)} is after the end of {name}, {when(end)}: nothing fires after it.{last}"
+    return f"{when(at)} is no fire time of {name}: {_near(around, 'it')}."
+
+
+def no_fires_within(
+    name: str, stretch: tuple[datetime, datetime], around: tuple[datetime | None, datetime | None]
+) -> str:
+    """Return that a schedule has no fire time from the first to the last instant, and those before and after."""
+    return f"{name} has no fire time from {when(stretch[0])} to {when(stretch[1])}: {_near(around, 'them')}."
+
+
+def _near(around: tuple[datetime | None, datetime | None], what: str) -> str:
+    words = zip(("before", "after"), around, strict=True)
+    return " and ".join(f"{word} {what} comes {when(one)}" for word, one in words if one) or "it has none"
+
+
 def _no_fire_time(it: Facts) -> str:
-    around = [
-        f"{word} it comes {when(instant)}" for word, instant in (("before", it.before), ("after", it.after)) if instant
-    ]
-    told = f"{when(it.at)} is no fire time of {it.name}: {' and '.join(around) or 'it has none'}."
+    told = not_a_fire_time(it.name, it.at, (it.start, it.end), (it.before, it.after))
     if it.runs_then is not None:
         told += f" The fire time {when(it.runs_then)} was put there: ask about that one."
     if it.at <= it.edited_at and it.edited_at > it.declared_at:
@@ -246,11 +272,12 @@ def _not_looked_at(it: Facts, planned: Planned) -> str:
 
 def _due(it: Facts, planned: Planned) -> str:
     at, late = when(it.at), (it.now - planned.at).total_seconds()
+    since = f"since {ago(late)}" if late >= 1 else "now"
     if not it.led:
-        return f"{at} is due since {ago(late)}, and no scheduler leads: run `manage.py run_scheduler`."
+        return f"{at} is due {since}, and no scheduler leads: run `manage.py run_scheduler`."
     if it.next_run_at is not None and it.next_run_at > it.now:
-        return f"{at} is due since {ago(late)}; the schedule is looked at again at {when(it.next_run_at)}." + (
+        return f"{at} is due {since}; the schedule is looked at again at {when(it.next_run_at)}." + (
             "" if it.known else f" This process knows no durable task {it.task}."
         )
     slow = " The leader is behind." if late > 2 * it.poll else ""
-    return f"{at} is due since {ago(late)}: the leader's next round triggers it.{slow}"
+    return f"{at} is due {since}: the leader's next round triggers it.{slow}"

@@ -53,12 +53,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a backfill of [start, end] did, or with ``dry_run`` would do, fire time by fire time."""
+    """What a backfill of [start, end] did, or with ``dry_run`` would do, fire time by fire time.
+
+    ``remark`` says why the range, or a part of it, holds no fire time.
+    """
 
     start: datetime
     end: datetime
     dry_run: bool
     steps: tuple[Step, ...]
+    remark: str = ""
 
     def of(self, deed: Deed) -> tuple[Step, ...]:
         """Return the steps of this kind."""

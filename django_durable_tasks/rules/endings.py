@@ -7,6 +7,7 @@ import re
 import uuid
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from django_durable_tasks.rules.states import LogStatus, OnOrphan, Status
 
@@ -25,7 +26,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """An ending to be written: what happened, and the texts that explain it (masked and cut by the teller)."""
+    """An ending to be written: what happened, and the texts that explain it (masked and cut by the teller).
+
+    ``max_attempts`` replaces that of the row: the task function set a limit of its own by ``self.retry()``.
+    ``exception``: its class and arguments, to be rebuilt where the result is read.
+    """
 
     kind: Kind
     result: str | None = None
@@ -34,6 +39,8 @@ class Outcome:
     traceback: str = ""
     retryable: bool = True
     delay: float | None = None
+    max_attempts: int | None = None
+    exception: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +69,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Where one locked run goes; ``delay`` in seconds until its next try."""
+    """Where one locked run goes; ``delay`` in seconds until its next try; ``max_attempts``: None leaves it."""
 
     task_id: uuid.UUID
     epoch: int
     verdict: Verdict
     delay: float = 0.0
     error: str = ""
+    max_attempts: int | None = None
 
 
 def judge(outcome: Outcome, row: Budgets) -> Verdict:
@@ -79,7 +87,7 @@ def judge(outcome: Outcome, row: Budgets) -> Verdict:
         return _judge_crash(row)
     if outcome.kind in (Kind.IGNORED, Kind.REVOKED):
         return Verdict(transition="cancel", status=Status.CANCELLED, log=LogStatus.CANCELLED, reason=outcome.kind)
-    spent = row.failures + 1 >= row.max_attempts
+    spent = row.failures + 1 >= (outcome.max_attempts or row.max_attempts)
     again = outcome.retryable and not spent
     name = "retry" if again else "exhaust"
     if row.cancel_requested:

@@ -109,7 +109,8 @@ def _around(it: Situation) -> list[Sentence]:
 
 
 def _blocked(it: Situation) -> list[Sentence]:
-    return [_wait(f"It waits for {it.unresolved} other tasks or people.")]
+    others = "1 other task or person" if it.unresolved == 1 else f"{it.unresolved} other tasks or people"
+    return [_wait(f"It waits for {others}.")]
 
 
 def _pending(it: Situation) -> list[Sentence]:
@@ -127,7 +128,8 @@ def _pending(it: Situation) -> list[Sentence]:
         return [*found, _wait(f"{again} is not due yet: in {ago(late)}.")]
     if not it.schedulers:
         found.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
-    return [*found, _wait(f"It is due since {ago(late)} and waits for its turn: more urgent and older rows go first.")]
+    since = f"since {ago(late)}" if late >= 1 else "now"
+    return [*found, _wait(f"It is due {since} and waits for its turn: more urgent and older rows go first.")]
 
 
 def _queued(it: Situation) -> list[Sentence]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -11,14 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
+from django_durable_tasks.rules.arguments import encode
 from django_durable_tasks.rules.durations import instant, maybe_seconds
 from django_durable_tasks.rules.graphs import OnUpstreamFailure, chosen
 from django_durable_tasks.rules.limits import HEAVIEST, PerKey, Rate, key_of, places_option, rate_option
+from django_durable_tasks.rules.option_hints import hint
 from django_durable_tasks.rules.retries import RetryPolicy, policy
 from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 
 KEY_MAX = 200
+ATTEMPTS_MAX = 1_000
+HEADERS_MAX_BYTES, HEADERS_MAX_DEPTH = 8_192, 8
 _NAME = re.compile(r"[A-Za-z0-9_.:/<>-]{1,200}\Z")
 _OF_TASKS = ("rate_limit", "max_concurrency")
 
@@ -64,7 +67,10 @@ def _exceptions(option: str, value: object) -> Exceptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What ``@durable_task`` was told; durations in seconds. Built by ``task_options`` only."""
+    """The options of a task; durations in seconds. Built by ``task_options`` only.
+
+    ``given``: those that the decorator named. Celery's ``self.retry()`` has its own meaning unless they say otherwise.
+    """
 
     name: str
     queue: str | None = None
@@ -87,6 +93,17 @@ class TaskOptions:
     rate_limit: Rate | PerKey | None = None
     max_concurrency: int | PerKey | None = None
     weight: int = 1
+    given: frozenset[str] = frozenset()
+
+    @property
+    def limits_retries(self) -> bool:
+        """Whether the decorator names ``max_attempts``, which then bounds ``self.retry()`` too."""
+        return "max_attempts" in self.given
+
+    @property
+    def spaces_retries(self) -> bool:
+        """Whether the decorator names a wait between attempts, which then is that of ``self.retry()`` too."""
+        return not self.given.isdisjoint(_RETRY_FIELDS)
 
     def retryable(self, error: BaseException) -> bool:
         """Return whether this error is worth another try: give_up_on counts before retry_for."""
@@ -96,6 +113,11 @@ class TaskOptions:
 
 
 _RETRY_FIELDS = {"backoff": "EXPONENTIAL", "backoff_base": 1.0, "backoff_max": 3600.0, "jitter": True}
+DEFAULTABLE = frozenset({
+    *_RETRY_FIELDS, "max_attempts", "max_crashes", "retry_for", "give_up_on", "priority", "timeout", "soft_timeout",
+    "lease", "expected_duration", "expires_in", "on_orphan",
+})  # fmt: skip
+"""The options that ``DURABLE_TASKS["TASK_DEFAULTS"]`` may set for all tasks of the project."""
 _SECONDS = {"timeout": 0.001, "soft_timeout": 0.001, "lease": 3.0, "expected_duration": 0.001, "expires_in": 0.001,
             "unique_for": 0.001}  # fmt: skip
 
@@ -107,7 +129,7 @@ def _unique(option: str, value: object) -> object:
 
 
 def _attempts(option: str, value: object) -> int:
-    return checked_count(option, value, 1, 1_000)
+    return checked_count(option, value, 1, ATTEMPTS_MAX)
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -134,22 +156,37 @@ def _checked(option: str, value: Any) -> Any:
     return _CHECKS[option](option, value)
 
 
-def task_options(name: str, given: Mapping[str, Any]) -> TaskOptions:
-    """Return the checked options of a durable task; raises InvalidOption that names option, value and remedy."""
-    known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry"}
+def task_options(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> TaskOptions:
+    """Return the checked options of a durable task; raises InvalidOption that names option, value and remedy.
+
+    ``defaults`` counts where ``given``, what the decorator names, has nothing.
+    """
+    known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry", "given"}
     for option in given:
         if option not in known | set(_RETRY_FIELDS):
             raise InvalidOption(f"@durable_task has no option {option!r}; it has: {', '.join(sorted(known))}.")
-    waits = {option: given.get(option, default) for option, default in _RETRY_FIELDS.items()}
+    chosen_ = {**(defaults or {}), **given}
+    waits = {option: chosen_.get(option, default) for option, default in _RETRY_FIELDS.items()}
     values = {
-        option: _checked(option, value) for option, value in given.items() if option in known and value is not None
+        option: _checked(option, value) for option, value in chosen_.items() if option in known and value is not None
     }
     options = TaskOptions(
         **{**values, "name": _checked("name", name)},
         retry=policy(waits["backoff"], waits["backoff_base"], waits["backoff_max"], waits["jitter"]),
+        given=frozenset(given),
     )
     _check_together(options)
     return options
+
+
+def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the project's defaults for options of tasks; raises InvalidOption for an option that has none."""
+    for option in defaults:
+        if option not in DEFAULTABLE:
+            raise InvalidOption(
+                f"DURABLE_TASKS['TASK_DEFAULTS'] takes no {option!r}; it takes: {', '.join(sorted(DEFAULTABLE))}."
+            )
+    return defaults
 
 
 def _check_together(options: TaskOptions) -> None:
@@ -169,6 +206,7 @@ class CallOptions:
     expires_at: datetime | None = None
     key: str | None = None
     idempotency_key: str | None = None
+    headers: Mapping[str, Any] | None = None
     tenant: Any = None
     queue: str | None = None
     priority: int | None = None
@@ -185,9 +223,9 @@ class CallOptions:
     join: str | int = "ALL"
     on_upstream_failure: str | None = None
 
-    def overrides(self) -> dict[str, float]:
-        """Return the durations that differ from the registered options, as they are kept in the row."""
-        names = ("timeout", "soft_timeout", "lease")
+    def overrides(self) -> dict[str, Any]:
+        """Return what differs from the registered options and is read when a run starts, as it is kept in the row."""
+        names = ("timeout", "soft_timeout", "lease", "max_attempts", "headers")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -198,6 +236,17 @@ def _task_id(value: object) -> uuid.UUID:
         raise InvalidOption(f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead.") from None
 
 
+def checked_headers(value: object) -> dict[str, Any]:
+    """Return the headers of a call, small JSON under string keys; raises InvalidOption."""
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"headers={value!r}: give a mapping of names to values.")
+    try:
+        encode("headers", (), dict(value), max_bytes=HEADERS_MAX_BYTES, max_depth=HEADERS_MAX_DEPTH)
+    except InvalidArguments as invalid:
+        raise InvalidOption(f"headers cannot be kept: {invalid}") from None
+    return dict(value)
+
+
 def _check_call_option(option: str, value: object, known: Iterable[str]) -> None:
     if option in _OF_TASKS:
         raise InvalidOption(
@@ -205,9 +254,8 @@ def _check_call_option(option: str, value: object, known: Iterable[str]) -> None
             "`manage.py durable limit set`."
         )
     if option not in known:
-        near = difflib.get_close_matches(option, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}."
-        raise InvalidOption(f".using() has no option {option!r}. {hint}")
+        remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
+        raise InvalidOption(f".using() has no option {option!r}. {remedy}")
 
 
 def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
@@ -224,6 +272,8 @@ def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
             changes[option] = chosen(option, value, OnUpstreamFailure)
         elif option in ("run_at", "expires_at"):
             changes[option] = instant(option, value)
+        elif option == "headers":
+            changes[option] = checked_headers(value)
         elif option in ("key", "idempotency_key"):
             changes[option] = checked_key(option, value)
         else:

@@ -93,7 +93,7 @@ _TABLE = (
           "epoch+1, reason, cause, dead letter"),
     _move("force_run", "BLOCKED SKIPPED", "PENDING", "operator, audited", "epoch+1, alarm"),
     _move("edit", "BLOCKED PENDING", "BLOCKED PENDING", "epoch; QUEUED is handed back first",
-          "arguments, run_at, alarm"),
+          "epoch+1, arguments, run_at, alarm"),
     _move("claim", "PENDING", "QUEUED", "due, queue not paused, limits free", "epoch+1, alarm = when to ring again"),
     _move("take", "PENDING", "RUNNING", "as claim, by the process that will run it", "as claim and start at once"),
     _move("ring_again", "QUEUED", "QUEUED", "alarm over", "same epoch, later alarm, publish_count"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from django_durable_tasks.rules.pictures.mesh import Mesh
+from django_durable_tasks.diagrams.layout.mesh import Mesh
 
 _SWEEPS = 14
 _LARGE = 4_000

@@ -1,6 +1,6 @@
 """Colours and icons of the statuses; text keeps a contrast of 4.5 to 1 on its fill, lines 3 to 1 (WCAG 2.2, AA).
 
-The picture brings its own light panel, so it reads alike in dark and in light pages.
+The diagram brings its own light panel, so it reads alike in dark and in light pages.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
-"""Pictures as Graphviz: one digraph in the language of ``dot``."""
+"""Diagrams as Graphviz: one digraph in the language of ``dot``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_durable_tasks.rules.pictures.collapsing import collapsed
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from django_durable_tasks.rules.pictures.nesting import nested
-from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
-from django_durable_tasks.rules.pictures.palette import BROKEN, CRITICAL, FRAME, FRAME_EDGE, LINE, LOOKS
-from django_durable_tasks.rules.pictures.tooltips import of_box, of_line
-from django_durable_tasks.rules.pictures.wording import clean, safe_link, shortened, summed_up
+from django_durable_tasks.diagrams.grouping import collapsed
+from django_durable_tasks.diagrams.labels import clean, safe_link, shortened, summed_up
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.nesting import nested
+from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, FRAME, FRAME_EDGE, LINE, LOOKS
+from django_durable_tasks.diagrams.tooltips import of_box, of_line
 
 _STYLES = {"MUST_SUCCEED": "solid", "MUST_FINISH": "dashed", "MUST_FAIL": "dotted"}
 _ROOM = 34.0
 
 
-def as_dot(picture: Picture) -> str:
+def as_dot(diagram: Diagram) -> str:
     """Return a digraph with a cluster for each sub-workflow.
 
     Solid is MUST_SUCCEED, dashed MUST_FINISH, dotted MUST_FAIL; a hollow head is still waited for. Ids are numbered,
     and foreign text stands in quoted strings only, where nothing in it means anything to Graphviz.
     """
-    outline = collapsed(layered(picture))
+    outline = collapsed(layered(diagram))
     label = "\n".join(part for part in (_title(outline), outline.summary, outline.warning, *outline.notes) if part)
     head = _attributes(label=label, labelloc="t", rankdir="LR", fontname="sans-serif", tooltip=outline.title)
     lines = [

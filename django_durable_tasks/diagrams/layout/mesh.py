@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.outline import Box, Line, Outline
 
 BEND = 6.0
 

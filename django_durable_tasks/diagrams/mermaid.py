@@ -1,4 +1,4 @@
-"""Pictures as Mermaid flowcharts, within what Mermaid draws by default: 500 edges and 50,000 characters."""
+"""Diagrams as Mermaid flowcharts, within what Mermaid draws by default: 500 edges and 50,000 characters."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 
-from django_durable_tasks.rules.pictures.collapsing import collapsed
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from django_durable_tasks.rules.pictures.nesting import nested
-from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
-from django_durable_tasks.rules.pictures.palette import BROKEN, CRITICAL, LOOKS
-from django_durable_tasks.rules.pictures.wording import clean, safe_link, shortened, summed_up
+from django_durable_tasks.diagrams.grouping import collapsed
+from django_durable_tasks.diagrams.labels import clean, safe_link, shortened, summed_up
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.nesting import nested
+from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, LOOKS
 
 MOST_EDGES = 500
 MOST_CHARACTERS = 50_000
@@ -22,13 +22,13 @@ _ARROWS = {"MUST_SUCCEED": "-->", "MUST_FINISH": "-.->", "MUST_FAIL": "--x"}
 _ROOM = 34.0
 
 
-def as_mermaid(picture: Picture) -> str:
+def as_mermaid(diagram: Diagram) -> str:
     """Return a flowchart with a class for each status and a subgraph for each sub-workflow.
 
     ``-->`` is MUST_SUCCEED, ``-.->`` MUST_FINISH, ``--x`` MUST_FAIL. Ids are numbered, and every character of a label
     that could mean something to Mermaid is written as its number. Links are left out where they would not fit.
     """
-    outline = collapsed(layered(picture), most_lines=MOST_EDGES)
+    outline = collapsed(layered(diagram), most_lines=MOST_EDGES)
     lines = [*_head(outline), *_boxes(outline), *_lines(outline), *_classes(outline)]
     links = list(_links(outline))
     fits = sum(map(len, lines + links)) + len(lines + links) <= MOST_CHARACTERS

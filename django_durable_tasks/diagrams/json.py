@@ -1,4 +1,4 @@
-"""Pictures as JSON: every node and every edge, with what the drawings are made from.
+"""Diagrams as JSON: every node and every edge, with what the drawings are made from.
 
 ``schema`` rises when a key is renamed or removed; keys may be added.
 """
@@ -11,26 +11,26 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from django_durable_tasks.rules.pictures.graph import Node, Picture
-from django_durable_tasks.rules.pictures.layering import Layered, layered
-from django_durable_tasks.rules.pictures.wording import in_order, safe_link
+from django_durable_tasks.diagrams.labels import in_order, safe_link
+from django_durable_tasks.diagrams.layers import Layered, layered
+from django_durable_tasks.diagrams.model import Diagram, Node
 
 SCHEMA = 1
 # As in Django's json_script: safe inside <script> too.
 _IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
-def as_json(picture: Picture) -> str:
+def as_json(diagram: Diagram) -> str:
     """Return everything as one JSON object: times in ISO 8601, durations in seconds, layers from 0.
 
     ``critical_path.measured`` says whether durations decided, or only the number of nodes. ``broken`` edges close a
     cycle and are left out of the layers; ``outside`` edges lead to tasks that are not among the nodes.
     """
-    graph = layered(picture)
+    graph = layered(diagram)
     document = {
         "schema": SCHEMA,
-        "title": picture.title,
-        "status": picture.status,
+        "title": diagram.title,
+        "status": diagram.status,
         "counts": {str(status): number for status, number in in_order(Counter(str(n.status) for n in graph.nodes))},
         "critical_path": {
             "nodes": [graph.nodes[place].id for place in graph.critical],

@@ -1,14 +1,11 @@
-"""Pictures as text for a terminal of 100 columns: the layers in order, under each task what it waits for."""
+"""Diagrams as text for a terminal of 100 columns: the layers in order, under each task what it waits for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from django_durable_tasks.rules.pictures.collapsing import collapsed
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
-from django_durable_tasks.rules.pictures.wording import (
+from django_durable_tasks.diagrams.grouping import collapsed
+from django_durable_tasks.diagrams.labels import (
     SIGNS,
     clean,
     columns,
@@ -17,6 +14,9 @@ from django_durable_tasks.rules.pictures.wording import (
     listed,
     shortened_columns,
 )
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.outline import Box, Line, Outline
 
 WIDTH = 100
 _LABEL = 76
@@ -24,13 +24,13 @@ _LEAST_LABEL = 24
 _MOST_NAMED = 6
 
 
-def as_text(picture: Picture) -> str:
+def as_text(diagram: Diagram) -> str:
     """Return lines of at most 100 columns, each task in its layer with its sign, status and duration.
 
     ``*`` marks the critical path. What a task still waits for stands first, after ``waits for``; what it no longer
     waits for stands after ``after``.
     """
-    outline = collapsed(layered(picture))
+    outline = collapsed(layered(diagram))
     return "\n".join(shortened_columns(line, WIDTH).rstrip() for line in _told(outline)) + "\n"
 
 
@@ -88,7 +88,7 @@ def _headline(box: Box, inset: str) -> str:
 def _waits(outline: Outline, lines: Sequence[Line], missing: dict[str, str], box: Box) -> Iterator[str]:
     unresolved = [_named(outline, line) for line in lines if line.unresolved]
     absent = sorted({clean(missing[node.id]) for node in box.nodes if node.id in missing})
-    unresolved += [f"{name} (outside this picture)" for name in absent]
+    unresolved += [f"{name} (outside this diagram)" for name in absent]
     resolved = [_named(outline, line) for line in lines if not line.unresolved]
     if unresolved:
         yield f"{'├' if resolved else '└'} waits for {listed(unresolved, _MOST_NAMED)}"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from django_durable_tasks.rules.pictures.mesh import Mesh
-from django_durable_tasks.rules.pictures.ordering import Rows
-from django_durable_tasks.rules.pictures.settling import Cell, Field
+from django_durable_tasks.diagrams.layout.alignment import Cell, Field
+from django_durable_tasks.diagrams.layout.mesh import Mesh
+from django_durable_tasks.diagrams.layout.ordering import Rows
 
 _STRAIGHT = 20.0
 

@@ -1,4 +1,4 @@
-"""What a picture shows: tasks as nodes, dependencies as edges, as plain values."""
+"""What a diagram shows: tasks as nodes, dependencies as edges, as plain values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Diagram:
     """Say what is drawn; the order of nodes and edges means nothing.
 
     An edge may lead to a task that is not among the nodes: it is told, not drawn. Raises InvalidOption where two nodes

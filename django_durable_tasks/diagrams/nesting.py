@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from django_durable_tasks.rules.pictures.outline import Box, Outline
+from django_durable_tasks.diagrams.outline import Box, Outline
 
 
 def nested(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from django_durable_tasks.rules.pictures.mesh import Mesh, meshed
-from django_durable_tasks.rules.pictures.ordering import ordered
-from django_durable_tasks.rules.pictures.outline import Outline
-from django_durable_tasks.rules.pictures.placing import Distances, Placed, placed
+from django_durable_tasks.diagrams.layout.mesh import Mesh, meshed
+from django_durable_tasks.diagrams.layout.ordering import ordered
+from django_durable_tasks.diagrams.layout.placement import Distances, Placed, placed
+from django_durable_tasks.diagrams.outline import Outline
 
 BETWEEN = 16
 _BETWEEN_LAYERS = 56

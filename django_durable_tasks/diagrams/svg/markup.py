@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from django_durable_tasks.rules.pictures.palette import LOOKS
+from django_durable_tasks.diagrams.palette import LOOKS
 from django_durable_tasks.rules.states import Status
 
 

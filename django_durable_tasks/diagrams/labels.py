@@ -1,4 +1,4 @@
-"""Words in pictures: foreign text made harmless and short, numbers and durations for people."""
+"""Words in diagrams: foreign text made harmless and short, numbers and durations for people."""
 
 from __future__ import annotations
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from django_durable_tasks.rules.pictures.graph import KINDS, Node
-from django_durable_tasks.rules.pictures.layering import Ends, Layered, depths, topological
-from django_durable_tasks.rules.pictures.wording import (
+from django_durable_tasks.diagrams.labels import (
     ATTENTION,
     clean,
     counted,
@@ -18,6 +16,8 @@ from django_durable_tasks.rules.pictures.wording import (
     shortened,
     summed_up,
 )
+from django_durable_tasks.diagrams.layers import Ends, Layered, depths, topological
+from django_durable_tasks.diagrams.model import KINDS, Node
 from django_durable_tasks.rules.states import Status
 
 DENSE = 400
@@ -86,12 +86,12 @@ class Outline:
     @property
     def title(self) -> str:
         """Return the title, fit to be shown."""
-        return clean(self.layered.picture.title) or "Untitled"
+        return clean(self.layered.diagram.title) or "Untitled"
 
     @property
     def status(self) -> str:
         """Return the status of the whole, fit to be shown."""
-        return clean(self.layered.picture.status)
+        return clean(self.layered.diagram.status)
 
     @property
     def summary(self) -> str:
@@ -213,4 +213,4 @@ def _notes(graph: Layered, boxes: Sequence[Box], implied: int) -> Iterator[str]:
         yield f"Without {counted(implied, 'line')} that longer paths say as well; the format json holds each."
     if graph.outside:
         lead = "dependency leads" if len(graph.outside) == 1 else "dependencies lead"
-        yield f"{len(graph.outside):,} {lead} to tasks outside this picture."
+        yield f"{len(graph.outside):,} {lead} to tasks outside this diagram."

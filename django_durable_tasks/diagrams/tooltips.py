@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_durable_tasks.rules.pictures.outline import Box, Line, Outline
-from django_durable_tasks.rules.pictures.wording import clean, in_order, lasted, shortened
+from django_durable_tasks.diagrams.labels import clean, in_order, lasted, shortened
+from django_durable_tasks.diagrams.outline import Box, Line, Outline
 
 _ROOM = 120.0
 

@@ -1,19 +1,19 @@
-"""Pictures as SVG: without scripts, styles or anything loaded, so that they stand under the strictest CSP."""
+"""Diagrams as SVG: without scripts, styles or anything loaded, so that they stand under the strictest CSP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_durable_tasks.rules.pictures import palette
-from django_durable_tasks.rules.pictures.collapsing import collapsed
-from django_durable_tasks.rules.pictures.drawing import Drawing, drawn
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from django_durable_tasks.rules.pictures.legend import entries
-from django_durable_tasks.rules.pictures.markup import Markup, element, moved, text
-from django_durable_tasks.rules.pictures.outline import Outline
-from django_durable_tasks.rules.pictures.shapes import LABEL, box_shape, frame_shape, line_shape, wished_width
-from django_durable_tasks.rules.pictures.wording import ems, safe_link, shortened
+from django_durable_tasks.diagrams import palette
+from django_durable_tasks.diagrams.grouping import collapsed
+from django_durable_tasks.diagrams.labels import ems, safe_link, shortened
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.layout.drawing import Drawing, drawn
+from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.outline import Outline
+from django_durable_tasks.diagrams.svg.legend import entries
+from django_durable_tasks.diagrams.svg.markup import Markup, element, moved, text
+from django_durable_tasks.diagrams.svg.shapes import LABEL, box_shape, frame_shape, line_shape, wished_width
 
 _MARGIN = 20
 _LINE = 20
@@ -24,12 +24,12 @@ _WIDEST_BOX = 250
 _FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-def as_svg(picture: Picture) -> str:
-    """Return the picture as one SVG element; everything foreign in it is escaped.
+def as_svg(diagram: Diagram) -> str:
+    """Return the diagram as one SVG element; everything foreign in it is escaped.
 
     Links become links where they are relative, http or https. A hovered box or line tells its details.
     """
-    outline = collapsed(layered(picture))
+    outline = collapsed(layered(diagram))
     longest = max((wished_width(box) for box in outline.boxes), default=0)
     height = _HEIGHT if all(box.alone for box in outline.boxes) else _HEIGHT_OF_MANY
     drawing = drawn(outline, min(_WIDEST_BOX, longest), height)

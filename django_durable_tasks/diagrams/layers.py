@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from django_durable_tasks.rules.pictures.graph import Edge, Node, Picture
-from django_durable_tasks.rules.pictures.wording import natural
+from django_durable_tasks.diagrams.labels import natural
+from django_durable_tasks.diagrams.model import Diagram, Edge, Node
 
 Ends = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """A picture in canonical order; nodes and edges are spoken of by their places.
+    """A diagram in canonical order; nodes and edges are spoken of by their places.
 
     ``ends``: the places of the nodes of each edge. ``broken``: the edges that close a cycle. ``outside``: the edges of
-    which an end is not in the picture. ``critical``: the nodes of the critical path, in order.
+    which an end is not in the diagram. ``critical``: the nodes of the critical path, in order.
     """
 
-    picture: Picture
+    diagram: Diagram
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     ends: tuple[Ends, ...]
@@ -46,13 +46,13 @@ class Layered:
         return sum(self.nodes[place].microseconds or 0 for place in self.critical)
 
 
-def layered(picture: Picture) -> Layered:
-    """Return the picture in canonical order, without cycles and in layers; linear in nodes and edges."""
-    nodes = tuple(sorted(picture.nodes, key=lambda node: (natural(node.label), node.id)))
+def layered(diagram: Diagram) -> Layered:
+    """Return the diagram in canonical order, without cycles and in layers; linear in nodes and edges."""
+    nodes = tuple(sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id)))
     places = {node.id: place for place, node in enumerate(nodes)}
     inside: list[Edge] = []
     outside: list[Edge] = []
-    for edge in picture.edges:
+    for edge in diagram.edges:
         (inside if edge.source in places and edge.target in places else outside).append(edge)
     inside.sort(key=lambda edge: (places[edge.source], places[edge.target], edge.kind, edge.resolved, edge.outcome))
     outside.sort(key=lambda edge: (edge.source, edge.target, edge.kind, edge.resolved, edge.outcome))
@@ -63,7 +63,7 @@ def layered(picture: Picture) -> Layered:
     order = topological(len(nodes), kept)
     layer = depths(len(nodes), kept, order)
     critical = _heaviest(nodes, kept, order)
-    return Layered(picture, nodes, tuple(inside), ends, broken, tuple(outside), layer, critical)
+    return Layered(diagram, nodes, tuple(inside), ends, broken, tuple(outside), layer, critical)
 
 
 def neighbours(count: int, ends: Sequence[Ends]) -> list[list[int]]:

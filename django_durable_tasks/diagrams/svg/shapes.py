@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_durable_tasks.rules.pictures import palette
-from django_durable_tasks.rules.pictures.drawing import Drawing, Frame, Rectangle
-from django_durable_tasks.rules.pictures.markup import Markup, element, icon, moved, text
-from django_durable_tasks.rules.pictures.outline import Box
-from django_durable_tasks.rules.pictures.strokes import arrow_head, path_data
-from django_durable_tasks.rules.pictures.tooltips import of_box, of_line
-from django_durable_tasks.rules.pictures.wording import clean, ems, in_order, safe_link, shortened
+from django_durable_tasks.diagrams import palette
+from django_durable_tasks.diagrams.labels import clean, ems, in_order, safe_link, shortened
+from django_durable_tasks.diagrams.layout.drawing import Drawing, Frame, Rectangle
+from django_durable_tasks.diagrams.outline import Box
+from django_durable_tasks.diagrams.svg.markup import Markup, element, icon, moved, text
+from django_durable_tasks.diagrams.svg.paths import arrow_head, path_data
+from django_durable_tasks.diagrams.tooltips import of_box, of_line
 from django_durable_tasks.rules.states import Status
 
 LABEL = 13

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from django_durable_tasks.rules.pictures.layering import Layered, topological
-from django_durable_tasks.rules.pictures.outline import Outline, outlined, quotient
+from django_durable_tasks.diagrams.layers import Layered, topological
+from django_durable_tasks.diagrams.outline import Outline, outlined, quotient
 
 MOST_BOXES = 200
 MOST_LINES = 1_500

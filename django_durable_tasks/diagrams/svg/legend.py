@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from django_durable_tasks.rules.pictures import palette
-from django_durable_tasks.rules.pictures.graph import KINDS
-from django_durable_tasks.rules.pictures.markup import Markup, element, icon, moved, text
-from django_durable_tasks.rules.pictures.outline import Outline
-from django_durable_tasks.rules.pictures.wording import ems, in_order
+from django_durable_tasks.diagrams import palette
+from django_durable_tasks.diagrams.labels import ems, in_order
+from django_durable_tasks.diagrams.model import KINDS
+from django_durable_tasks.diagrams.outline import Outline
+from django_durable_tasks.diagrams.svg.markup import Markup, element, icon, moved, text
 
 _SIZE = 11
 _AFTER = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from django_durable_tasks.rules.pictures.drawing import Point
+from django_durable_tasks.diagrams.layout.drawing import Point
 
 _HEAD, _HALF = 7, 4
 

@@ -1,0 +1,1 @@
+"""Place the boxes and edges of a layered graph: their order within a layer and their coordinates."""

@@ -1,0 +1,1 @@
+"""Write a drawing as an SVG document."""
