@@ -15,6 +15,10 @@ from typing import Any
 from django.db import Error
 
 from django_durable_tasks import conf
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import from_ms, instant_ms
+from django_durable_tasks.due_index.redis_entries import RedisEntries, id_of
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.verifying_walks import (
     PATIENCE,
@@ -27,10 +31,6 @@ from django_durable_tasks.lifecycle.verifying_walks import (
     ground_rows,
 )
 from django_durable_tasks.models import Node, Task
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_entries import RedisEntries, id_of
-from django_durable_tasks.nearby.redis_index import from_ms, instant_ms
 from django_durable_tasks.rules.findings import Finding, Severity, shown
 from django_durable_tasks.rules.states import Status
 
@@ -51,7 +51,7 @@ class Entries:
 
 
 def _entries() -> RedisEntries:
-    door = redis_door.door()
+    door = redis_client.door()
     if door is None:
         raise Unreadable(_NO_REDIS)
     return RedisEntries(door)
@@ -59,7 +59,7 @@ def _entries() -> RedisEntries:
 
 def _idle() -> str:
     """Return why nobody can judge the set: nodes of another region tell their own set of the rows that all share."""
-    if redis_door.url() is None:
+    if redis_client.url() is None:
         return _NO_REDIS
     since = after(-PATIENCE - conf.settings().DUE_HORIZON)
     try:

@@ -1,8 +1,8 @@
-"""The due index of one scheduler where there is Redis: the shared set while it can be relied on, else one of its own.
+"""The due index of one scheduler if REDIS_URL is set: the shared set in Redis while it is complete, else one in memory.
 
-Rows that a poll looked ahead to are added here all the same: to the shared set they bring what a writer could not tell
-it, and while that set is not relied on they make the index in memory. What is left in memory when Redis comes back is
-popped as well; a row that two nodes popped is claimed by one.
+Tasks found by a poll that looks ahead are added here too. They complete the shared set with tasks whose writers could
+not reach Redis, and fill the index in memory while the shared set is not complete. Entries that are in memory when
+Redis is available again are popped as well. Two schedulers may pop the same task; one of them claims it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Iterable
 from datetime import datetime
 
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.due_index import Due, DueIndex
-from django_durable_tasks.nearby.memory import MemoryDueIndex
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.memory import MemoryDueIndex
+from django_durable_tasks.due_index.redis import RedisDueIndex
+from django_durable_tasks.due_index.types import Due, DueIndex
 
-logger = logging.getLogger("django_durable_tasks.nearby")
+logger = logging.getLogger("django_durable_tasks.due_index")
 _REMEMBERED = 20_000
 
 
@@ -88,5 +88,5 @@ class SharedDueIndex:
 
 def due_index() -> DueIndex:
     """Return the index for a scheduler of this process: the shared one where there is Redis, else one in memory."""
-    door = redis_door.door()
+    door = redis_client.door()
     return MemoryDueIndex() if door is None else SharedDueIndex(RedisDueIndex(door, probe=False))

@@ -1,4 +1,4 @@
-"""Wake-ups by PostgreSQL's LISTEN and NOTIFY, on a direct connection of their own."""
+"""Notifications by PostgreSQL's LISTEN and NOTIFY, on a direct connection of their own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.db.utils import load_backend
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle.connections import own
-from django_durable_tasks.nearby.telling import send_by_postgresql
-from django_durable_tasks.nearby.wakeup_notes import CHANNEL, Note
+from django_durable_tasks.notifier.message import CHANNEL, Notification
+from django_durable_tasks.notifier.notify_on_commit import send_by_postgresql
 
 _PATIENCE = {
     "connect_timeout": 3, "tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 3,
@@ -21,7 +21,7 @@ _PATIENCE = {
 
 
 class NotificationWay:
-    """Listens on LISTEN_DATABASE, or on the database itself; tests are sent as every process sends its notes."""
+    """Listens on LISTEN_DATABASE, or on the database itself; its tests are sent as all notifications are."""
 
     name = "PostgreSQL"
     unheard = "a notification to itself did not come, as behind a transaction pooler"
@@ -42,19 +42,19 @@ class NotificationWay:
 
     def wait(self, seconds: float) -> Sequence[str]:
         """Return the notifications that came."""
-        return [note.payload for note in self._driver.notifies(timeout=seconds, stop_after=1)]
+        return [notification.payload for notification in self._driver.notifies(timeout=seconds, stop_after=1)]
 
-    def send(self, note: Note) -> bool:
+    def send(self, notification: Notification) -> bool:
         """Notify on a connection of ours to the database itself."""
         with own():
-            return send_by_postgresql(note)
+            return send_by_postgresql(notification)
 
     def doubtful(self) -> bool:
         """Return False: a broken connection is noticed by who waits on it."""
         return False
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()

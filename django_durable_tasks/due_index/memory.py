@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable
 from datetime import datetime
 
-from django_durable_tasks.nearby.due_index import Due
+from django_durable_tasks.due_index.types import Due
 
 _SLACK = 64
 

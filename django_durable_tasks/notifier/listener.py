@@ -1,7 +1,7 @@
-"""Wakes this process at once when a row that is due soon is born or moved: by PostgreSQL, by Redis, or not at all.
+"""Wakes the scheduler when a task that is due soon was created or moved: by PostgreSQL, by Redis, or not at all.
 
-Listeners prove what they promise: each sends itself a note at start and now and then. Behind a transaction pooler it
-does not come; then the state says so, and the poll, which never stops, finds the rows.
+Each listener tests its connection: it sends a notification to itself at start and every 30 s. Behind a transaction
+pooler the notification does not arrive. The state of the scheduler then says so, and its polls find the tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Protocol
 from django.db import connections
 
 from django_durable_tasks import conf
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.telling import INTERVAL
-from django_durable_tasks.nearby.wakeup_notes import Kind, Note, read
-from django_durable_tasks.nearby.wakeups_postgresql import NotificationWay
-from django_durable_tasks.nearby.wakeups_redis import ChannelWay
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.notifier.message import Kind, Notification, read
+from django_durable_tasks.notifier.notify_on_commit import INTERVAL
+from django_durable_tasks.notifier.postgresql import NotificationWay
+from django_durable_tasks.notifier.redis import ChannelWay
 from django_durable_tasks.rules.explanations import ago
 
-logger = logging.getLogger("django_durable_tasks.nearby")
+logger = logging.getLogger("django_durable_tasks.notifier")
 _NAMES = {"mysql": "this database", "sqlite": "SQLite"}
 _UNTESTED = "not tested yet"
 _GLANCE = 0.1
@@ -35,26 +35,26 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE, _DEAF_PAUSE = 0.5, 5.0, 60.0
 
 
 class Way(Protocol):
-    """One way in which notes come; each call may raise whatever its driver raises."""
+    """One transport of notifications. Every method may raise the errors of its driver."""
 
     name: str
     unheard: str
-    """Why the note that a listener sent itself may not have come."""
+    """Why a notification that a listener sent to itself may not arrive."""
 
     def open(self) -> None:
         """Begin to listen."""
 
     def wait(self, seconds: float) -> Sequence[str]:
-        """Return the notes that came, after so many seconds at most."""
+        """Return the notifications that arrived, after at most ``seconds``."""
 
-    def send(self, note: Note) -> bool:
-        """Send a note by this way alone; False where it did not leave."""
+    def send(self, notification: Notification) -> bool:
+        """Send a notification by this transport only; return False if it could not be sent."""
 
     def doubtful(self) -> bool:
-        """Return whether others of this process found the way broken."""
+        """Return whether another user of this transport in the process had an error."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
 class Listener(threading.Thread):
@@ -86,8 +86,14 @@ class Listener(threading.Thread):
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 logger.debug("Listening by %s failed.", self._way.name, exc_info=True)
             finally:
-                self._way.close()
+                self._hang_up()
             self._stop_asked.wait(self._pause)
+
+    def _hang_up(self) -> None:
+        try:
+            self._way.close()
+        except Exception:  # a broken connection may refuse to be closed, and this thread must not end
+            logger.debug("Closing the connection to %s failed.", self._way.name, exc_info=True)
 
     @property
     def told(self) -> str:
@@ -108,7 +114,7 @@ class Listener(threading.Thread):
                 self._lost(self._way.unheard)
                 self._pause = _LONGEST_PAUSE if self._way.doubtful() else _DEAF_PAUSE
                 return
-            self._hear([note for text in self._way.wait(self._patience()) if (note := read(text))])
+            self._hear([notification for text in self._way.wait(self._patience()) if (notification := read(text))])
 
     def _proved(self) -> bool:
         """Test the way when it is time to; False when a test has failed."""
@@ -117,7 +123,7 @@ class Listener(threading.Thread):
             return now - self._word_sent < _TEST_WITHIN
         if now >= self._test_at or self._way.doubtful():
             self._word, self._word_sent = uuid.uuid4().hex, now
-            return self._way.send(Note(Kind.TEST, datetime.now(UTC), self._word))
+            return self._way.send(Notification(Kind.TEST, datetime.now(UTC), self._word))
         return True
 
     def _patience(self) -> float:
@@ -127,8 +133,9 @@ class Listener(threading.Thread):
         wanted += [at - time.monotonic() for at in (self._echo_at, self._duties_at) if at is not None]
         return max(0.0, min(wanted))
 
-    def _hear(self, notes: Sequence[Note]) -> None:
-        rows, now = [note.at for note in notes if note.kind == Kind.ROWS], time.monotonic()
+    def _hear(self, notifications: Sequence[Notification]) -> None:
+        rows = [notification.at for notification in notifications if notification.kind == Kind.ROWS]
+        now = time.monotonic()
         if rows:
             # Who told may have been kept by its limiter from telling of the next rows: these are looked for once more.
             self._first, self._waking, self._echo_at = min(rows), True, now + _ECHO
@@ -138,8 +145,8 @@ class Listener(threading.Thread):
         if self._first is not None and (echo or (self._waking and now >= self._woke_at + _GAP)):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
-        self._hear_of_duties(now, any(note.kind == Kind.DUTIES for note in notes))
-        if any(note.kind == Kind.TEST and note.word == self._word for note in notes):
+        self._hear_of_duties(now, any(notification.kind == Kind.DUTIES for notification in notifications))
+        if any(notification.kind == Kind.TEST and notification.word == self._word for notification in notifications):
             self._word, self._test_at, self._pause, self._passed_at = "", now + _TEST_EVERY, _SHORTEST_PAUSE, now
             if not self.listening:
                 self.listening, self.why = True, ""
@@ -164,11 +171,11 @@ class Listener(threading.Thread):
 
 
 class Wakeups:
-    """All ways that this installation has; ``wake(at)`` is called from their threads and must return at once.
+    """The listeners of this installation; ``wake(at)`` is called from their threads and must return at once.
 
-    ``at`` is when the first of the new rows is due (UTC, may be past); an echo follows a wake after some 60 ms, because
-    rows born just after the first are not told of. ``duties()`` says that the leader has endings to tell or to count,
-    or a schedule that fires soon.
+    ``at`` is when the first of the tasks is due (UTC, may be in the past). Each call is repeated after about 60 ms,
+    because the process that notified sends nothing about tasks that it commits in the next 50 ms. ``duties()`` is
+    called if the leader has endings to resolve or to count, or a schedule that fires soon.
     """
 
     def __init__(self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None) -> None:
@@ -222,7 +229,7 @@ def _ways() -> tuple[list[Way], str]:
     """Return the ways that there are, and why there is none."""
     settings, found, why = conf.settings(), list[Way](), ""
     database: Any = connections[settings.DATABASE]
-    if redis_door.url() is not None:
+    if redis_client.url() is not None:
         found.append(ChannelWay())
     if database.vendor != "postgresql":
         why = f"{_NAMES.get(database.vendor, database.vendor)} sends no notifications; REDIS_URL would give wake-ups"

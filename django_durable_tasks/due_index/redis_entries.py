@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from django_durable_tasks.due_index.redis import instant_ms, keys, life_ms, mark_of, member_of, score_ms, script
+from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle.verifying_walks import Unreadable
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_door import Door
-from django_durable_tasks.nearby.redis_index import from_ms, instant_ms, keys, life_ms, member_of, script
 
 T = TypeVar("T")
 _BATCH = 500
@@ -39,7 +39,7 @@ class RedisEntries:
     def filled_until(self) -> datetime | None:
         """Return until when (UTC) the set claims to hold all waiting rows; None where it claims nothing."""
         (mark,) = self._ask(lambda client: [client.get(self._mark)])
-        return from_ms(int(mark)) if mark else None
+        return mark_of(mark)
 
     def number(self) -> int:
         """Return how many entries there are."""
@@ -51,14 +51,14 @@ class RedisEntries:
         while cursor or not begun:
             cursor, found = self._ask(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
             begun = True
-            yield {member: int(score) for member, score in found}
+            yield {member: score_ms(score) for member, score in found}
 
     def scores(self, members: Sequence[str]) -> dict[str, int]:
         """Return the scores of those of these members that are there."""
         found: dict[str, int] = {}
         for some in _batches(members):
             scores = self._ask(lambda client: client.zmscore(self._set, some))  # noqa: B023
-            found |= {member: int(score) for member, score in zip(some, scores, strict=True) if score is not None}
+            found |= {member: score_ms(score) for member, score in zip(some, scores, strict=True) if score is not None}
         return found
 
     def members(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:

@@ -1,7 +1,7 @@
-"""The door to Redis: short waits, and after one failure a pause, so that nobody waits for a Redis that is away.
+"""The Redis client of a process: short timeouts, and a pause after a failure, so that no caller waits for Redis.
 
-Each process has one door an address. A request loses at most one short wait; then the door is shut for some seconds,
-after which one caller at a time tries it. Each change of state is logged once.
+There is one client per address. A request waits for one short timeout at most. After a failure requests return their
+default at once for some seconds, then one caller at a time tries again. Each change of state is logged once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from django_durable_tasks import conf
 
-logger = logging.getLogger("django_durable_tasks.nearby")
+logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")
 WAIT = 0.5
 PAUSE = 5.0
@@ -60,7 +60,7 @@ class Door:
             return otherwise
         try:
             found = act(self.client)
-        except redis.RedisError as error:
+        except (redis.RedisError, OSError) as error:
             self._failed(error)
             return otherwise
         self._succeeded()
@@ -92,7 +92,7 @@ class Door:
         if was_shut is not None:
             logger.warning("Redis answers again; the due index and wake-ups go by it.")
 
-    def _failed(self, error: redis.RedisError) -> None:
+    def _failed(self, error: Exception) -> None:
         with self._lock:
             was_open = self._shut_until is None
             self._shut_until, self._probing_until = time.monotonic() + self._pause, 0.0
@@ -105,7 +105,8 @@ class Door:
 def _patience(read: float) -> dict[str, Any]:
     return {
         "socket_connect_timeout": WAIT, "socket_timeout": read, "retry": Retry(NoBackoff(), 0),
-        "decode_responses": True,
+        # Bytes that are not UTF-8 become surrogates and turn into the same bytes again, so that they can be removed.
+        "decode_responses": True, "encoding_errors": "surrogateescape",
     }  # fmt: skip
 
 

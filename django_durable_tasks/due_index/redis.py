@@ -3,10 +3,14 @@
 The score is the due instant in milliseconds, the member ``queue|priority|shard|id``. A hash beside it knows the member
 of each id, so that a moved row is found. Both end by themselves when nobody writes to them any more. A mark says until
 when the leader has filled the set: without it (emptied, flushed, never filled) the set is not relied on.
+
+Nothing that is found in Redis raises. A member or mark that cannot be parsed (another release's format, foreign bytes)
+and a key of another type are removed, counted and logged; the poll of the database finds the tasks.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,18 +19,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import redis
 from django.db import connections
 
 from django_durable_tasks import conf
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_door import Door
+from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.types import Due
 
+logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")
 _SCRIPTS = ("add", "discard", "pop", "peek", "filled")
 _BATCH = 500
 _FARTHEST = 5_000
 _SPARE = 3_600_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WRONG_TYPE = "WRONGTYPE"
+EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
+"""The milliseconds since 1970 that are a ``datetime``: years 1 to 9999. The script ``drop`` has the same numbers."""
 
 
 def scope() -> str:
@@ -57,6 +66,20 @@ def from_ms(value: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=value)
 
 
+def score_ms(score: float) -> int:
+    """Return a score as full milliseconds; infinite ones and those that are no date become the nearest date."""
+    return math.floor(max(EARLIEST_MS, min(score, LATEST_MS)))
+
+
+def mark_of(text: str | None) -> datetime | None:
+    """Return the instant (UTC) of a mark; None if there is none, or if it is not spelled as ``filled`` spells it."""
+    try:
+        found = from_ms(int(text or ""))
+    except (ValueError, OverflowError):
+        return None
+    return found if str(instant_ms(found)) == text else None
+
+
 @cache
 def script(name: str) -> str:
     """Return the text of a script that Redis runs as one step."""
@@ -68,9 +91,14 @@ def member_of(due: Due) -> str:
     return f"{due.queue}|{due.priority}|{due.shard}|{due.task_id}"
 
 
-def _due_of(member: str, score: str) -> Due:
-    queue, priority, shard, task_id = member.rsplit("|", 3)
-    return Due(from_ms(int(float(score))), queue, uuid.UUID(task_id), int(priority), int(shard))
+def _due_of(member: str, score: str) -> Due | None:
+    """Return the entry that a member and its score stand for; None if they do not parse."""
+    try:
+        member.encode()
+        queue, priority, shard, task_id = member.rsplit("|", 3)
+        return Due(from_ms(score_ms(float(score))), queue, uuid.UUID(task_id), int(priority), int(shard))
+    except (ValueError, OverflowError):
+        return None
 
 
 class RedisDueIndex:
@@ -85,6 +113,8 @@ class RedisDueIndex:
         self._scripts = {name: door.client.register_script(script(name)) for name in _SCRIPTS}
         self._untold = False
         self._filled_until: datetime | None = None
+        self.unreadable = 0
+        """How many members, marks and keys this process removed because they could not be read."""
 
     @property
     def filled_until(self) -> datetime | None:
@@ -94,10 +124,11 @@ class RedisDueIndex:
     @property
     def state(self) -> str:
         """Say whether rows come from Redis, or why and how often the database is polled for them."""
+        removed = f"; {self.unreadable} unreadable entries were removed" if self.unreadable else ""
         if self.filled_until is not None:
-            return "redis"
+            return f"redis{removed}"
         why = self._door.why or "the set in Redis is not filled"
-        return f"polling every {conf.settings().POLL:g} s: {why}"
+        return f"polling every {conf.settings().POLL:g} s: {why}{removed}"
 
     def add(self, rows: Iterable[Due]) -> None:
         """Remember these rows; while Redis is away they are left to the poll."""
@@ -114,7 +145,7 @@ class RedisDueIndex:
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due."""
         answer = self._ask("peek", [])
-        return from_ms(int(float(answer[1]))) if answer and answer[1] else None
+        return from_ms(score_ms(float(answer[1]))) if answer and answer[1] else None
 
     def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
         """Remove and return entries that are due; no other node gets them."""
@@ -123,7 +154,9 @@ class RedisDueIndex:
         wanted = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
         past = math.floor((now - _EPOCH) / timedelta(milliseconds=1))
         answer = self._ask("pop", [past, limit, max(_FARTHEST, 2 * limit), wanted])
-        return [_due_of(answer[n], answer[n + 1]) for n in range(1, len(answer), 2)]
+        read = {answer[n]: _due_of(answer[n], answer[n + 1]) for n in range(1, len(answer), 2)}
+        self._removed([member for member, due in read.items() if due is None])
+        return [due for due in read.values() if due is not None]
 
     def __len__(self) -> int:
         return int(self._through(lambda client: client.zcard(self._keys[0]), 0))
@@ -143,8 +176,38 @@ class RedisDueIndex:
         self._filled_until = until if done else None
         return bool(done)
 
+    def forget_mark(self) -> None:
+        """Take the mark away, so that the leader fills the set anew."""
+        self._through(lambda client: client.delete(self._keys[2]), 0)
+        self._filled_until = None
+
     def _through(self, act: Callable[[Any], T], otherwise: T) -> T:
-        return self._door.through(act, otherwise, probe=self._probe)
+        return self._door.through(lambda client: self._in_our_types(client, act), otherwise, probe=self._probe)
+
+    def _in_our_types(self, client: Any, act: Callable[[Any], T]) -> T:
+        """Return what ``act`` returns; keys that are not of our types are removed first if Redis refuses it for them.
+
+        All three go together: a set without its hash or a mark without its set would promise what is not there.
+        """
+        try:
+            return act(client)
+        except redis.ResponseError as error:
+            if _WRONG_TYPE not in str(error):
+                raise
+        client.delete(*self._keys)
+        self._removed(self._keys)
+        return act(client)
+
+    def _removed(self, texts: Sequence[str]) -> None:
+        if not texts:
+            return
+        if not self.unreadable:
+            logger.error(
+                "The due index in Redis holds what this release cannot read, such as %a: it is removed, and the tasks"
+                " are found by polling. Another program or release may write to the keys of %s.",
+                texts[0][:200], scope(),
+            )  # fmt: skip
+        self.unreadable += len(texts)
 
     def _tell(self, name: str, arguments: Sequence[str]) -> None:
         """Change the set. A change that was lost is owned up to: the mark goes, and the leader fills the set again."""
@@ -159,7 +222,10 @@ class RedisDueIndex:
 
     def _ask(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         answer: list[Any] = self._through(lambda _: self._scripts[name](keys=self._keys, args=arguments), [])
-        self._filled_until = from_ms(int(answer[0])) if answer and answer[0] else None
+        self._filled_until = mark_of(answer[0]) if answer else None
+        if answer and answer[0] and self._filled_until is None:
+            self.forget_mark()
+            self._removed([answer[0]])
         return answer
 
 

@@ -1,14 +1,14 @@
-"""Wake-ups by a channel of Redis."""
+"""Notifications by a Redis channel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.redis_index import scope
-from django_durable_tasks.nearby.telling import send_by_redis
-from django_durable_tasks.nearby.wakeup_notes import Note, wake_channel
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import scope
+from django_durable_tasks.notifier.message import Notification, wake_channel
+from django_durable_tasks.notifier.notify_on_commit import send_by_redis
 
 _MOST = 500
 
@@ -25,7 +25,7 @@ class ChannelWay:
 
     def open(self) -> None:
         """Connect and subscribe; raises RedisError."""
-        self._client = redis_door.listening_client(redis_door.url() or "")
+        self._client = redis_client.listening_client(redis_client.url() or "")
         self._subscription = self._client.pubsub(ignore_subscribe_messages=True)
         self._subscription.subscribe(wake_channel(scope()))
 
@@ -38,17 +38,17 @@ class ChannelWay:
             message = self._subscription.get_message()
         return found
 
-    def send(self, note: Note) -> bool:
+    def send(self, notification: Notification) -> bool:
         """Publish through the door, as every process does."""
-        return send_by_redis(note)
+        return send_by_redis(notification)
 
     def doubtful(self) -> bool:
         """Return whether the door is shut."""
-        door = redis_door.door()
+        door = redis_client.door()
         return door is None or not door.open()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         subscription, self._subscription = self._subscription, None
         client, self._client = self._client, None
         if subscription is not None:

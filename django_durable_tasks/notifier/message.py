@@ -1,4 +1,4 @@
-"""What is said in a wake-up, and on which channel: a few bytes, the same for PostgreSQL and Redis."""
+"""The notification that wakes schedulers, and its channel: the same few bytes for PostgreSQL and Redis."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 
 from django_durable_tasks import conf
-from django_durable_tasks.nearby.redis_index import from_ms, instant_ms
+from django_durable_tasks.due_index.redis import from_ms, instant_ms
 
 CHANNEL = "durable_tasks_wake"
-"""The channel in PostgreSQL, where each database has its own channels; the region stands in the note."""
+"""The channel in PostgreSQL, where each database has its own channels; the notification names the region."""
 
 
 def wake_channel(scope: str) -> str:
@@ -19,7 +19,7 @@ def wake_channel(scope: str) -> str:
 
 
 class Kind(StrEnum):
-    """What a note says."""
+    """What a notification is about."""
 
     ROWS = "rows"
     DUTIES = "duties"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Notification:
     """Rows are due from ``at`` on (UTC), or the leader has work, or a listener asks whether it hears itself."""
 
     kind: Kind
@@ -35,15 +35,15 @@ class Note:
     word: str = ""
 
     def spelled(self) -> str:
-        """Return the note as text."""
+        """Return the notification as text."""
         return f"{conf.settings().REGION}|{self.kind}|{instant_ms(self.at)}|{self.word}"
 
 
-def read(text: str) -> Note | None:
-    """Return the note that this text is; None for another region's, and for what is no note."""
+def read(text: str) -> Notification | None:
+    """Parse a notification; None if it is of another region or cannot be parsed."""
     region, _, rest = text.partition("|")
     kind, _, rest = rest.partition("|")
     stamp, _, word = rest.partition("|")
     if region != conf.settings().REGION or kind not in set(Kind) or not stamp.isdecimal() or len(stamp) > 14:
         return None
-    return Note(Kind(kind), from_ms(int(stamp)), word)
+    return Notification(Kind(kind), from_ms(int(stamp)), word)

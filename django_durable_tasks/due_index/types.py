@@ -1,4 +1,4 @@
-"""The index of rows that are due soon: one question, two forms (in memory, and in Redis for all nodes together)."""
+"""The entry of a due index, and the interface that its implementations in memory and in Redis share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tells of rows that will be due soon, after the commit that made them so: to the index in Redis, and to schedulers.
+"""After a commit, adds tasks that are due soon to the index in Redis and notifies the schedulers.
 
-It is a convenience and never a duty: what is not told, the poll finds. Where there is neither Redis nor PostgreSQL
-nothing is done at all. A process tells at most once in ``INTERVAL`` seconds; who hears looks again after that time.
+Nothing depends on it: polls find every task that was not announced. Without Redis and PostgreSQL it does nothing. A
+process sends at most one notification per ``INTERVAL`` seconds; a scheduler that receives one polls again after that.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from django.db import Error, connections, transaction
 from django.utils import timezone
 
 from django_durable_tasks import conf
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import RedisDueIndex, scope
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle.reckoning import reckoned_now
 from django_durable_tasks.lifecycle.statements import statement
 from django_durable_tasks.models import Task
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_index import RedisDueIndex, scope
-from django_durable_tasks.nearby.wakeup_notes import CHANNEL, Kind, Note, wake_channel
+from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification, wake_channel
 from django_durable_tasks.rules.states import Status
 
-logger = logging.getLogger("django_durable_tasks.nearby")
+logger = logging.getLogger("django_durable_tasks.notifier")
 INTERVAL = 0.05
 _SKEW = timedelta(seconds=600)
 _PAGE = 500
@@ -58,7 +58,7 @@ class Limiter:
 class _Batch:
     """The one on-commit hook of a transaction (and savepoint): what it changed."""
 
-    def __init__(self, teller: Teller, savepoints: frozenset[str]) -> None:
+    def __init__(self, teller: OnCommitNotifier, savepoints: frozenset[str]) -> None:
         self.teller, self.savepoints = teller, savepoints
         self.born: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
         self.moved: list[uuid.UUID] = []
@@ -71,13 +71,13 @@ class _Batch:
         self.teller.tell(self)
 
 
-class Teller:
+class OnCommitNotifier:
     """What ``ports.due`` is bound to."""
 
     def __init__(self) -> None:
         self._rows, self._duties = Limiter(INTERVAL), Limiter(INTERVAL)
         self._index: RedisDueIndex | None = None
-        self._index_door: redis_door.Door | None = None
+        self._index_door: redis_client.Door | None = None
 
     def born(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take in the values of new rows; those that wait and are due within the horizon are told."""
@@ -92,7 +92,7 @@ class Teller:
 
     def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
         """Take in that rows wait for another instant; without ``at`` (retries, rows handed back) nobody is woken."""
-        heard = _anybody() if at is not None else redis_door.url() is not None
+        heard = _anybody() if at is not None else redis_client.url() is not None
         if not ids or not heard or (batch := self._batch()) is None:
             return
         batch.moved += ids
@@ -125,14 +125,14 @@ class Teller:
             soon = now + timedelta(seconds=lookahead())
             first = min([(row.at, row.queue) for row in rows] + [(at, "") for at in batch.moved_to], default=None)
             if first is not None and first[0] <= soon and self._rows.allows():
-                send(Note(Kind.ROWS, *first))
+                send(Notification(Kind.ROWS, *first))
             if any(at is None or at <= soon for at in batch.duties) and self._duties.allows():
-                send(Note(Kind.DUTIES, now))
+                send(Notification(Kind.DUTIES, now))
         except Error:
             logger.debug("A wake-up was not sent; the poll finds the rows.", exc_info=True)
 
     def _shared_index(self) -> RedisDueIndex | None:
-        door = redis_door.door()
+        door = redis_client.door()
         if door is None:
             return None
         if self._index is None or self._index_door is not door:
@@ -159,11 +159,11 @@ class Teller:
 
 def _horizon() -> timedelta:
     settings = conf.settings()
-    return timedelta(seconds=settings.DUE_HORIZON if redis_door.url() is not None else lookahead())
+    return timedelta(seconds=settings.DUE_HORIZON if redis_client.url() is not None else lookahead())
 
 
 def _anybody() -> bool:
-    return redis_door.url() is not None or _notifies()
+    return redis_client.url() is not None or _notifies()
 
 
 def _notifies() -> bool:
@@ -197,23 +197,23 @@ def _pages(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
         yield ids[first : first + _PAGE]
 
 
-def send(note: Note) -> bool:
-    """Send a note to all listeners, by Redis where it answers, else by PostgreSQL; return whether it left."""
-    return send_by_redis(note) or send_by_postgresql(note)
+def send(notification: Notification) -> bool:
+    """Send a notification to all listeners, by Redis where it answers, else by PostgreSQL; return whether it left."""
+    return send_by_redis(notification) or send_by_postgresql(notification)
 
 
-def send_by_redis(note: Note) -> bool:
-    """Publish a note in Redis; False where there is none, it is away, or nobody listens there."""
-    door = redis_door.door()
-    channel, payload = wake_channel(scope()), note.spelled()
+def send_by_redis(notification: Notification) -> bool:
+    """Publish a notification in Redis; False where there is none, it is away, or nobody listens there."""
+    door = redis_client.door()
+    channel, payload = wake_channel(scope()), notification.spelled()
     return door is not None and door.through(lambda client: client.publish(channel, payload) > 0, False)
 
 
-def send_by_postgresql(note: Note) -> bool:
+def send_by_postgresql(notification: Notification) -> bool:
     """Notify on this thread's connection, outside any transaction; False on another database. Raises Error."""
     sql = statement("notify")
     if sql is None:
         return False
     with connections[conf.settings().DATABASE].cursor() as cursor:
-        cursor.execute(sql, {"channel": CHANNEL, "payload": note.spelled()})
+        cursor.execute(sql, {"channel": CHANNEL, "payload": notification.spelled()})
     return True

@@ -1,4 +1,7 @@
-"""Fills the due index in Redis from the database: the leader's part, in bounded steps that each leave a true mark."""
+"""Loads the due index in Redis from the database, on the leader, in bounded steps.
+
+After each step a mark in Redis says until which instant the index is complete.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import time
 from datetime import datetime, timedelta
 
 from django_durable_tasks import conf
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import RedisDueIndex, from_ms, instant_ms
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle import claims
 from django_durable_tasks.lifecycle.heads import heads
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_index import RedisDueIndex, from_ms, instant_ms
 
 _PAGE = 2_000
 _WINDOW = timedelta(seconds=15)
 _MOST = 100_000
 _AT_ONCE = 1.0
+_PLAUSIBLE = timedelta(hours=1)
+"""A mark further ahead of the horizon was not set by a leader with settings like ours: it promises too much."""
 
 
 def fill(now: datetime) -> int:
@@ -24,7 +29,7 @@ def fill(now: datetime) -> int:
     Goes on where the mark stands, for about a second, and stops at about 100,000 entries. The mark is set to what was
     read: all rows that are due before it are in the set. Raises Error for a database that is away.
     """
-    door = redis_door.door()
+    door = redis_client.door()
     if door is None or not door.open():
         return 0
     index, end, read = RedisDueIndex(door, probe=False), time.monotonic() + _AT_ONCE, 0
@@ -32,6 +37,9 @@ def fill(now: datetime) -> int:
     if not door.open():
         return 0
     filled = index.filled_until
+    if filled is not None and filled > now + timedelta(seconds=conf.settings().DUE_HORIZON) + _PLAUSIBLE:
+        index.forget_mark()
+        filled = None
     reached = _whole(now) if filled is None or filled < now else filled
     horizon = from_ms(instant_ms(now + timedelta(seconds=conf.settings().DUE_HORIZON)))
     queues = [queue for queue, head in heads().items() if head <= horizon]
