@@ -8,7 +8,7 @@ from itertools import islice
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
-from django_durable_tasks.lifecycle import leadership, ledger, slots, transitions
+from django_durable_tasks.lifecycle import fire_times, leadership, ledger, slots, transitions
 from django_durable_tasks.lifecycle.agendas import agenda_of, check, readable
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.edges import runs
@@ -61,10 +61,13 @@ def _fire(row: RecurringTask, planned: Planned, following: Planned | None) -> Fi
 
 
 def explain(row: RecurringTask, at: datetime) -> str:
-    """Say what became or will become of the fire time at this instant (aware), and why."""
+    """Say what became or will become of the fire time at this instant (aware), and why.
+
+    An instant of whole seconds names the one fire time within that second.
+    """
     when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
     try:
-        return account(_facts(found, when))
+        return account(_facts(found, fire_times.meant(found, when)))
     except (InvalidSchedule, InvalidCalendar) as broken:
         return f"{found.name} cannot fire at all: {broken}"
 
@@ -75,6 +78,7 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
     agenda, now = agenda_of(row), database_now()
     before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
     meets = agenda.next(when - _INSTANT)
+    there = meets is not None and meets.at <= fire_times.end_of(when)
     lease = SchedulerLease.objects.using(transitions.database()).filter(name=leadership.office(), expires_at__gt=now)
     return Facts(
         at=when, now=now, name=row.name, task=row.task, status=row.status, status_reason=row.status_reason,
@@ -82,7 +86,7 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
         declared_at=row.created_at, edited_at=row.updated_at, watermark=row.watermark_at, ledger_from=row.ledger_from,
         next_run_at=row.next_run_at, lines=_lines(row, when), planned=planned,
         fire=_fire(row, planned, agenda.next(planned.at)) if isinstance(planned, Planned) else None,
-        runs_then=meets.nominal if meets and meets.at == when else None,
+        runs_then=meets.nominal if meets and there else None, start=row.start_time, end=row.end_time,
         before=before.nominal if before else None, after=after.nominal if after else None,
         known=registry.find(row.task) is not None, led=lease.exists(), poll=conf.settings().POLL,
     )  # fmt: skip

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.lifecycle import (
     allowances,
     parking,
+    queues,
     records,
     scheduling,
     transitions,
@@ -24,6 +26,7 @@ from django_durable_tasks.lifecycle import (
 )
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.building import Builder, Growth
@@ -46,15 +49,20 @@ class Refusal(StrEnum):
     EXPIRED = "EXPIRED"
     PAUSED = "PAUSED"
     DUPLICATE = "DUPLICATE"
+    MISROUTED = "MISROUTED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run runs: the node's id, the worker's name, and the lease (seconds) of its run."""
+    """Where a run runs: the node's id, the worker's name, and the lease (seconds) of its run.
+
+    ``queues``: the names of the queue from which its message was consumed, the first is its own; empty if unknown.
+    """
 
     node: uuid.UUID
     worker: str
     lease: float
+    queues: tuple[str, ...] = ()
 
 
 def open_run(
@@ -73,9 +81,9 @@ def open_run(
     """
     if unique_for is not None and _is_duplicate(task_id, epoch, unique_for, place, celery_id):
         return Refusal.DUPLICATE
-    columns = transitions.start(task_id, epoch, run_id or uuid.uuid4(), place.node, place.lease, name)
+    columns = transitions.start(task_id, epoch, run_id or uuid.uuid4(), place.node, place.lease, name, place.queues)
     if columns is None:
-        return _refusal(task_id, epoch)
+        return _refusal(task_id, epoch, place)
     return run_of(columns, place.node, celery_id)
 
 
@@ -124,7 +132,7 @@ def _aware(value: datetime) -> datetime:
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
-def _refusal(task_id: uuid.UUID, epoch: int) -> Refusal:
+def _refusal(task_id: uuid.UUID, epoch: int, place: Place) -> Refusal:
     row = transitions.tasks().filter(pk=task_id).only("status", "epoch", "queue", "expires_at", "reason").first()
     if row is None:
         return Refusal.MISSING
@@ -134,6 +142,9 @@ def _refusal(task_id: uuid.UUID, epoch: int) -> Refusal:
     if row.expires_at is not None and row.expires_at <= database_now():
         transitions.expire(this, 1)
         return Refusal.EXPIRED
+    if place.queues and row.queue not in place.queues:
+        queues.count_misrouted(row.queue, place.queues[0])
+        return Refusal.MISROUTED
     if QueueControl.objects.using(transitions.database()).filter(name=row.queue, paused_at__isnull=False).exists():
         transitions.hand_back(this, 0)
         return Refusal.PAUSED
@@ -143,7 +154,7 @@ def _refusal(task_id: uuid.UUID, epoch: int) -> Refusal:
 def _is_duplicate(task_id: uuid.UUID, epoch: int, unique_for: float, place: Place, celery_id: str) -> bool:
     this = transitions.tasks().filter(pk=task_id, status=Status.QUEUED, epoch=epoch)
     row = this.first()
-    if row is None or row.unique_key is None:
+    if row is None or row.unique_key is None or (place.queues and row.queue not in place.queues):
         return False
     recent = transitions.tasks().filter(
         tenant_id=row.tenant_id, unique_key=row.unique_key, status=Status.SUCCESS,
@@ -230,7 +241,9 @@ def spent(run: Run) -> Budgets:
     )
 
 
-@through_deadlocks
+_isolation = Isolation[uuid.UUID]("the run of task")
+
+
 def end_runs(
     question: TaskQuerySet,
     outcome_of: Callable[[Task], Outcome],
@@ -239,7 +252,27 @@ def end_runs(
     worker: str = "",
     celery_id: str = "",
 ) -> dict[uuid.UUID, Verdict]:
-    """End the RUNNING rows of the question: status, budgets, log rows and dead letters in one transaction."""
+    """End the RUNNING rows of the question: status, budgets, log rows and dead letters in one transaction.
+
+    With a limit (sweeps over rows of several owners) a row that cannot be ended is postponed; the others go on.
+    """
+    end = partial(_end_runs, outcome_of=outcome_of, worker=worker, celery_id=celery_id)
+    if limit is None:
+        return end(question, None)
+    postponed = _isolation.postponed()
+    these = question.exclude(pk__in=postponed) if postponed else question
+    done = _isolation.batch(
+        lambda: end(these, limit),
+        lambda: list(these.filter(status=Status.RUNNING).values_list("pk", flat=True)[:limit]),
+        lambda task_id: end(question.filter(pk=task_id), 1),
+    )
+    return {task_id: verdict for verdicts in done for task_id, verdict in verdicts.items()}
+
+
+@through_deadlocks
+def _end_runs(
+    question: TaskQuerySet, limit: int | None, *, outcome_of: Callable[[Task], Outcome], worker: str, celery_id: str
+) -> dict[uuid.UUID, Verdict]:
     with transitions.atomic():
         rows = transitions.locked_runs(question, limit)
         closings, ends, cases = [], [], []
@@ -250,7 +283,8 @@ def end_runs(
                 task=row, log=verdict.log, outcome=outcome, worker=worker, celery_id=celery_id or _celery_id(row)
             )
             delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else 0.0
-            ends.append(End(task_id=row.pk, epoch=row.epoch, verdict=verdict, delay=delay, error=outcome.error))
+            ends.append(End(task_id=row.pk, epoch=row.epoch, verdict=verdict, delay=delay, error=outcome.error,
+                            max_attempts=outcome.max_attempts))  # fmt: skip
             closings.append(closing)
             if verdict.status == Status.FAILED:
                 cases.append((closing, verdict.reason))
@@ -282,12 +316,23 @@ def _backoff(row: Task) -> float:
     known = registry.find(row.name)
     retry = known.options.retry if known else RetryPolicy()
     try:
-        return retry.delay(row.failures + 1, random.random())
+        if not callable(retry.backoff):
+            return retry.delay(row.failures + 1, random.random())
+        with transitions.atomic():  # a savepoint: a query of the callable's that fails must not abort the ending
+            return retry.delay(row.failures + 1, random.random())
     except Exception:
         logger.exception("backoff=... of %s failed; the default wait is taken instead.", row.name)
         return RetryPolicy().delay(row.failures + 1, random.random())
 
 
-def heartbeat(beats: Sequence[tuple[uuid.UUID, int, uuid.UUID, float, str | None]]) -> dict[uuid.UUID, bool]:
-    """Renew the leases of runs; return those still owned, with whether somebody asked them to stop."""
+def heartbeat(beats: Sequence[transitions.Beat]) -> dict[uuid.UUID, bool]:
+    """Renew the leases of runs; return those renewed, with whether their cancellation was requested.
+
+    A run whose row another transaction has locked is left out; ``still_owned`` tells it from a run that was lost.
+    """
     return transitions.heartbeat(beats)
+
+
+def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:
+    """Return which of these runs still own their rows."""
+    return transitions.still_owned(beats)

@@ -14,13 +14,14 @@ from django.db import IntegrityError
 from django.db.models import Case, Value, When
 
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
-from django_durable_tasks.lifecycle import births, dead_letters, ledger, slots, transitions
+from django_durable_tasks.lifecycle import births, dead_letters, fire_times, ledger, slots, transitions
 from django_durable_tasks.lifecycle.agendas import agenda_of, fire_times_of
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.schedules import locked, recurring
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.task import HELD
+from django_durable_tasks.rules.accounts import no_fires_within, not_a_fire_time
 from django_durable_tasks.rules.agenda import Action, Planned, Stretch
 from django_durable_tasks.rules.backfills import Deed, Report, Reprocess, Step, Told, step
 from django_durable_tasks.rules.durations import instant
@@ -40,6 +41,8 @@ def backfill(
 ) -> Report:  # fmt: skip
     """Run the fire times of [start, end] (aware; by the schedule as it is now) that have no run; return what was done.
 
+    An ``end`` of whole seconds includes the one fire time within that second.
+
     ``reprocess`` FAILED or ALL also replays the tasks that failed, or all that have ended: the same rows, never second
     ones. A fire that started a workflow runs again under ALL only, once that has ended, and starts it anew: a second
     run with an id of its own; what failed inside a run is retried there. At most ``concurrency`` of them run at a time,
@@ -55,6 +58,7 @@ def backfill(
         now = database_now()
         found = recurring().get(pk=row.pk) if dry_run else locked(row)
         _refuse(found, first, last, now)
+        last = min(now, max(last, fire_times.meant(found, last)))
         fires = _fire_times(found, first, last, limit)
         lines = _lines(found, first, last)
         steps = _steps(found, fires, lines, wish)
@@ -62,7 +66,22 @@ def backfill(
             ordered = steps if way == CatchUpOrder.OLDEST else steps[::-1]
             done = _Backfill(found, now, concurrency, by).carry_out(ordered, lines)
             steps = sorted(done, key=lambda one: one.fire_time)
-    return Report(start=first, end=last, dry_run=dry_run, steps=tuple(steps))
+        remark = _remark(found, first, last, any_fires=bool(steps))
+    return Report(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
+
+
+def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bool) -> str:
+    """Return why the range, or a part of it, holds no fire time; empty if nothing needs an explanation."""
+    if start < row.start_time:
+        first = agenda_of(row).next(row.start_time - _INSTANT) if end < row.start_time else None
+        return not_a_fire_time(row.name, start, (row.start_time, None), (None, first.nominal if first else None))
+    if row.end_time is not None and end > row.end_time:
+        return not_a_fire_time(row.name, end, (None, row.end_time), (None, None))
+    if any_fires:
+        return ""
+    times = fire_times_of(row)
+    near = [one.nominal if one else None for one in (times.previous(start), times.next(end))]
+    return no_fires_within(row.name, (start, end), (near[0], near[1]))
 
 
 def _word(option: str, value: str, words: Any) -> Any:

@@ -15,6 +15,7 @@ from django_durable_tasks.lifecycle.ledger import Entry
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.task import HELD, new_task_id
 from django_durable_tasks.rules.agenda import Planned
+from django_durable_tasks.rules.key_templates import formatted
 from django_durable_tasks.rules.options import CallOptions, call_options
 from django_durable_tasks.rules.overlaps import Verdict
 from django_durable_tasks.rules.recurring import Fate, Overlap
@@ -56,7 +57,7 @@ def slot_of(row: RecurringTask) -> str | None:
         return None
     if not row.overlap_key:
         return f"recurring:{row.pk}"
-    key = scheduling.formatted("overlap_key", row.overlap_key, row.args, {**row.kwargs, "task": row.task})
+    key = formatted("overlap_key", row.overlap_key, row.args, {**row.kwargs, "task": row.task})
     return f"{row.tenant_id}:{key}"[:200]
 
 

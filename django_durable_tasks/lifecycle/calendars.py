@@ -25,13 +25,14 @@ _NAMED = 5
 
 def upsert(
     name: str, *, working_days: Sequence[int] | None = None, days: Iterable[SpecialDay] | None = None,
-    description: str | None = None, origin: str | None = None, tenant: Any = None,
+    description: str | None = None, origin: str | None = None, tenant: Any = None, revision: int | None = None,
 ) -> Calendar:  # fmt: skip
     """Create the calendar of this name or change the one there is; what is None stays, on a new one Monday to Friday.
 
     ``days`` are all its dates: those that it had are replaced. The schedules that name it get their next fire by it.
     Raises InvalidCalendar for days that cannot be used, for no working day at all (also together with the other
     calendars of a schedule), and where a schedule would never fire again; nothing is written then.
+    With ``revision`` it changes the calendar only at this revision, else raises TransitionRefused.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -42,6 +43,8 @@ def upsert(
         try:
             with transitions.atomic():
                 pk = _locked(name, tenant_id)
+                if revision is not None and not _calendars().filter(pk=pk, revision=revision).exists():
+                    raise TransitionRefused(f"Calendar {name!r} was changed meanwhile: read it again.")
                 _write(pk, name, working_days, special, values)
                 _replan(name, tenant_id)
             break

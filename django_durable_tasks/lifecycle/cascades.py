@@ -18,16 +18,15 @@ from django.db.models import Exists, OuterRef
 
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import dependencies, edges, transitions
-from django_durable_tasks.lifecycle.deadlocks import code_of, through_deadlocks
+from django_durable_tasks.lifecycle.deadlocks import LOCKED, code_of, through_deadlocks
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.watching import Watch, watching
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.states import OPEN, Status
 
 T = TypeVar("T")
 _MANY = 2_000
 _PATIENCE = 5
 """How many seconds a preview waits for a row that somebody else holds."""
-_TOO_LATE = {"55P03", 1205}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,11 @@ class Operation:
         for some in in_parts(sorted(ids)):
             these = transitions.tasks().filter(pk__in=some)
             transitions.cancel(these, why)
-            running = list(these.filter(status=Status.RUNNING, cancel_requested_at=None).values_list("pk", flat=True))
-            if running:
-                transitions.request_cancel(these.filter(pk__in=running), why)
-                self.asked.update(running)
+            # In a caller's transaction a RUNNING row is not locked: a retry may have made it wait since.
+            left = list(these.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True))
+            if left:
+                transitions.request_cancel(these.filter(pk__in=left), why)
+                self.asked.update(left)
 
 
 def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
@@ -84,7 +84,7 @@ def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
     try:
         return _once(act, dry_run)
     except OperationalError as error:
-        if dry_run and code_of(error) in _TOO_LATE:
+        if dry_run and code_of(error) in LOCKED:
             raise TransitionRefused(
                 f"Rows of this graph are held by other work for more than {_PATIENCE} s: ask again."
             ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -17,13 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from django.core import mail
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
+from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle.statements import text
+
+_LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
+"""Imported when it is needed: it needs a driver of PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,12 @@ class _Pool:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.free: dict[tuple[str, Patience], list[BaseDatabaseWrapper]] = defaultdict(list)
+        self.idle_since: weakref.WeakKeyDictionary[BaseDatabaseWrapper, float] = weakref.WeakKeyDictionary()
         self.all: set[BaseDatabaseWrapper] = set()
 
 
+IDLE_FOR = 60.0
+"""Close a connection that was not used for so many seconds, while others are in use."""
 _pool = _Pool()
 _forgotten: list[_Pool] = []
 
@@ -124,12 +133,15 @@ def _options_for(vendor: str, patience: Patience, options: dict[str, Any], prepa
     options.pop("pool", None)
     if vendor == "postgresql":
         options |= {"server_side_binding": True, "prepare_threshold": 1 if prepared else None}
+        # Our statements lock rows and judge what the lock shows; a stricter level would raise an error instead.
+        options["isolation_level"] = import_string(_LEVELS).READ_COMMITTED
         # Keepalives too: a server that vanished after it took the statement would be waited for for two hours.
         alive = {"keepalives_idle": 5, "keepalives_interval": 3, "keepalives_count": 3}
         options = {"connect_timeout": 3, "tcp_user_timeout": 10_000} | alive | options
     elif vendor == "mysql":
         wait = max(1, round(patience.statement))
         options = {"connect_timeout": 3} | options | {"read_timeout": wait, "write_timeout": wait}
+        options["isolation_level"] = "read committed"
     return options
 
 
@@ -140,6 +152,7 @@ def _limits_for(vendor: str, patience: Patience) -> list[str]:
             f"SET statement_timeout = {statement}",
             f"SET lock_timeout = {lock}",
             f"SET idle_in_transaction_session_timeout = {idle}",
+            "SET default_transaction_isolation = 'read committed'",
         ]
     if vendor == "mysql":
         # The comment is a statement to MariaDB only: MySQL has no limit for a transaction that sleeps.
@@ -158,9 +171,13 @@ def _create(alias: str, patience: Patience) -> BaseDatabaseWrapper:
     connection.ensure_connection()
     # Behind a pooler, by Django's own mark, a SET would stay on a session that others will use.
     limits = [] if settings.get("DISABLE_SERVER_SIDE_CURSORS") else _limits_for(vendor, patience)
-    with connection.cursor() as cursor:
-        for limit in limits:
-            cursor.execute(limit)
+    try:
+        with connection.cursor() as cursor:
+            for limit in limits:
+                cursor.execute(limit)
+    except BaseException:
+        _drop(connection)
+        raise
     if limits:
         _bounded.add(connection)
     return connection
@@ -179,8 +196,9 @@ def bound_transaction(patience: Patience = WORK) -> None:
     sql = text("bound", connection.vendor)
     if sql is None or connection in _bounded or not connection.in_atomic_block:
         return
+    limits = {"lock": patience.lock, "statement": patience.statement, "idle": patience.idle}
     with connection.cursor() as hand:
-        hand.execute(sql, {"lock": f"{round(1000 * patience.lock)}ms", "idle": f"{round(1000 * patience.idle)}ms"})
+        hand.execute(sql, {name: f"{round(1000 * wait)}ms" for name, wait in limits.items()})
 
 
 def _borrow(alias: str, patience: Patience) -> BaseDatabaseWrapper:
@@ -237,10 +255,25 @@ def _lend(alias: str, patience: Patience, before: BaseDatabaseWrapper) -> Iterat
         # After any other exception the driver may have been hit in the middle of a statement: not to be trusted.
         connections[alias] = before
         if sound:
-            with _pool.lock:
-                _pool.free[alias, patience].append(connection)
+            _give_back(alias, patience, connection)
         else:
             _drop(connection)
+
+
+def _give_back(alias: str, patience: Patience, connection: BaseDatabaseWrapper) -> None:
+    """Keep a connection for the next borrower, and close the one that nobody has wanted for longest, if for long.
+
+    The last one given back is lent first, so that after a peak those at the front of the list fall idle.
+    """
+    now, idle = time.monotonic(), None
+    with _pool.lock:
+        free = _pool.free[alias, patience]
+        free.append(connection)
+        _pool.idle_since[connection] = now
+        if len(free) > 1 and now - _pool.idle_since.get(free[0], now) > IDLE_FOR:
+            idle = free.pop(0)
+    if idle is not None:
+        _drop(idle)
 
 
 def cursor() -> Any:
@@ -257,6 +290,27 @@ def cursor() -> Any:
         driver.prepare_threshold = 1
     # What Django's own cursor() does, around a cursor that binds on the server.
     return connection._prepare_cursor(connection.Database.Cursor(driver))
+
+
+def in_transaction() -> bool:
+    """Return whether this thread's connection to the tables is in a transaction, and so may hold a pooler's slot."""
+    connection = connections[conf.settings().DATABASE]
+    if connection.in_atomic_block or connection.connection is None:
+        return bool(connection.in_atomic_block)
+    return not connection.get_autocommit()
+
+
+def in_test_run() -> bool:
+    """Return whether Django's test runner has set this process up.
+
+    It drops its database at the end, which PostgreSQL refuses while one of our connections is open.
+    """
+    return hasattr(mail, "outbox")
+
+
+def has_one_connection() -> bool:
+    """Return whether the tables live in an in-memory SQLite database, which no second connection can see."""
+    return _in_memory(conf.settings().DATABASE)
 
 
 def on_sqlite() -> bool:

@@ -1,4 +1,4 @@
-"""A transaction that the database chose to end a deadlock is done again.
+"""A transaction that the database ended because of a deadlock or a serialization failure is done again.
 
 Rows are locked in primary-key order, but who follows a graph downwards learns which rows it needs only while it holds
 others, and two who do so may wait for each other. The database ends one of them whole (PostgreSQL documentation 13.3.4,
@@ -18,7 +18,10 @@ from django_durable_tasks import conf
 P = ParamSpec("P")
 R = TypeVar("R")
 _TRIES = 5
-_DEADLOCKS = frozenset({"40P01", 1213})
+SERIALIZATION_FAILURE = "40001"
+_DEADLOCKS = frozenset({"40P01", SERIALIZATION_FAILURE, 1213})
+LOCKED = frozenset({"55P03", 1205})
+"""A row stayed locked for longer than the connection waits (``code_of``)."""
 
 
 def code_of(error: OperationalError) -> Any:
@@ -28,7 +31,10 @@ def code_of(error: OperationalError) -> Any:
 
 
 def through_deadlocks(act: Callable[P, R]) -> Callable[P, R]:
-    """Let a verb, which is one transaction, be done again after a deadlock; in a transaction of the caller it fails."""
+    """Let a verb, which is one transaction, be done again after a deadlock or a serialization failure.
+
+    In a transaction of the caller it fails: only the caller can do that again.
+    """
 
     @functools.wraps(act)
     def again(*args: P.args, **kwargs: P.kwargs) -> R:

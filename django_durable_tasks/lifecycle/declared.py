@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import IntegrityError
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.lifecycle import schedules, transitions, watermarks
 from django_durable_tasks.lifecycle.clock import database_now
@@ -73,7 +73,7 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
 
 def _of_settings() -> list[Declaration]:
     schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().AUDIT
-    ours = [] if audit is None else [Declaration(AUDIT, AUDIT, {"cron": audit}, SETTINGS)]
+    ours = [] if audit is None else [Declaration(AUDIT, AUDIT, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
     return ours + [
         Declaration(name, given["task"], {key: value for key, value in given.items() if key != "task"}, SETTINGS)
         for name, given in schedules_.items()
@@ -152,7 +152,7 @@ def _standing(row: RecurringTask) -> dict[str, Any]:
 def _defaults() -> dict[str, Any]:
     """Return what a column is where nothing was declared; those without a default cannot be taken back."""
     specs = (spec for spec in RecurringTask._meta.concrete_fields if spec.has_default() or spec.null)
-    return {spec.attname: spec.get_default() for spec in specs}
+    return {spec.attname: spec.get_default() for spec in specs} | {"time_zone": ports.schedule_zone()}
 
 
 # Making it so -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from django.db.models import Exists, OuterRef
@@ -19,6 +20,7 @@ from django_durable_tasks import conf, ports
 from django_durable_tasks.lifecycle import edges, limits, records, transitions
 from django_durable_tasks.lifecycle.claims import rings_of
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.models import Ending, Task, TaskDependency
 from django_durable_tasks.models.ending import EndingQuerySet
 from django_durable_tasks.ports import Ring
@@ -42,11 +44,33 @@ class Spread:
     rings: list[Ring] = field(default_factory=list)
     left: bool = False
 
+    def add(self, other: Spread) -> None:
+        """Add what another batch did."""
+        self.notes, self.moved = self.notes + other.notes, self.moved + other.moved
+        self.rings, self.left = self.rings + other.rings, self.left or other.left
+
+
+_isolation = Isolation[uuid.UUID]("ending of task")
+
 
 def spread(limit: int) -> Spread:
-    """Tell one batch of endings to their dependents; the caller rings what was released. Call until nothing is left."""
-    notes = list(edges.endings().untold().values_list("pk", flat=True)[:limit])
-    return _spread_met(notes, (), ()) if notes else Spread()
+    """Tell one batch of endings to their dependents; the caller rings what was released. Call until nothing is left.
+
+    A task whose dependents cannot be moved is postponed; the others go on.
+    """
+    untold = edges.endings().untold().exclude(task_id__in=_isolation.postponed())
+    notes: dict[uuid.UUID, list[int]] = {}
+    for note, task_id in untold.values_list("pk", "task_id")[:limit]:
+        notes.setdefault(task_id, []).append(note)
+    if not notes:
+        return Spread()
+    whole = Spread()
+    for done in _isolation.batch(
+        lambda: _spread_met([*chain(*notes.values())], (), ()), lambda: list(notes),
+        lambda task_id: _spread_met(notes[task_id], (), ()),
+    ):  # fmt: skip
+        whole.add(done)
+    return whole
 
 
 def spread_of(task_id: uuid.UUID) -> Spread:

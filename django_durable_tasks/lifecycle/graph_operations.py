@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from django.db import IntegrityError
+from django.db.models import F, Q
 
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.lifecycle import cascades, dead_letters, edges, linking, reopening, transitions
@@ -61,7 +62,7 @@ def cancel_workflow(run: WorkflowRun, *, by: str, note: str = "", dry_run: bool 
         operation.cancel(list(question.values_list("pk", flat=True)), why)
 
     report = cascades.carry_out(act, dry_run=dry_run)
-    if not dry_run and not report.total:
+    if not dry_run and not report.total and not _reached(run, why):
         told = runs().open().filter(pk__in=_inside(run), reason=why)
         told.update(cancel_requested_at=None, reason="")
     return report
@@ -73,6 +74,12 @@ def _stop_growth(run: WorkflowRun, why: str) -> None:
     while told:
         untold = runs().open().filter(pk__in=_inside(run), cancel_requested_at=None)
         told = untold.update(cancel_requested_at=transitions.NOW, reason=why, updated_at=transitions.NOW)
+
+
+def _reached(run: WorkflowRun, why: str) -> bool:
+    """Return whether the leader has cancelled tasks of these runs, or asked them to stop, since they were told."""
+    these, told = transitions.tasks().filter(workflow__in=_inside(run)), F("workflow__cancel_requested_at")
+    return these.filter(Q(reason=why, completed_at__gte=told) | Q(cancel_requested_at__gte=told)).exists()
 
 
 def _inside(run: WorkflowRun) -> list[uuid.UUID]:

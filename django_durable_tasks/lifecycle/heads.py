@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,16 @@ def heads() -> dict[str, datetime]:
             if len(rows) < AT_ONCE:
                 return found
             past = rows[-1][0]
+
+
+def late(queues: Collection[str], since: datetime) -> frozenset[str]:
+    """Return those of these queues in which a row has been due since before; one statement, ten probes a queue."""
+    sql = statement("late")
+    if sql is None:
+        return frozenset(queue for queue, head in heads().items() if head < since and queue in queues)
+    with connections[transitions.database()].cursor() as cursor:
+        cursor.execute(sql, {"queues": sorted(queues), "since": since})
+        return frozenset(queue for (queue,) in cursor.fetchall())
 
 
 def _instant(value: Any) -> datetime:

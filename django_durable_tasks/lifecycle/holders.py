@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import connections
@@ -42,24 +42,24 @@ def write(rows: Sequence[LimitBucket]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """How much weight is QUEUED and RUNNING by scope; and how many rows of each queue and tenant, QUEUED and both."""
+    """How much weight is QUEUED and RUNNING by scope; and of each queue how many rows by tenant, QUEUED and both."""
 
-    under_way: Counter[str]
-    queued: Counter[tuple[str, int]]
-    of_tenants: Counter[tuple[str, int]]
+    under_way: Counter[str] = field(default_factory=Counter)
+    queued: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    of_tenants: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
     def window(self, queue: str) -> int:
         """Return how many rows of a queue wait published."""
-        return sum(number for (name, _), number in self.queued.items() if name == queue)
+        return self.queued[queue].total()
 
     def tenants(self, queue: str) -> set[int]:
         """Return whose rows of a queue are under way."""
-        return {tenant for (name, tenant), number in self.of_tenants.items() if name == queue and number > 0}
+        return {tenant for tenant, number in self.of_tenants[queue].items() if number > 0}
 
     def leave_out(self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int) -> None:
         """Take a QUEUED row out of the count."""
-        self.queued[queue, tenant_id] -= 1
-        self.of_tenants[queue, tenant_id] -= 1
+        self.queued[queue][tenant_id] -= 1
+        self.of_tenants[queue][tenant_id] -= 1
         self.under_way.subtract(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
 
 
@@ -71,13 +71,13 @@ def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> l
 
 def holders(*, running: bool = True) -> Holders:
     """Count what is under way: a grouped statement for QUEUED and one for RUNNING rows, each by its partial index."""
-    found = Holders(Counter(), Counter(), Counter())
+    found = Holders()
     for name, queue, tenant_id, key, number, weight in _grouped(transitions.tasks().queued()):
-        found.queued[queue, tenant_id] += number
-        found.of_tenants[queue, tenant_id] += number
+        found.queued[queue][tenant_id] += number
+        found.of_tenants[queue][tenant_id] += number
         found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
     for name, queue, tenant_id, key, number, weight in _grouped(transitions.tasks().running()) if running else ():
-        found.of_tenants[queue, tenant_id] += number
+        found.of_tenants[queue][tenant_id] += number
         found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
     return found
 

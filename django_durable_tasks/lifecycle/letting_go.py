@@ -67,7 +67,7 @@ def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.U
     shares = set(parking.shares_in_line(queue, limit, _last_turn.get(queue, "")))
     free, given = _tokens(current, queue, now), list[uuid.UUID]()
     for _ in range(_PASSES):
-        due = parking.next_due(queue, now, _AHEAD)
+        due = parking.next_due([queue], now, _AHEAD)
         if not shares and len(due) <= free:
             return None
         rows = transitions.tasks().filter(pk__in=due).values_list("pk", "tenant_id", "held_for")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.db.models import Count, Max
 
+from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle import allowances, holders, letting_go
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.transitions import database, tasks
@@ -16,18 +18,24 @@ from django_durable_tasks.rules.states import Status
 
 
 def set_limit(
-    scope: str, *, max_concurrency: int | None, rate: str | None, burst: float | None, by: str, note: str = ""
-) -> None:
-    """Limit a scope, whatever code and settings say of it; in force within a second. Raises InvalidOption."""
+    scope: str, *, max_concurrency: int | None, rate: str | None, burst: float | None, by: str, note: str = "",
+    seen_at: datetime | None = None,
+) -> None:  # fmt: skip
+    """Limit a scope, whatever code and settings say of it; in force within a second. Raises InvalidOption.
+
+    With ``seen_at`` it changes only the limit that was set at this time, else raises TransitionRefused.
+    """
     given = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
     rules.allowance_of(scope, {name: value for name, value in given.items() if value is not None})
-    Limit.objects.using(database()).update_or_create(
-        scope=scope,
-        defaults={
-            "max_concurrency": max_concurrency, "rate": rate or "", "burst": burst, "note": note[:500],
-            "set_by": by[:200], "set_at": DatabaseNow(),
-        },
-    )  # fmt: skip
+    values = {
+        "max_concurrency": max_concurrency, "rate": rate or "", "burst": burst, "note": note[:500],
+        "set_by": by[:200], "set_at": DatabaseNow(),
+    }  # fmt: skip
+    limits = Limit.objects.using(database())
+    if seen_at is None:
+        limits.update_or_create(scope=scope, defaults=values)
+    elif not limits.filter(pk=scope, set_at=seen_at).update(**values):
+        raise TransitionRefused(f"The limit of {scope} was changed or removed meanwhile: read it again.")
     allowances.forget()
 
 

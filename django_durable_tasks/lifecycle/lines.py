@@ -10,15 +10,10 @@ from typing import Any, NamedTuple
 from django.db import connections
 
 from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.lifecycle.heads import AT_ONCE
 from django_durable_tasks.lifecycle.statements import statement
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.rooms import Asking
-
-_TOGETHER = 100
-"""So many lines are looked at by one statement."""
-_AT_ONCE = 500
-"""So many scopes a statement: MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without a word."""
-
 
 URGENT = 9
 """Rows of this priority go though the window of their queue is full."""
@@ -69,18 +64,8 @@ def able(
 
 
 def first(lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]) -> list[Any]:
-    """Return these columns of the first rows of each question, so many of each.
-
-    SQLite cannot unite what is cut: there each line costs a statement, which is a call and no way over a network.
-    """
-    asked = [question.values_list(*columns)[: number(name)] for name, question in lines.items()]
-    if not connections[transitions.database()].features.supports_slicing_ordering_in_compound:
-        return [row for question in asked for row in question]
-    found: list[Any] = []
-    for start in range(0, len(asked), _TOGETHER):
-        one, *others = asked[start : start + _TOGETHER]
-        found += one.union(*others, all=True) if others else one
-    return found
+    """Return these columns of the first rows of each question, so many of each; a statement for many questions."""
+    return transitions.first_of_each(((question, number(name)) for name, question in lines.items()), columns)
 
 
 def turn(priority: int, key: Any) -> tuple[int, Any]:
@@ -109,14 +94,14 @@ class Walk:
 
 
 def _by_pages(sql: str, past: str, limit: int) -> list[str]:
-    found, page = list[str](), min(limit, _AT_ONCE)
+    found, page = list[str](), min(limit, AT_ONCE)
     with connections[transitions.database()].cursor() as cursor:
         while page:
             cursor.execute(sql, {"past": past, "limit": page})
             scopes = [scope for (scope,) in cursor.fetchall()]
             found += scopes
             past = scopes[-1] if scopes else past
-            page = min(limit - len(found), _AT_ONCE) if len(scopes) == page else 0
+            page = min(limit - len(found), AT_ONCE) if len(scopes) == page else 0
     return found
 
 

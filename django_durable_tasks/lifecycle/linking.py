@@ -40,10 +40,16 @@ def born(edge: PlannedEdge, task_id: uuid.UUID, upstream: Task | None, policy: s
 
 
 def attach(born_edges: Sequence[TaskDependency], rows: Mapping[uuid.UUID, Task]) -> None:
-    """Insert edges to locked upstreams, mark these, and see to it that those which have ended are told."""
+    """Insert edges to locked upstreams, mark these, and see to it that those which have ended are told.
+
+    RUNNING upstreams, which a caller's transaction does not lock, are marked after its commit.
+    """
     edges.insert(born_edges)
     waiting = [rows[edge.upstream_id] for edge in born_edges if edge.resolved_at is None]
-    transitions.mark_upstreams([edge.upstream_id for edge in born_edges])
+    unlocked = [row.pk for row in rows.values() if row.status == Status.RUNNING and transitions.callers_transaction()]
+    above = {edge.upstream_id for edge in born_edges}
+    transitions.mark_upstreams(sorted(above - set(unlocked)))
+    transitions.leave_marks(sorted(above & set(unlocked)))
     ended = {row.pk: (row.epoch, row.status) for row in waiting if row.status in TERMINAL}
     edges.note_again(ended)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +26,7 @@ from django_durable_tasks.models.node import TOLD_MAX, NodeQuerySet
 from django_durable_tasks.rules.timetables.zones import tzdata_version
 
 SHOWN = 20
-"""Of so many running tasks at most the ids are told."""
+"""At most this many ids of running tasks and failing parts are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,8 @@ class NodeReport:
     ``active`` are the ids of running tasks and ``busy`` how many of its slots are taken, by whatever; ``scanned`` and
     ``started`` are instants of this host's monotonic clock: when it last looked for due rows, and last started one;
     ``skew`` is in seconds; ``index_state`` and ``wakeups_state`` say where a scheduler finds what is due next, and what
-    wakes it.
+    wakes it. ``failing`` are the parts of a scheduler that fail: ``what``, ``error``, ``number`` of failures in a row
+    and ``since`` (seconds). ``rejected_queues``: the broker rejects their messages, for this reason.
     """
 
     active: Sequence[uuid.UUID] | None = None
@@ -48,11 +50,15 @@ class NodeReport:
     draining: bool | None = None
     index_state: str | None = None
     wakeups_state: str | None = None
+    rejected_queues: Mapping[str, str] | None = None
+    failing: Sequence[Mapping[str, Any]] | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return what is told, as columns of the node's row."""
         told: dict[str, Any] = {
             "skew": self.skew, "draining": self.draining, "keeps_to_shards": self.keeps_to_shards,
+            "rejected_queues": None if self.rejected_queues is None else dict(self.rejected_queues),
+            "failing": None if self.failing is None else [dict(one) for one in self.failing[:SHOWN]],
         }  # fmt: skip
         for name, state in (("index_state", self.index_state), ("wakeups_state", self.wakeups_state)):
             told[name] = None if state is None else state[:TOLD_MAX]
@@ -142,38 +148,75 @@ def beats() -> dict[uuid.UUID, int]:
     return dict(Node.objects.using(database()).alive().exclude(region__in=led).values_list("pk", "beats"))
 
 
+class _Still:
+    """How many looks in a row each key showed the value that it shows now."""
+
+    def __init__(self) -> None:
+        self.seen: dict[uuid.UUID, tuple[Any, int]] = {}
+
+    def look(self, values: Mapping[uuid.UUID, Any]) -> None:
+        before = self.seen
+        self.seen = {
+            key: (value, before[key][1] + 1 if key in before and before[key][0] == value else 0)
+            for key, value in values.items()
+        }
+
+    def restart(self, keys: Iterable[uuid.UUID]) -> None:
+        self.seen |= {key: (self.seen[key][0], 0) for key in keys if key in self.seen}
+
+
 class Vigil:
-    """How long nodes are silent, counted in the watcher's own successful looks.
+    """How long nodes are silent and leases unrenewed, counted in the watcher's own successful looks.
 
     An outage of the database silences everybody, the watcher too, so it condemns nobody: a look that failed begins the
-    vigil anew. ``contact`` is how many looks in a row reached the database.
+    vigil anew. ``contact`` is how many looks in a row reached the database. No clock of the database is compared: it
+    may jump. Safe to use from two threads.
     """
 
     def __init__(self) -> None:
         self.contact = 0
         self._looked_at = float("-inf")
-        self._seen: dict[uuid.UUID, tuple[int, int]] = {}
+        self._nodes, self._leases = _Still(), _Still()
+        self._lock = threading.RLock()
 
-    def look(self, beats_now: dict[uuid.UUID, int], at: float, within: float) -> None:
-        """Take in the counters of a successful look at the monotonic instant ``at``.
+    def look(
+        self,
+        beats_now: Mapping[uuid.UUID, int],
+        at: float,
+        within: float,
+        leases: Mapping[uuid.UUID, Any] | None = None,
+    ) -> None:
+        """Take in the counters of nodes, and the leases of tasks, of a successful look at the monotonic instant ``at``.
 
         A look later than ``within`` seconds after the one before begins the vigil anew: the watcher itself was away.
         """
-        if at - self._looked_at > within:
-            self.missed()
-        self._looked_at = at
-        self.contact += 1
-        seen: dict[uuid.UUID, tuple[int, int]] = {}
-        for node, count in beats_now.items():
-            before, silent = self._seen.get(node, (count, 0))
-            seen[node] = (count, silent + 1 if before == count and node in self._seen else 0)
-        self._seen = seen
+        with self._lock:
+            if at - self._looked_at > within:
+                self.missed()
+            self._looked_at = at
+            self.contact += 1
+            self._nodes.look(beats_now)
+            self._leases.look(leases or {})
 
     def missed(self) -> None:
         """Take in that a look did not reach the database."""
-        self.contact = 0
-        self._seen = {node: (count, 0) for node, (count, _) in self._seen.items()}
+        with self._lock:
+            self.contact = 0
+            self._nodes.restart(list(self._nodes.seen))
+            self._leases.restart(list(self._leases.seen))
 
     def silent(self, looks: int) -> list[uuid.UUID]:
         """Return the nodes that were silent for so many looks in a row."""
-        return [node for node, (_, silent) in self._seen.items() if silent >= looks]
+        with self._lock:
+            return [node for node, (_, silent) in self._nodes.seen.items() if silent >= looks]
+
+    def unrenewed(self, looks: int) -> dict[uuid.UUID, tuple[Any, int]]:
+        """Return the leases that were the same for at least ``looks`` looks in a row, each with that number."""
+        with self._lock:
+            return {task: seen for task, seen in self._leases.seen.items() if seen[1] >= looks}
+
+    def restart(self, *, nodes: Iterable[uuid.UUID] = (), leases: Iterable[uuid.UUID] = ()) -> None:
+        """Count anew for these nodes, and for the leases of these tasks."""
+        with self._lock:
+            self._nodes.restart(nodes)
+            self._leases.restart(leases)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -81,8 +80,16 @@ def _bear(row: RecurringTask, now: datetime, request: str, by: str) -> uuid.UUID
     transitions.create_many([values])
     task_id: uuid.UUID = values["id"]
     if values["status"] == Status.QUEUED:
-        transaction.on_commit(partial(_ring, task_id), using=transitions.database(), robust=True)
+        _ring_after_commit(task_id)
     return task_id
+
+
+def _ring_after_commit(task_id: uuid.UUID) -> None:
+    # A function, because Django names a robust hook that fails by its ``__qualname__``, which a partial lacks.
+    def ring() -> None:
+        _ring(task_id)
+
+    transaction.on_commit(ring, using=transitions.database(), robust=True)
 
 
 def _rung(values: dict[str, Any], verdict: Verdict, now: datetime) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule, TransitionRefused
-from django_durable_tasks.lifecycle import ledger, transitions
+from django_durable_tasks.lifecycle import fire_times, ledger, transitions
 from django_durable_tasks.lifecycle.agendas import unkept_agenda
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.schedules import keep, locked, refuse_ended
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
-from django_durable_tasks.rules.agenda import Action, Agenda, Planned
+from django_durable_tasks.rules.accounts import not_a_fire_time
+from django_durable_tasks.rules.agenda import Action, Planned
 from django_durable_tasks.rules.durations import instant
 from django_durable_tasks.rules.recurring import RecurringStatus
 
@@ -22,8 +23,9 @@ def override(
 ) -> OccurrenceOverride:  # fmt: skip
     """SKIP a fire time, MOVE it to ``move_to``, or ADD one; a second word about the same fire time replaces the first.
 
-    Instants are aware. Raises TransitionRefused where it is too late or the schedule has ended, InvalidSchedule where
-    SKIP or MOVE names no fire time, or ADD one that there is.
+    Instants are aware; SKIP and MOVE take a ``fire_time`` of whole seconds for the one fire time within that second.
+    Raises TransitionRefused where it is too late or the schedule has ended, InvalidSchedule where SKIP or MOVE names no
+    fire time, or ADD one that there is.
     """
     when, target = instant("fire_time", fire_time).astimezone(UTC), None
     if action not in set(Action):
@@ -35,6 +37,7 @@ def override(
     with transitions.atomic():
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
+        when = when if action == Action.ADD else fire_times.meant(found, when)
         _overrides(found).filter(fire_time=when).delete()
         _check(found, when, target, Action(action), now)
         made = OccurrenceOverride(
@@ -54,6 +57,7 @@ def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
     with transitions.atomic():
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
+        when = fire_times.meant(found, when)
         made = _overrides(found).filter(fire_time=when).first()
         if made is None:
             return False
@@ -79,15 +83,11 @@ def _check(row: RecurringTask, when: datetime, target: datetime | None, action: 
     if action == Action.ADD and there is not None:
         raise InvalidSchedule(f"fire_time={when.isoformat()} is a fire time of {row.name!r} already.")
     if action != Action.ADD and there is None:
-        raise InvalidSchedule(f"fire_time={when.isoformat()} is no fire time of {row.name!r}; {_near(agenda, when)}.")
+        before, after = (one.nominal if one else None for one in (agenda.previous(when), agenda.next(when)))
+        told = not_a_fire_time(row.name, when, (row.start_time, row.end_time), (before, after))
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {told}")
     if isinstance(there, Planned) and there.at <= row.watermark_at:
         raise TransitionRefused(f"fire_time={when.isoformat()} of {row.name!r} has run, at {there.at.isoformat()}.")
-
-
-def _near(agenda: Agenda, when: datetime) -> str:
-    before, after = agenda.previous(when), agenda.next(when)
-    told = [f"{word} it comes {one.nominal.isoformat()}" for word, one in (("before", before), ("after", after)) if one]
-    return " and ".join(told) or "it never fires"
 
 
 def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) -> None:

@@ -21,7 +21,7 @@ from django_durable_tasks.rules.explanations import Situation
 from django_durable_tasks.rules.recurring import QUARANTINED
 from django_durable_tasks.rules.states import Status
 
-_PER_CHILD, _PER_SLOT, _PER_SCHEDULER = 3, 2, 5
+_PER_CHILD, _PER_SLOT, _PER_SCHEDULER = 3, 2, 7
 _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
@@ -104,7 +104,7 @@ def connections_needed(everybody: Sequence[Node]) -> int:
     """Return how many connections these nodes hold at most.
 
     A prefork child has one for gate and ending, one for its heartbeat and the body's own; its parent and every other
-    pool have one for the node's heartbeat (the latter one more for the runs'); a scheduler has five,
+    pool have one for the node's heartbeat (the latter one more for the runs'); a scheduler has seven,
     two of them to hear of rows that are due soon.
     """
     number = 0

@@ -21,6 +21,7 @@ from django_durable_tasks.lifecycle.holders import Holders
 from django_durable_tasks.models import LimitBucket
 from django_durable_tasks.rules import limits as rules
 from django_durable_tasks.rules import rooms
+from django_durable_tasks.rules.demands import Demand
 from django_durable_tasks.rules.limits import Allowance, Bucket
 from django_durable_tasks.rules.rooms import Asking, Room
 
@@ -48,10 +49,11 @@ class _Bound:
 
 
 class Gate:
-    """One claim, of one queue or of some rows, where limits can apply, inside its transaction."""
+    """One claim, of some queues or of some rows, where limits can apply, inside its transaction."""
 
-    def __init__(self, book: Book, queue: str | None = None) -> None:
-        self._book, self._wide = book, [] if queue is None else book.wide(queue)
+    def __init__(self, book: Book, queues: Iterable[str] = ()) -> None:
+        self._book = book
+        self._wide = {scope for queue in queues for scope in book.wide(queue)}
         self._room, self._buckets = Room(), dict[str, Bucket]()
         self._holders: Holders | None = None
         self._now: datetime | None = None
@@ -60,13 +62,17 @@ class Gate:
         self._paused: frozenset[str] | None = None
         if self._wide:
             self._look(())
-            self._open({scope: book.of(scope) for scope in self._wide})
+            self._open({scope: book.of(scope) for scope in sorted(self._wide)})
             self._put_ahead(self._wide)
 
-    def free(self, limit: int) -> int:
-        """Return how many of so many rows the limits of the whole queue let in at most."""
-        rooms = [room for scope in self._wide if (room := self._room.left(scope)) is not None]
-        return max(0, min([limit, *rooms]))
+    def free(self, asked: Sequence[Demand], limit: int) -> tuple[list[Demand], int]:
+        """Return how many of so many rows of each queue, and of all together, the limits of whole queues let in."""
+        parts = [one._replace(limit=self._at_most(one.limit, rules.of_queue(one.queue))) for one in asked]
+        return [one for one in parts if one.limit > 0], self._at_most(limit, rules.GLOBAL)
+
+    def _at_most(self, number: int, scope: str) -> int:
+        left = self._room.left(scope) if scope in self._wide else None
+        return number if left is None else max(0, min(number, left))
 
     def let_in(self, rows: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
         """Return those of the claimed RING_COLUMNS, in their order, that fit; the others are parked."""
@@ -84,11 +90,11 @@ class Gate:
         transitions.park_due(refused, now)
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
-    def clear_head(self, queue: str, now: datetime, limit: int) -> int:
+    def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
         """Park those of the next due rows that would be refused as well, so that the next claim sees whom they hide."""
         full = {
             row.task_id: scope
-            for row in self._bound(next_due(queue, now, limit)).values()
+            for row in self._bound(next_due(queues, now, limit)).values()
             for scope in row.scopes
             if scope not in self._wide and self._room.refuses(scope, row.asking)
         }
@@ -176,10 +182,13 @@ class Gate:
         found = self._holders
         if found is None:
             return
+        owners: dict[str, set[int]] = {}
+        for row in own:
+            owners.setdefault(row.queue, set()).add(row.tenant_id)
         for scope, allowed in new.items():
             share = rules.shared(scope)
             if share is not None:
-                everybody = found.tenants(share[0]) | {row.tenant_id for row in own if row.queue == share[0]}
+                everybody = found.tenants(share[0]) | owners.get(share[0], set())
                 self._room.places[scope] = free_of_share(share, self._book, found, everybody)
             elif allowed.places is not None:
                 self._room.places[scope] = allowed.places - found.under_way[scope]
@@ -221,12 +230,12 @@ def _strict(told: Iterable[_Bound]) -> bool:
     return any(rules.shared(scope) is None for row in told for scope in row.scopes)
 
 
-def next_due(queue: str, now: datetime, limit: int) -> list[uuid.UUID]:
-    """Return the next due rows of a queue, the most urgent first."""
-    due = transitions.tasks().due(now).filter(queue=queue).order_by()
+def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:
+    """Return the next due rows of these queues, the most urgent first, of each an equal part of so many."""
+    due, part = transitions.tasks().due(now).order_by("alarm_at"), max(1, limit // len(queues))
     # One short scan of the index for each priority, where one ORDER BY would sort them all.
-    levels = {str(priority): due.filter(priority=priority).order_by("alarm_at") for priority in range(9, -1, -1)}
-    rows = lines.first(levels, lambda _: limit, ("pk", "priority", "alarm_at"))
+    scans = [(due.filter(queue=queue, priority=level), part) for queue in queues for level in range(9, -1, -1)]
+    rows = transitions.first_of_each(scans, ("pk", "priority", "alarm_at"))
     return [row[0] for row in sorted(rows, key=lambda row: (-row[1], row[2]))[:limit]]
 
 
@@ -244,8 +253,10 @@ def free_of_share(share: tuple[str, int], current: Book, found: Holders, tenants
 
     Where the whole queue has a number of places the share is one of these, and counts what runs too.
     """
-    queue, _ = share
+    queue, tenant_id = share
     wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
     if wide:
-        return rooms.share_of(min(wide), len(tenants)) - found.of_tenants[share]
-    return rooms.share_of(max(limits.window_of(queue), found.window(queue)), len(tenants)) - found.queued[share]
+        return rooms.share_of(min(wide), len(tenants)) - found.of_tenants[queue][tenant_id]
+    return (
+        rooms.share_of(max(limits.window_of(queue), found.window(queue)), len(tenants)) - found.queued[queue][tenant_id]
+    )

@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from django_durable_tasks import ports
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.lifecycle import accounts, births
 from django_durable_tasks.lifecycle.agendas import agenda_of, unkept_agenda
@@ -41,7 +42,7 @@ def preview(
     now = database_now()
     row = recurring().filter(tenant_id=tenant_id, name=name).first()
     if row is None:
-        row = RecurringTask(tenant_id=tenant_id, name=name, start_time=now)
+        row = RecurringTask(tenant_id=tenant_id, name=name, start_time=now, time_zone=ports.schedule_zone())
     for column, value in values.items():
         setattr(row, column, value)
     if not row.timetable:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import connections
 from django.db.models import Count, F, Min, Q
 
+from django_durable_tasks.lifecycle.heads import heads
+from django_durable_tasks.lifecycle.statements import statement
 from django_durable_tasks.lifecycle.transitions import database, tasks
-from django_durable_tasks.models import Node, QueueControl
+from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.options import checked_name
@@ -30,12 +33,31 @@ def resume(name: str, *, by: str) -> bool:
     return bool(paused.update(paused_at=None, paused_by=by[:200], reason=""))
 
 
+COUNTED = 10_000
+"""Waiting tasks of a queue are counted up to this number: to count a backlog of millions would read all of it."""
+
+
+MISROUTED_FOR = timedelta(days=1)
+"""A misrouted message is a trouble for so long; the table of queues shows it for good."""
+
+
+def count_misrouted(name: str, consumed_from: str) -> None:
+    """Count a message for a task of this queue that was consumed from another one."""
+    QueueControl.objects.using(database()).bulk_create([QueueControl(name=name)], ignore_conflicts=True)
+    QueueControl.objects.using(database()).filter(name=name).update(
+        misrouted=F("misrouted") + 1, misrouted_at=DatabaseNow(), misrouted_from=consumed_from[:200]
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
     """What stands in one queue: rows by status, who holds it, and how many workers and slots listen.
 
     ``due`` are the pending rows whose time has come, ``unanswered`` the queued ones that were rung more than once,
     ``late`` the running ones past their expected duration; ``oldest_due_at`` is since when a row could have started.
+    ``pending`` and ``due`` are counted up to COUNTED.
+    ``rejected``: why the broker takes no message of it, as a living scheduler says. ``misrouted``: how many messages
+    for its tasks were consumed from another queue, when the last one, and from which.
     """
 
     queue: str
@@ -51,31 +73,61 @@ class Depth:
     reason: str = ""
     workers: int = 0
     slots: int = 0
+    rejected: str = ""
+    misrouted: int = 0
+    misrouted_at: datetime | None = None
+    misrouted_from: str = ""
 
 
 def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
-    """Return every queue that has open rows, a worker, an operator's mark or is ``named``, by name; six statements.
+    """Return every queue that has open rows, a worker, an operator's mark or is ``named``, by name.
 
-    Each counts by the partial index of its status and reads no ended row. BLOCKED rows stand in no queue yet.
+    At most seven statements for 500 queues. Each counts by the partial index of its status and reads no ended row.
+    BLOCKED rows stand in no queue yet.
     """
     facts: dict[str, dict[str, Any]] = {name: {} for name in named}
-    waiting, published = tasks().pending(), tasks().queued()
-    come, rung_again = Q(alarm_at__lte=now), Q(publish_count__gt=1)
+    published, rung_again = tasks().queued(), Q(publish_count__gt=1)
     counted: tuple[Any, ...] = (
-        _by_queue(waiting, pending=Count("*"), due=Count("alarm_at", filter=come), head=Min("alarm_at")),
+        _waiting(now),
         _by_queue(published, queued=Count("*"), unanswered=Count("publish_count", filter=rung_again),
                   published=Min("updated_at")),
         _by_queue(tasks().running(), running=Count("*")),
         _by_queue(tasks().overdue(now), late=Count("*")),
-        QueueControl.objects.using(database()).values("paused_at", "paused_by", "reason", queue=F("name")),
+        QueueControl.objects.using(database()).values("paused_at", "paused_by", "reason", "misrouted", "misrouted_at",
+                                                      "misrouted_from", queue=F("name")),
     )  # fmt: skip
     for row in (row for question in counted for row in question):
         facts.setdefault(row.pop("queue"), {}).update(row)
-    for queues, slots in Node.objects.using(database()).alive().workers().values_list("queues", "slots"):
-        for queue in queues:
+    for node in Node.objects.using(database()).alive().only("kind", "draining", "queues", "slots", "rejected_queues"):
+        for queue, reason in (node.rejected_queues or {}).items():
+            facts.setdefault(queue, {})["rejected"] = str(reason)
+        if node.kind != NodeKind.WORKER or node.draining:
+            continue
+        for queue in node.queues:
             seen = facts.setdefault(queue, {})
-            seen.update(workers=seen.get("workers", 0) + 1, slots=seen.get("slots", 0) + slots)
+            seen.update(workers=seen.get("workers", 0) + 1, slots=seen.get("slots", 0) + node.slots)
     return [_depth(queue, seen, now) for queue, seen in sorted(facts.items())]
+
+
+def shown_count(number: int) -> str:
+    """Return a number of waiting tasks as text: one that was not counted further has a plus sign."""
+    return f"{number}+" if number >= COUNTED else str(number)
+
+
+def _waiting(now: datetime) -> list[dict[str, Any]]:
+    """Return how many rows wait in each queue, how many of them are due, and since when the first is."""
+    sql = statement("waiting")
+    if sql is None:
+        come = Count("alarm_at", filter=Q(alarm_at__lte=now))
+        rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("alarm_at")))
+        return [{**row, "pending": min(row["pending"], COUNTED), "due": min(row["due"], COUNTED)} for row in rows]
+    first = heads()
+    with connections[database()].cursor() as cursor:
+        cursor.execute(sql, {"queues": sorted(first), "now": now, "limit": COUNTED})
+        return [
+            {"queue": queue, "pending": pending, "due": due, "head": first[queue]}
+            for queue, pending, due in cursor.fetchall()
+        ]
 
 
 def _by_queue(question: TaskQuerySet, **counts: Any) -> Any:

@@ -1,7 +1,8 @@
 """What the database's clock shows, as this process reckons it between two looks: no host's clock decides anything.
 
-A look is one statement on a connection of our own, at most one a minute. Between two looks the monotonic clock counts
-on, which no operator and no time server sets.
+A look is one statement, at most one a minute: on the caller's connection if that is in a transaction, because a second
+connection may have to be waited for (a pooler with as many slots as callers would never give one), else on one of ours.
+Between two looks the monotonic clock counts on, which no operator and no time server sets.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.core import mail
 from django.db import Error
 from django.utils import timezone
 
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import close_all, on_sqlite, own
+from django_durable_tasks.lifecycle.connections import close_all, in_test_run, in_transaction, on_sqlite, own
 
 _FRESH, _SOON = 60.0, 3.0
 """After so many seconds the database is asked anew; this soon after it failed or was slow."""
@@ -78,15 +79,14 @@ class _Last:
 
     def _look(self) -> None:
         try:
-            with own():
+            with nullcontext() if in_transaction() else own():
                 seen = look()
             if not seen.is_slow:
                 self.seen = seen
             self.again_at = time.monotonic() + (_SOON if seen.is_slow else _FRESH)
         except Error:
             self.again_at = time.monotonic() + _SOON
-        if hasattr(mail, "outbox"):
-            # Django's test runner drops its database at the end, which PostgreSQL refuses while we are connected.
+        if in_test_run():
             close_all()
 
 

@@ -78,6 +78,7 @@ def log_endings(closings: Sequence[Closing]) -> None:
             status=closing.log, started_at=closing.task.started_at, completed_at=DatabaseNow(), node=closing.task.node,
             run_id=closing.task.run_id, worker=closing.worker, celery_id=closing.celery_id,
             error_message=closing.outcome.error, traceback=closing.outcome.traceback,
+            exception=closing.outcome.exception,
         )
         for closing in closings
     ])  # fmt: skip

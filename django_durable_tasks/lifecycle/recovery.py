@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.db.models import Q
+
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import attempts, claims, dead_letters, scheduling, transitions
+from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, transitions
+from django_durable_tasks.lifecycle.leases import Lease
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.ports import Ring
@@ -21,28 +24,32 @@ def _lost(why: str) -> Outcome:
     return Outcome(kind=Kind.CRASHED, error=why, error_type="Lost")
 
 
-def lose_over(now: datetime, limit: int) -> int:
-    """End runs whose lease is over; the caller has had unbroken contact with the database for a whole lease."""
-    over = transitions.tasks().lease_over(now)
-    return len(attempts.end_runs(over, lambda _: _lost("The run fell silent: its lease ended."), limit=limit))
+def lose(found: Mapping[uuid.UUID, Lease], why: str) -> set[uuid.UUID]:
+    """End the runs that still have exactly these leases; return the tasks whose run was ended.
+
+    A run that has renewed its lease since, and a row that another transaction has locked, are left alone: its
+    heartbeat could not pass that lock.
+    """
+    same = [Q(pk=pk, run_id=lease.run_id, lease_until=lease.until) for pk, lease in found.items()]
+    if not same:
+        return set()
+    question = transitions.tasks().filter(Q(*same, _connector=Q.OR))
+    return set(attempts.end_runs(question, lambda _: _lost(why), limit=len(same)))
 
 
-def lose_of_dead(dead: Sequence[uuid.UUID], limit: int) -> int:
-    """End the runs of dead nodes."""
-    question = transitions.tasks().running().held_by(list(dead))
-    return len(attempts.end_runs(question, lambda _: _lost("The worker died: its node fell silent."), limit=limit))
+OVER = "The run fell silent: its lease ended."
+DEAD = "The worker died: its node fell silent."
 
 
-def lose_departed(now: datetime, limit: int) -> int:
-    """End the runs that nodes left behind which said goodbye, or were declared dead, some seconds ago."""
-    gone = list(
+def departed(now: datetime) -> dict[uuid.UUID, bool]:
+    """Return the nodes with runs that were declared dead (True), or said goodbye some seconds ago (False)."""
+    return dict(
         Node.objects.using(transitions.database())
         .filter(region=conf.settings().REGION)
-        .gone_before(now - _FAREWELL)
+        .filter(Q(declared_dead=True) | Q(stopped_at__lt=now - _FAREWELL), stopped_at__isnull=False)
         .filter(pk__in=transitions.tasks().running().order_by().values("node"))
-        .values_list("pk", flat=True)
+        .values_list("pk", "declared_dead")
     )
-    return lose_of_dead(gone, limit) if gone else 0
 
 
 def lose_child(task_id: uuid.UUID, epoch: int, node: uuid.UUID, outcome: Outcome, worker: str, celery_id: str) -> bool:
@@ -60,9 +67,15 @@ def ring_of_dead(dead: Sequence[uuid.UUID], now: datetime, limit: int) -> list[R
     return claims.ring_again(transitions.tasks().queued().held_by(list(dead)).filter(publish_count__lte=1), now, limit)
 
 
-def ring_overdue(now: datetime, limit: int) -> list[Ring]:
-    """Ring what was published and not started in time."""
-    return claims.ring_again(transitions.tasks().ring_overdue(now), now, limit)
+def ring_overdue(now: datetime, limit: int, but_of: Collection[str] = ()) -> list[Ring]:
+    """Ring what was published and not started in time, but for rows of these queues."""
+    overdue = transitions.tasks().ring_overdue(now)
+    return claims.ring_again(overdue.exclude(queue__in=but_of) if but_of else overdue, now, limit)
+
+
+def ring_queued_before(cutoff: datetime, batch: int) -> Iterator[list[Ring]]:
+    """Go once through what was QUEUED before ``cutoff``, in batches to ring: a broker that was away may be empty."""
+    return claims.ring_all(transitions.tasks().filter(updated_at__lte=cutoff), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +89,5 @@ class Retried:
 def retry(question: TaskQuerySet, *, by: str, note: str = "") -> Retried:
     """An operator's retry: a waiting try is due now, an ended task is replayed; other rows are left alone."""
     with transitions.atomic():
-        released = scheduling.end_wait(question)
+        released = cancellation.end_wait(question)
         return Retried(released, dead_letters.replay(question, by=by, note=note))

@@ -8,13 +8,14 @@ apart and never stops the others.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DataError, Error, IntegrityError, connections
+from django.db import Error, IntegrityError, connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import InvalidSchedule, UnknownTask
@@ -22,6 +23,7 @@ from django_durable_tasks.lifecycle import births, ledger, slots, transitions, w
 from django_durable_tasks.lifecycle.agendas import agenda_of, calendars_of
 from django_durable_tasks.lifecycle.deciding import Tick, decide_row, policy_of
 from django_durable_tasks.lifecycle.edges import runs
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.lifecycle.pauses import paused_line
 from django_durable_tasks.lifecycle.watermarks import Move, advance, quarantine, wake
 from django_durable_tasks.models import RecurringTask
@@ -48,33 +50,27 @@ class _ToldBefore(Exception):
     """The ledger knew a fire that this tick decided about as if it were new."""
 
 
+_isolation = Isolation[uuid.UUID]("recurring task")
+
+
 def fire_due(now: datetime, limit: int, term: int | None = None) -> int:
     """Account for every fire time up to ``now`` of at most so many due rows; return how many tasks were born.
 
     A batch that cannot be written is tried row by row; a row that cannot be written alone is set apart. An outage is
     raised, and leaves everything as it was.
     """
-    try:
-        return _fire(None, now, limit, term)
-    except Exception as error:
-        if not _blames_a_row(error):
-            raise
-        logger.exception("A batch of recurring tasks could not be written; each is tried alone.")
-    born = 0
-    due = RecurringTask.objects.using(transitions.database()).due(now)
-    for pk, revision in list(due.values_list("pk", "revision")[:limit]):
-        try:
-            born += _fire([pk], now, 1, term)
-        except Exception as error:
-            if not _blames_a_row(error):
-                raise
-            quarantine(pk, revision, error)
-    return born
+    revisions: dict[uuid.UUID, int] = {}
 
+    def due() -> list[uuid.UUID]:
+        rows = RecurringTask.objects.using(transitions.database()).due(now).exclude(pk__in=_isolation.postponed())
+        revisions.update(rows.values_list("pk", "revision")[:limit])
+        return list(revisions)
 
-def _blames_a_row(error: Exception) -> bool:
-    """Whether a row's own values can be the reason; a lost connection, a lock or a missing column is nobody's fault."""
-    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError)
+    born = _isolation.batch(
+        lambda: _fire(None, now, limit, term), due, lambda pk: _fire([pk], now, 1, term),
+        on_failure=lambda pk, error: quarantine(pk, revisions[pk], error),
+    )  # fmt: skip
+    return sum(born)
 
 
 def _fire(keys: list[Any] | None, now: datetime, limit: int, term: int | None) -> int:
@@ -101,13 +97,16 @@ def _tick(tick: Tick, keys: list[Any] | None, limit: int) -> int:
 
 
 def _locked(keys: list[Any] | None, now: datetime, limit: int) -> list[RecurringTask]:
-    """Lock due rows in primary-key order; those that somebody else holds are left to them."""
-    rows = RecurringTask.objects.using(transitions.database())
-    found = keys if keys is not None else list(rows.due(now).values_list("pk", flat=True)[:limit])
+    """Lock due rows that no other transaction has locked, and return them in primary-key order."""
+    rows, connection = RecurringTask.objects.using(transitions.database()), connections[transitions.database()]
+    due = rows.due(now).exclude(pk__in=_isolation.postponed())
+    how: dict[str, Any] = {"skip_locked": True, "no_key": connection.features.has_select_for_no_key_update}
+    if keys is None and connection.vendor == "postgresql":
+        # Locked by the statement that is limited, so that locked rows do not count as found.
+        return sorted(due.select_for_update(**how)[:limit], key=lambda row: row.pk)
+    found = keys if keys is not None else list(due.values_list("pk", flat=True)[:limit])
     if not found:
         return []
-    features = connections[transitions.database()].features
-    how: dict[str, Any] = {"skip_locked": True, "no_key": features.has_select_for_no_key_update}
     # By the primary key alone, as every verb locks it: by another index MariaDB would deadlock with them.
     these = rows.filter(pk__in=found).order_by("pk").select_for_update(**how)
     return [row for row in these if row.next_run_at is not None and row.next_run_at <= now]

@@ -8,16 +8,20 @@ task outside of workflows stays while a task is open to which an edge ties it.
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from collections import defaultdict
 from datetime import datetime, timedelta
+from typing import Any
 
-from django.db.models import Case, Count, DateTimeField, Exists, OuterRef, Q, Value, When
+from django.db.models import Case, Count, DateTimeField, Exists, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce, Greatest
 
 from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import allowances, edges, transitions
 from django_durable_tasks.lifecycle.edges import runs
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.lifecycle.ledger import ledger
 from django_durable_tasks.models import DeadLetter, LimitBucket, Node, RecurringTask, Task, TaskExecutionLog
 from django_durable_tasks.models.limit_bucket import LOCK
@@ -29,32 +33,94 @@ from django_durable_tasks.rules.workflows import COUNTS
 
 _KEY_KEPT = timedelta(hours=24)
 _NODE_KEPT = timedelta(days=7)
+_PASSED_OVER = 600.0
+_WHOLES = "wholes"
 
 
-def prune(now: datetime, limit: int) -> int:
-    """Delete at most so many finished tasks whose time is over, with their logs and closed cases; return how many.
+class Stayed:
+    """Up to where ended tasks have to stay though their retention is over, for a process that prunes again and again.
 
-    A FAILED task with an open dead letter stays. Call again until it returns 0.
+    What an open dead letter or an open neighbour keeps would stand in front of each look. It is passed over until ten
+    minutes after a look came to the last row, and then looked at once more.
     """
-    deleted = _prune_wholes(now, limit)
+
+    def __init__(self) -> None:
+        self._past: dict[str, tuple[datetime, uuid.UUID]] = {}
+        self._until: dict[str, float] = {}
+        self._cut: set[str] = set()
+
+    def past(self, what: str) -> tuple[datetime, uuid.UUID] | None:
+        """Return the end and id of the last row that was looked at."""
+        if time.monotonic() >= self._until.get(what, math.inf):
+            self._past.pop(what, None)
+            del self._until[what]
+        self._cut.discard(what)
+        return self._past.get(what)
+
+    def note(self, what: str, past: tuple[datetime, uuid.UUID]) -> None:
+        """Take in that all rows up to this one were looked at."""
+        self._past[what] = past
+
+    def end(self, what: str) -> None:
+        """Take in that the last row was looked at."""
+        self._until.setdefault(what, time.monotonic() + _PASSED_OVER)
+
+    def cut(self, what: str) -> None:
+        """Take in that the look ended before the last row, at its deadline."""
+        self._cut.add(what)
+
+    def more(self) -> bool:
+        """Return whether a look ended at its deadline."""
+        return bool(self._cut)
+
+
+def prune(now: datetime, limit: int, stayed: Stayed | None = None, deadline: float = math.inf) -> int:
+    """Delete at most ``limit`` ended tasks whose time is over, with their logs and closed cases; return how many.
+
+    A FAILED task with an open dead letter stays. Call again until it returns 0. Reads by pages of ``limit`` rows whose
+    retention is over, and no others. From ``deadline`` on (of ``time.monotonic()``) it reads one page of each status at
+    most; ``stayed`` then knows that there is more, and how far it came.
+    """
+    stayed = stayed or Stayed()
+    deleted = _prune_wholes(now, limit, stayed, deadline)
     for status, kept in conf.retention().items():
-        if kept is not None and deleted < limit:
+        if kept is not None:
             cutoff = now - timedelta(seconds=kept)
-            for finished in _finished(cutoff):
-                deleted += _prune(_over(finished, status, now), limit - deleted)
+            deleted += _prune_ended(status, cutoff, now, limit - deleted, stayed, deadline)
     Node.objects.using(transitions.database()).gone_before(now - _NODE_KEPT).delete()
     return deleted
 
 
-def _finished(cutoff: datetime) -> tuple[TaskQuerySet, TaskQuerySet]:
-    return transitions.tasks().finished_before(cutoff), transitions.tasks().finished_under_foreign_ids(cutoff)
+def _prune_ended(
+    status: str, cutoff: datetime, now: datetime, limit: int, stayed: Stayed, deadline: float
+) -> int:  # fmt: skip
+    deleted, past = 0, stayed.past(status)
+    while (size := limit - deleted) > 0:
+        page = _page(transitions.tasks().ended_before(status, cutoff, past), size)
+        gone = _prune_apart([pk for _, pk in page], status, cutoff, now)
+        deleted += gone
+        if len(page) < size:
+            stayed.end(status)
+            break
+        past = page[-1]
+        if not gone:
+            stayed.note(status, past)
+        if time.monotonic() >= deadline:
+            stayed.cut(status)
+            break
+    return deleted
 
 
-def _over(finished: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
-    finished = _untied(finished.filter(status=status, workflow__isnull=True)).order_by("pk")
-    finished = finished.filter(Q(idempotency_key__isnull=True) | Q(completed_at__lt=now - _KEY_KEPT))
+def _page(ended: TaskQuerySet | WorkflowRunQuerySet, size: int) -> list[tuple[datetime, uuid.UUID]]:
+    """Return the ends and ids of the first rows."""
+    rows: list[Any] = list(ended.values_list("completed_at", "pk")[:size])
+    return rows
+
+
+def _over(rows: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
+    rows = _untied(rows).filter(Q(idempotency_key__isnull=True) | Q(completed_at__lt=now - _KEY_KEPT))
     open_case = DeadLetter.objects.filter(open_task=OuterRef("pk"))
-    return finished.filter(~Exists(open_case)) if status == Status.FAILED else finished
+    return rows.filter(~Exists(open_case)) if status == Status.FAILED else rows
 
 
 def _untied(question: TaskQuerySet) -> TaskQuerySet:
@@ -69,12 +135,27 @@ def _untied(question: TaskQuerySet) -> TaskQuerySet:
     return question.filter(~Exists(below), ~Exists(above), ~Exists(note), ~Exists(started))
 
 
-def _prune(question: TaskQuerySet, limit: int) -> int:
+_tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflow")
+"""What deletes a row runs receivers of the project, and foreign keys of the project may protect it."""
+
+
+def _prune_apart(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
+    postponed = set(_tasks.postponed())
+    these = [pk for pk in page if pk not in postponed]
+    if not these:
+        return 0
+    return sum(_tasks.batch(
+        lambda: _prune(these, status, cutoff, now), lambda: these, lambda pk: _prune([pk], status, cutoff, now)
+    ))  # fmt: skip
+
+
+def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
     with transitions.atomic():
+        ended = transitions.tasks().filter(pk__in=page).ended_before(status, cutoff).order_by("pk")
         # Locked, so that a replay in this moment neither loses its history nor is deleted.
-        held = list(question.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit])
-        # Asked again: an edge that came in between is seen now, and none comes while the rows are locked.
-        gone = list(_untied(transitions.tasks().filter(pk__in=held)).values_list("pk", flat=True)) if held else []
+        held = list(ended.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        # Judged after that: an edge that came before is seen, and none comes while the rows are locked.
+        gone = list(_over(transitions.tasks().filter(pk__in=held), status, now).values_list("pk", flat=True))
         _delete(gone)
     return len(gone)
 
@@ -117,12 +198,41 @@ def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQue
     return parts.filter(completed_at__gte=cutoff)
 
 
-def _prune_wholes(now: datetime, limit: int) -> int:
+def _prune_wholes(now: datetime, limit: int, stayed: Stayed, deadline: float) -> int:
+    deleted, past = 0, stayed.past(_WHOLES)
+    while deleted < limit:
+        page = _page(runs().ended_before(_least(now), past), limit)
+        gone = _prune_these_wholes([pk for _, pk in page], now, limit - deleted) if page else 0
+        deleted += gone
+        if len(page) < limit:
+            stayed.end(_WHOLES)
+            break
+        past = page[-1]
+        if not gone:
+            stayed.note(_WHOLES, past)
+        if time.monotonic() >= deadline:
+            stayed.cut(_WHOLES)
+            break
+    return deleted
+
+
+def _prune_these_wholes(page: list[uuid.UUID], now: datetime, limit: int) -> int:
     deleted = 0
-    for root in list(_wholes(now).order_by("pk").values_list("pk", flat=True)[:limit]):
+
+    def prune_whole(root: uuid.UUID) -> None:
+        nonlocal deleted
         while deleted < limit and (number := _prune_whole(root, now, limit - deleted)):
             deleted += number
+
+    over = _wholes(now).filter(pk__in=page).order_by("pk")
+    _workflows.each(list(over.values_list("pk", flat=True)), prune_whole)
     return deleted
+
+
+def _least(now: datetime) -> datetime:
+    """Return before when a whole must have ended to go, whatever its tasks ended as."""
+    kept = [seconds for seconds in conf.retention().values() if seconds is not None]
+    return now - timedelta(seconds=min(kept, default=0.0))
 
 
 def _prune_whole(root: uuid.UUID, now: datetime, limit: int) -> int:
@@ -146,25 +256,50 @@ def _prune_whole(root: uuid.UUID, now: datetime, limit: int) -> int:
     return len(found)
 
 
-def prune_ledger(now: datetime, limit: int) -> int:
-    """Delete at most so many lines of the ledger whose time is over, oldest first; return how many.
+# The ledger --------------------------------------------------------------------------------------------------------
 
-    Their schedules remember up to when, so that no backfill gives birth to a forgotten fire a second time.
+_entries = Isolation[int]("ledger entry")
+
+
+def prune_ledger(now: datetime, limit: int) -> int:
+    """Delete ledger entries whose retention is over among the ``limit`` oldest; return how many.
+
+    Their schedules remember up to when, so that no backfill gives birth to a forgotten fire a second time. Entries of a
+    schedule that another transaction has locked are passed over.
     """
     cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    locked = set[uuid.UUID]()
+    while True:
+        before = len(locked)
+        oldest = ledger().exclude(pk__in=_entries.postponed()).exclude(recurring_task__in=sorted(locked))
+        page = list(oldest.order_by("pk").values_list("pk", flat=True)[:limit])
+        deleted = _forget_apart(page, cutoff, locked) if page else 0
+        if deleted or len(locked) == before:
+            return deleted
+
+
+def _forget_apart(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
+    return sum(_entries.batch(
+        lambda: _forget(page, cutoff, locked), lambda: page, lambda pk: _forget([pk], cutoff, locked)
+    ))  # fmt: skip
+
+
+def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
+    """Delete those of these entries that are older; add to ``locked`` the schedules that keep some of them."""
     with transitions.atomic():
-        oldest = (
-            ledger().order_by("pk").values_list("pk", "created_at", "recurring_task", "fire_time", "last_fire_time")
-        )
-        gone = [line for line in oldest[:limit] if line[1] < cutoff]
-        if gone:
-            forgotten: dict[uuid.UUID, datetime] = {}
-            for _, _, schedule, first, last in gone:
-                forgotten[schedule] = max(last or first, forgotten.get(schedule, first))
-            these = RecurringTask.objects.using(transitions.database()).filter(pk__in=forgotten)
+        lines = ledger().filter(pk__in=page, created_at__lt=cutoff)
+        gone = list(lines.order_by("pk").values_list("pk", "recurring_task", "fire_time", "last_fire_time"))
+        schedules = RecurringTask.objects.using(transitions.database()).filter(pk__in={line[1] for line in gone})
+        held = set(schedules.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True))
+        locked |= set(schedules.values_list("pk", flat=True)) - held
+        gone = [line for line in gone if line[1] not in locked]
+        forgotten: dict[uuid.UUID, datetime] = {}
+        for _, schedule, first, last in gone:
+            forgotten[schedule] = max(last or first, forgotten.get(schedule, first))
+        if forgotten:
             # Each by its own lines: what another schedule has forgotten may still be to come here.
             own = Case(*(When(pk=pk, then=Value(told, DateTimeField())) for pk, told in forgotten.items()))
-            these.update(ledger_from=Greatest(Coalesce("ledger_from", own), own))
+            schedules.filter(pk__in=forgotten).update(ledger_from=Greatest(Coalesce("ledger_from", own), own))
             ledger().filter(pk__in=[line[0] for line in gone]).delete()
     return len(gone)
 
@@ -173,6 +308,7 @@ def prune_ledger(now: datetime, limit: int) -> int:
 
 _BUCKET_KEPT = timedelta(days=30)
 """So long the tokens of a scope stay that no limit names any more."""
+_buckets = Isolation[str]("bucket")
 _past_bucket = ""
 """Up to which scope this process has looked; with very many each call goes on where the last one ended."""
 
@@ -189,13 +325,20 @@ def prune_buckets(now: datetime, limit: int) -> int:
     buckets = LimitBucket.objects.using(transitions.database())
     page = list(buckets.filter(pk__gt=_past_bucket).order_by("pk").values_list("pk", flat=True)[:limit])
     _past_bucket = page[-1] if len(page) == limit else ""
-    mine = [scope for scope in page if scope != LOCK and book.of(scope).rate is None]
+    left_out = {LOCK, *_buckets.postponed()}
+    mine = [scope for scope in page if scope not in left_out and book.of(scope).rate is None]
     keyed = Q(pk__in=[scope for scope in mine if scope.startswith("key:")], refilled_at__lt=now - by_key)
     other = Q(pk__in=[scope for scope in mine if not scope.startswith("key:")], refilled_at__lt=now - _BUCKET_KEPT)
+    full = buckets.filter(keyed | other)
+    return sum(_buckets.batch(
+        lambda: _prune_full(full), lambda: mine, lambda scope: _prune_full(full.filter(pk=scope))
+    ))  # fmt: skip
+
+
+def _prune_full(full: QuerySet[LimitBucket]) -> int:
     with transitions.atomic():
-        full = buckets.filter(keyed | other).order_by("pk").select_for_update(skip_locked=True)
-        gone = list(full.values_list("pk", flat=True))
-        buckets.filter(pk__in=gone).delete()
+        gone = list(full.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True))
+        LimitBucket.objects.using(transitions.database()).filter(pk__in=gone).delete()
     return len(gone)
 
 
@@ -205,6 +348,6 @@ def prunable(now: datetime) -> dict[str, int]:
     wholes = transitions.tasks().filter(workflow__root__in=_wholes(now).values("pk"))
     whole = dict(wholes.order_by().values_list("status").annotate(Count("pk")))
     return {
-        status: sum(_over(finished, status, now).count() for finished in _finished(cutoff)) + whole.get(status, 0)
+        status: _over(transitions.tasks().ended_before(status, cutoff), status, now).count() + whole.get(status, 0)
         for status, cutoff in cutoffs.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ class _Bell:
     def __init__(self, savepoints: frozenset[str]) -> None:
         self.savepoints = savepoints
         self.rings: list[Ring] = []
+        self.created: set[uuid.UUID] = set()
         self.rung = False
 
     def __call__(self) -> None:
         self.rung = True  # a test may run the hooks of a transaction that goes on; what comes then needs another one
-        ports.ring(self.rings)
+        if self.rings:
+            ports.ring(self.rings)
 
 
 def _bell() -> _Bell | None:
@@ -52,17 +55,36 @@ def may_be_rung(values: Mapping[str, Any]) -> bool:
         return False
     if values["run_at"] is not None and not surely_over(values["run_at"]):
         return False
-    return ports.broker_open() and limits.fast_path_open(values["name"], values["queue"], values["tenant_id"])
+    return ports.broker_open(values["queue"]) and limits.fast_path_open(
+        values["name"], values["queue"], values["tenant_id"]
+    )
 
 
 def ring_after_commit(rings: Sequence[Ring]) -> None:
     """Ring these rows once their transaction has committed; at once where there is none."""
-    database = transitions.database()
-    if not connections[database].in_atomic_block:
+    if not connections[transitions.database()].in_atomic_block:
         ports.ring(rings)
         return
+    _hook().rings.extend(rings)
+
+
+def _hook() -> _Bell:
+    database = transitions.database()
     bell = _bell()
     if bell is None:
         bell = _Bell(frozenset(connections[database].savepoint_ids))
         transaction.on_commit(bell, using=database, robust=True)
-    bell.rings.extend(rings)
+    return bell
+
+
+def remember_until_commit(task_id: uuid.UUID) -> None:
+    """Remember that this task was created in the caller's transaction, if there is one."""
+    if connections[transitions.database()].in_atomic_block:
+        _hook().created.add(task_id)
+
+
+def is_uncommitted(task_id: uuid.UUID) -> bool:
+    """Return whether this task was created in the transaction that this thread is in."""
+    connection = connections[transitions.database()]
+    hooks = (hook for _, hook, *_ in connection.run_on_commit if isinstance(hook, _Bell))
+    return connection.in_atomic_block and any(task_id in hook.created for hook in hooks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import IntegrityError
 
+from django_durable_tasks import ports
 from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption, InvalidSchedule, TransitionRefused
-from django_durable_tasks.lifecycle import births, ledger, transitions, watermarks
+from django_durable_tasks.lifecycle import births, fire_times, ledger, transitions, watermarks
 from django_durable_tasks.lifecycle.agendas import agenda_of, check, unkept_agenda
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.pauses import paused_line
@@ -21,6 +22,8 @@ from django_durable_tasks.rules.recurring import RecurringStatus
 from django_durable_tasks.rules.recurring_options import KINDS, columns
 from django_durable_tasks.rules.timetables.zones import tzdata_version
 
+SNOOZED = "SNOOZED"
+"""The status reason of a pause that ``snooze`` made."""
 _WHEN = frozenset({
     "timetable", "interval_seconds", "time_zone", "dst_gap", "dst_overlap", "calendars", "roll", "start_time",
     "end_time", "status",
@@ -41,12 +44,14 @@ def locked(row: RecurringTask) -> RecurringTask:
 
 
 def upsert(
-    *, name: str, task: Any, tenant: Any = None, source: str | None = None, paused: bool = False, **given: Any
-) -> RecurringTask:
+    *, name: str, task: Any, tenant: Any = None, source: str | None = None, paused: bool = False,
+    revision: int | None = None, **given: Any,
+) -> RecurringTask:  # fmt: skip
     """Create the schedule of this name or change the one there is; keywords that are absent stay as they are.
 
     ``paused`` makes a new row that waits for ``resume``; its timetable may be one that never fires. Raises
-    InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask; nothing is written then.
+    InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask; nothing is written then. With ``revision`` it changes
+    the schedule only at this revision, else raises TransitionRefused.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -56,6 +61,8 @@ def upsert(
         try:
             with transitions.atomic():
                 row = recurring().filter(tenant_id=tenant_id, name=name).select_for_update().first()
+                if revision is not None and (row is None or row.revision != revision):
+                    raise TransitionRefused(f"Recurring task {name!r} was changed meanwhile: read it again.")
                 return create(name, tenant_id, values, paused) if row is None else change(row, values)
         except IntegrityError as taken:
             lost = taken
@@ -65,7 +72,7 @@ def upsert(
 def create(name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False) -> RecurringTask:
     """Write a new row of these checked columns; raises IntegrityError when another was quicker."""
     now = database_now()
-    row = RecurringTask(tenant_id=tenant_id, name=name, **{"start_time": now, **values})
+    row = RecurringTask(tenant_id=tenant_id, name=name, **{"start_time": now, **_zone(values), **values})
     if not row.timetable:
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
     same = _same_request(row)
@@ -77,6 +84,10 @@ def create(name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = 
     _plan(row, now)
     watermarks.bear(row)
     return row
+
+
+def _zone(values: Mapping[str, Any]) -> dict[str, str]:
+    return {} if "time_zone" in values else {"time_zone": ports.schedule_zone()}
 
 
 def _same_request(row: RecurringTask) -> RecurringTask | None:
@@ -124,14 +135,40 @@ def pause(row: RecurringTask, *, reason: str = "", until: datetime | None = None
     """Stop firing until ``resume``, or until ``until`` (aware) has come; raises TransitionRefused for an ended row."""
     wake = None if until is None else instant("until", until)
     with transitions.atomic():
-        now, found = database_now(), locked(row)
+        found = locked(row)
         refuse_ended(found, "paused")
-        if wake is not None and wake <= now:
-            raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
-        found.paused_at = found.paused_at if found.status == RecurringStatus.PAUSED else now
-        found.status, found.status_reason, found.status_by = RecurringStatus.PAUSED, reason[:200], by[:200]
-        found.paused_until = found.next_run_at = wake
-        keep(row, found, now)
+        _pause(row, found, reason, wake, by)
+
+
+def snooze(row: RecurringTask, *, until: datetime, by: str = "") -> None:
+    """Pause until ``until`` (aware): the fire times up to it pass, then the schedule goes on by itself.
+
+    An instant of whole seconds includes the one fire time within that second. A later snooze replaces an earlier one.
+    Raises TransitionRefused for a schedule that has ended, or is paused otherwise: that pause stays as it is.
+    """
+    wake = instant("until", until).astimezone(UTC)
+    with transitions.atomic():
+        found = locked(row)
+        refuse_ended(found, "snoozed")
+        if found.status == RecurringStatus.PAUSED and found.status_reason != SNOOZED:
+            raise TransitionRefused(f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first.")
+        _pause(row, found, SNOOZED, fire_times.meant(found, wake), by)
+
+
+def _pause(row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None, by: str) -> None:
+    now = database_now()
+    if wake is not None and wake <= now:
+        raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
+    found.paused_at = found.paused_at if found.status == RecurringStatus.PAUSED else now
+    found.status, found.status_reason, found.status_by = RecurringStatus.PAUSED, reason[:200], by[:200]
+    found.paused_until = found.next_run_at = wake
+    keep(row, found, now)
+
+
+def _who_and_why(row: RecurringTask) -> str:
+    by = f" by {row.status_by}" if row.status_by else ""
+    until = f" until {row.paused_until.isoformat()}" if row.paused_until else ""
+    return f"{by}{until}{f' ({row.status_reason})' if row.status_reason else ''}"
 
 
 def resume(row: RecurringTask, *, by: str = "", run_missed: bool = False, pace: float | None = None) -> None:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption, TransitionRefused, UniqueConflict
-from django_durable_tasks.lifecycle import linking, transitions
+from django_durable_tasks.exceptions import (
+    DurableTasksError,
+    IdempotencyConflict,
+    InvalidOption,
+    TransitionRefused,
+    UniqueConflict,
+)
+from django_durable_tasks.lifecycle import linking, task_requests, transitions
 from django_durable_tasks.lifecycle.edges import tally_of
-from django_durable_tasks.lifecycle.ringing import may_be_rung, ring_after_commit
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.models.task import TaskQuerySet, new_task_id
+from django_durable_tasks.lifecycle.ringing import may_be_rung, remember_until_commit, ring_after_commit
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RequestKind, Task
+from django_durable_tasks.models.task import new_task_id
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.arguments import bind, encode
 from django_durable_tasks.rules.building import edges_to
 from django_durable_tasks.rules.followups import Schedule
 from django_durable_tasks.rules.graphs import Join, OnUpstreamFailure, needed, needed_of
+from django_durable_tasks.rules.key_templates import formatted
 from django_durable_tasks.rules.limits import key_of
 from django_durable_tasks.rules.options import CallOptions, call_options, checked_key, checked_name
 from django_durable_tasks.rules.shards import shard_of
@@ -142,9 +149,8 @@ def schedule_followup(followup: Schedule, tenant_id: int) -> uuid.UUID:
     return submit(Call(registry.get(name), tuple(followup.args), followup.kwargs, options))
 
 
-def _id(values: Mapping[str, Any]) -> uuid.UUID:
-    found: uuid.UUID = values["id"]
-    return found
+def _id(values: Mapping[str, uuid.UUID]) -> uuid.UUID:
+    return values["id"]
 
 
 def values_of(call: Call, *, refers: bool = False) -> dict[str, Any]:
@@ -171,7 +177,7 @@ def _values(call: Call, *, alone: bool = True) -> dict[str, Any]:
         "named": given.task_id is not None,
         "tenant_id": _tenant_id(given.tenant),
         "name": task.name,
-        "queue": checked_name("queue", ports.queue_of(task.name, given.queue or task.queue)),
+        "queue": checked_name("queue", ports.queue_of(task.name, given.queue or task.queue, call.args, call.kwargs)),
         "priority": task.priority if given.priority is None else given.priority,
         "args": payload.args,
         "kwargs": payload.kwargs,
@@ -233,8 +239,18 @@ def _unique_key(call: Call) -> str | None:
     if unique is None:
         return None
     if not isinstance(unique, str):
-        return checked_key("unique", unique(*call.args, **call.kwargs))
+        return checked_key("unique", _asked(unique, call))
     return formatted("unique", unique, call.args, {**call.kwargs, "task": call.task.options.name})
+
+
+def _asked(unique: Callable[..., str], call: Call) -> str:
+    try:
+        return unique(*call.args, **call.kwargs)
+    except (DurableTasksError, OperationalError, InterfaceError):
+        raise
+    except Exception as error:
+        name, kind = call.task.options.name, type(error).__name__
+        raise InvalidOption(f"unique={unique!r} of {name} raised {kind}: {error}") from error
 
 
 def limit_key(call: Call) -> str | None:
@@ -246,22 +262,13 @@ def limit_key(call: Call) -> str | None:
     return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})
 
 
-def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the key that a template over arguments names; raises InvalidOption."""
-    try:
-        return checked_key(option, template.format(*args, **kwargs))
-    except (LookupError, AttributeError, TypeError) as missing:
-        raise InvalidOption(f"{option}={template!r} names {missing}, which this call does not pass.") from None
-    except ValueError as error:
-        raise error if isinstance(error, InvalidOption) else InvalidOption(f"{option}={template!r}: {error}.") from None
-
-
 # Birth ------------------------------------------------------------------------------------------------------------
 
 
 def _insert(values: dict[str, Any]) -> bool:
     if not transitions.create(values):
         return False
+    remember_until_commit(values["id"])
     if values["status"] == Status.QUEUED:
         overrides = json.loads(values["options"]) if values["options"] else {}
         ring = Ring(
@@ -293,35 +300,47 @@ def _same_call(call: Call, values: Mapping[str, Any]) -> uuid.UUID | None:
     same = row.args == json.loads(values["args"]) and row.kwargs == json.loads(values["kwargs"])
     if row.name != values["name"] or not same:
         raise IdempotencyConflict(f"{named} belongs to task {row.pk} ({row.name}) with other arguments.")
-    found: uuid.UUID = row.pk
-    return found
+    return row.id
 
 
 def _settle_unique(call: Call, values: dict[str, Any]) -> uuid.UUID:
     """Another open task has the unique key: return it, refuse, or replace it, as ``unique_on_conflict`` says."""
-    holder = transitions.tasks().filter(tenant_id=values["tenant_id"], open_unique_key=values["unique_key"])
     wish = call.task.options.unique_on_conflict
     for _ in range(_TRIES):
-        row = holder.first()
+        row = task_requests.owner(RequestKind.UNIQUE_KEY, values["tenant_id"], values["unique_key"])
         if row is not None and wish == UniqueOnConflict.RAISE:
             raise UniqueConflict(f"unique={values['unique_key']!r} is held by the open task {row.pk} ({row.status}).")
         if row is not None and wish == UniqueOnConflict.RETURN_EXISTING:
-            found: uuid.UUID = row.pk
-            return found
+            return row.id
         with transitions.atomic():
             if row is not None:
-                _supersede(holder, "open_unique_key")
-            if _insert(values):
+                this = transitions.tasks().filter(pk=row.pk)
+                transitions.cancel(this, "REPLACED")
+                transitions.request_cancel(this, "REPLACED")
+            if _insert_over(row, RequestKind.UNIQUE_KEY, values):
                 return _id(values)
             transaction.set_rollback(True, using=transitions.database())  # the holder is not ended for nothing
     raise UniqueConflict(f"unique={values['unique_key']!r} changes hands faster than it can be taken; try again.")
 
 
-def _supersede(holder: TaskQuerySet, marker: str) -> None:
-    """Cancel the waiting holder; a running one gives up its key and is asked to stop."""
-    transitions.cancel(holder, "REPLACED")
-    transitions.request_cancel(holder, "REPLACED")
-    transitions.release_key(holder, marker)
+def _insert_over(row: Task | None, kind: RequestKind, values: dict[str, Any]) -> bool:
+    """Insert a row whose key this row gives up if it runs; False when another key is in the way.
+
+    In a caller's transaction the RUNNING row is not touched, because its ending would wait for the commit: the key is
+    passed on after it.
+    """
+    if row is None:
+        return _insert(values)
+    name, owner = kind.lower(), transitions.tasks().filter(pk=row.pk)
+    if not transitions.callers_transaction():
+        transitions.release_key(owner, kind.marker)
+        return _insert(values)
+    before = row.pk if getattr(row, kind.marker) is None else None
+    if before is None and not owner.filter(**{kind.marker: values[name]}).exists():
+        return _insert(values)
+    if not task_requests.leave_key(kind, values["tenant_id"], values[name], _id(values), before):
+        return False
+    return _insert(values | {name: None}) and transitions.name_key(_id(values), name, values[name])
 
 
 def _upsert(call: Call, values: dict[str, Any]) -> uuid.UUID:
@@ -339,21 +358,18 @@ def _upsert(call: Call, values: dict[str, Any]) -> uuid.UUID:
 
 
 def _take_key(call: Call, values: dict[str, Any]) -> uuid.UUID | None:
-    """Update the open row of this key or insert the new one; None when another key is in the way."""
-    holder = transitions.tasks().filter(tenant_id=values["tenant_id"], open_key=values["key"])
+    """Update the open row of this key or insert the new one; None when its owner changed or another key is taken."""
     with transitions.atomic():
         # By the primary key, as every move locks it: by the key's own index MariaDB would deadlock with them.
-        known = holder.values_list("pk", flat=True).first()
-        row = None if known is None else transitions.tasks().filter(pk=known).select_for_update().first()
-        if row is not None and row.open_key != values["key"]:
+        known = task_requests.owner(RequestKind.KEY, values["tenant_id"], values["key"])
+        row = None if known is None else transitions.lock_rows([known.pk]).get(known.pk)
+        if known is not None and (row is None or row.open_key != known.open_key or not row.is_open):
             return None
         if row is not None and row.name != values["name"]:
             raise TransitionRefused(f"key={values['key']!r} belongs to the open task {row.pk} of {row.name}.")
         if row is not None and row.status != Status.RUNNING:
             return _update(row, call, values)
-        if row is not None:
-            transitions.release_key(holder, "open_key")
-        if _insert(values):
+        if _insert_over(row, RequestKind.KEY, values):
             return _id(values)
         transaction.set_rollback(True, using=transitions.database())  # the running holder keeps its key
     return None
@@ -370,23 +386,10 @@ def _update(row: Task, call: Call, values: Mapping[str, Any]) -> uuid.UUID:
         expected_duration=timedelta(seconds=values["expected_duration"]) if values["expected_duration"] else None,
         limit_key=values["limit_key"], weight=values["weight"],
     )  # fmt: skip
-    found: uuid.UUID = row.pk
-    return found
+    return row.id
 
 
 def _expiry(values: Mapping[str, Any]) -> Any:
     if values["expires_at"] is not None or values["expires_in"] is None:
         return values["expires_at"]
     return (values["run_at"] or transitions.NOW) + timedelta(seconds=values["expires_in"])
-
-
-def move(question: TaskQuerySet, run_at: datetime) -> int:
-    """Move waiting tasks to another time; published ones are taken back first. Return how many moved."""
-    with transitions.atomic():
-        transitions.hand_back(question, 0)
-        return transitions.edit(question, run_at=run_at)
-
-
-def end_wait(question: TaskQuerySet) -> int:
-    """Let tasks that wait for their next try be due now; their budgets stay as they are. Return how many."""
-    return transitions.edit(question.retrying(), alarm_at=transitions.NOW)

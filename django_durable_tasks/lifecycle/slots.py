@@ -109,7 +109,7 @@ def let_go(limit: int) -> int:
         return 0
     free = [tasks[0].task_id for tasks in opened(slots).values() if all(task.held for task in tasks)]
     going = transitions.tasks().held().filter(pk__in=free)
-    return transitions.edit(going, alarm_at=Greatest("run_at", DatabaseNow())) if free else 0
+    return transitions.edit(going, len(free), alarm_at=Greatest("run_at", DatabaseNow())) if free else 0
 
 
 def _slots_of(waiting: TaskQuerySet, limit: int) -> list[Any]:

@@ -20,7 +20,7 @@ from django_durable_tasks.lifecycle.verifying_walks import (
     ground_rows,
     hold_edges,
 )
-from django_durable_tasks.models import Ending, Task, TaskDependency
+from django_durable_tasks.models import Ending, RequestKind, Task, TaskDependency, TaskRequest
 from django_durable_tasks.rules.findings import Finding, Severity
 from django_durable_tasks.rules.graphs import DELETED, FORCED, Fate, Tally, fate, needed
 from django_durable_tasks.rules.states import OPEN, Status
@@ -133,7 +133,8 @@ def _arm_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 def unmarked(look: Look, rows: Rows) -> list[Finding]:
     """Edges from a task which does not know that others wait for it: its ending would not be told."""
-    found = rows.filter(depends_on__has_dependents=False)
+    coming = TaskRequest.objects.using(transitions.database()).filter(kind=RequestKind.DEPENDENTS)
+    found = rows.filter(depends_on__has_dependents=False).exclude(depends_on__in=coming.values("task_id"))
     return [
         finding("upstream-marks", "dependency", pk, "depends_on.has_dependents", False,
                 f"true on the task {above}, because {task} waits for it", repair="mark the upstream")

@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.edges import runs
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.lifecycle.workflow_runs import parts_of_all
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
@@ -22,16 +23,24 @@ from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.workflows import DEADLINE, WorkflowStatus
 
+_isolation = Isolation[uuid.UUID]("workflow")
+
 
 def cancel_late(now: datetime, limit: int) -> int:
     """Call off at most so many runs whose deadline is over, each with all that it holds; return how many.
 
     A run whose tasks have all ended is left alone: it made it, and only wants to be counted.
     """
-    found = list(runs().late(now).order_by("deadline_at")[:limit])
+    found = list(runs().late(now).exclude(pk__in=_isolation.postponed()).order_by("deadline_at")[:limit])
     parts = parts_of_all(found) if found else {}
     late = [run.pk for run in found if _open_in([run.pk, *(part.pk for part in parts[run.pk])]).exists()]
-    return call_off(runs().filter(pk__in=late), DEADLINE) if late else 0
+    return sum(
+        _isolation.batch(
+            lambda: call_off(runs().filter(pk__in=late), DEADLINE),
+            lambda: late,
+            lambda key: call_off(runs().filter(pk=key), DEADLINE),
+        )
+    )
 
 
 def call_off(question: WorkflowRunQuerySet, reason: str) -> int:
@@ -68,10 +77,13 @@ def cancel_called_off(limit: int) -> int:
     The oldest come first, mostly upstreams: what might start next is stopped first. Call until it returns 0.
     """
     flagged = runs().filter(status=WorkflowStatus.RUNNING, completed_at__isnull=True, cancel_requested_at__isnull=False)
-    reached = 0
-    for key, reason in flagged.order_by("pk").values_list("pk", "reason"):
-        if reached < limit:
-            reached += _cancel_in(key, reason, limit - reached)
+    reached, reasons = 0, dict(flagged.order_by("pk").values_list("pk", "reason"))
+
+    def cancel(key: uuid.UUID) -> None:
+        nonlocal reached
+        reached += _cancel_in(key, reasons[key], limit - reached) if reached < limit else 0
+
+    _isolation.each(reasons, cancel)
     return reached
 
 

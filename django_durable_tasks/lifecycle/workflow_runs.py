@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from django.db.models import F
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.exceptions import DurableTasksError, WorkflowTooLarge
+from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
 from django_durable_tasks.lifecycle import edges, linking, scheduling, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.lifecycle.drafts import Draft, Launch, draft
 from django_durable_tasks.lifecycle.edges import runs
+from django_durable_tasks.lifecycle.isolation import Isolation, is_outage
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.scheduling import Call
 from django_durable_tasks.lifecycle.workflow_starts import let_go, write
 from django_durable_tasks.models import TaskDependency, WorkflowRun
 from django_durable_tasks.rules.graphs import DependencyType, needed
+from django_durable_tasks.rules.masking import shortened
 from django_durable_tasks.rules.options import CallOptions
 from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import COUNTS, DEADLINE, Plan, WorkflowStatus, verdict
 
 logger = logging.getLogger("django_durable_tasks.workflows")
-_PAUSE = 10.0
-"""After so many seconds a run whose callbacks were not known is looked at again."""
 
 # Growth -----------------------------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
         _inside(run)
         below = set(edges.edges().below([run.task_id]).unresolved().values_list("task", flat=True))
     if below or outside:
-        transitions.lock_rows([*({run.task_id} | below | outside)])
+        transitions.lock_rows([*({run.task_id} | below | outside)], even_running=True)
     if below and outside:
         linking.check_circle(below, outside)
 
@@ -119,16 +119,31 @@ def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
 # Counting ---------------------------------------------------------------------------------------------------------
 
 
-@through_deadlocks
+_isolation = Isolation[uuid.UUID | None]("workflow")
+
+
 def fold(limit: int) -> int:
-    """Count a batch of endings into their runs, and end the runs that are complete; return how many were counted."""
-    uncounted = edges.endings().uncounted().exclude(workflow_id__in=_put_off.those())
-    found = list(uncounted.values_list("pk", flat=True)[:limit])
-    if not found:
+    """Count a batch of endings into their runs, and end the runs that are complete; return how many were counted.
+
+    A run that cannot be counted or ended is postponed; the others go on.
+    """
+    uncounted = edges.endings().uncounted().exclude(workflow_id__in=_isolation.postponed())
+    notes: dict[uuid.UUID | None, list[int]] = defaultdict(list)
+    for note, run in uncounted.values_list("pk", "workflow_id")[:limit]:
+        notes[run].append(note)
+    if not notes:
         return 0
+    counted = _isolation.batch(
+        lambda: _fold(chain(*notes.values())), lambda: list(notes), lambda run: _fold(notes[run])
+    )  # fmt: skip
+    return sum(counted)
+
+
+@through_deadlocks
+def _fold(found: Iterable[int]) -> int:
     with transitions.atomic():
         # Runs first: whoever counts an ending of a row has counted the return of this row before.
-        counted = edges.endings().filter(pk__in=found)
+        counted = edges.endings().filter(pk__in=list(found))
         keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
         held = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
         notes = list(counted.order_by("pk").select_for_update())
@@ -136,35 +151,15 @@ def fold(limit: int) -> int:
         for note in notes:
             if note.workflow_id is not None:
                 changes[note.workflow_id][COUNTS[note.status]] += note.change
-        left = {row.pk for row in held if row.pk in changes and not _count(row, changes[row.pk])}
-        edges.endings().filter(pk__in=[note.pk for note in notes if note.workflow_id not in left]).delete()
-    return sum(note.workflow_id not in left for note in notes)
+        for row in held:
+            if row.pk in changes:
+                _count(row, changes[row.pk])
+        edges.endings().filter(pk__in=[note.pk for note in notes]).delete()
+    return len(notes)
 
 
-class _PutOff:
-    """Runs whose end waits for a leader that knows their callbacks, and until when we leave them alone."""
-
-    def __init__(self) -> None:
-        self._until: dict[uuid.UUID, float] = {}
-        self._told: set[str] = set()
-
-    def those(self) -> list[uuid.UUID]:
-        now = time.monotonic()
-        self._until = {key: until for key, until in self._until.items() if until > now}
-        return list(self._until)
-
-    def add(self, key: uuid.UUID, name: str) -> None:
-        self._until[key] = time.monotonic() + _PAUSE
-        if name not in self._told:
-            logger.error("Workflow %s cannot end: this process does not know its callback %s.", key, name)
-        self._told.add(name)
-
-
-_put_off = _PutOff()
-
-
-def _count(row: WorkflowRun, changes: Mapping[str, int]) -> bool:
-    """Count these endings; False where they would end the run and this process cannot call back whom it has to."""
+def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
+    """Count these endings; raises UnknownTask if they end the run and this process does not know its callbacks."""
     counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
     stands = WorkflowStatus(row.status)
     if stands != WorkflowStatus.STARTING:
@@ -174,15 +169,13 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> bool:
     callbacks = _callbacks(row, stands) if ended and stands != row.status else {}
     unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
     if unknown is not None:
-        _put_off.add(row.pk, unknown)
-        return False
+        raise UnknownTask(f"Workflow {row.name!r} cannot end: this process does not know its callback {unknown}.")
     WorkflowRun.objects.using(transitions.database()).filter(pk=row.pk).update(
         status=stands, completed_at=(row.completed_at or transitions.NOW) if ended else None,
         updated_at=transitions.NOW, open_key=None if ended else row.open_key, **counts,
     )  # fmt: skip
     for kind, name in callbacks.items():
         _call_back(row, kind, name)
-    return True
 
 
 def parts_of_all(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:
@@ -204,11 +197,16 @@ def _callbacks(row: WorkflowRun, stands: WorkflowStatus) -> dict[str, str]:
 
 
 def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
-    """Create the task that wants to hear of this ending; under a key of its own, so that it is born once."""
+    """Create the task of a callback, under a key of its own, so that it is created once.
+
+    What the callback's own code raises is shown as the run's reason, and does not keep the run from ending.
+    """
     options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
     try:
         with transitions.atomic():
             scheduling.submit(Call(registry.get(name), (str(row.pk),), {}, options))
-    except DurableTasksError as refused:
+    except Exception as refused:
+        if is_outage(refused):
+            raise
         logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)
-        runs().filter(pk=row.pk).update(reason=f"{kind} was not called: {refused}"[:200])
+        runs().filter(pk=row.pk).update(reason=shortened(f"{kind} was not called: {refused}", 200))

@@ -24,6 +24,7 @@ from django_durable_tasks.lifecycle import dependencies, edges, linking, transit
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.drafts import Draft, Launch, draft
 from django_durable_tasks.lifecycle.edges import runs
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
@@ -275,14 +276,18 @@ def remove_given_up(root: uuid.UUID, limit: int) -> int:
     return len(gone)
 
 
+_isolation = Isolation[uuid.UUID]("start of workflow")
+
+
 def finish_starts(now: datetime, limit: int) -> int:
     """Go on by a batch with what starters left: release the sealed, remove what nobody will seal; return how many rows.
 
     A start is abandoned that was cancelled, or made no progress for ten minutes. Call until it returns 0.
     """
-    number = sum(release_roots(root, limit) for root in _unreleased())
     idle_since = now - timedelta(seconds=ABANDONED_AFTER)
-    for root in _abandoned(idle_since):
-        if give_up(root, idle_since):
-            number += remove_given_up(root, limit)
-    return number
+
+    def remove(root: uuid.UUID) -> int:
+        return remove_given_up(root, limit) if give_up(root, idle_since) else 0
+
+    released = _isolation.each(_unreleased(), lambda root: release_roots(root, limit))
+    return sum(released) + sum(_isolation.each(_abandoned(idle_since), remove))

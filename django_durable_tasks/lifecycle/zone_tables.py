@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ from datetime import datetime
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.lifecycle import transitions, watermarks
 from django_durable_tasks.lifecycle.agendas import calendars_of, unkept_agenda
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
 from django_durable_tasks.rules.timetables.zones import tzdata_version
@@ -37,10 +39,23 @@ def moved(limit: int) -> list[Moved]:
     return [one for one in _compared(list(computed_elsewhere()[:limit])) if one.stored != one.found]
 
 
+_isolation = Isolation[uuid.UUID]("recurring task")
+
+
 def recompute(limit: int) -> int:
-    """Set the next fire of at most so many such rows by these tables, and log the ones that moved; return how many."""
+    """Set the next fire of at most so many such rows by these tables, and log the ones that moved; return how many.
+
+    Rows that another transaction has locked are left to a later call.
+    """
+    these = computed_elsewhere().exclude(pk__in=_isolation.postponed())
+    keys = list(these.values_list("pk", flat=True)[:limit])
+    if not keys:
+        return 0
+    return sum(_isolation.batch(lambda: _recompute(keys), lambda: keys, lambda key: _recompute([key])))
+
+
+def _recompute(keys: list[uuid.UUID]) -> int:
     with transitions.atomic():
-        keys = list(computed_elsewhere().values_list("pk", flat=True)[:limit])
         held = RecurringTask.objects.using(transitions.database()).filter(pk__in=keys).order_by("pk")
         rows = list(held.select_for_update(skip_locked=True))
         for one in _compared(rows):

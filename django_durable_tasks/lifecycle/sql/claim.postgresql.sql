@@ -1,20 +1,25 @@
--- One range scan per priority, the highest first; the outer LIMIT stops the scans when the batch is full.
+-- For each queue one range scan per priority, the highest first; the LIMITs stop the scans when the queue's part, or the
+-- batch, is full. The queues have their turns in the order in which they are given.
 -- The last guard is hidden from the planner, which with old statistics would read all PENDING rows for it.
 -- MATERIALIZED, because a plan that re-evaluates a LIMIT ... SKIP LOCKED subquery claims more rows than asked for.
 -- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
 -- one line, so a start that was flushed has flushed its claim. But claims of slots are judged after their COMMIT: a ring
 -- of a claim that was taken back must not start a row that is about to be refused.
 WITH due AS MATERIALIZED (
-  SELECT hit.id, hit.held_for, hit.slot
-    FROM (SELECT priority FROM generate_series(9, %(least)s, -1) AS level (priority) ORDER BY priority DESC) AS level
+  SELECT part.id, part.held_for, part.slot
+    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(leasts)s::int[]) AS asked (queue, number, least)
    CROSS JOIN LATERAL (
-     SELECT id, held_for, slot
-       FROM durable_tasks_task
-      WHERE status = 'PENDING' AND queue = %(queue)s AND priority = level.priority AND alarm_at <= %(now)s
-        AND (%(shards)s::smallint[] IS NULL OR shard_key = ANY (%(shards)s::smallint[]) OR alarm_at <= %(late)s)
-      ORDER BY alarm_at
-      LIMIT %(limit)s
-        FOR NO KEY UPDATE SKIP LOCKED) AS hit
+     SELECT hit.id, hit.held_for, hit.slot
+       FROM (SELECT priority FROM generate_series(9, asked.least, -1) AS level (priority) ORDER BY priority DESC) AS level
+      CROSS JOIN LATERAL (
+        SELECT id, held_for, slot
+          FROM durable_tasks_task
+         WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority AND alarm_at <= %(now)s
+           AND (%(shards)s::smallint[] IS NULL OR shard_key = ANY (%(shards)s::smallint[]) OR alarm_at <= %(late)s)
+         ORDER BY alarm_at
+         LIMIT asked.number
+           FOR NO KEY UPDATE SKIP LOCKED) AS hit
+      LIMIT asked.number) AS part
    LIMIT %(limit)s)
 UPDATE durable_tasks_task AS task
    SET status = 'QUEUED', held_for = NULL, epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,

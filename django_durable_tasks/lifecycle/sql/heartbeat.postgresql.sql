@@ -1,6 +1,15 @@
+-- Past rows that other transactions have locked: the runs whose rows are free do not wait for them.
+WITH free AS (
+  SELECT task.id, task.epoch, task.run_id, beat.lease, beat.progress
+    FROM unnest(%(ids)s::uuid[], %(epochs)s::bigint[], %(runs)s::uuid[], %(leases)s::float8[], %(progress)s::jsonb[])
+         AS beat (id, epoch, run_id, lease, progress)
+    JOIN durable_tasks_task AS task
+      ON task.id = beat.id AND task.epoch = beat.epoch AND task.run_id = beat.run_id AND task.status = 'RUNNING'
+   ORDER BY task.id
+     FOR NO KEY UPDATE OF task SKIP LOCKED
+)
 UPDATE durable_tasks_task AS task
-   SET lease_until = clock_timestamp() + beat.lease * interval '1 second', progress = COALESCE(beat.progress, task.progress)
-  FROM unnest(%(ids)s::uuid[], %(epochs)s::bigint[], %(runs)s::uuid[], %(leases)s::float8[], %(progress)s::jsonb[])
-       AS beat (id, epoch, run_id, lease, progress)
- WHERE task.id = beat.id AND task.epoch = beat.epoch AND task.run_id = beat.run_id AND task.status = 'RUNNING'
+   SET lease_until = clock_timestamp() + free.lease * interval '1 second', progress = COALESCE(free.progress, task.progress)
+  FROM free
+ WHERE task.id = free.id AND task.epoch = free.epoch AND task.run_id = free.run_id AND task.status = 'RUNNING'
 RETURNING task.run_id, task.cancel_requested_at IS NOT NULL

@@ -4,6 +4,7 @@ UPDATE durable_tasks_task AS task
        lease_until = clock_timestamp() + %(lease)s * interval '1 second'
  WHERE task.id = %(id)s AND task.status = 'QUEUED' AND task.epoch = %(epoch)s AND task.cancel_requested_at IS NULL
    AND (%(name)s::text IS NULL OR task.name = %(name)s::text)
+   AND (%(queues)s::text[] IS NULL OR task.queue = ANY (%(queues)s::text[]))
    AND (task.expires_at IS NULL OR task.expires_at > clock_timestamp())
    AND NOT EXISTS (SELECT 1 FROM durable_tasks_queue_control AS control
                     WHERE control.name = task.queue AND control.paused_at IS NOT NULL)

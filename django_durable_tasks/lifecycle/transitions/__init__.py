@@ -5,7 +5,7 @@ a move that matches nothing changed nothing. Moves of owner raise ``epoch``; hea
 Rows are locked in primary-key order. Hot moves have a second hand in ``sql/``; both hands pass the same tests.
 """
 
-from django_durable_tasks.lifecycle.transitions.births import create, create_many, edit, release_key
+from django_durable_tasks.lifecycle.transitions.births import create, create_many, edit, name_key, release_key, take_key
 from django_durable_tasks.lifecycle.transitions.endings import (
     cancel,
     expire,
@@ -21,6 +21,7 @@ from django_durable_tasks.lifecycle.transitions.graphs import (
     fail_blocked,
     force_run,
     hold_back,
+    lock_free,
     lock_rows,
     mark_upstreams,
     release,
@@ -30,13 +31,22 @@ from django_durable_tasks.lifecycle.transitions.graphs import (
     set_needed,
     skip_blocked,
 )
-from django_durable_tasks.lifecycle.transitions.guards import NOW, WAITING, atomic, database, tasks
+from django_durable_tasks.lifecycle.transitions.guards import (
+    NOW,
+    WAITING,
+    atomic,
+    callers_transaction,
+    database,
+    first_of_each,
+    tasks,
+)
 from django_durable_tasks.lifecycle.transitions.out import (
     RING_COLUMNS,
     claim,
     claim_these,
     hand_back,
     locked_pending,
+    not_published,
     ring_again,
     take,
 )
@@ -48,12 +58,15 @@ from django_durable_tasks.lifecycle.transitions.parking import (
     park_elsewhere,
     set_right,
 )
+from django_durable_tasks.lifecycle.transitions.requests import leave_key, leave_marks
 from django_durable_tasks.lifecycle.transitions.runs import (
     RUN_COLUMNS,
+    Beat,
     end,
     heartbeat,
     locked_runs,
     start,
+    still_owned,
     succeed,
 )
 
@@ -62,11 +75,13 @@ __all__ = [
     "RING_COLUMNS",
     "RUN_COLUMNS",
     "WAITING",
+    "Beat",
     "Released",
     "age",
     "atomic",
     "below",
     "blame",
+    "callers_transaction",
     "cancel",
     "claim",
     "claim_these",
@@ -77,16 +92,22 @@ __all__ = [
     "end",
     "expire",
     "fail_blocked",
+    "first_of_each",
     "force_complete",
     "force_run",
     "hand_back",
     "heartbeat",
     "hold_back",
+    "leave_key",
+    "leave_marks",
     "let_go",
+    "lock_free",
     "lock_rows",
     "locked_pending",
     "locked_runs",
     "mark_upstreams",
+    "name_key",
+    "not_published",
     "park_claimed",
     "park_due",
     "park_elsewhere",
@@ -103,7 +124,9 @@ __all__ = [
     "skip",
     "skip_blocked",
     "start",
+    "still_owned",
     "succeed",
     "take",
+    "take_key",
     "tasks",
 ]

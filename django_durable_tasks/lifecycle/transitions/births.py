@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from django.db import IntegrityError
-from django.db.models import Case, When
+from django.db.models import Case, F, When
 
 from django_durable_tasks import ports
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.rows import alike, columns_of, records_of, row_of
 from django_durable_tasks.lifecycle.statements import statement
-from django_durable_tasks.lifecycle.transitions.guards import atomic, count, locked, shown, tasks, write_running
+from django_durable_tasks.lifecycle.transitions.guards import (
+    atomic,
+    callers_transaction,
+    count,
+    locked,
+    shown,
+    tasks,
+    write_running,
+)
+from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.states import TRANSITIONS, Status
+from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 
 _BULK = 2_000
 
@@ -35,6 +45,9 @@ def _insert_unless_taken(values: dict[str, Any]) -> bool:
     if not (values["named"] or row.idempotency_key or row.key or row.unique_key):
         tasks().bulk_create([row])
         return True
+    if callers_transaction() and _is_taken(row):
+        # InnoDB leaves the entry that a duplicate collides with locked, and the ending of its row would wait for it.
+        return False
     try:
         with atomic():
             tasks().bulk_create([row])
@@ -44,6 +57,13 @@ def _insert_unless_taken(values: dict[str, Any]) -> bool:
             raise
         return False
     return True
+
+
+def _is_taken(row: Task) -> bool:
+    tenant = {"tenant_id": row.tenant_id}
+    names = ("idempotency_key", "open_key", "open_unique_key")
+    keys = [{name: getattr(row, name), **tenant} for name in names if getattr(row, name) is not None]
+    return any(tasks().filter(**key).exists() for key in [{"pk": row.pk}, *keys])
 
 
 def create_many(rows: Sequence[dict[str, Any]]) -> None:
@@ -61,10 +81,13 @@ def create_many(rows: Sequence[dict[str, Any]]) -> None:
     ports.due.born(rows)
 
 
-def edit(question: TaskQuerySet, **changes: Any) -> int:
-    """Change arguments, run_at or options of waiting rows; a PENDING row's alarm follows its run_at."""
+def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
+    """Change arguments, run_at or options of waiting rows; a PENDING row's alarm follows its run_at.
+
+    With a limit (sweeps) only of rows that no other transaction has locked.
+    """
     with atomic():
-        pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources))
+        pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources), limit)
         at = changes.get("alarm_at", changes.get("run_at"))
         if at is not None:
             ports.due.moved([task_id for task_id, _ in pairs], at)
@@ -73,10 +96,20 @@ def edit(question: TaskQuerySet, **changes: Any) -> int:
         if "alarm_at" in changes:
             changes["held_for"] = None  # the next claim decides anew
         return tasks().filter(shown(pairs), status__standing=TRANSITIONS["edit"].sources).update(
-            updated_at=DatabaseNow(), **changes
+            epoch=F("epoch") + 1, updated_at=DatabaseNow(), **changes
         )  # fmt: skip
 
 
 def release_key(question: TaskQuerySet, marker: str) -> int:
     """Let RUNNING rows give up a key that a newer row takes; they end as they would have ended."""
     return write_running(question, **{marker: None})
+
+
+def take_key(task_id: uuid.UUID, marker: str, key: str) -> int:
+    """Let an open row, which the caller has locked or created, own this key, which no other open row owns."""
+    return tasks().filter(pk=task_id, status__standing=OPEN).update(**{marker: key})
+
+
+def name_key(task_id: uuid.UUID, name: str, key: str) -> bool:
+    """Write the ``key`` or ``unique_key`` of a row that the caller has just created and that does not own it yet."""
+    return bool(tasks().filter(pk=task_id).update(**{name: key}))

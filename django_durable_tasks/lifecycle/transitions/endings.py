@@ -7,15 +7,18 @@ from typing import Any
 
 from django.db.models import F
 
+from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle.transitions.guards import (
     CLOSED,
     NO_OWNER,
     WAITING,
     atomic,
+    callers_transaction,
     locked,
     move,
     write_running,
 )
+from django_durable_tasks.lifecycle.transitions.requests import leave_cancels
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
@@ -24,15 +27,24 @@ from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 def cancel(question: TaskQuerySet, reason: str) -> int:
     """BLOCKED, PENDING and QUEUED rows to CANCELLED; RUNNING ones are only asked (``request_cancel``)."""
     with atomic():
-        # All open rows are held first, so that none slips from one kind to the other between the two verbs.
-        locked(question.filter(status__in=OPEN))
+        if not callers_transaction():
+            # All open rows are held first, so that none slips from one kind to the other between the two verbs.
+            locked(question.filter(status__in=OPEN))
         pairs = locked(question.filter(status__in=WAITING))
         return move("cancel", pairs, Status.CANCELLED, reason=reason, **CLOSED)
 
 
 def request_cancel(question: TaskQuerySet, reason: str) -> int:
-    """Ask RUNNING rows to stop: their next heartbeat tells the body, their ending honours it."""
-    return write_running(question.filter(cancel_requested_at=None), cancel_requested_at=DatabaseNow(), reason=reason)
+    """Ask RUNNING rows to stop: their next heartbeat tells the body, their ending honours it.
+
+    In a caller's transaction they are asked after its commit, and with them what has left RUNNING since ``cancel``.
+    """
+    unasked = question.filter(cancel_requested_at=None)
+    if not callers_transaction():
+        return write_running(unasked, cancel_requested_at=DatabaseNow(), reason=reason)
+    ids = list(unasked.filter(status__in=OPEN).order_by("pk").values_list("pk", flat=True))
+    leave_cancels(ids, reason)
+    return len(ids)
 
 
 def skip(question: TaskQuerySet, reason: str) -> int:
@@ -42,7 +54,11 @@ def skip(question: TaskQuerySet, reason: str) -> int:
 
 
 def expire(question: TaskQuerySet, limit: int) -> int:
-    """Rows of the question, which came too late, to EXPIRED."""
+    """Rows of the question, which came too late, to EXPIRED.
+
+    A claim and a release of parked tasks expire all late rows together, and no single row can make that fail: locked
+    rows are skipped, nothing but keys and epochs is read, constants are written, and receivers' errors are caught.
+    """
     with atomic():
         pairs = locked(question.filter(status__in=WAITING), limit)
         return move("expire", pairs, Status.EXPIRED, reason="EXPIRED", **CLOSED)
@@ -61,8 +77,22 @@ def replay(question: TaskQuerySet, name: str = "replay", **changes: Any) -> list
 
 
 def force_complete(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
-    """Any row but a SUCCESS to SUCCESS, by an operator's word."""
+    """Any row but a SUCCESS to SUCCESS, by an operator's word.
+
+    Raises TransitionRefused for a RUNNING row in a caller's transaction, which would have to lock it until its commit.
+    """
     with atomic():
-        pairs = locked(question.filter(status__in=TRANSITIONS["force_complete"].sources))
+        pairs = locked(question.filter(status__in=_movable_by_force()))
+        if callers_transaction():
+            for task_id in question.filter(status=Status.RUNNING).values_list("pk", flat=True)[:1]:
+                raise TransitionRefused(
+                    f"Task {task_id} is RUNNING: it cannot be counted as done inside a transaction, which would stop"
+                    " its heartbeat until the commit. Do it outside of a transaction, or cancel the task first."
+                )
         move("force_complete", pairs, Status.SUCCESS, reason=reason, **CLOSED)
     return [task_id for task_id, _ in pairs]
+
+
+def _movable_by_force() -> frozenset[Status]:
+    sources = TRANSITIONS["force_complete"].sources
+    return sources - {Status.RUNNING} if callers_transaction() else sources

@@ -7,19 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Case, F, Value, When
 from django.utils import timezone
 
 from django_durable_tasks import ports
+from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.statements import statement
 from django_durable_tasks.lifecycle.transitions.guards import (
     CLOSED,
+    IDLE,
     NO_OWNER,
     NOW,
+    PART,
+    TRIES,
+    Pair,
     atomic,
+    callers_transaction,
     database,
     locked,
     move,
@@ -32,8 +38,6 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.states import TRANSITIONS, Status
 
-Pair = tuple[uuid.UUID, int]
-
 _DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)
 _REOPENED: dict[str, Any] = {
     **NO_OWNER, "failures": 0, "crashes": 0, "publish_count": 0, "node": None, "expires_at": None, "completed_at": None,
@@ -45,15 +49,50 @@ def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
     return Case(*(When(pk=task_id, then=Value(value)) for task_id, value in values.items()), default=None)
 
 
-def lock_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
+def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[uuid.UUID, Task]:
     """Lock these rows in primary-key order, whatever their status, and return those that exist; in ``atomic()``.
 
-    Each says in ``read_at`` when the database read it.
+    In a caller's transaction RUNNING rows are read without a lock, unless ``even_running``. Each row says in
+    ``read_at`` when the database read it.
     """
+    if even_running or not callers_transaction():
+        return {row.pk: row for row in _for_update(_these(ids))}
+    return _lock_idle(sorted(set(ids)))
+
+
+def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
+    """Lock those of these rows that do not run, all in one statement; while some start meanwhile, in smaller parts."""
+    for _ in range(TRIES):
+        rows = {row.pk: row for row in _these(ids)}
+        idle = [row.pk for row in rows.values() if row.status != Status.RUNNING]
+        with atomic():
+            # By rolling back to the savepoint PostgreSQL unlocks rows that started while they were waited for.
+            held = {row.pk: row for row in _for_update(_these(idle).filter(status__standing=IDLE))}
+            if len(held) == len(idle):
+                return rows | held
+            transaction.set_rollback(True, using=database())
+    if len(ids) == 1:
+        raise TransitionRefused(f"Task {ids[0]} changes its status faster than it can be locked; try again.")
+    size, found = PART if len(ids) > PART else 1, dict[uuid.UUID, Task]()
+    for first in range(0, len(ids), size):
+        found |= _lock_idle(ids[first : first + size])
+    return found
+
+
+def lock_free(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
+    """Lock these rows in primary-key order and return them; rows that others have locked are left out."""
+    pairs = locked(tasks().filter(pk__in=list(ids)), len(ids))
+    return {row.pk: row for row in _these([task_id for task_id, _ in pairs])}
+
+
+def _these(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
     these = tasks().filter(pk__in=sorted(ids)).order_by("pk").defer("args", "kwargs", "result", "progress")
-    these = these.annotate(read_at=DatabaseNow())
-    no_key = connections[database()].features.has_select_for_no_key_update
-    return {row.pk: row for row in these.select_for_update(no_key=no_key)}
+    found: TaskQuerySet = these.annotate(read_at=DatabaseNow())
+    return found
+
+
+def _for_update(question: TaskQuerySet) -> TaskQuerySet:
+    return question.select_for_update(no_key=connections[database()].features.has_select_for_no_key_update)
 
 
 def release(pairs: Sequence[Pair]) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from django.db import connections, transaction
@@ -20,8 +21,21 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.states import ALARMED, TERMINAL, TRANSITIONS, Status
 
+Pair = tuple[uuid.UUID, int]
+"""A row's primary key and epoch."""
 NOW = DatabaseNow()
+PAGES = 20
+"""Past how many pages of locked rows a sweep looks, where the limited statement cannot lock."""
 WAITING = TRANSITIONS["skip"].sources
+
+_TOGETHER = 100
+"""So many questions are united in one statement."""
+
+TRIES = 5
+"""How often rows are locked anew that changed their status meanwhile."""
+PART = 50
+"""How many rows are locked together of those that could not be locked all at once."""
+IDLE = frozenset(Status) - {Status.RUNNING}
 
 NO_OWNER: dict[str, Any] = {"lease_until": None, "cancel_requested_at": None}
 CLOSED: dict[str, Any] = {
@@ -41,9 +55,28 @@ def tasks() -> TaskQuerySet:
     return questions
 
 
+class _OwnAtomic(transaction.Atomic):
+    """A transaction, or a savepoint, that the engine opened."""
+
+
 def atomic() -> Any:
     """Return a transaction on the database that holds the tables."""
-    return transaction.atomic(using=database())
+    return _OwnAtomic(database(), savepoint=True, durable=False)
+
+
+def callers_transaction() -> bool:
+    """Return whether this thread is in a transaction that the caller opened, and which may last as long as it likes.
+
+    In it no RUNNING row is locked: its heartbeat and its ending would wait for the caller's commit. The transactions
+    of Django's TestCase do not count, as for ``durable=True`` of Django: they are never committed.
+    """
+    connection = connections[database()]
+    if not connection.in_atomic_block:
+        return not connection.get_autocommit()
+    blocks = connection.atomic_blocks
+    return not connection.commit_on_exit or any(
+        not (isinstance(block, _OwnAtomic) or getattr(block, "_from_testcase", False)) for block in blocks
+    )
 
 
 def count(sql: str, parameters: dict[str, Any]) -> int:
@@ -77,19 +110,100 @@ def _lists_keys(question: TaskQuerySet) -> bool:
     return any(getattr(node.lhs, "target", None) is Task._meta.pk for node in lists)
 
 
-def locked(question: TaskQuerySet, limit: int | None = None) -> list[tuple[uuid.UUID, int]]:
-    """Lock rows of the question in primary-key order, inside ``atomic()``.
+def first_of_each(questions: Iterable[tuple[TaskQuerySet, int]], columns: Sequence[str]) -> list[Any]:
+    """Return these columns of the first rows of each question, at most so many of each; a hundred a statement.
 
-    With a limit (claims, sweeps) rows that somebody else holds are left; without one (operators) they are waited for.
+    SQLite cannot unite what is cut: there each question costs a statement, which is a call and no way over a network.
     """
-    found = list(question.values_list("pk", flat=True)[:limit])
+    asked = [question.values_list(*columns)[:number] for question, number in questions]
+    if not connections[database()].features.supports_slicing_ordering_in_compound:
+        return [row for question in asked for row in question]
+    found: list[Any] = []
+    for start in range(0, len(asked), _TOGETHER):
+        one, *others = asked[start : start + _TOGETHER]
+        found += one.union(*others, all=True) if others else one
+    return found
+
+
+def locked(question: TaskQuerySet, limit: int | None = None) -> list[Pair]:
+    """Lock rows of the question, inside ``atomic()``; return them in primary-key order.
+
+    With a limit (claims, sweeps) the first ``limit`` rows that no other transaction has locked. Without one (operators)
+    all rows are locked in primary-key order, and locked ones are waited for.
+    """
+    if limit is not None:
+        return sorted(first_locked(question, limit))
+    if callers_transaction():
+        return _locked_as_found(question)
+    return _lock(question, list(question.values_list("pk", flat=True)))
+
+
+def _locked_as_found(question: TaskQuerySet) -> list[Pair]:
+    """Lock rows of the question in a caller's transaction, without those that start while their lock is waited for.
+
+    While some start at every try, the rows are locked in pages, and those of a page in which one starts one by one:
+    this always ends, and keeps no lock of a RUNNING row.
+    """
+    found = dict[uuid.UUID, str]()
+    for _ in range(TRIES):
+        found = dict(question.order_by("pk").values_list("pk", "status"))
+        pairs = _lock_all(question, found)
+        if pairs is not None:
+            return pairs
+    rows, pairs = list(found.items()), list[Pair]()
+    for first in range(0, len(rows), PART):
+        page = dict(rows[first : first + PART])
+        together = _lock_all(question, page)
+        alone = ([] if together is not None else _lock_all(question, {key: page[key]}) or [] for key in page)
+        pairs += chain(together or (), *alone)
+    return pairs
+
+
+def _lock_all(question: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pair] | None:
+    """Lock these rows and return those that still match the question; None, and no lock, if one has started.
+
+    On PostgreSQL a row that starts while its lock is waited for stays locked although it is not returned; rolling back
+    to the savepoint unlocks it. InnoDB unlocks what its statement does not match, unless it had to wait for the lock.
+    """
+    with atomic():
+        standing = IDLE | set(found.values())
+        no_key = connections[database()].features.has_select_for_no_key_update
+        rows = tasks().filter(pk__in=list(found), status__standing=standing).order_by("pk")
+        held = set(rows.select_for_update(no_key=no_key).values_list("pk", flat=True)) if found else set()
+        if len(held) < len(found):
+            transaction.set_rollback(True, using=database())
+            return None
+        these = question if _lists_keys(question) else question.filter(pk__in=held)
+        return sorted(pair for pair in these.values_list("pk", "epoch") if pair[0] in held) if held else []
+
+
+def first_locked(question: TaskQuerySet, limit: int) -> list[Pair]:
+    """Lock the first ``limit`` rows of the question that no other transaction has locked; in the question's order."""
+    if connections[database()].vendor == "postgresql":
+        # Locked by the statement that is limited, so that locked rows do not count as found.
+        free = question.values_list("pk", "epoch").select_for_update(skip_locked=True, no_key=True)
+        return list(free[:limit])
+    held, seen = list[Pair](), list[uuid.UUID]()
+    for _ in range(PAGES):
+        rest = question.exclude(pk__in=seen) if seen else question
+        page = list(rest.values_list("pk", flat=True)[: limit - len(held)])
+        place = {task_id: number for number, task_id in enumerate(page)}
+        got = _lock(question, page, skip_locked=True)
+        held += sorted(got, key=lambda pair: place[pair[0]])
+        seen += page
+        if len(got) == len(page):
+            break
+    return held
+
+
+def _lock(question: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False) -> list[Pair]:
     if not found:
         return []
-    connection, named = connections[database()], question if _lists_keys(question) else question.filter(pk__in=found)
-    these = named.order_by("pk").values_list("pk", "epoch")
-    how: dict[str, Any] = {"skip_locked": limit is not None, "no_key": connection.features.has_select_for_no_key_update}
+    connection, whole = connections[database()], not skip_locked and _lists_keys(question)
+    these = (question if whole else question.filter(pk__in=found)).order_by("pk").values_list("pk", "epoch")
+    how: dict[str, Any] = {"skip_locked": skip_locked, "no_key": connection.features.has_select_for_no_key_update}
     if connection.vendor != "mysql":
-        return list(these.select_for_update(**how)[:limit])
+        return list(these.select_for_update(**how))
     # By the primary key alone: whoever locks the entry of another index first deadlocks with who locks the row first.
     held = tasks().filter(pk__in=found).order_by("pk").select_for_update(**how)
     return list(these.filter(pk__in=list(held.values_list("pk", flat=True))))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import Case, F, Q, Value, When
@@ -12,9 +14,22 @@ from django.db.models import Case, F, Q, Value, When
 from django_durable_tasks.lifecycle.announcing import announce
 from django_durable_tasks.lifecycle.clock import after
 from django_durable_tasks.lifecycle.statements import statement
-from django_durable_tasks.lifecycle.transitions.guards import NOW, atomic, locked, move, read, shown, tasks
+from django_durable_tasks.lifecycle.transitions.guards import (
+    NOW,
+    PAGES,
+    Pair,
+    atomic,
+    first_locked,
+    first_of_each,
+    locked,
+    move,
+    read,
+    shown,
+    tasks,
+)
 from django_durable_tasks.lifecycle.transitions.runs import RUN_COLUMNS, start_writes
 from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.demands import Demand
 from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 
@@ -28,29 +43,67 @@ _HELD_FOR = RING_COLUMNS.index("held_for")
 
 
 def claim(
-    queue: str, now: datetime, limit: int, node: uuid.UUID, wait: float, shards: Collection[int] | None = None,
-    least: int = 0,
+    asked: Sequence[Demand], now: datetime, limit: int, node: uuid.UUID, wait: float,
+    shards: Collection[int] | None = None,
 ) -> list[tuple[Any, ...]]:  # fmt: skip
-    """PENDING to QUEUED for due rows of a queue, the most urgent first; return their RING_COLUMNS.
+    """PENDING to QUEUED for due rows of these queues, of each the most urgent first; return their RING_COLUMNS.
 
-    ``shards``: only rows of these, or of any that nobody has served for UNSERVED_AFTER seconds; ``least``: only rows
-    of this priority or a higher one.
+    At most ``limit`` rows: the queues have their turns in the order of ``asked``. ``shards``: only rows of these, or of
+    any that nobody has served for UNSERVED_AFTER seconds.
     """
     sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
     if sql is not None:
-        parameters = {"queue": queue, "now": now, "limit": limit, "node": node, "wait": wait, "late": late}
-        rows = read(sql, parameters | {"shards": None if shards is None else sorted(shards), "least": least})
+        parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
+        for name, column in (("queues", "queue"), ("limits", "limit"), ("leasts", "least")):
+            parameters[name] = [getattr(one, column) for one in asked]
+        rows = read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
         announce("claim", Status.QUEUED, [row[0] for row in rows])
         return rows
     with atomic():
-        due = tasks().due(now).filter(queue=queue)
+        due = tasks().due(now).order_by("alarm_at")
         if shards is not None:
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(alarm_at__lte=late))
-        pairs: list[tuple[uuid.UUID, int]] = []
-        for priority in range(9, least - 1, -1):
-            if len(pairs) < limit:
-                pairs += locked(due.filter(priority=priority), limit - len(pairs))
-        return _claimed(pairs, node, wait)
+        return _claimed(_locked_due(due, asked, now, limit), node, wait)
+
+
+def _locked_due(due: TaskQuerySet, asked: Sequence[Demand], now: datetime, limit: int) -> list[Pair]:
+    """Lock at most ``limit`` of these rows, past the ones that other transactions have locked."""
+    held, seen = list[Pair](), list[uuid.UUID]()
+    for _ in range(PAGES):
+        page = _due_of(due.exclude(pk__in=seen) if seen else due, asked, limit - len(held))
+        got = locked(tasks().pending().filter(pk__in=list(page), alarm_at__lte=now), len(page)) if page else []
+        held += got
+        if len(got) == len(page):
+            break
+        seen += page
+        taken = Counter(page[task_id] for task_id, _ in got)
+        asked = [one._replace(limit=one.limit - taken[one.queue]) for one in asked if one.limit > taken[one.queue]]
+    return held
+
+
+def _due_of(due: TaskQuerySet, asked: Sequence[Demand], limit: int) -> dict[uuid.UUID, str]:
+    """Return at most ``limit`` of these rows with their queues, by a short scan for each queue and priority.
+
+    Many scans are one statement. The queues are spelled as they were asked for: under a collation that ignores case the
+    rows may spell them otherwise.
+    """
+    if not asked:
+        return {}
+    scans = {
+        (one.queue, priority): (
+            due.filter(queue=one.queue, priority=priority).annotate(asked=Value(one.queue)),
+            one.limit,
+        )
+        for one in asked
+        for priority in range(9, one.least - 1, -1)
+    }
+    found: dict[str, list[tuple[int, uuid.UUID]]] = {one.queue: [] for one in asked}
+    for task_id, queue, priority in first_of_each(scans.values(), ("pk", "asked", "priority")):
+        found[queue].append((-priority, task_id))
+    most = {one.queue: one.limit for one in asked}
+    # By priority alone: within one, the rows stand in the order of their scan.
+    ids = [(row[1], queue) for queue, rows in found.items() for row in sorted(rows, key=itemgetter(0))[: most[queue]]]
+    return dict(ids[:limit])
 
 
 def _claimed(pairs: Sequence[tuple[uuid.UUID, int]], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
@@ -76,9 +129,7 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
 
 def locked_pending(question: TaskQuerySet, limit: int) -> list[uuid.UUID]:
     """Lock PENDING rows of the question and return them in its order; rows that somebody else holds are left alone."""
-    order = list(question.values_list("pk", flat=True)[:limit])
-    held = {task_id for task_id, _ in locked(question.filter(status=Status.PENDING), limit)}
-    return [task_id for task_id in order if task_id in held]
+    return [task_id for task_id, _ in first_locked(question.filter(status=Status.PENDING), limit)]
 
 
 def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[tuple[Any, ...]]:
@@ -103,6 +154,20 @@ def ring_again(question: TaskQuerySet, limit: int, first: float, longest: float)
         rung = tasks().filter(shown(pairs), status__standing=[Status.QUEUED])
         rung.update(alarm_at=later, publish_count=F("publish_count") + 1)
         return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
+
+
+def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -> int:
+    """QUEUED stays QUEUED: what ``ring_again`` wrote for these ids, epochs and numbers is undone, due in ``wait``."""
+    by_number: dict[tuple[int, int], list[uuid.UUID]] = defaultdict(list)
+    for task_id, epoch, number in sorted(messages):
+        by_number[epoch, number].append(task_id)
+    guard = Q(pk__in=[])
+    for (epoch, number), ids in by_number.items():
+        guard |= Q(pk__in=ids, epoch=epoch, publish_count=number)
+    with atomic():
+        locked(tasks().filter(pk__in=[task_id for task_id, *_ in messages], status=Status.QUEUED))
+        stands = tasks().filter(guard, status__standing=[Status.QUEUED])
+        return stands.update(alarm_at=after(wait), publish_count=F("publish_count") - 1)
 
 
 def hand_back(question: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from django.db import connections
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 
 from django_durable_tasks import ports
@@ -19,6 +20,7 @@ from django_durable_tasks.lifecycle.transitions.guards import (
     NO_OWNER,
     atomic,
     count,
+    database,
     locked,
     read,
     shown,
@@ -48,16 +50,21 @@ def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
 
 
 def start(
-    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, node: uuid.UUID, lease: float, name: str | None = None
-) -> tuple[Any, ...] | None:
-    """QUEUED to RUNNING on the message's epoch; None when it is elsewhere, cancelled, expired, paused, not ``name``."""
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, node: uuid.UUID, lease: float, name: str | None = None,
+    queues: Collection[str] = (),
+) -> tuple[Any, ...] | None:  # fmt: skip
+    """QUEUED to RUNNING on the message's epoch; None if it is elsewhere, cancelled, expired or paused.
+
+    ``name``: only a row of this task; ``queues``: only of one of these queues.
+    """
     sql = statement("start")
     if sql is not None:
         parameters = {"id": task_id, "epoch": epoch, "run_id": run_id, "node": node, "lease": lease, "name": name}
-        rows = read(sql, parameters)
+        rows = read(sql, parameters | {"queues": list(queues) or None})
     else:
         paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
-        moved = tasks().filter(
+        of_queues = tasks().filter(queue__in=list(queues)) if queues else tasks()
+        moved = of_queues.filter(
             Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()), ~Exists(paused), Q(name=name or F("name")),
             pk=task_id, epoch=epoch, status__standing=[Status.QUEUED], cancel_requested_at__isnull=True,
         ).update(
@@ -68,20 +75,40 @@ def start(
     return rows[0] if rows else None
 
 
-def heartbeat(beats: Sequence[tuple[uuid.UUID, int, uuid.UUID, float, str | None]]) -> dict[uuid.UUID, bool]:
-    """Renew leases: (task, epoch, run, lease, progress as JSON); return, for the runs still owned, "asked to stop"."""
+Beat = tuple[uuid.UUID, int, uuid.UUID, float, str | None]
+"""A heartbeat of a run: task, epoch, run, lease (seconds), progress as JSON."""
+
+
+def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    """Renew leases, past rows that other transactions have locked; return, for the renewed runs, "asked to stop"."""
     sql = statement("heartbeat")
     if sql is not None:
         ids, epochs, runs, leases, progress = (list(column) for column in zip(*beats, strict=True))
         parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases, "progress": progress}
         return dict(read(sql, parameters))
-    owned = tasks().filter(shown((beat[0], beat[1]) for beat in beats), status__standing=[Status.RUNNING])
-    owned = owned.filter(run_id__in=[beat[2] for beat in beats])
-    leases_ = Case(*(When(pk=beat[0], then=after(beat[3])) for beat in beats), default=F("lease_until"))
+    if not connections[database()].features.has_select_for_update_skip_locked:
+        return _renew(_owned(beats), beats)
+    with atomic():
+        free = [task_id for task_id, _ in locked(_owned(beats), len(beats))]
+        return _renew(_owned(beats).filter(pk__in=free), beats) if free else {}
+
+
+def _owned(beats: Sequence[Beat]) -> TaskQuerySet:
+    rows = tasks().filter(shown((beat[0], beat[1]) for beat in beats), status__standing=[Status.RUNNING])
+    return rows.filter(run_id__in=[beat[2] for beat in beats])
+
+
+def _renew(owned: TaskQuerySet, beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    leases = Case(*(When(pk=beat[0], then=after(beat[3])) for beat in beats), default=F("lease_until"))
     news = [When(pk=beat[0], then=Value(json.loads(beat[4]), JSONField())) for beat in beats if beat[4] is not None]
-    owned.update(lease_until=leases_, **({"progress": Case(*news, default=F("progress"))} if news else {}))
+    owned.update(lease_until=leases, **({"progress": Case(*news, default=F("progress"))} if news else {}))
     found = owned.values_list("run_id", "cancel_requested_at")
     return {run: asked is not None for run, asked in found if run is not None}
+
+
+def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
+    """Return which of these runs still own their rows; waits for no lock."""
+    return {run for run in _owned(beats).values_list("run_id", flat=True) if run is not None}
 
 
 def succeed(run: Run, result: str | None, worker: str) -> bool:
@@ -121,6 +148,7 @@ def end(ends: Sequence[End]) -> int:
 
     closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
     alarms = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
+    limits = {end.task_id: Value(end.max_attempts) for end in ends if end.max_attempts is not None}
     guard = shown((end.task_id, end.epoch) for end in ends)
     moved = tasks().filter(guard, status__standing=[Status.RUNNING]).update(
         status=by_row({end.task_id: Value(end.verdict.status) for end in ends}),
@@ -129,6 +157,7 @@ def end(ends: Sequence[End]) -> int:
         failures=F("failures") + by_row({end.task_id: Value(end.verdict.failed) for end in ends}, Value(0)),
         crashes=F("crashes") + by_row({end.task_id: Value(end.verdict.crashed) for end in ends}, Value(0)),
         last_error=by_row({end.task_id: Value(end.error) for end in ends}, Value("")),
+        **({"max_attempts": by_row(limits, F("max_attempts"))} if limits else {}),
         # A row that was asked to stop has said who asked already.
         reason=by_row({end.task_id: F("reason") if end.verdict.reason == "CANCELLED" else Value(end.verdict.reason)
                        for end in ends}, Value("")),

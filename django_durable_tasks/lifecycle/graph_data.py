@@ -1,4 +1,4 @@
-"""Reads a run of a workflow, or what is connected with a task, as a picture: nodes and edges in plain values."""
+"""Reads a run of a workflow, or what is connected with a task, as a diagram: nodes and edges in plain values."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 
 from django_durable_tasks import conf
+from django_durable_tasks.diagrams import Diagram, Edge, Node
 from django_durable_tasks.lifecycle import edges, transitions
 from django_durable_tasks.lifecycle.cascades import in_parts
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.rules.masking import masked_text
-from django_durable_tasks.rules.pictures import Edge, Node, Picture
 
 NEAR = 1_000
 _ROW = ("pk", "step", "name", "status", "started_at", "completed_at", "reason", "workflow")
 _EDGE = ("depends_on", "task", "dependency_type", "resolved_at", "outcome")
 
 
-def of_run(run: WorkflowRun) -> Picture:
-    """Return the picture of a run with all runs inside it, which are its groups."""
+def of_run(run: WorkflowRun) -> Diagram:
+    """Return the diagram of a run with all runs inside it, which are its groups."""
     groups = _groups(run)
     keys = list(transitions.tasks().filter(workflow__in=list(groups)).values_list("pk", flat=True))
-    return _picture(f"{run.name} {run.pk}", run.status, keys, groups)
+    return _diagram(f"{run.name} {run.pk}", run.status, keys, groups)
 
 
-def around(task: Task, most: int = NEAR) -> Picture:
-    """Return the picture of a task and of what is connected with it, upwards and downwards, the nearest first.
+def around(task: Task, most: int = NEAR) -> Diagram:
+    """Return the diagram of a task and of what is connected with it, upwards and downwards, the nearest first.
 
-    At most so many tasks; an edge to one that is left out is told by the picture, not drawn.
+    At most so many tasks; an edge to one that is left out is told by the diagram, not drawn.
     """
     found, frontier = [task.pk], {task.pk}
     seen = {task.pk}
@@ -38,7 +38,7 @@ def around(task: Task, most: int = NEAR) -> Picture:
         found += sorted(frontier)
     root = None if task.workflow is None else runs().filter(pk=task.workflow.root).first()
     name = task.step or task.name
-    return _picture(f"{name} {task.pk}", task.status, found[:most], {} if root is None else _groups(root))
+    return _diagram(f"{name} {task.pk}", task.status, found[:most], {} if root is None else _groups(root))
 
 
 def _neighbours(keys: Collection[uuid.UUID]) -> set[uuid.UUID]:
@@ -69,7 +69,7 @@ def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
     return found
 
 
-def _picture(title: str, status: str, keys: Iterable[uuid.UUID], groups: Mapping[uuid.UUID, str]) -> Picture:
+def _diagram(title: str, status: str, keys: Iterable[uuid.UUID], groups: Mapping[uuid.UUID, str]) -> Diagram:
     secret = conf.settings().SECRET_NAMES
     nodes: list[Node] = []
     lines: list[Edge] = []
@@ -94,7 +94,7 @@ def _picture(title: str, status: str, keys: Iterable[uuid.UUID], groups: Mapping
                     outcome=outcome or "",
                 )
             )  # fmt: skip
-    return Picture(title=title, status=status, nodes=tuple(nodes), edges=tuple(lines))
+    return Diagram(title=title, status=status, nodes=tuple(nodes), edges=tuple(lines))
 
 
 def _closed_gates(keys: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:

@@ -1,0 +1,24 @@
+-- Counts the waiting rows of each queue, and those that are due, by ranges of the pending index; each number stops at the
+-- limit, so that a backlog of millions costs what one of the limit does.
+SELECT asked.queue, pending.number, due.number
+  FROM unnest(%(queues)s::text[]) AS asked (queue)
+ CROSS JOIN LATERAL (
+   SELECT count(*) AS number
+     FROM (SELECT 1
+             FROM generate_series(0, 9) AS level (priority)
+            CROSS JOIN LATERAL (
+             SELECT 1 FROM durable_tasks_task
+              WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority
+              LIMIT %(limit)s) AS hit
+            LIMIT %(limit)s) AS counted
+ ) AS pending
+ CROSS JOIN LATERAL (
+   SELECT count(*) AS number
+     FROM (SELECT 1
+             FROM generate_series(0, 9) AS level (priority)
+            CROSS JOIN LATERAL (
+             SELECT 1 FROM durable_tasks_task
+              WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority AND alarm_at <= %(now)s
+              LIMIT %(limit)s) AS hit
+            LIMIT %(limit)s) AS counted
+ ) AS due
