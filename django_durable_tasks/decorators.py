@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +13,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpa
 
 from celery import shared_task
 
-from django_durable_tasks import registry
+from django_durable_tasks import conf, registry
+from django_durable_tasks.celery import retries
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.task import DurableTask, signature_of
@@ -22,7 +22,8 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Declaration, Registered
 from django_durable_tasks.rules.declarations import CODE, ScheduleOptions
-from django_durable_tasks.rules.options import checked_key, task_options
+from django_durable_tasks.rules.option_hints import hint
+from django_durable_tasks.rules.options import checked_defaults, checked_key, task_options
 from django_durable_tasks.rules.recurring_options import KINDS, columns
 
 P = ParamSpec("P")
@@ -31,8 +32,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _CELERY = frozenset({
-    "bind", "autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_backoff", "retry_backoff_max", "retry_jitter",
-    "ignore_result", "track_started", "trail", "store_errors_even_if_ignored",
+    *retries.OPTIONS, "base", "bind", "ignore_result", "track_started", "trail", "store_errors_even_if_ignored",
 })  # fmt: skip
 _OURS = frozenset({
     "name", "queue", "priority", "max_attempts", "max_crashes", "backoff", "backoff_base", "backoff_max", "jitter",
@@ -66,6 +66,12 @@ class Durable(Protocol[P, R_co]):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult:
         """Create the row as Celery's ``apply_async`` would send the message."""
+
+    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult | None:
+        """Create the row in the caller's transaction. Returns None if that is of another database."""
+
+    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult | None:
+        """Create the row in the caller's transaction. Returns None if that is of another database."""
 
     def s(self, *args: Any, **kwargs: Any) -> Any:
         """Return Celery's signature of a call, a part of a canvas for ``Workflow.from_canvas``."""
@@ -121,20 +127,40 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     _check_names(given)
     if inspect.iscoroutinefunction(function):
         raise InvalidOption(f"{function.__qualname__} is async: Celery runs plain functions; call asyncio.run() in it.")
-    options = task_options(given.get("name") or f"{function.__module__}.{function.__name__}",
-                           {key: value for key, value in given.items() if key in _OURS and key != "name"})  # fmt: skip
+    base = _base(given)
+    given = retries.with_those_of_base(base, given)
+    ours = {key: value for key, value in given.items() if key in _OURS and key != "name"}
+    name = given.get("name") or f"{function.__module__}.{function.__name__}"
+    options = task_options(name, ours, {**_defaults(function), **retries.implied(given)})
     bound = bool(given.get("bind"))
     registry.add(Registered(options, signature_of(function, bound=bound), function))
     # The row is the result; a result backend stores a second one only when asked to.
     celery_options = {"ignore_result": True} | {key: value for key, value in given.items() if key in _CELERY}
+    celery_options |= {"base": base, **retries.celery_options(given, options)}
     task = shared_task(
-        base=DurableTask, name=options.name, durable_options=options, time_limit=options.timeout,
+        name=options.name, durable_options=options, time_limit=options.timeout,
         soft_time_limit=options.soft_timeout, **celery_options,
     )(function)  # fmt: skip
     _built[id(task)] = task, options.name
     for schedule, timing in _below.pop(id(function), (function, ()))[1]:
         registry.declare(Declaration(schedule, options.name, timing, CODE), function)
     return cast("Durable[..., Any]", task)
+
+
+def _base(given: Mapping[str, Any]) -> type[DurableTask]:
+    base = given.get("base") or DurableTask
+    if not (isinstance(base, type) and issubclass(base, DurableTask)):
+        raise InvalidOption(
+            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of Celery's Task."
+        )
+    return base
+
+
+def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the project's defaults; the tasks of this package have their own."""
+    if function.__module__.startswith("django_durable_tasks."):
+        return {}
+    return checked_defaults(conf.settings().TASK_DEFAULTS or {})
 
 
 _built: dict[int, tuple[Any, str]] = {}
@@ -178,6 +204,4 @@ def stray_schedules() -> dict[str, str]:
 def _check_names(given: Mapping[str, Any]) -> None:
     for option in given:
         if option not in _OURS | _CELERY:
-            near = difflib.get_close_matches(option, _OURS | _CELERY, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise InvalidOption(f"@durable_task has no option {option!r}.{hint}")
+            raise InvalidOption(f"@durable_task has no option {option!r}. {hint(option, _OURS | _CELERY)}".rstrip())

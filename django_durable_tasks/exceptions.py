@@ -42,6 +42,10 @@ class UnknownTask(DurableTasksError, LookupError):
     """No durable task of this name is registered in this process."""
 
 
+class PlainMessageRefused(DurableTasksError):
+    """A worker got a message for a durable task that no row was created for; see PLAIN_MESSAGES."""
+
+
 class UnknownQueue(DurableTasksError, LookupError):
     """No queue of this name is known: it is neither declared to Celery nor in use."""
 
@@ -82,6 +86,10 @@ class BodyFailed(DurableTasksError):
     """A body raised something that cannot leave the process as it is; the text keeps its type and message."""
 
 
+class WouldWaitForever(DurableTasksError, RuntimeError):
+    """The result cannot come while the caller waits for it."""
+
+
 class InvalidSchedule(DurableTasksError, ValueError):
     """A schedule cannot be used: its text, its numbers, its zone, or because it would never fire."""
 
@@ -92,6 +100,10 @@ class DependencyCycle(DurableTasksError, ValueError):
 
 class InvalidDependency(DurableTasksError, ValueError):
     """A task cannot wait for this upstream: it is missing, it is another tenant's, or the task has started."""
+
+
+class IsolationTooStrict(DurableTasksError, RuntimeError):
+    """The transaction of an atomic task could not contain its success: its isolation level is not READ COMMITTED."""
 
 
 class InvalidReference(DurableTasksError, ValueError):

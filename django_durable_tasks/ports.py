@@ -24,7 +24,7 @@ class Ring:
 
 
 class RingPort(Protocol):
-    """Hands rings to the broker; never raises: a ring that is not taken is rung again by its alarm."""
+    """Hands rings to the broker; never raises for it: the row of a ring that is not taken waits PENDING again."""
 
     def __call__(self, rings: Sequence[Ring]) -> None: ...
 
@@ -69,18 +69,29 @@ class ScheduleVerbs(Protocol):
     def next_fire_times(self, row: Any, number: int, *, after: Any) -> list[Any]:
         """Return the next fires."""
 
+    def snooze(self, row: Any, *, until: Any, by: str) -> None:
+        """Let the fire times up to an instant pass."""
+
     def explain(self, row: Any, at: Any) -> str:
         """Say what became of a fire time."""
 
 
 class QueueOf(Protocol):
-    """Names the queue that Celery's routing gives to a task."""
+    """Names the queue that Celery's routing gives to a task, or to a call with these arguments."""
 
-    def __call__(self, name: str, queue: str | None) -> str: ...
+    def __call__(
+        self, name: str, queue: str | None, args: Sequence[Any] = ..., kwargs: Mapping[str, Any] = ...
+    ) -> str: ...
 
 
 class BrokerOpen(Protocol):
-    """Tells whether the broker took our last messages."""
+    """Tells whether the broker took our last messages, and those of this queue."""
+
+    def __call__(self, queue: str | None = None) -> bool: ...
+
+
+class Eager(Protocol):
+    """Tells whether published tasks run in the process of the caller (Celery's eager mode)."""
 
     def __call__(self) -> bool: ...
 
@@ -104,6 +115,24 @@ class DueChanges(Protocol):
         """Take in that the leader has endings to tell or to count, or from this datetime on something to fire."""
 
 
+class LoadTasks(Protocol):
+    """Imports the project's task modules, at most once a process; returns what went wrong, or None."""
+
+    def __call__(self) -> str | None: ...
+
+
+class ScheduleZone(Protocol):
+    """Returns the name of the zone of a new schedule that names none; raises InvalidSchedule."""
+
+    def __call__(self) -> str: ...
+
+
+class ApplyRequests(Protocol):
+    """Applies what a transaction requested of RUNNING tasks; called after its commit."""
+
+    def __call__(self, task_ids: Sequence[uuid.UUID]) -> None: ...
+
+
 class _Unbound:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run.")
@@ -117,14 +146,20 @@ tasks: TaskVerbs = _Unbound()
 schedules: ScheduleVerbs = _Unbound()
 queue_of: QueueOf = _Unbound()
 broker_open: BrokerOpen = _Unbound()
+eager: Eager = _Unbound()
 due: DueChanges = _Unbound()
+load_tasks: LoadTasks = _Unbound()
+schedule_zone: ScheduleZone = _Unbound()
+apply_requests: ApplyRequests = _Unbound()
 
 
 def bind(
     *, ring_port: RingPort, verbs: TaskVerbs, schedule_verbs: ScheduleVerbs, queue_port: QueueOf,
-    broker_port: BrokerOpen, due_port: DueChanges,
+    broker_port: BrokerOpen, eager_port: Eager, due_port: DueChanges, load_port: LoadTasks, zone_port: ScheduleZone,
+    requests_port: ApplyRequests,
 ) -> None:  # fmt: skip
     """Bind the doors; called once by ``apps.ready()``."""
-    global ring, tasks, schedules, queue_of, broker_open, due
+    global ring, tasks, schedules, queue_of, broker_open, eager, due, load_tasks, schedule_zone, apply_requests
     ring, tasks, schedules, queue_of, broker_open = ring_port, verbs, schedule_verbs, queue_port, broker_port
-    due = due_port
+    eager, due, load_tasks = eager_port, due_port, load_port
+    schedule_zone, apply_requests = zone_port, requests_port

@@ -129,10 +129,10 @@ def _last_run(row: BeatRow, now: datetime) -> datetime:
 
 def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
     """Return the next fires of both, and where and why they differ until every clock has changed once."""
-    here = list(islice(_ours(agenda, now), _SHOWN))
+    here = list(islice(_ours(row, agenda, now), _SHOWN))
     try:
         beat = list(islice(fires(row, now, _ran(row, now)), _SHOWN))
-    except ImproperlyConfigured:
+    except (ImproperlyConfigured, ModuleNotFoundError):  # Celery 5.7 and 5.6 without ephem
         return Comparison(here, None, ("SOLAR: beat's fire times are unknown here, the package ephem is missing",))
     found = [*_owed(beat, here, now)]
     if row.solar is not None:
@@ -154,7 +154,12 @@ def _ran(row: BeatRow, now: datetime) -> datetime | None:
     return last + (now - last) // step * step
 
 
-def _ours(agenda: Agenda, now: datetime) -> Iterator[datetime]:
+def _ours(row: BeatRow, agenda: Agenda, now: datetime) -> Iterator[datetime]:
+    """Yield the fires of the imported row; a one-off is imported with max_runs=1."""
+    return islice(_runs(agenda, now), 1 if row.one_off or row.clocked is not None else None)
+
+
+def _runs(agenda: Agenda, now: datetime) -> Iterator[datetime]:
     planned = agenda.next(now)
     while planned is not None:
         yield planned.at
@@ -180,7 +185,7 @@ def _of_crontab(row: BeatRow, name: str, agenda: Agenda, now: datetime) -> Itera
 def _both(
     row: BeatRow, agenda: Agenda, start: datetime, end: datetime, most: int | None = None
 ) -> tuple[list[datetime], list[datetime]]:
-    beat, here = fires(row, start, last=start), _ours(agenda, start)
+    beat, here = fires(row, start, last=start), _ours(row, agenda, start)
     return [*islice(takewhile(end.__gt__, beat), most)], [*islice(takewhile(end.__gt__, here), most)]
 
 

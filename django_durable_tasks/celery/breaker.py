@@ -21,6 +21,8 @@ class Breaker:
         self._lock = threading.Lock()
         self._open_until: float | None = None
         self._probing_until = 0.0
+        self.outages = 0
+        """How often it opened."""
 
     def forget_callers(self) -> None:
         """Begin with a free lock: after a fork nobody is left who could release the old one."""
@@ -61,6 +63,7 @@ class Breaker:
         with self._lock:
             was_closed = self._open_until is None
             self._open_until, self._probing_until = time.monotonic() + pause, 0.0
+            self.outages += was_closed
         if was_closed:
             kind = type(error).__name__
             logger.error("The broker does not answer (%s); rows stay and are published when it does.", kind)

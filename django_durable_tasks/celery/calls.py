@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
+from django_durable_tasks.celery.addresses import queue_of_options
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.lifecycle import scheduling
@@ -20,8 +23,19 @@ from django_durable_tasks.rules.durations import instant, seconds
 from django_durable_tasks.rules.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
-_ADDRESS = ("exchange", "routing_key")
-_TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority", "queue": "queue"}
+_TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}
+_OF_MESSAGES = (
+    "add_to_parent", "argsrepr", "compression", "confirm_timeout", "connection", "correlation_id", "declare",
+    "delivery_mode", "expiration", "ignore_result", "immediate", "kwargsrepr", "mandatory", "origin", "parent_id",
+    "producer", "publisher", "replaced_task_nesting", "reply_to", "result_cls", "retry", "retry_policy", "root_id",
+    "route_name", "router", "serializer", "shadow", "stamped_headers", "stamps", "task_type", "timeout",
+)  # fmt: skip
+"""Celery's options about the message alone: a durable task's message is ours, so they have no effect."""
+_CELERYS = frozenset({
+    *_CANVAS, *_TRANSLATED, *_OF_MESSAGES, "countdown", "eta", "exchange", "expires", "headers", "queue", "routing_key",
+    "task_id",
+})  # fmt: skip
+_OURS = frozenset(spec.name for spec in dataclasses.fields(CallOptions)) - _CELERYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,7 @@ class Using:
 
     def delay(self, *args: Any, **kwargs: Any) -> DurableResult:
         """Create the row in the caller's transaction and return its result."""
-        return DurableResult(scheduling.submit(Call(self.registered, args, kwargs, self.options)))
+        return _submitted(Call(self.registered, args, kwargs, self.options))
 
     def schedule_many(self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None) -> list[uuid.UUID]:
         """Create one row for each tuple of arguments, by one statement a batch; return their ids."""
@@ -51,7 +65,7 @@ class Using:
     def apply_async(self, args: Any = None, kwargs: Any = None, **celery_options: Any) -> DurableResult:
         """Create the row as Celery's ``apply_async`` would send the message."""
         options = call_options(self.options, translated(celery_options))
-        return DurableResult(scheduling.submit(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options)))
+        return _submitted(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options))
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         options = self.options
@@ -59,6 +73,13 @@ class Using:
             options = call_options(options, {"run_at": kwargs["run_at"]})
             kwargs = {name: value for name, value in kwargs.items() if name != "run_at"}
         return Call(self.registered, args, kwargs, options)
+
+
+def _submitted(call: Call) -> DurableResult:
+    task_id = scheduling.submit(call)
+    result = DurableResult(task_id)
+    result.created_here = True
+    return result
 
 
 def of(name: str) -> Using:
@@ -74,19 +95,33 @@ def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
                 f"{option}=... cannot be kept by a durable task: its callbacks would travel on the message and be lost"
                 " or doubled by a retry. Give the canvas to Workflow.from_canvas(...), or return Schedule(...)."
             )
-    for option in _ADDRESS:
-        if celery_options.get(option) is not None:
-            raise InvalidOption(f"{option}={celery_options[option]!r}: name the queue instead, queue=...")
+    _check_known(celery_options)
     options = {ours: celery_options.get(theirs) for theirs, ours in _TRANSLATED.items()}
+    options["queue"] = queue_of_options(celery_options)
     options["run_at"] = _start(celery_options.get("eta"), celery_options.get("countdown"))
     expires = celery_options.get("expires")
     if isinstance(expires, int | float | timedelta) and not isinstance(expires, bool):
-        options["expires_in"] = seconds("expires", expires)
+        # From the call, as in Celery; our own expires_in counts from run_at.
+        options["expires_at"] = reckoned_now() + timedelta(seconds=seconds("expires", expires))
     elif expires is not None:
         options["expires_at"] = instant("expires", expires)
+    options["headers"] = celery_options.get("headers") or None
     if celery_options.get("task_id") is not None:
         options["task_id"] = celery_options["task_id"]
     return {option: value for option, value in options.items() if value is not None}
+
+
+def _check_known(celery_options: Mapping[str, Any]) -> None:
+    """Refuse a misspelt option, and one of ``.using()``, which Celery would pass on to its transport."""
+    stamps = celery_options.get("stamped_headers") or ()
+    for option in celery_options:
+        if option in _CELERYS or option in stamps:
+            continue
+        if option in _OURS:
+            raise InvalidOption(f"apply_async() has no option {option!r}: write .using({option}=...).apply_async(...).")
+        near = difflib.get_close_matches(option, _CELERYS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InvalidOption(f"apply_async() has no option {option!r}.{hint}")
 
 
 def _start(eta: object, countdown: object) -> datetime | None:

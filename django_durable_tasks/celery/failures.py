@@ -10,7 +10,14 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import exceptions as celery_exceptions
 
 from django_durable_tasks import conf
-from django_durable_tasks.exceptions import BodyFailed, InvalidReference, ResultTooLarge, UnserializableResult
+from django_durable_tasks.celery.raised import described
+from django_durable_tasks.exceptions import (
+    BodyFailed,
+    InvalidOption,
+    InvalidReference,
+    ResultTooLarge,
+    UnserializableResult,
+)
 from django_durable_tasks.lifecycle.reckoning import reckoned_now
 from django_durable_tasks.rules.arguments import encode_result
 from django_durable_tasks.rules.endings import Kind, Outcome
@@ -57,7 +64,7 @@ def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
     kind, retryable, delay, cause = _kind_of(error, options)
     return Outcome(
         kind=kind, error=text_of(cause), error_type=type(cause).__name__, traceback=_traceback_of(error),
-        retryable=retryable, delay=delay,
+        retryable=retryable, delay=delay, exception=described(cause),
     )  # fmt: skip
 
 
@@ -73,7 +80,11 @@ def _kind_of(error: BaseException, options: TaskOptions) -> tuple[Kind, bool, fl
         case celery_exceptions.Reject():
             return Kind.REJECTED, bool(error.requeue), None, error
         case (
-            celery_exceptions.MaxRetriesExceededError() | UnserializableResult() | ResultTooLarge() | InvalidReference()
+            celery_exceptions.MaxRetriesExceededError()
+            | UnserializableResult()
+            | ResultTooLarge()
+            | InvalidReference()
+            | InvalidOption()
         ):
             return Kind.FAILED, False, None, error
         case SoftTimeLimitExceeded():

@@ -252,7 +252,7 @@ class Transport(filesystem.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.data_folder = _data_folder(client)
+        self.data_folder = data_folder(client)
         self.state = self._states.setdefault(self.data_folder, virtual.BrokerState())
         self.loop: Any = None
         self._pause = self.polling_interval
@@ -302,7 +302,8 @@ def _read_binding(path: str) -> exchange_queue_t:
         return exchange_queue_t(*loads(file.read()))
 
 
-def _data_folder(client: Any) -> str:
+def data_folder(client: Any) -> str:
+    """Return the folder of this connection; raises ImproperlyConfigured without an absolute path."""
     in_url = (client.virtual_host or "").strip("/")
     if client.hostname not in (None, "", "localhost"):
         raise ImproperlyConfigured(f"{ALIAS}://{client.hostname}…: write three slashes before an absolute path")

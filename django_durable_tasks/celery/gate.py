@@ -6,32 +6,42 @@ A refused message is acknowledged and dropped: the row's own alarm is the retry.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 import uuid
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, MaxRetriesExceededError
 from celery.exceptions import Retry as CeleryRetry
-from django.db import Error, transaction
+from django.db import Error, OperationalError, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import handlers, runs, worker
+from django_durable_tasks.celery import consumed, handlers, runs, worker
+from django_durable_tasks.celery.body_request import of_row
 from django_durable_tasks.celery.envelope import Envelope
-from django_durable_tasks.celery.failures import outcome_of, outcome_of_result, picklable, text_of
+from django_durable_tasks.celery.failures import outcome_of_result, picklable, text_of
 from django_durable_tasks.celery.runs import LiveRun
-from django_durable_tasks.exceptions import EndingNotRecorded
+from django_durable_tasks.exceptions import EndingNotRecorded, IsolationTooStrict
 from django_durable_tasks.lifecycle import attempts, references
 from django_durable_tasks.lifecycle.attempts import Place, Refusal
 from django_durable_tasks.lifecycle.connections import own
-from django_durable_tasks.rules.followups import followups_of
+from django_durable_tasks.lifecycle.deadlocks import SERIALIZATION_FAILURE, code_of
+from django_durable_tasks.lifecycle.outages import reason_of
+from django_durable_tasks.rules.endings import Outcome
+from django_durable_tasks.rules.followups import FollowUp, followups_of
 from django_durable_tasks.rules.options import TaskOptions
 from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import REFERS
 
 logger = logging.getLogger("django_durable_tasks.runs")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_idle = threading.Event()
+"""Never set: waiting for it is a pause."""
 
 
 class _Fenced(Exception):
@@ -62,13 +72,19 @@ def _open(task: Any, envelope: Envelope) -> LiveRun:
     options: TaskOptions = task.durable_options
     lease = options.lease or conf.settings().LEASE
     eager = bool(task.request.is_eager)
-    place = worker.place(lease)
+    place = worker.place(lease, () if eager else consumed.names_of(task.request))
     try:
         opened = _start(task, envelope, place, eager)
     except Error as error:
-        logger.warning("%s was not started, the database is away: %s", envelope.celery_id, type(error).__name__)
+        logger.warning("%s was not started: %s", envelope.celery_id, reason_of(error))
         raise Ignore("The database is away; the row's alarm rings again.") from None
     if isinstance(opened, Refusal):
+        if opened is Refusal.MISROUTED:
+            logger.error(
+                "Message %s was consumed from queue %r, which is not the queue of its task: it starts nothing, and is"
+                " published again to the right one.", envelope.celery_id, place.queues[0],
+                extra={"task_id": str(envelope.task_id), "queue": place.queues[0]},
+            )  # fmt: skip
         logger.info("Dropped the ring %s: %s", envelope.celery_id, opened, extra={"durable_refusal": str(opened)})
         raise Ignore(f"The gate refused it: {opened}.")
     timeout = opened.options.get("timeout", options.timeout)
@@ -77,22 +93,44 @@ def _open(task: Any, envelope: Envelope) -> LiveRun:
 
 
 def _start(task: Any, envelope: Envelope, place: Place, eager: bool) -> Run | Refusal:
-    """Start under one run id, twice if need be: a dead connection and a lost reply to COMMIT look alike."""
-    row, epoch, celery_id, run_id = envelope.task_id, envelope.epoch, envelope.celery_id, uuid.uuid4()
+    """Start the run under one run id. After an error it is read back until its result is known.
+
+    A dead connection and a lost reply to COMMIT look alike, so an UPDATE whose reply was lost may have been executed,
+    or may still be executed. After HEARTBEAT seconds without an answer the error is raised: a run that was read back
+    later could lose its lease before its first heartbeat.
+    """
+    row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
     start = partial(
-        attempts.open_run, row, epoch, place, celery_id, task.durable_options.unique_for, name=task.name, run_id=run_id
-    )
-    try:
-        with nullcontext() if eager else own():
-            return start()
-    except Error:
-        with nullcontext() if eager else own():
-            return attempts.opened(row, run_id, place, celery_id) or start()
+        attempts.open_run, row, envelope.epoch, place, celery_id, task.durable_options.unique_for, name=task.name,
+        run_id=run_id,
+    )  # fmt: skip
+    deadline, pause, sent = time.monotonic() + conf.settings().HEARTBEAT, 0.0, False
+    while True:
+        try:
+            with nullcontext() if eager else own():
+                again, sent = sent, True
+                return _start_or_read_back(start, partial(attempts.opened, row, run_id, place, celery_id), again)
+        except Error:
+            over = eager or not sent or time.monotonic() + pause > deadline
+            if pause and over:
+                raise
+        _idle.wait(pause)
+        pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+
+def _start_or_read_back(
+    start: Callable[[], Run | Refusal], read_back: Callable[[], Run | None], again: bool
+) -> Run | Refusal:
+    """Start the run; ``again`` if an earlier try may have started it."""
+    if not again:
+        return start()
+    opened = read_back() or start()
+    # The second UPDATE waits for the first one, if that is still under way, and then finds the row started.
+    return (read_back() or opened) if isinstance(opened, Refusal) else opened
 
 
 def _plain_body(task: Any, live: LiveRun) -> Any:
-    args, kwargs = _arguments(live)
-    value = task.run(*args, **kwargs)
+    value = _run(task, live)
     followups = live.followups(value)
     outcome = outcome_of_result(task.name, value)
     try:
@@ -103,6 +141,17 @@ def _plain_body(task: Any, live: LiveRun) -> Any:
     if verdict is None:
         raise _Fenced
     return None if followups_of(value) else value
+
+
+def _run(task: Any, live: LiveRun) -> Any:
+    """Run the function; a retry that it asked for without raising it is raised when it returns."""
+    live.args, live.kwargs = _arguments(live)
+    with of_row(task.request, live):
+        task.before_start(str(live.run.task_id), live.args, live.kwargs)
+        value = task.run(*live.args, **live.kwargs)
+    if live.wish is not None:
+        raise live.wish
+    return value
 
 
 def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
@@ -118,11 +167,10 @@ def _atomic_body(task: Any, live: LiveRun) -> Any:
     """Body and success in one transaction on the user's connection: a fenced success takes the body's writes back."""
     try:
         with transaction.atomic(using=conf.settings().DATABASE):
-            args, kwargs = _arguments(live)
-            value = task.run(*args, **kwargs)
+            value = _run(task, live)
             followups = live.followups(value)
             outcome = outcome_of_result(task.name, value)
-            if not attempts.succeed(live.run, outcome.result, live.worker, followups):
+            if not _succeed_within(live, outcome, followups):
                 raise _Fenced
     except Exception as error:
         # The COMMIT may stand although its reply was lost or a hook after it failed: it is read back first.
@@ -131,6 +179,18 @@ def _atomic_body(task: Any, live: LiveRun) -> Any:
         logger.warning("%s has succeeded, but after its COMMIT: %s", live.run.celery_id, text_of(error))
     handlers.note_success(live, outcome)
     return None if followups_of(value) else value
+
+
+def _succeed_within(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp]) -> bool:
+    try:
+        return attempts.succeed(live.run, outcome.result, live.worker, followups)
+    except OperationalError as error:
+        if code_of(error) != SERIALIZATION_FAILURE:
+            raise
+        raise IsolationTooStrict(
+            f"The success of the atomic task {live.run.name} was refused ({text_of(error)}): its row was changed, for"
+            " example by a heartbeat, after the transaction began. Use READ COMMITTED (durable_tasks.E017)."
+        ) from error
 
 
 def _stands(live: LiveRun) -> bool:
@@ -150,11 +210,17 @@ def _closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
         # sys.exit(), an interrupt, or a kill by the parent: this process ends, and the parent tells why.
         runs.heart.remove(live)
         return error
-    verdict = handlers.close(live, outcome_of(error, task.durable_options))
+    if live.wish is not None and isinstance(error, Exception):
+        error = live.wish
+    verdict = handlers.close(live, handlers.outcome_for(live, error, task.durable_options))
     if not isinstance(error, Exception):
         return error
     if verdict is None or verdict.status == Status.CANCELLED:
         return Ignore("The run was cancelled, or the row has another owner.")
+    asked = error if isinstance(error, CeleryRetry) else None
+    cause = asked.exc if asked is not None and isinstance(asked.exc, BaseException) else error
     if verdict.status == Status.PENDING:
-        return CeleryRetry(exc=picklable(error))
-    return picklable(error)
+        return CeleryRetry(exc=picklable(cause), when=asked.when if asked is not None else None)
+    if isinstance(cause, CeleryRetry):
+        return MaxRetriesExceededError(f"Can't retry {task.name}[{live.run.task_id}]: {verdict.reason}.")
+    return picklable(cause)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -18,9 +19,10 @@ from celery import signals
 from django.db import Error
 
 from django_durable_tasks import conf, ports
-from django_durable_tasks.celery import runs
+from django_durable_tasks.celery import consumed, runs
 from django_durable_tasks.celery.envelope import HEADER, Envelope, parse
 from django_durable_tasks.celery.failures import outcome_of, outcome_of_result, text_of
+from django_durable_tasks.celery.raised import described
 from django_durable_tasks.celery.runs import LiveRun
 from django_durable_tasks.celery.worker import place
 from django_durable_tasks.exceptions import EndingNotRecorded
@@ -142,6 +144,11 @@ def _report(live: LiveRun, outcome: Outcome) -> None:
     )  # fmt: skip
 
 
+def outcome_for(live: LiveRun, error: BaseException, options: TaskOptions) -> Outcome:
+    """Return how this exception ends this run, with the limit that its ``self.retry()`` set."""
+    return replace(outcome_of(error, options), max_attempts=live.max_attempts)
+
+
 # The second teller: Celery's signals -------------------------------------------------------------------------------
 
 
@@ -174,7 +181,7 @@ def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_
     live = runs.find(task_id)
     if live is not None:
         if not live.told and not isinstance(exception, EndingNotRecorded):
-            _tell(live, outcome_of(exception, options))
+            _tell(live, outcome_for(live, exception, options))
     elif envelope := parse(task_id):
         _tell_of_child(envelope, _outcome_in_parent(exception, options))
 
@@ -184,13 +191,13 @@ def _options(sender: Any) -> TaskOptions | None:
 
 
 def _outcome_in_parent(exception: BaseException, options: TaskOptions) -> Outcome:
-    if isinstance(exception, WorkerLostError):
-        return Outcome(kind=Kind.CRASHED, error=text_of(exception), error_type="WorkerLostError")
+    if isinstance(exception, (WorkerLostError, SystemExit)):  # Celery 5.6 hands the exit of a child on as it is
+        kind, error = Kind.CRASHED, text_of(exception)
+        return Outcome(kind=kind, error=error, error_type="WorkerLostError", exception=described(exception))
+    outcome = outcome_of(exception, options)
     if isinstance(exception, TimeLimitExceeded):
-        retryable = options.retryable(exception)
-        text = f"TimeLimitExceeded: the run was killed after {exception}"
-        return Outcome(kind=Kind.FAILED, error=text, error_type="TimeLimitExceeded", retryable=retryable)
-    return outcome_of(exception, options)
+        return replace(outcome, error=f"TimeLimitExceeded: the run was killed after {exception}", traceback="")
+    return outcome
 
 
 def _tell_of_child(envelope: Envelope, outcome: Outcome) -> None:
@@ -223,7 +230,7 @@ def on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: A
     options = _options(sender)
     live = _untold(getattr(request, "id", None))
     if options is not None and live is not None and isinstance(reason, BaseException):
-        _tell(live, outcome_of(reason, options))
+        _tell(live, outcome_for(live, reason, options))
 
 
 def on_revoked(request: Any = None, terminated: bool = False, expired: bool = False, **_: Any) -> None:
@@ -255,7 +262,8 @@ def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> N
 
     def write() -> None:
         with own():
-            claims.hand_back_unknown(envelope.task_id, envelope.epoch)
+            # A message that went astray says nothing about the workers of its task's queue.
+            claims.hand_back_unknown(envelope.task_id, envelope.epoch, consumed.names_of(headers))
 
     _briefly(write, envelope.celery_id)
 
@@ -272,7 +280,7 @@ def on_internal_error(sender: Any = None, task_id: str = "", request: Any = None
     live, options = _untold(task_id), _options(sender)
     error = getattr(einfo, "exception", None)
     if live is not None and options is not None and isinstance(error, BaseException):
-        _tell(live, outcome_of(error, options))
+        _tell(live, outcome_for(live, error, options))
 
 
 def on_postrun(task_id: str = "", **_: Any) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import states
+from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import AsyncResult
+from celery.result import AsyncResult, assert_will_not_block
 
 from django_durable_tasks import conf
-from django_durable_tasks.exceptions import BodyFailed
+from django_durable_tasks.celery.raised import rebuilt
+from django_durable_tasks.exceptions import BodyFailed, InvalidOption, WouldWaitForever
 from django_durable_tasks.lifecycle import cancellation
-from django_durable_tasks.models import Task
+from django_durable_tasks.lifecycle.ringing import is_uncommitted
+from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.states import TERMINAL, Status
 
@@ -30,13 +34,21 @@ _CELERY_STATES = {
     Status.EXPIRED: states.REVOKED,
 }
 _FIRST_LOOK, _LONGEST_LOOK = 0.02, 1.0
+_OF_BACKENDS = {"EXCEPTION_STATES", "PROPAGATE_STATES"}
+"""Options of Celery's ``get`` by which it reads a result backend; the states of a row are fixed."""
+STATE, META = "state", "meta"
+"""What ``self.update_state()`` keeps in the progress of a row."""
 
 
 class DurableResult(AsyncResult):
     """The result of one durable task; every question reads the row."""
 
-    def __init__(self, task_id: uuid.UUID | str, **options: Any) -> None:
-        super().__init__(str(task_id), **options)
+    created_here = False
+    """Whether the call that this process made created the task or found it."""
+    supports_native_join = False
+
+    def __init__(self, task_id: uuid.UUID | str, *args: Any, **options: Any) -> None:
+        super().__init__(str(task_id), *args, **options)
 
     def _rows(self) -> TaskQuerySet:
         rows: TaskQuerySet = Task.objects.using(conf.settings().DATABASE).filter(pk=self.id)
@@ -50,50 +62,87 @@ class DurableResult(AsyncResult):
     @property
     def state(self) -> str:
         """Celery's name for where the row stands; a waiting retry is RETRY."""
-        row = self._rows().only("status", "failures").first()
-        if row is None:
-            return str(states.PENDING)
-        if row.status == Status.PENDING and row.failures:
-            return str(states.RETRY)
-        return str(_CELERY_STATES[Status(row.status)])
+        row = self._rows().only("status", "failures", "progress").first()
+        return str(states.PENDING) if row is None else _state(row)
 
     status = state
 
     @property
     def result(self) -> Any:
-        """The value the body returned, or the error that ended it."""
+        """The value that the function returned, or the error that ended the task."""
         row = self._rows().first()
         return None if row is None else self._value(row)
 
     info = result
 
-    @staticmethod
-    def _value(row: Task) -> Any:
+    def _value(self, row: Task) -> Any:
         if row.status == Status.FAILED:
-            return BodyFailed(row.last_error)
+            last = self._executions().only("error_message", "exception").first()
+            found = last.exception if last is not None and last.error_message == row.last_error else None
+            return rebuilt(found) or BodyFailed(row.last_error)
         if row.status in TERMINAL and row.status != Status.SUCCESS:
             return TaskRevokedError(f"{row.status}: {row.reason}")
+        if row.status == Status.RUNNING and isinstance(row.progress, dict):
+            return row.progress.get(META)
         return row.result
 
     @property
     def traceback(self) -> str | None:
         """The traceback of the last attempt that failed."""
-        row = self._rows().first()
-        last = None if row is None else row.executions.exclude(traceback="").order_by("-id").first()
+        last = self._executions().exclude(traceback="").first()
         return last.traceback if last else None
 
+    def _executions(self) -> Any:
+        return TaskExecutionLog.objects.using(conf.settings().DATABASE).filter(task_id=self.id).order_by("-id")
+
+    def _get_task_meta(self) -> dict[str, Any]:
+        """Return what Celery's other properties read: those of ``result_extended`` too."""
+        row = self._rows().first()
+        if row is None:
+            return {"status": states.PENDING, "result": None}
+        last = self._executions().first()
+        return {
+            "task_id": self.id, "status": _state(row), "result": self._value(row), "traceback": self.traceback,
+            "children": [], "date_done": row.completed_at, "name": row.name, "args": row.args, "kwargs": row.kwargs,
+            "worker": last.worker if last else None, "retries": row.failures, "queue": row.queue,
+        }  # fmt: skip
+
+    def exists(self) -> bool:
+        """Whether the task has a row."""
+        return self._rows().exists()
+
     def get(
-        self, timeout: float | None = None, propagate: bool = True, interval: float = _LONGEST_LOOK, **_: Any
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,
+        interval: float = _LONGEST_LOOK,
+        no_ack: bool = True,
+        follow_parents: bool = True,
+        callback: Callable[[str, Any], Any] | None = None,
+        on_message: Any = None,
+        on_interval: Callable[[], Any] | None = None,
+        disable_sync_subtasks: bool = True,
+        **options: Any,
     ) -> Any:
-        """Wait for the end and return the result; raises Celery's TimeoutError after ``timeout`` seconds."""
+        """Wait for the end and return the result; raises Celery's TimeoutError after ``timeout`` seconds.
+
+        ``callback`` is called with the id and the result, ``on_interval`` without arguments at each look that finds the
+        task open. Raises InvalidOption for ``on_message``, WouldWaitForever at once where nothing can run the task
+        while the caller waits, and Celery's RuntimeError inside of a task.
+        """
+        _check_options(on_message, options)
+        if disable_sync_subtasks:
+            assert_will_not_block()
         deadline, pause = None if timeout is None else time.monotonic() + timeout, _FIRST_LOOK
         while True:
             row = self._rows().first()
             if row is not None and row.status in TERMINAL:
-                value = self._value(row)
-                if propagate and isinstance(value, BaseException):
-                    raise value
-                return value
+                return self._ended(row, propagate, callback)
+            if row is None:
+                self._raise_of_earlier_steps()
+            self._check_that_it_can_end(row)
+            if on_interval is not None:
+                on_interval()
             if deadline is not None and time.monotonic() + pause > deadline:
                 raise CeleryTimeoutError(f"Task {self.id} has not ended after {timeout:g} s.")
             time.sleep(pause)
@@ -101,13 +150,75 @@ class DurableResult(AsyncResult):
 
     wait = get
 
+    def _ended(self, row: Task, propagate: bool, callback: Callable[[str, Any], Any] | None) -> Any:
+        value = self._value(row)
+        if propagate and isinstance(value, BaseException):
+            raise value
+        if callback is not None:
+            callback(self.id, value)
+        return value
+
+    def _raise_of_earlier_steps(self) -> None:
+        """Raise the error of an earlier step of a Celery chain: this task will never be created then."""
+        if self.parent is not None and not isinstance(self.parent.backend, DisabledBackend):
+            self._maybe_reraise_parent_error()
+
+    def _check_that_it_can_end(self, row: Task | None) -> None:
+        if row is None:
+            if self.created_here:
+                raise WouldWaitForever(f"Task {self.id} is gone: its transaction was rolled back, or it was pruned.")
+        elif is_uncommitted(row.pk):
+            raise WouldWaitForever(
+                f"Task {self.id} was created in a transaction that is still open, so no worker can see it: call get() "
+                "after the transaction. In a test use captureOnCommitCallbacks(execute=True) with "
+                "CELERY_TASK_ALWAYS_EAGER, or a transactional test."
+            )
+        elif row.status != Status.RUNNING and self.app.conf.task_always_eager:
+            raise WouldWaitForever(
+                f"Task {self.id} is {row.status} and CELERY_TASK_ALWAYS_EAGER is set: it ran, or will run, in no "
+                f"worker, and nothing here runs it at {row.run_at:%Y-%m-%d %H:%M:%S %Z} or for its next attempt. "
+                f"Last error: {row.last_error or 'none'}."
+            )
+
     def ready(self) -> bool:
         """Whether the row has ended."""
         return self._rows().filter(status__in=TERMINAL).exists()
 
-    def revoke(self, *_: Any, **__: Any) -> None:
-        """Cancel the task: a waiting one at once, a running one by asking."""
-        cancellation.cancel(self._rows(), by="revoke")
+    def revoke(
+        self,
+        connection: Any = None,
+        terminate: bool = False,
+        signal: str | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Cancel the task: a waiting one at once, a running one by asking; ``terminate=True`` ends its process.
+
+        Without ``terminate`` no worker has to do anything, so there is no reply for which ``wait=True`` could wait.
+        """
+        if terminate:
+            super().revoke(connection, terminate=True, signal=signal, wait=wait, timeout=timeout)
+        else:
+            cancellation.cancel(self._rows(), by="revoke")
 
     def forget(self) -> None:
         """Do nothing: retention deletes finished rows."""
+
+
+def _check_options(on_message: Any, others: Mapping[str, Any]) -> None:
+    if on_message is not None:
+        raise InvalidOption(
+            "on_message=... receives the messages of a result backend, and a durable task's result is in its row: "
+            "use callback=... for the result, or on_interval=... for each look at the row."
+        )
+    unknown = sorted(others.keys() - _OF_BACKENDS)
+    if unknown:
+        raise TypeError(f"get() has no option {', '.join(unknown)}.")
+
+
+def _state(row: Task) -> str:
+    if row.status == Status.PENDING and row.failures:
+        return str(states.RETRY)
+    if row.status == Status.RUNNING and isinstance(row.progress, dict) and row.progress.get(STATE):
+        return str(row.progress[STATE])
+    return str(_CELERY_STATES[Status(row.status)])

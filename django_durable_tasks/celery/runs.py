@@ -29,6 +29,8 @@ from django_durable_tasks.rules.followups import FollowUp, followups_of
 from django_durable_tasks.rules.runs import Run
 
 logger = logging.getLogger("django_durable_tasks.runs")
+_RETRY_PAUSE = 1.0
+"""Seconds between attempts for runs whose leases were not renewed; the first attempt comes at once."""
 
 
 class LiveRun:
@@ -42,6 +44,11 @@ class LiveRun:
         self.told = False
         self.growth: Growth | None = None
         self.verdict: Verdict | None = None
+        self.args: list[Any] = []
+        self.kwargs: dict[str, Any] = {}
+        # What self.retry() left: the limit that it set, and the wish of throw=False.
+        self.max_attempts: int | None = None
+        self.wish: BaseException | None = None
 
     @property
     def out_of_time(self) -> bool:
@@ -92,44 +99,51 @@ class Heart:
     def _beat_on(self) -> None:
         beat_at = time.monotonic()
         while True:
-            beat_at += conf.settings().HEARTBEAT
+            beat_at = max(beat_at + conf.settings().HEARTBEAT, time.monotonic())
             if self._stop.wait(max(0.0, beat_at - time.monotonic())):
                 return
-            try:
-                self.beat()
-            except Exception:
-                logger.exception("A heartbeat failed; without the next ones every run of this process would be lost.")
+            behind = self._beat_or_log(None)
+            pause = 0.0
+            while behind and time.monotonic() < beat_at + conf.settings().HEARTBEAT:
+                if self._stop.wait(pause):
+                    return
+                behind, pause = self._beat_or_log(behind), _RETRY_PAUSE
 
-    def beat(self) -> None:
-        """Renew the leases of all runs that are within their time limit."""
-        began = time.monotonic()
+    def _beat_or_log(self, behind: dict[uuid.UUID, LiveRun] | None) -> dict[uuid.UUID, LiveRun]:
+        try:
+            return self.beat(behind)
+        except Exception:
+            logger.exception("A heartbeat failed; without the next ones every run of this process would be lost.")
+            return {}
+
+    def beat(self, behind: dict[uuid.UUID, LiveRun] | None = None) -> dict[uuid.UUID, LiveRun]:
+        """Renew the leases of all runs, or of these, that are within their time limit; return those not renewed."""
         with self._lock:
-            runs = {key: live for key, live in self._runs.items() if not live.out_of_time}
-        if self._renew(runs) or len(runs) == 1:
-            return
-        # A row that somebody's open transaction holds must not cost the others their leases.
-        for key, live in runs.items():
-            if time.monotonic() - began < conf.settings().HEARTBEAT:
-                self._renew({key: live})
+            named = self._runs if behind is None else {key: live for key, live in behind.items() if key in self._runs}
+            runs = {key: live for key, live in named.items() if not live.out_of_time}
+        return self._renew(runs) if runs else {}
 
-    def _renew(self, runs: dict[uuid.UUID, LiveRun]) -> bool:
-        if not runs:
-            return True
+    def _renew(self, runs: dict[uuid.UUID, LiveRun]) -> dict[uuid.UUID, LiveRun]:
+        """Renew these leases without waiting for a locked row, which would delay those of all others."""
         began = time.monotonic()
         beats = [(live.run.task_id, live.run.epoch, live.run.run_id, live.lease, live.news()) for live in runs.values()]
         try:
             with own():
-                owned = attempts.heartbeat(beats)
+                renewed = attempts.heartbeat(beats)
+                left = [beat for beat in beats if beat[2] not in renewed]
+                locked = attempts.still_owned(left) if left else set()
         except Error as error:
             logger.warning("A heartbeat for %d runs did not reach the database: %s", len(runs), type(error).__name__)
-            return False
+            return runs
+        if locked:
+            logger.info("%d runs could not renew their leases: their rows are locked. Trying again.", len(locked))
         for key, live in runs.items():
-            if key in owned:
-                live.renewed, live.cancel_requested = began, owned[key]
-            elif self.holds(live):
+            if key in renewed:
+                live.renewed, live.cancel_requested = began, renewed[key]
+            elif key not in locked and self.holds(live):
                 live.lost = True
                 self.remove(live)
-        return True
+        return {key: live for key, live in runs.items() if key in locked}
 
 
 heart = Heart()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from celery import Task as CeleryTask
-from celery.exceptions import Ignore, MaxRetriesExceededError
-from celery.exceptions import Retry as CeleryRetry
+from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import calls, gate, runs
+from django_durable_tasks.celery import adoption, calls, gate, retries, runs
+from django_durable_tasks.celery.body_request import wrap_hooks
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import Durable
 from django_durable_tasks.celery.envelope import of_request
+from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.rules.arguments import encode_result
 from django_durable_tasks.rules.options import TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
@@ -34,22 +37,29 @@ class DurableTask(CeleryTask):
     acks_late: ClassVar[bool] = False
     reject_on_worker_lost: ClassVar[bool] = False
     retry_on_worker_lost: ClassVar[bool] = False
-    max_retries: ClassVar[int | None] = None
     durable_options: TaskOptions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the row of the message in hand; a plain call, also from inside a body, runs the function."""
         request = self.request
         live = runs.current()
-        if request.called_directly or (live is not None and live.run.celery_id == request.id):
+        if request.called_directly or (live is not None and request.id in (live.run.celery_id, str(live.run.task_id))):
             return super().__call__(*args, **kwargs)
         envelope = of_request(request)
         if envelope is None:
-            if request.is_eager or conf.settings().PLAIN_MESSAGES:
-                return super().__call__(*args, **kwargs)
-            logger.error("Refused a message for %s that rings for no row (DURABLE_TASKS['PLAIN_MESSAGES']).", self.name)
-            raise Ignore("A durable task takes its arguments from its row, never from a message.")
+            return self._plain_message(args, kwargs)
         return gate.pass_through(self, envelope)
+
+    def _plain_message(self, args: Any, kwargs: Any) -> Any:
+        """Handle a message that was published for no row; one that is part of a canvas stays what it was."""
+        if not self.request.is_eager:
+            if not conf.settings().PLAIN_MESSAGES:
+                adoption.refuse(self, f"Refused message {self.request.id}, which no task was created for: durable task "
+                                f"{self.name} takes its arguments from the database. Call it with .delay(), or set "
+                                "DURABLE_TASKS['PLAIN_MESSAGES'].")  # fmt: skip
+            if not adoption.has_canvas(self.request):
+                adoption.adopt(self, args, kwargs)
+        return super().__call__(*args, **kwargs)
 
     @property
     def durable(self) -> Durable:
@@ -80,12 +90,62 @@ class DurableTask(CeleryTask):
         return calls.of(self.name).delay(*args, **kwargs)
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
-        """Do as ``delay``: a row is born with the caller's transaction anyway."""
-        return self.delay(*args, **kwargs)
+        """Create the row with the caller's transaction, as ``apply_async_on_commit`` does."""
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **options: Any) -> Any:
+        """Create the row in the caller's transaction and return a DurableResult.
+
+        If the rows are in another database than ``default``, whose transaction Celery means, the row is created when
+        that transaction has been committed, and None is returned inside of it.
+        """
+        if conf.settings().DATABASE == DEFAULT_DB_ALIAS or not connection.in_atomic_block:
+            return self.apply_async(*args, **options)
+        transaction.on_commit(partial(self.apply_async, *args, **options))
+        return None
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
         """Create the row as Celery's ``apply_async`` would send the message; return a DurableResult."""
         return calls.of(self.name).apply_async(args, kwargs, task_id=task_id, **options)
+
+    def AsyncResult(self, task_id: Any, **options: Any) -> DurableResult:  # noqa: N802 - Celery's name
+        """Return the result that reads the row of this id."""
+        return DurableResult(task_id, **options)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let hooks such as ``on_failure`` receive the id and the arguments of the task."""
+        super().__init_subclass__(**options)
+        wrap_hooks(cls)
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Refuse a class that ``@durable_task`` did not make: its calls would find no durable task."""
+        if not hasattr(cls, "durable_options"):
+            raise InvalidOption(
+                f"{cls.__name__} is a DurableTask that was registered with Celery itself: write a function with "
+                f"@durable_task(bind=True, base={cls.__name__}) instead of app.register_task() or @app.task(base=...)."
+            )
+
+    def update_state(self, task_id: Any = None, state: Any = None, meta: Any = None, **options: Any) -> None:
+        """Let results show this state and ``meta`` while the function runs; the next heartbeat writes them."""
+        live = runs.current()
+        if live is None or (task_id is not None and str(task_id) != str(live.run.task_id)):
+            super().update_state(task_id, state, meta, **options)
+            return
+        settings = conf.settings()
+        encode_result(self.name, meta, max_bytes=settings.RESULT_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH)
+        live.progress = {STATE: str(state), META: meta}
+
+    def replace(self, sig: Any) -> NoReturn:
+        """Refuse: a row has one task."""
+        raise InvalidOption(
+            "self.replace(): a durable task cannot be replaced while it runs; return Schedule(task, args) from the "
+            "function, or add to the workflow by self.durable.workflow."
+        )
+
+    def add_to_chord(self, sig: Any, lazy: bool = False) -> NoReturn:
+        """Refuse: a durable task is no part of Celery's chords."""
+        raise InvalidOption("self.add_to_chord(): add to the workflow by self.durable.workflow.")
 
     def retry(
         self,
@@ -98,20 +158,23 @@ class DurableTask(CeleryTask):
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """Ask for another try without publishing: the wait is spent in the row."""
+        """Ask for another attempt without publishing: the wait is in the row.
+
+        With ``throw=False`` the function goes on, and the next attempt follows however it ends.
+        """
         live = runs.current()
         if live is None:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        if args is not None or kwargs is not None:
-            raise InvalidOption("self.retry(args=..., kwargs=...): the row keeps its arguments; schedule another task.")
-        if max_retries is not None and live.run.failures >= max_retries:
-            raise exc or MaxRetriesExceededError(f"{self.name} was tried {live.run.failures + 1} times.")
-        when: Any = eta if eta is not None else countdown
-        if eta is not None and eta.tzinfo is None:
-            when = eta.replace(tzinfo=UTC)
-        wish = CeleryRetry("the body asked for another try", exc=exc, when=when)
+        refused = sorted({**({} if args is None and kwargs is None else {"args": args}), **options})
+        if refused:
+            raise InvalidOption(
+                f"self.retry({refused[0]}=...): the next attempt has the arguments and options of the row; to change "
+                "them return Schedule(...) instead."
+            )
+        wish = retries.ask(self, live, exc, countdown if eta is None else eta, max_retries)
         if throw:
             raise wish from exc
+        live.wish = wish
         return wish
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import kombu
 from celery import _state, current_app
-from kombu.exceptions import KombuError
+from celery.exceptions import ImproperlyConfigured
 
-from django_durable_tasks.celery.doorbell import Doorbell
+from django_durable_tasks.celery import filesystem
+from django_durable_tasks.celery.doorbell import Doorbell, failures_of
 
 _REDIS_VISIBILITY = 3600.0
 _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
@@ -24,6 +25,7 @@ class Wiring:
 
     broker_is_set: bool
     transport: str
+    folder_problem: str | None
     visibility_timeout: float | None
     serializers: dict[str, tuple[str, ...]]
     accepted: frozenset[str]
@@ -58,6 +60,7 @@ def read() -> Wiring:
     return Wiring(
         broker_is_set=bool(told.broker_write_url),
         transport=transport,
+        folder_problem=_folder_problem(connection) if transport == filesystem.ALIAS else None,
         visibility_timeout=None if visibility is None else float(visibility),
         serializers={
             "CELERY_ACCEPT_CONTENT": accepted,
@@ -72,6 +75,14 @@ def read() -> Wiring:
         acks_late=bool(told.task_acks_late),
         reject_on_worker_lost=bool(told.task_reject_on_worker_lost),
     )
+
+
+def _folder_problem(connection: Any) -> str | None:
+    try:
+        filesystem.data_folder(connection)
+    except ImproperlyConfigured as problem:
+        return str(problem)
+    return None
 
 
 def is_redis(transport: str) -> bool:
@@ -125,9 +136,8 @@ def broker_problem() -> str | None:
     """Connect to the broker within the time limits of a ring; return why it does not answer, without its password."""
     app = current_app._get_current_object()
     connection = app.connection_for_write()
-    failures = (*connection.connection_errors, *connection.channel_errors, KombuError, OSError)
     try:
         Doorbell(app).close()
-    except failures as error:
+    except failures_of(connection) as error:
         return f"{connection.as_uri()}: {type(error).__name__}"
     return None

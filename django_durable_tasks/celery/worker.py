@@ -22,18 +22,20 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from celery import signals
-from django.db import Error
+from celery import current_app, signals
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import envelope, runs
+from django_durable_tasks.celery import consumed, envelope, remote_control, runs
 from django_durable_tasks.lifecycle import nodes, reckoning
 from django_durable_tasks.lifecycle.attempts import Place
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.lifecycle.nodes import NodeReport
+from django_durable_tasks.lifecycle.outages import reason_of
 from django_durable_tasks.models import NodeKind
 
 logger = logging.getLogger("django_durable_tasks.nodes")
+_RETRY_PAUSE = 1.0
+"""Seconds between attempts of a heartbeat that failed; the first attempt after it comes at once."""
 _MEASURED_EVERY = 6  # heartbeats: half a minute
 
 
@@ -59,34 +61,52 @@ class NodeBeat(threading.Thread):
         self.node, self.details = node, {"name": name, "kind": kind, **details}
         self._report, self._clock = report, _Clock()
         self._wake, self._stopping, self._draining = SimpleQueue[None](), False, False
-        self._registered = False
+        self._registered = self._failing = False
 
     def run(self) -> None:
-        """Beat until told to stop; an outage of the database is logged once and waited out."""
-        away = False
+        """Beat until told to stop; an outage of the database is logged once and waited out.
+
+        A beat that failed is tried again at once, on a new connection, and then every second: one dropped connection
+        costs its own timeouts, and no heartbeat interval more.
+        """
+        failed = 0
         while True:
             try:
                 with own():
                     self._say()
-                away = False
+                failed = 0
             except Exception as error:  # noqa: BLE001 - a beat that ends would condemn every run of this node
-                if not away:
-                    logger.warning("This node cannot reach the database: %s", type(error).__name__)
-                away = True
+                if not failed:
+                    logger.warning("The heartbeat of this node failed: %s. It is tried again.", reason_of(error))
+                failed += 1
+            pause = conf.settings().NODE_HEARTBEAT
+            if failed:
+                pause = 0.0 if failed == 1 else min(pause, _RETRY_PAUSE)
             with suppress(Empty):
-                self._wake.get(timeout=conf.settings().NODE_HEARTBEAT)
+                self._wake.get(timeout=pause)
             if self._stopping:
                 return
 
     def _say(self) -> None:
         draining = self._draining
-        report = replace(self._report(), skew=self._clock.measure(), draining=draining or None)
+        report = replace(self._reported(), skew=self._clock.measure(), draining=draining or None)
         if self._registered and nodes.beat(self.node, report):
             return
         if self._registered:
             logger.warning("This node was declared dead; it registers again.")
         nodes.register(self.node, **self.details, report=report)
         self._registered = True
+
+    def _reported(self) -> NodeReport:
+        """Return the report; an empty one if it raises, because a node without heartbeats loses its runs."""
+        try:
+            report, self._failing = self._report(), False
+        except Exception:
+            if not self._failing:
+                logger.exception("The report of this node failed; its heartbeats go on without one.")
+            self._failing = True
+            return NodeReport()
+        return report
 
     def drain(self) -> None:
         """Say at once that the node takes nothing more; safe in a signal handler, where an Event could deadlock."""
@@ -101,8 +121,8 @@ class NodeBeat(threading.Thread):
         try:
             with own():
                 nodes.leave(self.node)
-        except Error as error:
-            logger.warning("This node could not say goodbye: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the process is about to end, and others find its silence
+            logger.warning("This node could not be marked as stopped: %s.", reason_of(error))
 
 
 class _Clock:
@@ -145,9 +165,12 @@ def _report(state: Any, consumer: Any) -> NodeReport:
     return NodeReport(active=active, busy=len(requests), started=runs.starts.last())
 
 
-def place(lease: float) -> Place:
-    """Return where runs of this process run, with the lease (seconds) that they get."""
-    return Place(node=_Here.node, worker=_Here.name, lease=lease)
+def place(lease: float, queues: tuple[str, ...] = ()) -> Place:
+    """Return where runs of this process run, with the lease (seconds) that they get.
+
+    ``queues``: the names of the queue from which the message was consumed, if known.
+    """
+    return Place(node=_Here.node, worker=_Here.name, lease=lease, queues=queues)
 
 
 def in_pool_child() -> bool:
@@ -158,6 +181,7 @@ def in_pool_child() -> bool:
 def on_worker_init(sender: Any = None, **_: Any) -> None:
     """Before the pool starts: draw the boot id that the children inherit, and share with them when a run started."""
     runs.starts.share()
+    consumed.note(getattr(sender, "app", None) or current_app._get_current_object())
     _Here.node, _Here.name = uuid.uuid4(), str(getattr(sender, "hostname", _Here.name))
     _Here.worker_pid = os.getpid()
 
@@ -192,7 +216,8 @@ def on_pool_child(**_: Any) -> None:
 
 
 def connect() -> None:
-    """Connect the life of the worker; called once by ``apps.ready()``."""
+    """Connect the life of the worker and its remote control; called once by ``apps.ready()``."""
+    remote_control.connect()
     pairs = [
         (signals.worker_init, on_worker_init),
         (signals.worker_ready, on_worker_ready),
