@@ -16,25 +16,31 @@ class DurableTasksConfig(AppConfig):
     def ready(self) -> None:
         """Plug in; the imports stand here because models must be loaded first."""
         from django_durable_tasks import checks, ports
-        from django_durable_tasks.celery import dispatcher, filesystem, handlers, publisher, worker
-        from django_durable_tasks.lifecycle import doors, verifying
+        from django_durable_tasks.celery import call_guard, dispatcher, filesystem, handlers, publisher, routing
+        from django_durable_tasks.celery import wiring, worker, zones  # isort: skip
+        from django_durable_tasks.due_index import verify as verify_due_index
+        from django_durable_tasks.lifecycle import doors, task_requests, verifying
         from django_durable_tasks.lifecycle.cancellation import Verbs
         from django_durable_tasks.lifecycle.first_rows import write_first_rows
         from django_durable_tasks.management.durable.declaring import after_migrate
-        from django_durable_tasks.nearby import verifying as verifying_nearby
-        from django_durable_tasks.nearby.telling import Teller
+        from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
         from django_durable_tasks.targets import audit, carry, end_of_workflow, maps  # noqa: F401 - all processes know them
 
         filesystem.register()
+        call_guard.install()
         ports.bind(
-            ring_port=publisher.ring,
+            ring_port=dispatcher.ring_after_commit,
             verbs=Verbs(),
             schedule_verbs=doors.Doors(),
-            queue_port=publisher.queue_of,
+            queue_port=routing.queue_of,
             broker_port=dispatcher.broker_open,
-            due_port=Teller(),
+            eager_port=publisher.eager,
+            due_port=OnCommitNotifier(),
+            load_port=wiring.load_tasks,
+            zone_port=zones.schedule_zone,
+            requests_port=task_requests.apply_of,
         )
-        verifying.join(*verifying_nearby.CHECKS)
+        verifying.join(*verify_due_index.CHECKS)
         handlers.connect()
         worker.connect()
         checks.register()

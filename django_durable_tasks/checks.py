@@ -11,16 +11,19 @@ from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage
-from django.db import NotSupportedError, connections
+from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connections, router, transaction
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import wiring, zones
+from django_durable_tasks.celery.addresses import unreachable_beat_entries
 from django_durable_tasks.conf import InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption, InvalidSchedule
 from django_durable_tasks.lifecycle import allowances, declared, nodes
 from django_durable_tasks.lifecycle.connections import on_sqlite
+from django_durable_tasks.models import Task
 from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.options import TaskOptions
+from django_durable_tasks.rules.options import TaskOptions, checked_defaults, task_options
 from django_durable_tasks.scheduler.leader import terms
 
 OLDEST: dict[str, tuple[int, ...]] = {
@@ -50,7 +53,7 @@ class Finding:
 
 
 _ALL = (
-    Finding("E001", "{reason}", "Correct settings.DURABLE_TASKS; docs/reference/settings.md lists every key."),
+    Finding("E001", "{reason}", "Correct this setting; docs/reference/settings.md lists every key of DURABLE_TASKS."),
     Finding("E002", "DURABLE_TASKS['DATABASE'] is {alias!r}, which DATABASES does not have (it has: {known}).",
             "Write an alias of DATABASES, or leave the key out for 'default'."),
     Finding("E003", "USE_TZ is False: a due time would be ambiguous for an hour each autumn.", "Write USE_TZ = True."),
@@ -80,6 +83,20 @@ _ALL = (
             "Correct @recurring or DURABLE_TASKS['SCHEDULES']; `manage.py durable sync --dry-run` shows the rest."),
     Finding("E015", "DURABLE_TASKS['LISTEN_DATABASE'] is {alias!r}: {reason}.",
             "Name an entry of DATABASES that reaches the same PostgreSQL directly, or leave the key out."),
+    Finding("E016", "DURABLE_TASKS['DATABASE'] is {alias!r}, but DATABASE_ROUTERS {fault}: models and the admin would "
+            "show other tables than the tasks are in.",
+            "Add 'django_durable_tasks.routers.DurableTasksRouter' to DATABASE_ROUTERS, before routers of your own."),
+    Finding("E017", "atomic=True of {names}, and transactions of {alias!r} are {level}: PostgreSQL refuses the success "
+            "of a body during which the row was changed, for example by a heartbeat.",
+            "Leave 'isolation_level' out of OPTIONS of this entry of DATABASES (and default_transaction_isolation of "
+            "its role), or leave atomic=True out and begin a stricter transaction in the body, made idempotent."),
+    Finding("E018", "The modules of tasks cannot be imported: {reason}.",
+            "Correct the module: a worker would not start, and this process does not know its tasks."),
+    Finding("E019", "The broker has no folder: {reason}.",
+            "Write CELERY_BROKER_TRANSPORT_OPTIONS = {'data_folder': '/an/absolute/path'}."),
+    Finding("E020", "HEARTBEAT is {renew:g} s, NODE_HEARTBEAT {beat:g} s and NODE_TIMEOUT {timeout:g} s: a node "
+            "that is late would lose healthy runs, between two renewals of their leases.",
+            "Let NODE_TIMEOUT be at least HEARTBEAT + NODE_HEARTBEAT; the defaults are 20, 15 and 5."),
     Finding("W001", "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers waiting "
             "messages again and again (the doubles are dropped, but each costs a statement).",
             "Let CELERY_BROKER_TRANSPORT_OPTIONS['visibility_timeout'] be longer than the longest lease."),
@@ -105,8 +122,6 @@ _ALL = (
             "'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'."),
     Finding("W009", "No broker is configured: Celery would try amqp://guest@localhost.",
             "Write CELERY_BROKER_URL; without a server 'durable-filesystem://' serves."),
-    Finding("W010", "The modules of tasks cannot be imported: {reason}.",
-            "Mend the module: a worker would not start, and this process does not know its tasks."),
     Finding("W011", "atomic=True of {names} on SQLite: the body holds the only writer while it runs, so that every "
             "other write waits for it.",
             "Keep such bodies under a second, or keep the tables in PostgreSQL, MySQL or MariaDB."),
@@ -114,6 +129,10 @@ _ALL = (
             "Write @durable_task on it, above or below."),
     Finding("W013", "{name} weighs {weight}, and the whole limit {scope} is {most}: it never starts.",
             "Give it a smaller weight=..., or raise the limit; a rate whose burst was given holds no more than that."),
+    Finding("W014", "New schedules without timezone= use {zone} ({setting}), but {other} is {differs}.",
+            "Set DURABLE_TASKS['TIMEZONE'] to the one that you mean, or give each schedule its timezone=."),
+    Finding("W015", "beat cannot call the durable task of its schedule {name!r}: {reason}",
+            "Name the queue in the options of this entry of CELERY_BEAT_SCHEDULE, or declare it with @recurring."),
 )  # fmt: skip
 
 FINDINGS: dict[str, Finding] = {finding.id: finding for finding in _ALL}
@@ -129,6 +148,13 @@ def _settings() -> Settings | None:
     return found if found.DATABASE in connections.settings else None
 
 
+def _check_task_defaults(settings: Settings) -> None:
+    try:
+        task_options("defaults", {}, checked_defaults(settings.TASK_DEFAULTS or {}))
+    except InvalidOption as invalid:
+        raise InvalidSetting(f"DURABLE_TASKS['TASK_DEFAULTS'] cannot be used: {invalid}") from None
+
+
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
     found = [] if conf.uses_time_zones() else [FINDINGS["E003"]()]
@@ -136,18 +162,33 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         settings = conf.settings()
         conf.retention()
         allowances.coded()
+        _check_task_defaults(settings)
     except InvalidSetting as invalid:
         return [*found, FINDINGS["E001"](reason=invalid)]
     if settings.DATABASE not in connections.settings:
         known = ", ".join(sorted(connections.settings))
         return [*found, FINDINGS["E002"](alias=settings.DATABASE, known=known)]
-    found += _listening(settings)
-    if nodes.timeout() < 2 * settings.NODE_HEARTBEAT:
-        found.append(FINDINGS["E004"](timeout=nodes.timeout(), beat=settings.NODE_HEARTBEAT))
+    found += [*_listening(settings), *_routing(settings), *_zones()]
+    timeout, beat, renew = nodes.timeout(), settings.NODE_HEARTBEAT, settings.HEARTBEAT
+    if timeout < 2 * beat:
+        found.append(FINDINGS["E004"](timeout=timeout, beat=beat))
+    elif timeout < renew + beat:
+        found.append(FINDINGS["E020"](timeout=timeout, beat=beat, renew=renew))
     lease, renew = terms()
     if lease < 2 * renew:
         found.append(FINDINGS["E005"](lease=lease, renew=renew))
     return found
+
+
+def _zones() -> Iterator[CheckMessage]:
+    try:
+        found = zones.differing()
+    except InvalidSchedule as invalid:
+        yield FINDINGS["E001"](reason=invalid)
+        return
+    if found is not None:
+        zone, other = found
+        yield FINDINGS["W014"](zone=zone.name, setting=zone.setting, other=other.setting, differs=other.name)
 
 
 def _listening(settings: Settings) -> Iterator[CheckMessage]:
@@ -161,10 +202,23 @@ def _listening(settings: Settings) -> Iterator[CheckMessage]:
         yield FINDINGS["E015"](alias=alias, reason="only PostgreSQL sends notifications; elsewhere REDIS_URL serves")
 
 
+def _routing(settings: Settings) -> Iterator[CheckMessage]:
+    """Ask Django's routers about one model: they decide by application."""
+    alias, fault = settings.DATABASE, None
+    if (writes := router.db_for_write(Task)) != alias:
+        fault = f"send writes of Task to {writes!r}"
+    elif router.db_for_read(Task) == DEFAULT_DB_ALIAS != alias:  # another alias may be a replica
+        fault = f"send reads of Task to {DEFAULT_DB_ALIAS!r}"
+    elif not router.allow_migrate_model(alias, Task):
+        fault = "do not let `migrate` create its table there"
+    if fault is not None:
+        yield FINDINGS["E016"](alias=alias, fault=fault)
+
+
 def check_tasks(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check the options of the durable tasks that this project has."""
     problem, settings = wiring.load_tasks(), _settings()
-    found = [] if problem is None else [FINDINGS["W010"](reason=problem)]
+    found = [] if problem is None else [FINDINGS["E018"](reason=problem)]
     if settings is None:
         return found
     short = [task.name for task in _options() if task.lease is not None and task.lease < 2 * settings.HEARTBEAT]
@@ -183,9 +237,8 @@ def _weights() -> Iterator[CheckMessage]:
         return  # E001 has said so
     for task in _options():
         per_key = limits.per_key_of(task.rate_limit, task.max_concurrency)
-        bound = {scope: coded[scope] for scope in (
-            limits.GLOBAL, limits.of_queue(ports.queue_of(task.name, task.queue)), limits.of_task(task.name),
-        ) if scope in coded}  # fmt: skip
+        scopes = (limits.GLOBAL, *_of_queue(task), limits.of_task(task.name))
+        bound = {scope: coded[scope] for scope in scopes if scope in coded}
         if per_key is not None:
             bound["of its key"] = per_key
         for scope, allowed in bound.items():
@@ -193,13 +246,22 @@ def _weights() -> Iterator[CheckMessage]:
                 yield FINDINGS["W013"](name=task.name, weight=task.weight, scope=scope, most=allowed.heaviest)
 
 
+def _of_queue(task: TaskOptions) -> list[str]:
+    """Return the scope of the task's queue; none if Celery's routing gives it no queue, which its calls report."""
+    try:
+        return [limits.of_queue(ports.queue_of(task.name, task.queue))]
+    except DurableTasksError:
+        return []
+
+
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check the schedules that code and settings declare."""
     if wiring.load_tasks() is not None or _settings() is None:
-        return []  # W010 or E001 has said so
+        return []  # E018 or E001 has said so
     bad = [FINDINGS["E014"](name=name, reason=reason) for name, reason in declared.declarations()[1].items()]
     stray = [FINDINGS["W012"](name=name, function=function) for name, function in stray_schedules().items()]
-    return [*bad, *stray]
+    beat = [FINDINGS["W015"](name=name, reason=reason) for name, reason in unreachable_beat_entries().items()]
+    return [*bad, *stray, *beat]
 
 
 def _options() -> list[TaskOptions]:
@@ -227,6 +289,8 @@ def _broker(told: wiring.Wiring) -> Iterator[CheckMessage]:
         yield FINDINGS["W009"]()
     if told.transport == "filesystem":
         yield FINDINGS["E010"]()
+    if told.folder_problem is not None:
+        yield FINDINGS["E019"](reason=told.folder_problem)
     if settings is None or told.visibility_timeout is None:
         return
     longest = max([settings.LEASE, *(task.lease for task in _options() if task.lease is not None)])
@@ -277,6 +341,8 @@ def check_database(app_configs: Any = None, databases: Iterable[str] | None = No
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
     if connection.vendor == "mysql":
         return list(_isolation(connection))
+    if connection.vendor == "postgresql":
+        return list(_isolation_of_atomic(connection, settings.DATABASE))
     return list(_sqlite(connection)) if connection.vendor == "sqlite" else []
 
 
@@ -286,6 +352,17 @@ def _isolation(connection: Any) -> Iterator[CheckMessage]:
         levels = {str(value).replace("-", " ").upper() for _, value in cursor.fetchall()}
     if levels != {"READ COMMITTED"}:
         yield FINDINGS["E013"](found=", ".join(sorted(levels)))
+
+
+def _isolation_of_atomic(connection: Any, alias: str) -> Iterator[CheckMessage]:
+    names = [task.name for task in _options() if task.atomic]
+    if not names:
+        return
+    with transaction.atomic(using=alias), connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        level = str(cursor.fetchone()[0]).upper()
+    if level not in ("READ COMMITTED", "READ UNCOMMITTED"):
+        yield FINDINGS["E017"](names=_listed(names), alias=alias, level=level)
 
 
 def _sqlite(connection: Any) -> Iterator[CheckMessage]:

@@ -66,7 +66,10 @@ class Settings:
         "A scheduler that looked for nothing, or a worker with free slots that started nothing though rows of "
         "its queues were rung more than once, for so long is stalled: `durable alive` fails.",
     )
-    DATABASE: str = _value("default", "The alias of the database that holds the tables.")
+    DATABASE: str = _value(
+        "default",
+        "The alias of the database that holds the tables; another one than 'default' needs DurableTasksRouter.",
+    )
     LISTEN_DATABASE: str | None = _value(
         None, "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind a pooler."
     )
@@ -87,6 +90,11 @@ class Settings:
     AGEING: float | None = _duration(
         None, "A due row becomes more urgent by one priority each time it waited for so long. None: never."
     )
+    TASK_DEFAULTS: Mapping[str, Any] | None = _value(
+        None,
+        "Defaults for the options of @durable_task, {'max_attempts': 3, 'backoff_base': 10, 'timeout': 600}; read when "
+        "a module with tasks is imported. An option of the decorator or a retry option of Celery's counts before them.",
+    )
     PAYLOAD_MAX_BYTES: int = _count(65_536, "The largest arguments, as JSON in bytes; at most 262,144.")
     RESULT_MAX_BYTES: int = _count(65_536, "The largest result, as JSON in bytes.")
     ERROR_MAX_BYTES: int = _count(16_384, "Error texts and tracebacks are cut to so many bytes.")
@@ -99,10 +107,14 @@ class Settings:
     DELAY_MAX: float = _duration(31_536_000, "The longest countdown or distance of run_at; one year.")
     ENDING_TIMEOUT: float = _duration(300, "How long an ending that cannot be written is tried again.")
     PUBLISH_TIMEOUT: float = _duration(2, "The longest wait for the broker in one publish.")
-    BREAKER_PAUSE: float = _duration(5, "How long nothing is published after the broker failed.")
+    BREAKER_PAUSE: float = _duration(
+        5, "How long nothing is published after the broker failed; to a queue that it rejects at first."
+    )
     UNKNOWN_TASK_DELAY: float = _duration(30, "How long a row waits after a worker did not know its task.")
     PLAIN_MESSAGES: bool = _value(
-        False, "Run messages that ring for no row, with their own arguments: those sent before it was a durable task."
+        False,
+        "Let workers create tasks from plain messages for durable tasks, with the arguments that they carry: those "
+        "published before the task was durable, by `celery call`, or by another project.",
     )
     RETENTION: Mapping[str, Any] | None = _value(
         None, "How long finished rows stay, by status; a status with None stays for ever. None: a week, FAILED 30 days."
@@ -112,6 +124,9 @@ class Settings:
     )
     SCHEDULES: Mapping[str, Mapping[str, Any]] | None = _value(
         None, "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable sync` makes rows."
+    )
+    TIMEZONE: str | None = _value(
+        None, "The zone of new schedules without `timezone=`. None: CELERY_TIMEZONE, else TIME_ZONE."
     )
     SYNC_SCHEDULES_ON_MIGRATE: bool = _value(False, "Do what `durable sync` does after each `migrate` of our tables.")
     CARRY: Sequence[str] = _value(
@@ -180,6 +195,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
     _check_schedules(found.SCHEDULES)
     _check_audit(found.AUDIT)
     _check_limits(found.LIMITS)
+    _check_task_defaults(found.TASK_DEFAULTS)
     if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
         raise InvalidSetting(f"DURABLE_TASKS['CARRY'] is {found.CARRY!r}: give a list of names of Celery tasks.")
     return found
@@ -220,6 +236,11 @@ def _check_limits(limits: object) -> None:
         raise InvalidSetting(f"DURABLE_TASKS['LIMITS'] is {limits!r}: give a mapping of scopes to limits.")
 
 
+def _check_task_defaults(defaults: object) -> None:
+    if defaults is not None and not isinstance(defaults, Mapping):
+        raise InvalidSetting(f"DURABLE_TASKS['TASK_DEFAULTS'] is {defaults!r}: give a mapping of options to values.")
+
+
 def _check_audit(audit: object) -> None:
     if audit is not None and not isinstance(audit, str):
         raise InvalidSetting(f"DURABLE_TASKS['AUDIT'] is {audit!r}: give a cron text such as '40 3 * * *', or None.")
@@ -246,6 +267,16 @@ def settings() -> Settings:
 def beat_knows_zones() -> bool:
     """Return whether django-celery-beat reads a crontab in the crontab's own zone (DJANGO_CELERY_BEAT_TZ_AWARE)."""
     return bool(getattr(django_settings, "DJANGO_CELERY_BEAT_TZ_AWARE", True))
+
+
+def time_zone() -> str:
+    """Return TIME_ZONE."""
+    return str(django_settings.TIME_ZONE)
+
+
+def celery_time_zone() -> object:
+    """Return CELERY_TIMEZONE, also in a process that has not made the project's Celery application."""
+    return getattr(django_settings, "CELERY_TIMEZONE", None)
 
 
 def uses_time_zones() -> bool:

@@ -1,15 +1,21 @@
-"""What the leader does beside dispatching, in order, and how often. Each duty is bounded and idempotent."""
+"""What the leader does beside dispatching, in order, and how often. Each duty is a bounded slice, and idempotent.
+
+A duty that did something comes again soon, after the others that are due, until it has nothing more to do.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from django_durable_tasks.celery import dispatcher
 from django_durable_tasks.conf import settings
+from django_durable_tasks.due_index import loader, redis_client
 from django_durable_tasks.lifecycle import (
     ageing,
     dead_letters,
@@ -19,79 +25,166 @@ from django_durable_tasks.lifecycle import (
     retention,
     shadows,
     slots,
+    task_requests,
     workflow_deadlines,
     workflow_runs,
     workflow_starts,
     zone_tables,
 )
 from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.lifecycle.leases import Lease, looks_for, over, shortest
 from django_durable_tasks.lifecycle.nodes import Vigil
-from django_durable_tasks.nearby import filling, redis_door
+from django_durable_tasks.ports import Ring
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
-_SPREADING = 2.0
+_SLICE = 0.2
+"""A duty that works in batches ends after so many seconds, so that the others have their turn."""
+_NONE_SEEN = -1
+_LEFT_OVER = 10.0
+"""What a duty could not do now, because of a lock or an error of an item, is tried again after so many seconds."""
 _OF_ENDINGS = ("tell_dependents", "count_endings")
-_PRUNING = 2.0  # of every ten seconds: more than a thousand rows a second must not outgrow their retention
+_PAUSES_OF_PRUNING = 3.0
+_SLICE_OF_PRUNING, _PRUNED_AT_ONCE = 0.02, 100
+"""Pruning takes a processor from tasks that start: in short slices (seconds) of small batches, so that none of them
+waits long, with pauses three times as long as a slice took."""
+_Pruning = Callable[[datetime, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """One thing to do: what, how often (seconds), and how long it may take before the leader is called stuck."""
+    """One thing to do: what, how often (seconds), and how long it may take before the leader is called stuck.
+
+    If it did something it comes again after ``pauses`` times as long as it took, and tasks are dispatched at once where
+    it ``moves`` some.
+    """
 
     name: str
     act: Callable[[datetime, Vigil], int]
     every: float
     within: float = 30.0
+    pauses: float = 1.0
+    moves: bool = True
 
 
 def bury_dead_nodes(now: datetime, vigil: Vigil) -> int:
-    """Lose the runs of silent nodes, ring what they had claimed, and only then mark them dead."""
-    silent = vigil.silent(max(1, round(nodes.timeout() / settings().NODE_HEARTBEAT)))
+    """Lose the unrenewed runs of silent nodes, ring what they had claimed, and only then mark them dead.
+
+    A run that renews its lease is not lost because the heartbeat of its node is late.
+    """
+    silent = vigil.silent(_silence())
     if not silent:
         return 0
-    batch, lost = settings().BATCH_SIZE, 0
+    quiet = {task: lease for task, (lease, _) in vigil.unrenewed(_silence()).items() if lease.node in set(silent)}
     with own():
-        while (number := recovery.lose_of_dead(silent, batch)) > 0:
-            lost += number
-        rings = recovery.ring_of_dead(silent, now, batch)
+        lost = _lose(quiet, recovery.DEAD, vigil)
+        rings = recovery.ring_of_dead(silent, now, settings().BATCH_SIZE)
         nodes.declare_dead(silent)
+    vigil.restart(nodes=silent)
     dispatcher.ring(rings)
     logger.warning("%d nodes fell silent: %d runs lost, %d claims rung again.", len(silent), lost, len(rings))
     return lost
 
 
+def _silence() -> int:
+    return looks_for(nodes.timeout())
+
+
+def _lose(found: Mapping[uuid.UUID, Lease], why: str, vigil: Vigil) -> int:
+    """End these runs in batches; those that could not be ended now are watched anew."""
+    tasks, size, lost = list(found), settings().BATCH_SIZE, set[uuid.UUID]()
+    for first in range(0, len(tasks), size):
+        lost |= recovery.lose({task: found[task] for task in tasks[first : first + size]}, why)
+    vigil.restart(leases=set(tasks) - lost)
+    return len(lost)
+
+
 def lose_departed(now: datetime, vigil: Vigil) -> int:
-    """Lose the runs that a node left behind when it stopped or was declared dead."""
+    """Lose the runs that a node left behind when it stopped, and unrenewed ones of nodes that were declared dead."""
+    seen = vigil.unrenewed(1)
+    if not seen:
+        return 0
     with own():
-        return recovery.lose_departed(now, settings().BATCH_SIZE)
+        gone = recovery.departed(now)
+        needs = {node: _silence() if declared_dead else 1 for node, declared_dead in gone.items()}
+        quiet = {task: lease for task, (lease, looks) in seen.items() if looks >= needs.get(lease.node, looks + 1)}
+        return _lose(quiet, recovery.DEAD, vigil)
 
 
 def lose_silent_runs(now: datetime, vigil: Vigil) -> int:
-    """Lose runs whose lease is over, once we have seen the database without a break for a whole lease."""
-    if vigil.contact * settings().NODE_HEARTBEAT < settings().LEASE:
+    """Lose runs whose lease was not renewed in an unbroken series of our own looks that is as long as the lease."""
+    quiet = vigil.unrenewed(looks_for(shortest()))
+    if not quiet:
         return 0
     with own():
-        return recovery.lose_over(now, settings().BATCH_SIZE)
+        return _lose(over(quiet, now), recovery.OVER, vigil)
 
 
 def ring_again(now: datetime, vigil: Vigil) -> int:
-    """Ring what was published and not started in time; nothing while the broker is away."""
-    if not dispatcher.broker_open():
+    """Ring what was published and not started in time; nothing while the broker is away or rejects the queue."""
+    limit = dispatcher.room()
+    if not limit:
         return 0
     with own():
-        rings = recovery.ring_overdue(now, settings().BATCH_SIZE)
+        rings = recovery.ring_overdue(now, limit, dispatcher.queues_backed_off())
     dispatcher.ring(rings)
     return len(rings)
 
 
-def prune(now: datetime, vigil: Vigil) -> int:
-    """Delete finished rows whose retention is over, for some seconds at most."""
-    end, deleted = time.monotonic() + _PRUNING, 0
-    with own():
-        for verb in (retention.prune, retention.prune_ledger, retention.prune_buckets, shadows.prune):
-            while time.monotonic() < end and (number := verb(now, settings().BATCH_SIZE)):
+class RingAfterOutage:
+    """Publish what is QUEUED once more when the broker answers again: it may have come back empty.
+
+    A batch at a time, so that what is due meanwhile goes between them. What the broker still holds is doubled, and its
+    second copy starts nothing.
+    """
+
+    def __init__(self) -> None:
+        self._outages = dispatcher.outages()
+        self._pages: Iterator[list[Ring]] = iter(())
+
+    def __call__(self, now: datetime, vigil: Vigil) -> int:
+        if not dispatcher.broker_answers():
+            return 0
+        if self._outages != dispatcher.outages():
+            self._outages = dispatcher.outages()
+            self._pages = recovery.ring_queued_before(now, settings().BATCH_SIZE)
+        try:
+            with own():
+                rings = next(self._pages, [])
+        except Exception:
+            self._outages = _NONE_SEEN  # an exception ends the pages: begin again from the first
+            raise
+        dispatcher.ring(rings)
+        return len(rings)
+
+
+class Prune:
+    """Delete ended tasks, ledger entries, buckets and shadows whose retention is over, one short slice.
+
+    A slice goes on where the last one ended, and the kinds take turns, so that a kind of which there is always more
+    does not keep the others from being pruned. Without a deletion it returns how many kinds are left for a next slice.
+    """
+
+    def __init__(self) -> None:
+        self._stayed = retention.Stayed()
+        self._kinds = deque[_Pruning]()
+
+    def __call__(self, now: datetime, vigil: Vigil) -> int:
+        end, deleted = time.monotonic() + _SLICE_OF_PRUNING, 0
+        if not self._kinds:
+            self._kinds.extend((self._tasks, retention.prune_ledger, retention.prune_buckets, shadows.prune))
+        with own():
+            while self._kinds:
+                prune = self._kinds.popleft()
+                number = prune(now, min(_PRUNED_AT_ONCE, settings().BATCH_SIZE))
+                if number or (prune == self._tasks and self._stayed.more()):
+                    self._kinds.append(prune)
                 deleted += number
-    return deleted
+                if time.monotonic() >= end:
+                    break
+        return deleted or len(self._kinds)
+
+    def _tasks(self, now: datetime, limit: int) -> int:
+        return retention.prune(now, limit, self._stayed, time.monotonic())
 
 
 class Age:
@@ -116,24 +209,27 @@ def let_held_go(now: datetime, vigil: Vigil) -> int:
 
 
 def tell_dependents(now: datetime, vigil: Vigil) -> int:
-    """Tell endings to those that wait for them, for some seconds at most: cascades walk one level a batch.
-
-    Stops early where much was released, so that it is dispatched first.
-    """
-    end, told, moved = time.monotonic() + _SPREADING, 0, 0
-    while time.monotonic() < end and moved < 2 * settings().BATCH_SIZE:
+    """Resolve the dependents of ended tasks, one slice: cascades walk one level a batch."""
+    end, told = time.monotonic() + _SLICE, 0
+    while time.monotonic() < end:
         with own():
             done = dependencies.spread(settings().BATCH_SIZE)
         dispatcher.ring(done.rings)
-        told, moved = told + done.notes, moved + done.moved
+        told += done.notes
         if not done.notes:
             break
     return told
 
 
+def apply_requests(now: datetime, vigil: Vigil) -> int:
+    """Apply what transactions requested of RUNNING tasks and their processes did not apply after the commit."""
+    with own():
+        return task_requests.apply_left(settings().BATCH_SIZE)
+
+
 def count_endings(now: datetime, vigil: Vigil) -> int:
     """Count endings into their workflows, and end those that are complete."""
-    end, counted = time.monotonic() + _SPREADING, 0
+    end, counted = time.monotonic() + _SLICE, 0
     while time.monotonic() < end:
         with own():
             number = workflow_runs.fold(4 * settings().BATCH_SIZE)
@@ -145,7 +241,7 @@ def count_endings(now: datetime, vigil: Vigil) -> int:
 
 def finish_starts(now: datetime, vigil: Vigil) -> int:
     """Go on with large starts whose starter died: sealed ones are released, others removed once they are abandoned."""
-    end, number = time.monotonic() + _SPREADING, 0
+    end, number = time.monotonic() + _SLICE, 0
     with own():
         while time.monotonic() < end and (done := workflow_starts.finish_starts(now, settings().BATCH_SIZE)):
             number += done
@@ -154,7 +250,7 @@ def finish_starts(now: datetime, vigil: Vigil) -> int:
 
 def end_late_workflows(now: datetime, vigil: Vigil) -> int:
     """Call off workflows whose deadline is over, and cancel what is open in all that were called off."""
-    end, batch = time.monotonic() + _SPREADING, settings().BATCH_SIZE
+    end, batch = time.monotonic() + _SLICE, settings().BATCH_SIZE
     with own():
         reached = workflow_deadlines.cancel_late(now, batch)
         while time.monotonic() < end and (number := workflow_deadlines.cancel_called_off(batch)):
@@ -164,9 +260,9 @@ def end_late_workflows(now: datetime, vigil: Vigil) -> int:
 
 def fill_due_index(now: datetime, vigil: Vigil) -> int:
     """Keep the due index in Redis filled up to DUE_HORIZON; nothing without REDIS_URL, and nothing to dispatch."""
-    if redis_door.url() is not None:
+    if redis_client.url() is not None:
         with own():
-            filling.fill(now)
+            loader.fill(now)
     return 0
 
 
@@ -183,17 +279,22 @@ class FindDeleted:
 
 
 class RecomputeFires:
-    """Set the next fires right that were computed by other zone tables, once a process: its own never change."""
+    """Set the next fires right that were computed by other zone tables, once a process: its own never change.
+
+    Rows that are locked or fail are tried again until none is left.
+    """
 
     def __init__(self) -> None:
-        self._done = False
+        self._done, self._again_at = False, 0.0
 
     def __call__(self, now: datetime, vigil: Vigil) -> int:
-        if self._done:
+        if self._done or time.monotonic() < self._again_at:
             return 0
         with own():
             number = zone_tables.recompute(settings().BATCH_SIZE)
-        self._done = not number
+            self._done = not number and not zone_tables.computed_elsewhere().exists()
+        if not number:
+            self._again_at = time.monotonic() + _LEFT_OVER
         return number
 
 
@@ -217,9 +318,11 @@ def duties() -> tuple[Duty, ...]:
     """Return the leader's duties in order."""
     return (
         Duty("bury_dead_nodes", bury_dead_nodes, every=1.0),
-        Duty("lose_departed", lose_departed, every=5.0),
+        Duty("lose_departed", lose_departed, every=1.0),
         Duty("lose_silent_runs", lose_silent_runs, every=min(5.0, settings().LEASE / 4)),
         Duty("ring_again", ring_again, every=1.0),
+        Duty("ring_after_outage", RingAfterOutage(), every=1.0),
+        Duty("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
         Duty("tell_dependents", tell_dependents, every=min(0.2, settings().POLL)),
         Duty("count_endings", count_endings, every=min(0.5, settings().POLL)),
         Duty("finish_starts", finish_starts, every=5.0),
@@ -230,7 +333,7 @@ def duties() -> tuple[Duty, ...]:
         Duty("let_held_go", let_held_go, every=min(1.0, settings().POLL)),
         Duty("recompute_fires", RecomputeFires(), every=1.0),
         Duty("watch_dead_letters", WatchDeadLetters(), every=10.0),
-        Duty("prune", prune, every=10.0),
+        Duty("prune", Prune(), every=10.0, pauses=_PAUSES_OF_PRUNING, moves=False),
     )
 
 
@@ -242,13 +345,23 @@ class Rota:
         self._duties = duties()
 
     def hurry(self) -> None:
-        """Let endings be told and counted at the next look; safe from other threads."""
+        """Make the duties of endings due; safe from other threads."""
         self._due.update(dict.fromkeys(_OF_ENDINGS, 0.0))
 
     def due(self) -> list[Duty]:
-        """Return the duties whose time has come, and note them as done."""
+        """Return the duties whose time has come, in order, and set when each comes again if it does nothing."""
         now = time.monotonic()
         found = [duty for duty in self._duties if self._due[duty.name] <= now]
         for duty in found:
             self._due[duty.name] = now + duty.every
         return found
+
+    def did(self, duty: Duty, number: int, took: float) -> None:
+        """Let a duty that did something come again soon: it may have more to do than a slice holds."""
+        if number:
+            soon = time.monotonic() + min(duty.every, duty.pauses * took)
+            self._due[duty.name] = min(soon, self._due[duty.name])
+
+    def next_in(self) -> float:
+        """Return after how long (seconds) the next duty is due."""
+        return max(0.0, min(self._due.values()) - time.monotonic())

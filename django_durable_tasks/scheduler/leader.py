@@ -23,6 +23,7 @@ from django.db import Error
 from django_durable_tasks.conf import settings
 from django_durable_tasks.lifecycle import leadership
 from django_durable_tasks.lifecycle.connections import LEADER, on_sqlite, own
+from django_durable_tasks.scheduler.beside import log_failure
 from django_durable_tasks.signals import leadership_changed
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
@@ -49,22 +50,29 @@ class Leader(threading.Thread):
         self.term: int | None = None
         self._lease, self._renew = terms()
         self._trusted_until = 0.0
-        self._duty_until: float | None = None
+        self._steps_until: dict[int, float] = {}
         self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._stop_asked = threading.Event()
+        self._failing = False
 
     def leading(self) -> bool:
         """Return whether this process may act as the leader at this instant."""
         return self.term is not None and time.monotonic() < self._trusted_until
 
     def watch(self, seconds: float | None) -> None:
-        """Say that a duty begins which should take less than so many seconds, or (None) that none is under way."""
-        self._duty_until = None if seconds is None else time.monotonic() + seconds
+        """Begin a step of the calling thread that should take less than ``seconds``; with None, end it."""
+        if seconds is None:
+            self._steps_until.pop(threading.get_ident(), None)
+        else:
+            self._steps_until[threading.get_ident()] = time.monotonic() + seconds
 
     def run(self) -> None:
-        """Campaign and renew until told to stop, then resign."""
+        """Campaign and renew until told to stop, then resign; no exception ends this thread."""
         while not self._stop_asked.is_set():
-            self.step()
+            try:
+                self.step()
+            except BaseException as error:  # noqa: BLE001 - a receiver may call sys.exit(), which ends a thread silently
+                log_failure(error, "A step of the leader failed; the next one follows.")
             # A follower looks four times as often, so that a resigned office is taken within a quarter of a renewal.
             self._stop_asked.wait(self._renew if self.term is not None else self._renew / 4)
         self.resign()
@@ -77,18 +85,19 @@ class Leader(threading.Thread):
     def step(self) -> None:
         """Take one step: campaign, or renew; never raises for a database that is away."""
         if self.term is not None and self._stuck():
-            logger.error("A duty is stuck; this scheduler steps down from term %d.", self.term)
+            logger.error("A step is stuck; this scheduler steps down from term %d.", self.term)
             self.resign()
             return
         began, before = time.monotonic(), self.term
         try:
             with own(LEADER):
                 held = self._hold()
-        except Error:
-            held = None
-        except Exception:
-            logger.exception("A step of the leader failed; the next one is in a moment.")
-            held = None
+            self._failing = False
+        except Exception as error:
+            held, unexpected = None, not isinstance(error, Error)
+            if unexpected and not self._failing:
+                logger.exception("The leader's lease cannot be taken or renewed; each step tries it again.")
+            self._failing = unexpected
         if held:
             self._trusted_until = began + self._lease * (1 - _MARGIN)
             if before is None:
@@ -97,8 +106,8 @@ class Leader(threading.Thread):
             self._lose()
 
     def _stuck(self) -> bool:
-        until = self._duty_until
-        return until is not None and time.monotonic() > until
+        # A copy, made in one step of the interpreter: other threads begin and end their steps meanwhile.
+        return time.monotonic() > min(list(self._steps_until.values()), default=float("inf"))
 
     def _hold(self) -> bool:
         if self.term is not None:
@@ -133,6 +142,6 @@ class Leader(threading.Thread):
         try:
             with own(LEADER):
                 leadership.resign(self.holder, term)
-        except Error as error:
+        except Exception as error:  # noqa: BLE001 - the lease ends by itself, and this thread goes on
             logger.warning("Could not resign, the lease ends by itself: %s", type(error).__name__)
         leadership_changed.send_robust(type(self), leading=False, term=term)
