@@ -52,7 +52,7 @@ def _taken(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
 def _saved(form: CalendarForm) -> Calendar | None:
     """Say the one verb; None when it was refused, which the form tells."""
     try:
-        return calendars.upsert(**form.keywords())
+        return calendars.upsert(**form.keywords(), revision=form.known.revision if form.known else None)
     except DurableTasksError as refused:
         refuse(form, refused)
         return None
@@ -74,7 +74,7 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
         if "_look" in request.POST:
             return _page(screen, request, form)
         saved = _saved(form)
-        return _page(screen, request, form) if saved is None else _told(screen, request, saved, known is None)
+        return _page(screen, request, form) if saved is None else _told(screen, request, saved, form)
 
     return view
 
@@ -91,8 +91,8 @@ def _with_taken(form: CalendarForm, request: HttpRequest) -> tuple[CalendarForm,
     return filled, taken
 
 
-def _told(screen: Any, request: HttpRequest, saved: Calendar, added: bool) -> HttpResponse:
-    actions.remember(screen, request, [saved.pk], _("Made.") if added else _("Edited."))
+def _told(screen: Any, request: HttpRequest, saved: Calendar, form: CalendarForm) -> HttpResponse:
+    actions.remember(screen, request, [saved.pk], form.summary())
     number = len(calendars.naming(saved.name, saved.tenant_id))
     told = ngettext("%d schedule follows it from now on.", "%d schedules follow it from now on.", number) % number
     screen.message_user(request, _("Calendar %(name)s is saved. %(told)s") % {"name": saved.name, "told": told})

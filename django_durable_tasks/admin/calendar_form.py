@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin.calendar_dates import FIRST_YEAR, LAST_YEAR, Taken, read, taken_in, written
+from django_durable_tasks.admin.edit_conflicts import OPENED, EditForm
 from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, Tenant
 from django_durable_tasks.rules.calendars import BusinessDays, SpecialDay, from_holidays
@@ -23,7 +24,7 @@ _WEEK = [(day + 1, WEEKDAYS[day]) for day in calendar.Calendar().iterweekdays()]
 _YEARS_AHEAD = 4
 
 
-class CalendarForm(forms.Form):
+class CalendarForm(EditForm):
     """A calendar; the fields of the second half are read by the button that takes dates in, and never saved."""
 
     name = forms.CharField(max_length=200, help_text=gettext_lazy("Schedules name it so: never changed later."))
@@ -38,7 +39,6 @@ class CalendarForm(forms.Form):
         help_text=gettext_lazy("One a line: 2026-12-25 Christmas, 2026-12-24 HALF 14:00 Eve, 2026-05-02 OPEN."),
     )  # fmt: skip
     origin = forms.CharField(required=False, max_length=200, help_text=gettext_lazy("Where the dates come from."))
-    revision = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     country = forms.CharField(
         required=False, max_length=10,
@@ -52,7 +52,7 @@ class CalendarForm(forms.Form):
         help_text=gettext_lazy("An .ics file; the days of its events become closed."),
     )  # fmt: skip
 
-    HALVES = (("name", "tenant", "description", "working_days", "days", "origin", "revision"),
+    HALVES = (("name", "tenant", "description", "working_days", "days", "origin", OPENED),
               ("country", "subdivision", "first_year", "last_year", "file"))  # fmt: skip
 
     def __init__(self, data: Any = None, files: Any = None, *, known: Calendar | None = None,
@@ -61,7 +61,7 @@ class CalendarForm(forms.Form):
         this_year = timezone.localdate().year
         initial: dict[str, Any] = {"first_year": this_year, "last_year": this_year + _YEARS_AHEAD}
         if known is not None:
-            initial |= {name: getattr(known, name) for name in ("description", "working_days", "origin", "revision")}
+            initial |= {name: getattr(known, name) for name in ("description", "working_days", "origin")}
             initial["days"] = written(days)
         super().__init__(data, files, initial=initial)
         tenants = Tenant.objects.using(conf.settings().DATABASE)
@@ -71,6 +71,7 @@ class CalendarForm(forms.Form):
             self.fields["tenant"].queryset = tenants.order_by("slug")  # type: ignore[attr-defined]
         if known is not None:
             del self.fields["name"]
+        self.compare_with(known, known.revision if known else "")
 
     def half(self, number: int) -> list[forms.BoundField]:
         """Return the fields of one half."""
@@ -92,10 +93,8 @@ class CalendarForm(forms.Form):
             raise forms.ValidationError(str(refused)) from None
 
     def clean(self) -> dict[str, Any]:
-        """Refuse what no calendar can be, and an edit of one that somebody else has changed meanwhile."""
+        """Refuse what no calendar can be, and an edit of one that was changed meanwhile."""
         given: dict[str, Any] = super().clean() or {}
-        if self.known is not None and given.get("revision") != self.known.revision:
-            self.add_error(None, _("Somebody else changed this calendar meanwhile. Open it again; nothing was saved."))
         if not self.errors:
             try:
                 self.value()

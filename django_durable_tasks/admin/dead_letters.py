@@ -26,7 +26,7 @@ _OPEN = Q(open_task__isnull=False)
 
 def _replay(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
     database = conf.settings().DATABASE
-    letters = DeadLetter.objects.using(database).filter(pk__in=keys).values_list("task_id", flat=True)
+    letters = DeadLetter.objects.using(database).filter(_OPEN, pk__in=keys).values_list("task_id", flat=True)
     question: Any = Task.objects.using(database).filter(pk__in=list(letters))
     moved = len(dead_letters.replay(question, by=by, note=reason))
     return moved, ngettext("%d task runs again now.", "%d tasks run again now.", moved) % moved
@@ -37,7 +37,10 @@ def _discard(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
     return closed, ngettext("%d case was closed.", "%d cases were closed.", closed) % closed
 
 
-REPLAY = actions.Verb(title=_("Replay"), movable=_OPEN, do=_replay)
+REPLAY = actions.Verb(
+    title=_("Replay"), movable=_OPEN, do=_replay, grouped_by=("reason", "task__name"),
+    warning=_("Their tasks run again now, all at once, with new budgets of tries and crashes."),
+)  # fmt: skip
 DISCARD = actions.Verb(
     title=_("Discard"), movable=_OPEN, do=_discard, form=actions.NeededReasonForm,
     warning=_("The cases are closed and their tasks stay FAILED: nobody will be reminded of them again."),
@@ -91,7 +94,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         """Add the buttons of what may be done about it."""
         permitted: dict[str, Any] = self.get_actions(request) if context["original"].open_task else {}
-        context["buttons"] = [{"action": name, "title": title} for name, (_do, _name, title) in permitted.items()]
+        context["buttons"] = [{"action": name, "title": actions.title_of(one)} for name, one in permitted.items()]
         return super().render_change_form(request, context, *args, **kwargs)
 
     # Actions ------------------------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         views_tasks = request.user.has_perm("django_durable_tasks.view_task")
         return bool(self.has_replay_permission(request) and views_tasks and display.reads_secrets(request))
 
-    @admin.action(permissions=["replay"], description=_("Replay: run again now"))
+    @admin.action(permissions=["replay"], description=_("Replay: run again now…"))
     def replay(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
         """Run the tasks again and close their cases."""
         return actions.run(self, request, rows, REPLAY)

@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, registry
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.task import TaskQuerySet
@@ -21,6 +21,7 @@ from django_durable_tasks.rules.identifiers import first_uuid7_of
 
 SHOWN = 50
 LOOKED_AT = 500
+_KEYS = ("key", "unique_key", "idempotency_key")
 _DAY = 86_400
 _SPANS = {"hour": 3_600, "day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
 
@@ -29,9 +30,27 @@ REASONS = (*REASONS_OF_FAILURE, "CANCELLED", "REPLACED", "EXPIRED", "IGNORED", "
 
 
 def search(term: str, prefix: str = "") -> Q:
-    """Return the question for a search: an id or a Celery id, a key of any kind, or a part of a name."""
-    keys = (f"{prefix}{key}" for key in ("name__icontains", "key", "idempotency_key", "unique_key"))
-    return by_id_or(term, *keys, prefix=prefix)
+    """Return the question for a search: an id or a Celery id, else a whole key, else a part of a known name.
+
+    Keys are looked up by their indexes, one kind after the other. A part of a name is compared with the names that this
+    process has and those of the newest tasks, never with every row.
+    """
+    term = term.strip()
+    if not term or key_in(term) is not None:
+        return by_id_or(term, prefix=prefix)
+    tasks = Task.objects.using(conf.settings().DATABASE).order_by()
+    for key in _KEYS:
+        lookups: dict[str, Any] = {key: term}
+        if key == "idempotency_key":  # its index begins with the tenant
+            lookups["tenant__in"] = Tenant.objects.using(tasks.db).values("pk")
+        if tasks.filter(**lookups).exists():
+            return Q(**{f"{prefix}{name}": value for name, value in lookups.items()})
+    return Q(**{f"{prefix}name__in": _names_like(term)})
+
+
+def _names_like(term: str) -> list[str]:
+    newest = Task.objects.using(conf.settings().DATABASE).order_by("-pk").values_list("name", flat=True)[:LOOKED_AT]
+    return sorted(name for name in registry.names() | set(newest) if term.lower() in name.lower())
 
 
 def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:

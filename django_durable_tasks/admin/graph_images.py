@@ -1,4 +1,4 @@
-"""Pictures of graphs on pages and as files: our own SVG, whose nodes lead to the pages of their tasks."""
+"""Diagrams of graphs on pages and as files: our own SVG, whose nodes lead to the pages of their tasks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from django_durable_tasks.admin import display
-from django_durable_tasks.lifecycle import graph_pictures
+from django_durable_tasks.diagrams import FORMATS, Diagram, draw
+from django_durable_tasks.lifecycle import graph_data
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.pictures import FORMATS, Picture, draw
 
 AT_ONCE = 2_000
 """A graph of so many tasks is drawn on the page; a larger one when somebody asks for it."""
@@ -26,30 +26,30 @@ _TYPES = {"svg": "image/svg+xml", "json": "application/json"}
 _ENDINGS = {"text": "txt", "mermaid": "mmd", "dot": "dot", "svg": "svg", "json": "json"}
 
 
-def linked(picture: Picture) -> Picture:
-    """Return the picture with a link from each node to the page of its task."""
-    nodes = tuple(replace(node, href=display.page_of("task", node.id)) for node in picture.nodes)
-    return replace(picture, nodes=nodes)
+def linked(diagram: Diagram) -> Diagram:
+    """Return the diagram with a link from each node to the page of its task."""
+    nodes = tuple(replace(node, href=display.page_of("task", node.id)) for node in diagram.nodes)
+    return replace(diagram, nodes=nodes)
 
 
-def inline(picture: Picture) -> SafeString:
+def inline(diagram: Diagram) -> SafeString:
     """Return the drawing to stand in a page; everything foreign in it was escaped where it was drawn."""
-    return mark_safe(draw(linked(picture), "svg"))  # noqa: S308
+    return mark_safe(draw(linked(diagram), "svg"))  # noqa: S308
 
 
 def may_look(request: HttpRequest) -> bool:
-    """Return whether this person may see tasks: a picture shows their names."""
+    """Return whether this person may see tasks: a diagram shows their names."""
     return bool(request.user.has_perm("django_durable_tasks.view_task"))
 
 
 def files_of(model: str, key: uuid.UUID) -> list[tuple[str, str]]:
-    """Return the names and addresses of the picture in each format."""
+    """Return the names and addresses of the diagram in each format."""
     name = f"admin:django_durable_tasks_{model}_graph"
     return [(kind, reverse(name, args=[key, ending])) for kind, ending in _ENDINGS.items()]
 
 
-def file_view(screen: Any, read: Callable[[Any], Picture]) -> Callable[[HttpRequest, uuid.UUID, str], HttpResponse]:
-    """Return the view that hands a picture of a row of this screen out as a file."""
+def file_view(screen: Any, read: Callable[[Any], Diagram]) -> Callable[[HttpRequest, uuid.UUID, str], HttpResponse]:
+    """Return the view that hands a diagram of a row of this screen out as a file."""
     kinds = {ending: kind for kind, ending in _ENDINGS.items() if kind in FORMATS}
 
     def view(request: HttpRequest, object_id: uuid.UUID, ending: str) -> HttpResponse:
@@ -57,7 +57,7 @@ def file_view(screen: Any, read: Callable[[Any], Picture]) -> Callable[[HttpRequ
             raise PermissionDenied
         row = screen.get_queryset(request).filter(pk=object_id).first()
         if row is None or ending not in kinds:
-            raise Http404(_("There is no such picture."))
+            raise Http404(_("There is no such diagram."))
         kind = kinds[ending]
         answer = HttpResponse(draw(read(row), kind), content_type=f"{_TYPES.get(kind, 'text/plain')}; charset=utf-8")
         answer["Content-Disposition"] = f'attachment; filename="{row._meta.model_name}-{row.pk}.{ending}"'
@@ -67,11 +67,11 @@ def file_view(screen: Any, read: Callable[[Any], Picture]) -> Callable[[HttpRequ
     return view
 
 
-def of_run(run: WorkflowRun) -> Picture:
+def of_run(run: WorkflowRun) -> Diagram:
     """Read the whole graph of a run."""
-    return graph_pictures.of_run(run)
+    return graph_data.of_run(run)
 
 
-def around(task: Task) -> Picture:
+def around(task: Task) -> Diagram:
     """Read what stands near a task, the nearest first."""
-    return graph_pictures.around(task, NEAR)
+    return graph_data.around(task, NEAR)

@@ -57,7 +57,8 @@ def chosen_view(screen: Any) -> Callable[[HttpRequest, str], HttpResponse]:
 
     def view(request: HttpRequest, name: str) -> HttpResponse:
         _permitted(screen, request, CHOSEN_VERBS, name)
-        given = [key for key in map(_key, request.POST.getlist(ACTION_CHECKBOX_NAME)) if key is not None]
+        texts = [text for one in request.POST.getlist(ACTION_CHECKBOX_NAME) for text in one.split(",")]
+        given = [key for key in map(_key, texts) if key is not None]
         rows = screen.get_queryset(request).filter(pk__in=given[: actions.AT_MOST + 1])
         return chosen(screen, request, name, rows, _key(request.POST.get(RUN, "")))
 
@@ -76,7 +77,8 @@ def chosen(
     if not keys:
         screen.message_user(request, _("Choose the tasks first."), messages.WARNING)
         return HttpResponseRedirect(back)
-    hidden = [(ACTION_CHECKBOX_NAME, str(key)) for key in keys] + ([(RUN, str(run_id))] if run_id else [])
+    # One field for all ids: Django refuses forms of more than DATA_UPLOAD_MAX_NUMBER_FIELDS, 1,000, fields.
+    hidden = [(ACTION_CHECKBOX_NAME, ",".join(map(str, keys))), *([(RUN, str(run_id))] if run_id else [])]
     deed = Deed(
         title=f"{verb.title}", verb=verb.title, warning=f"{verb.warning}{more}", back=back, form=verb.form,
         hidden=hidden,

@@ -185,7 +185,7 @@ def buttons_of_gate(request: HttpRequest, task: Task, gate: str) -> list[dict[st
 
 def _buttons(request: HttpRequest, row: Any, verbs: dict[str, Verb], fits: dict[str, bool]) -> list[dict[str, Any]]:
     return [
-        {"url": address(row, name), "title": f"{verb.title}…"}
+        {"url": address(row, name), "posts": True, "title": f"{verb.title}…"}
         for name, verb in verbs.items()
         if fits[name] and may(request, verb.permission)
     ]

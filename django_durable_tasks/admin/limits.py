@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from django.contrib import admin
-from django.http import HttpRequest
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponseRedirect
+from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import conf, registry
+from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
+from django_durable_tasks.admin.queues import declared
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.lifecycle import limit_orders
-from django_durable_tasks.models import Limit
+from django_durable_tasks.celery import wiring
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.lifecycle import limit_orders, queues
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.models import Limit, Tenant
+
+
+class LimitForm(EditModelForm):
+    """A limit; each ``set_limit`` changes the time at which it was set."""
+
+    def version_of(self, row: Any) -> object:
+        """Return when the limit was set."""
+        return row.set_at.isoformat()
 
 
 @admin.register(Limit)
@@ -20,21 +37,67 @@ class LimitAdmin(ScreenAdmin):
     list_display = ("scope", "max_concurrency", "rate", "burst", "parked", "note", "set_by", "set_at")
     sortable_by = ("scope", "set_at")
     search_fields = ("scope", "note")
-    fields = ("scope", "max_concurrency", "rate", "burst", "note")
+    form = LimitForm
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return ("scope", "max_concurrency", "rate", "burst", "note", *((OPENED,) if obj is not None else ()))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("scope",) if obj is not None else ()
+
+    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any) -> Any:
+        """Show a refusal, as of a limit that was changed while the form was checked, as a message."""
+        try:
+            return super().changeform_view(request, object_id, *rest, **more)
+        except DurableTasksError as refused:
+            self.message_user(request, _t("Nothing was changed. %s") % refused, messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
         limit_orders.set_limit(
             obj.scope, max_concurrency=obj.max_concurrency, rate=obj.rate or None, burst=obj.burst,
             by=request.user.get_username(), note=obj.note,
+            seen_at=obj.set_at if change else None,
         )  # fmt: skip
+        for warning in _warnings(obj):
+            self.message_user(request, warning, messages.WARNING)
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:
         limit_orders.remove_limit(obj.scope)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Remove the chosen limits as one is removed, so that they stop counting within a second."""
+        for scope in list(queryset.values_list("pk", flat=True)):
+            limit_orders.remove_limit(scope)
 
     @admin.display(description=_("waiting"))
     def parked(self, limit: Limit) -> int:
         """Count the tasks that wait for this limit."""
         return limit_orders.waiting_for(limit.scope)
+
+
+def _warnings(limit: Limit) -> Iterator[str]:
+    """Yield what is allowed but hardly meant: a scope that matches nothing yet, a limit that lets nothing start."""
+    kind, _colon, name = limit.scope.partition(":")
+    if kind in _KNOWN and name not in _KNOWN[kind]():
+        yield _t("No %(kind)s %(name)s is known here: the limit matches nothing until there is one.") % {
+            "kind": kind, "name": name}  # fmt: skip
+    if limit.max_concurrency == 0:
+        yield _t("A max concurrency of 0 lets nothing start. To stop a queue for a while, pause it.")
+
+
+def _queues() -> set[str]:
+    known = declared()
+    return known | {depth.queue for depth in queues.depths(database_now(), known)}
+
+
+def _tasks() -> frozenset[str]:
+    wiring.load_tasks()
+    return registry.names()
+
+
+def _tenants() -> set[str]:
+    return {str(pk) for pk in Tenant.objects.using(conf.settings().DATABASE).values_list("pk", flat=True)}
+
+
+_KNOWN: dict[str, Callable[[], Collection[str]]] = {"queue": _queues, "task": _tasks, "tenant": _tenants}

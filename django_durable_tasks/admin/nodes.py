@@ -60,7 +60,7 @@ class NodeAdmin(ReadOnlyAdmin):
     fieldsets: ClassVar = (
         (None, {"fields": ("id", ("name", "kind"), "region", "state", ("last_beat", "beats"), "running", "runs")}),
         (_("Process"), {"fields": (("host", "pid"), "releases", "clock", ("pool", "slots"), "listens", "serves")}),
-        (_("How it hears of due tasks"), {"fields": ("index_state", "wakeups_state")}),
+        (_("How it is notified of due tasks"), {"fields": ("index_state", "wakeups_state", "failing")}),
         (_("Times"), {"fields": (_STARTED, _SEEN, _SCANNED, _LAST_START, _STOPPED)}),
     )
     readonly_fields = ("state", "last_beat", "running", "runs", "releases", "clock", "listens", "serves", _STARTED,

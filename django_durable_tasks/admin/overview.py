@@ -16,7 +16,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.lifecycle.overview import Overview, overview
-from django_durable_tasks.lifecycle.queues import Depth
+from django_durable_tasks.lifecycle.queues import MISROUTED_FOR, Depth, shown_count
 from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.rules.explanations import ago
 
@@ -74,12 +74,23 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
 
 
 def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
-    told = {"queue": depth.queue, "number": depth.due + depth.queued}
+    number = depth.due + depth.queued
+    told = {"queue": depth.queue, "number": number, "tasks": ngettext("%d task", "%d tasks", number) % number}
+    if depth.rejected:
+        yield _("Queue %(queue)s: the broker rejects its messages (%(why)s): %(tasks)s to publish.") % {
+            **told,
+            "why": depth.rejected,
+        }
+    if depth.misrouted_at is not None and now - depth.misrouted_at < MISROUTED_FOR:
+        yield _("Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and started nothing.") % {
+            **told,
+            "other": depth.misrouted_from,
+        }
     late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
     if depth.paused_at:
-        yield _("Queue %(queue)s is paused, %(number)d tasks are held.") % told
+        yield _("Queue %(queue)s is paused and holds %(tasks)s.") % told
     elif told["number"] and not depth.workers:
-        yield _("Queue %(queue)s has %(number)d tasks to start and no live worker.") % told
+        yield _("Queue %(queue)s has %(tasks)s to start and no live worker.") % told
     elif late > conf.settings().OLDEST_DUE_MAX:
         yield _("Queue %(queue)s is late: its oldest task could have started %(late)s ago.") % {
             **told,
@@ -92,6 +103,8 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
     return [
         {
             "depth": depth,
+            "pending": shown_count(depth.pending),
+            "due": shown_count(depth.due),
             "age": since(depth.oldest_due_at, now),
             "paused": since(depth.paused_at, now) if depth.paused_at else "",
             "urls": {status: list_of("task", queue=depth.queue, status__exact=status) for status in COUNTED},

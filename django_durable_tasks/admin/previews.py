@@ -69,8 +69,14 @@ class Deed:
 
 
 def respond(screen: Any, request: HttpRequest, deed: Deed) -> HttpResponse:
-    """Show what the deed would change; do it when it was posted from that page, and tell what it changed."""
-    doing = request.method == "POST" and DO in request.POST
+    """Show what the operation would change; if the form of that page was posted, do it and show what it changed.
+
+    A preview carries the deed out and rolls it back, which locks rows. So it is made for a POST only; a page that is
+    merely opened shows a button that asks for it.
+    """
+    if request.method != "POST":
+        return _page(screen, request, deed, {"asking": True})
+    doing = DO in request.POST
     form = deed.form(request.POST if doing else None)
     if doing and form.is_valid():
         try:
@@ -81,7 +87,7 @@ def respond(screen: Any, request: HttpRequest, deed: Deed) -> HttpResponse:
         report = deed.do(actions.who(request), "", True)
     except DurableTasksError as refused:
         return _page(screen, request, deed, {"problem": str(refused), "form": form})
-    if request.method == "POST" and FILE in request.POST:
+    if FILE in request.POST:
         return _file(report)
     return _page(screen, request, deed, {"form": form, "seen": digest(report), **told(report)})
 

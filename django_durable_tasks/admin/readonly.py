@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseRedirect
 from django.utils.functional import cached_property
+from django.utils.translation import gettext as _
 
 from django_durable_tasks import conf
 
 COUNTED_AT_MOST = 10_000
+_NUL = "\x00"
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -34,6 +39,15 @@ class BoundedPaginator(_Paginator):
         if isinstance(rows, QuerySet):
             return rows.order_by().values("pk")[:COUNTED_AT_MOST].count()
         return len(rows)
+
+
+class ScreenList(ChangeList):
+    """A list that finds nothing for a value with a NUL character, which PostgreSQL refuses with an error."""
+
+    def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
+        found: QuerySet[Any] = super().get_queryset(request, *rest, **more)
+        given = (value for values in request.GET.lists() for value in values[1])
+        return found.none() if any(_NUL in value for value in given) else found
 
 
 class _Unwritable:
@@ -75,6 +89,30 @@ class ScreenAdmin(_ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(conf.settings().DATABASE)
+
+    def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:
+        """Return the list that no value of the address breaks."""
+        return ScreenList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Return the row, or None for an id that no row can have."""
+        return None if _NUL in object_id else super().get_object(request, object_id, from_field)
+
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any) -> Any:
+        """Run an action; a choice of ids that no row can have is refused before the database is asked for them."""
+        if all(map(self._can_be_id, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            return super().response_action(request, queryset, *rest, **more)
+        told = _("Nothing was changed: the choice holds an id that no row can have.")
+        self.message_user(request, told, messages.ERROR)
+        return HttpResponseRedirect(request.get_full_path())
+
+    def _can_be_id(self, key: str) -> bool:
+        primary: Any = self.opts.pk
+        try:
+            primary.run_validators(primary.to_python(key))
+        except ValidationError:
+            return False
+        return _NUL not in key
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
         """Refuse ``?kwargs__token__startswith=a``: it would read masked values letter by letter."""

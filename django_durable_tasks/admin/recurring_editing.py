@@ -35,7 +35,7 @@ def _looked(form: RecurringForm) -> Preview | None:
 def _saved(form: RecurringForm) -> RecurringTask | None:
     """Say the one verb; None when it was refused, which the form tells."""
     try:
-        return upsert(**form.keywords())
+        return upsert(**form.keywords(), revision=form.row.revision if form.row else None)
     except DurableTasksError as refused:
         _refuse(form, refused)
         return None
@@ -85,14 +85,14 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
             if "_look" in request.POST:
                 looked = _looked(form)
             elif saved := _saved(form):
-                return _told(screen, request, saved, row is None)
+                return _told(screen, request, saved, form)
         return _page(screen, request, form, looked)
 
     return view
 
 
-def _told(screen: Any, request: HttpRequest, saved: RecurringTask, added: bool) -> HttpResponse:
-    actions.remember(screen, request, [saved.pk], _("Made.") if added else _("Edited."))
+def _told(screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm) -> HttpResponse:
+    actions.remember(screen, request, [saved.pk], form.summary())
     told = _("Schedule %s is saved. Nothing of the past fires.") % saved.name
     screen.message_user(request, told)
     may_look = screen.has_view_permission(request)

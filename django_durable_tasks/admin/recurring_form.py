@@ -10,8 +10,9 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.admin.display import pretty
+from django_durable_tasks.admin.edit_conflicts import EditForm
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.exceptions import DurableTasksError
@@ -56,7 +57,7 @@ def _seconds(help_text: Any, *, label: Any = None, required: bool = False) -> fo
     return forms.FloatField(required=required, min_value=0, help_text=help_text, label=label)
 
 
-class RecurringForm(forms.Form):
+class RecurringForm(EditForm):
     """A schedule; fields have the names of the keywords of ``upsert``."""
 
     name = forms.CharField(max_length=200, help_text=_("Its identity: never changed later."))
@@ -128,6 +129,7 @@ class RecurringForm(forms.Form):
             del self.fields[name]
         chosen = str(self.data.get("timezone") or "")
         in_zone(self, chosen if chosen in zone_names() else row.time_zone if row else None)
+        self.compare_with(row, row.revision if row else "")
 
     def _choose(self, name: str, values: Iterable[str]) -> None:
         self.fields[name].choices = [(value, value) for value in values]  # type: ignore[attr-defined]
@@ -211,7 +213,7 @@ def _calendar_names(row: RecurringTask | None) -> list[str]:
 
 def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
     if row is None:
-        fresh = RecurringTask()
+        fresh = RecurringTask(time_zone=ports.schedule_zone())
         seen = {name: getattr(fresh, _COLUMNS.get(name, name)) for name in _SEEN}
         return seen | {"args": "[]", "kwargs": "{}", "options": "{}", "parts": "[]", "jitter": "0"}
     seen = {name: getattr(row, _COLUMNS.get(name, name)) for name in _SEEN}

@@ -58,6 +58,7 @@ PAUSE = actions.Verb(
 RESUME = actions.Verb(
     title=_("Resume schedules"), movable=Q(status=RecurringStatus.PAUSED),
     do=_each("resume", lambda n: ngettext("%d schedule fires again.", "%d schedules fire again.", n)),
+    warning=_("They fire again from now on. What the pause held back does not run."),
 )  # fmt: skip
 CANCEL = actions.Verb(
     title=_("End schedules for good"), movable=~Q(status=RecurringStatus.CANCELLED), form=actions.NeededReasonForm,
@@ -170,7 +171,7 @@ class RecurringTaskAdmin(ScreenAdmin):
         """Stop firing."""
         return actions.run(self, request, rows, PAUSE)
 
-    @admin.action(permissions=["pause"], description=_("Resume from now on"))
+    @admin.action(permissions=["pause"], description=_("Resume from now on…"))
     def resume(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
         """Fire again; nothing of the pause is caught up."""
         return actions.run(self, request, rows, RESUME)

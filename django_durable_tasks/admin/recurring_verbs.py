@@ -12,13 +12,13 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html, strip_tags
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_durable_tasks.admin import actions, display, fires, recurring_forms
 from django_durable_tasks.admin.fields import in_zone, refuse
-from django_durable_tasks.celery import wiring
-from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.exceptions import DurableTasksError, TransitionRefused
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.rules.recurring import RecurringStatus
 
@@ -64,24 +64,32 @@ def _cancel(row: RecurringTask, given: Given, by: str) -> str:
 
 
 def _trigger(row: RecurringTask, given: Given, by: str) -> str:
-    wiring.load_tasks()
     task: Task = row.trigger_now(request_id=given["request_id"], by=by)
-    return _("Task %s was born.") % task.pk
+    return format_html(_("Created task {}."), display.link(display.page_of("task", task.pk), task.pk))
 
 
 def _backfill(row: RecurringTask, given: Given, by: str) -> str:
-    wiring.load_tasks()
     done = row.backfill(**given, by=by)
-    return _("%(born)d were born, %(replayed)d replayed, %(left)d left alone.") % {
-        "born": done.born, "replayed": done.replayed, "left": done.left,
-    }  # fmt: skip
+    created = ngettext("Created %d task", "Created %d tasks", done.born) % done.born
+    replayed = ngettext("replayed %d task", "replayed %d tasks", done.replayed) % done.replayed
+    left = ngettext("left %d fire time as it is", "left %d fire times as they are", done.left) % done.left
+    told = f"{created}, {replayed}, {left}. {done.remark}".strip()
+    if not (done.born or done.replayed):
+        raise TransitionRefused(_("Nothing was changed. %s") % told)
+    return told
 
 
-def _what_backfill_does(row: RecurringTask, given: Given, by: str) -> list[dict[str, Any]]:
-    wiring.load_tasks()
+def _what_backfill_does(row: RecurringTask, given: Given, by: str) -> dict[str, Any]:
     told = row.backfill(**given, by=by, dry_run=True)
-    return [{"at": fires.local_of(step.fire_time, row.time_zone), "deed": display.badge(f"deed-{step.deed}", step.deed),
-             "why": step.why} for step in told.steps]  # fmt: skip
+    steps = [
+        {
+            "at": fires.local_of(step.fire_time, row.time_zone),
+            "deed": display.badge(f"deed-{step.deed}", step.deed),
+            "why": step.why,
+        }
+        for step in told.steps
+    ]
+    return {"steps": steps, "remark": told.remark}
 
 
 def _override(row: RecurringTask, given: Given, by: str) -> str:
@@ -176,8 +184,9 @@ def _said(screen: Any, request: HttpRequest, row: RecurringTask, verb: Verb, for
         refuse(form, refused)
         return False
     reason = form.cleaned_data.get("reason", "")
-    actions.remember(screen, request, [row.pk], f"{verb.title}. {told} {reason}".strip())
-    screen.message_user(request, f"{row.name}: {told}")
+    actions.remember(screen, request, [row.pk], f"{verb.title}. {strip_tags(told)} {reason}".strip())
+    # The name does not come first: the admin's templates capitalize the first letter of a message.
+    screen.message_user(request, format_html(_("Schedule {name}: {told}"), name=row.name, told=told))
     return True
 
 

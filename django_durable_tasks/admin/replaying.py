@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_durable_tasks.admin import actions, display
+from django_durable_tasks.admin.edit_conflicts import EditForm
 from django_durable_tasks.admin.fields import JsonField
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.exceptions import DurableTasksError
@@ -22,13 +23,17 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import REPLAYABLE
 
 
-class ReplayForm(forms.Form):
+class ReplayForm(EditForm):
     """New arguments, and why."""
 
     args = JsonField(list, label=gettext_lazy("Arguments"), help_text=gettext_lazy("A JSON list, by position."))
     kwargs = JsonField(dict, label=gettext_lazy("Keyword arguments"), help_text=gettext_lazy("A JSON object, by name."))
     note = forms.CharField(max_length=200, required=False, label=gettext_lazy("Note"),
                            help_text=gettext_lazy("Kept with the dead letter, beside your name."))  # fmt: skip
+
+    def __init__(self, data: Any = None, *, task: Task) -> None:
+        super().__init__(data, initial={"args": display.pretty(task.args), "kwargs": display.pretty(task.kwargs)})
+        self.compare_with(task, task.epoch)
 
 
 def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> bool:
@@ -37,7 +42,8 @@ def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> 
     same = args == task.args and kwargs == task.kwargs
     if not same:
         wiring.load_tasks()
-    question, note, by = screen.model.objects.filter(pk=task.pk), form.cleaned_data["note"], actions.who(request)
+    question = screen.model.objects.filter(pk=task.pk, epoch=task.epoch)
+    note, by = form.cleaned_data["note"], actions.who(request)
     try:
         moved = dead_letters.replay(
             question.using(task._state.db),
@@ -67,8 +73,7 @@ def view_for(screen: Any) -> Callable[[HttpRequest, uuid.UUID], HttpResponse]:
         task = screen.get_queryset(request).filter(pk=object_id, status__in=REPLAYABLE).first()
         if task is None:
             raise Http404(_("No ended task has this id."))
-        written = {"args": display.pretty(task.args), "kwargs": display.pretty(task.kwargs)}
-        form = ReplayForm(request.POST if request.method == "POST" else None, initial=written)
+        form = ReplayForm(request.POST if request.method == "POST" else None, task=task)
         if request.method == "POST" and form.is_valid() and _replay(screen, request, task, form):
             return HttpResponseRedirect(display.page_of("task", task.pk))
         context = {**screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,

@@ -9,9 +9,10 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from django_durable_tasks.admin import display, task_graph
+from django_durable_tasks.admin import actions, display, task_graph
 from django_durable_tasks.admin.display import list_of
 from django_durable_tasks.celery.explaining import sentences
+from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
 
@@ -49,16 +50,26 @@ def took(task: Any) -> str:
     return display.duration(((task.completed_at or task.seen_at) - task.started_at).total_seconds())
 
 
+def _skipped_by_an_end(task: Any) -> bool:
+    """Return whether the task was skipped because of one that has ended so: it cannot run again before that one."""
+    if task.status != Status.SKIPPED or task.cause is None:
+        return False
+    causes = Task.objects.using(task._state.db).filter(pk=task.cause, status__in=REPLAYABLE)
+    return bool(causes.exists())
+
+
 def _buttons(screen: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
     permitted = screen.get_actions(request)
     ended = task.status in REPLAYABLE
     fits = {
-        "retry": ended or (task.status == Status.PENDING and task.failures > 0),
+        "retry": (ended and not _skipped_by_an_end(task)) or (task.status == Status.PENDING and task.failures > 0),
         "cancel": task.status in OPEN and task.cancel_requested_at is None,
         "force_complete": task.status != Status.SUCCESS,
     }
     titles = {
-        name: str(permitted[name][2]).partition(" (")[0] for name, fit in fits.items() if fit and name in permitted
+        name: actions.title_of(permitted[name]).partition(" (")[0]
+        for name, fit in fits.items()
+        if fit and name in permitted
     }
     found = [{"action": name, "title": title} for name, title in titles.items()]
     if ended and screen.has_edit_permission(request):

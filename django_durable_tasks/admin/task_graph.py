@@ -83,7 +83,7 @@ def buttons_of_edge(request: HttpRequest, edge: TaskDependency, task: Task | Non
     """Return the buttons on the page of one edge: to take it away, or the verbs of its gate."""
     if task is not None and edge.gate and edge.resolved_at is None:
         return graph_verbs.buttons_of_gate(request, task, edge.gate)
-    return [{"url": _removal(edge), "title": _("Remove…")}] if _may_remove(request, edge, task) else []
+    return [{"url": _removal(edge), "posts": True, "title": _("Remove…")}] if _may_remove(request, edge, task) else []
 
 
 def _below(edge: TaskDependency, known: dict[Any, Task]) -> dict[str, Any]:

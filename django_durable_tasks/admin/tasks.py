@@ -80,7 +80,14 @@ CANCEL = actions.Verb(
     title=_("Cancel tasks"), movable=Q(status__in=OPEN, cancel_requested_at__isnull=True), do=_cancel,
     warning=_("Waiting tasks are cancelled at once and never run; running ones are asked to stop."),
 )  # fmt: skip
-RETRY = actions.Verb(title=_("Run again now"), movable=_REPLAYABLE | _WAITING_RETRY, do=_retry)
+RETRY = actions.Verb(
+    title=_("Run again now"), movable=_REPLAYABLE | _WAITING_RETRY, do=_retry, grouped_by=("status", "name"),
+    deliberate=Q(status=Status.CANCELLED),
+    left_out=lambda number: ngettext(
+        "%d CANCELLED task is left out: choose it itself to run it again.",
+        "%d CANCELLED tasks are left out: choose them one by one to run them again.", number) % number,
+    warning=_("They run again now, all at once. Ended tasks start with new budgets of tries and crashes."),
+)  # fmt: skip
 FORCE_COMPLETE = actions.Verb(
     title=_("Count as done"), movable=~Q(status=Status.SUCCESS), do=_force_complete, form=actions.NeededReasonForm,
     warning=_("The tasks become SUCCESS without running. A body that runs now goes on, but its ending is refused."),
@@ -142,11 +149,11 @@ class TaskAdmin(ReadOnlyAdmin):
         edited = self.admin_site.admin_view(replaying.view_for(self))
         verbs = self.admin_site.admin_view(graph_pages.task_view(self))
         chosen = self.admin_site.admin_view(graph_pages.chosen_view(self))
-        picture = self.admin_site.admin_view(graph_images.file_view(self, graph_images.around))
+        diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.around))
         return [
             path("graph/<str:name>/", chosen, name="django_durable_tasks_graph_chosen"),
             path("<uuid:object_id>/graph/<str:name>/", verbs, name="django_durable_tasks_graph_task"),
-            path("<uuid:object_id>/graph.<str:ending>", picture, name="django_durable_tasks_task_graph"),
+            path("<uuid:object_id>/graph.<str:ending>", diagram, name="django_durable_tasks_task_graph"),
             path("overview/", screen, name="django_durable_tasks_overview"),
             path("<uuid:object_id>/replay/", edited, name="django_durable_tasks_task_replay"),
             *super().get_urls(),
@@ -186,7 +193,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Cancel waiting tasks, ask running ones to stop."""
         return actions.run(self, request, rows, CANCEL)
 
-    @admin.action(permissions=["retry"], description=_("Run again now (failed, ended or waiting for a retry)"))
+    @admin.action(permissions=["retry"], description=_("Run again now… (failed, ended or waiting for a retry)"))
     def retry(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
         """Replay ended tasks, release waiting retries."""
         return actions.run(self, request, rows, RETRY)

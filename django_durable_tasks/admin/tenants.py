@@ -10,8 +10,17 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display
+from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.models import Tenant
+
+
+class TenantForm(EditModelForm):
+    """A tenant; it has no revision, so its version is its values."""
+
+    def version_of(self, row: Any) -> str:
+        """Return the values that can be changed."""
+        return f"{row.slug} {row.name}"
 
 
 @admin.register(Tenant)
@@ -21,7 +30,10 @@ class TenantAdmin(ScreenAdmin):
     list_display = ("slug", "name", "created_at", "work")
     sortable_by = ("slug", "name")
     search_fields = ("slug", "name")
-    fields = ("slug", "name")
+    form = TenantForm
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return ("slug", "name", *((OPENED,) if obj is not None else ()))
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

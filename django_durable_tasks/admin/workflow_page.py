@@ -1,4 +1,4 @@
-"""What stands on the page of a workflow run beside its columns: progress, picture, tasks, neighbours, buttons."""
+"""What stands on the page of a workflow run beside its columns: progress, diagram, tasks, neighbours, buttons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_durable_tasks.admin import display, graph_images, graph_verbs, progress, situation, waiting
+from django_durable_tasks.diagrams import Diagram
+from django_durable_tasks.diagrams.labels import natural
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.explanations import Level, Sentence
 from django_durable_tasks.rules.graphs import layers
-from django_durable_tasks.rules.pictures import Picture
-from django_durable_tasks.rules.pictures.wording import natural
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import WorkflowStatus
 
@@ -67,14 +67,14 @@ def _numbers(run: WorkflowRun) -> dict[str, int]:
 def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
     numbers = _numbers(run)
     asked = "draw" in request.GET or sum(numbers.values()) <= graph_images.AT_ONCE
-    picture = graph_images.of_run(run) if asked else None
+    diagram = graph_images.of_run(run) if asked else None
     return {
-        "drawing": graph_images.inline(picture) if picture else "",
-        "files": graph_images.files_of("workflowrun", run.pk), **_tasks(request, run, numbers, picture),
+        "drawing": graph_images.inline(diagram) if diagram else "",
+        "files": graph_images.files_of("workflowrun", run.pk), **_tasks(request, run, numbers, diagram),
     }  # fmt: skip
 
 
-def _tasks(request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], picture: Picture | None) -> dict[str, Any]:
+def _tasks(request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], diagram: Diagram | None) -> dict[str, Any]:
     """Return one page of its tasks: where the graph was read, each after what it waits for; else by id."""
     state = request.GET.get("state", "")
     state = state if state in numbers else ""
@@ -84,7 +84,7 @@ def _tasks(request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], pict
     rows: Any = Task.objects.using(run._state.db).of_workflow(run)
     these, part = (rows.filter(status=state) if state else rows).order_by("pk"), slice((page - 1) * TASKS, page * TASKS)
     keys = these.values_list("pk", flat=True)
-    keys = _in_order(picture, list(keys))[part] if picture else list(keys[part])
+    keys = _in_order(diagram, list(keys))[part] if diagram else list(keys[part])
     found = rows.defer(*_HEAVY).annotate(seen_at=DatabaseNow()).in_bulk(keys)
     return {
         "tasks": _lines([found[key] for key in keys if key in found]), "state": state, "page": page, "pages": pages,
@@ -93,13 +93,13 @@ def _tasks(request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], pict
     }  # fmt: skip
 
 
-def _in_order(picture: Picture, keys: list[uuid.UUID]) -> list[uuid.UUID]:
+def _in_order(diagram: Diagram, keys: list[uuid.UUID]) -> list[uuid.UUID]:
     """Return these tasks so that each comes after what it waits for, and siblings by their labels."""
     wanted = {str(key): key for key in keys}
     above: dict[str, list[str]] = {
-        node.id: [] for node in sorted(picture.nodes, key=lambda node: (natural(node.label), node.id))
+        node.id: [] for node in sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id))
     }
-    for edge in picture.edges:
+    for edge in diagram.edges:
         above.setdefault(edge.target, []).append(edge.source)
     told = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
     return told + sorted(set(keys) - set(told))

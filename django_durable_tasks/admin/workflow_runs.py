@@ -66,10 +66,10 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         return queryset.filter(filters.by_id_or(search_term, "name__icontains", "key")), False
 
     def get_urls(self) -> list[URLPattern]:
-        picture = self.admin_site.admin_view(graph_images.file_view(self, graph_images.of_run))
+        diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.of_run))
         verbs = self.admin_site.admin_view(graph_pages.run_view(self))
         return [
-            path("<uuid:object_id>/graph.<str:ending>", picture, name="django_durable_tasks_workflowrun_graph"),
+            path("<uuid:object_id>/graph.<str:ending>", diagram, name="django_durable_tasks_workflowrun_graph"),
             path("<uuid:object_id>/do/<str:name>/", verbs, name="django_durable_tasks_graph_run"),
             *super().get_urls(),
         ]
