@@ -11,16 +11,17 @@ from django.db import DatabaseError
 
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.lifecycle.outages import is_unmigrated, reason_of
 from django_durable_tasks.management.durable.calendar_verbs import CALENDARS
 from django_durable_tasks.management.durable.clocks import DST_REPORT, TZDATA
 from django_durable_tasks.management.durable.declaring import SYNC
+from django_durable_tasks.management.durable.diagrams import GRAPH
 from django_durable_tasks.management.durable.graph_verbs import GRAPH_VERBS
 from django_durable_tasks.management.durable.importing import IMPORT_BEAT
 from django_durable_tasks.management.durable.limit_verbs import LIMIT
 from django_durable_tasks.management.durable.listing import LIST
 from django_durable_tasks.management.durable.moves import MOVES
 from django_durable_tasks.management.durable.output import Output
-from django_durable_tasks.management.durable.picturing import GRAPH
 from django_durable_tasks.management.durable.preview import PREVIEW
 from django_durable_tasks.management.durable.probing import ALIVE
 from django_durable_tasks.management.durable.queue_verbs import QUEUE_VERBS
@@ -93,6 +94,7 @@ class Command(BaseCommand):
         except (DurableTasksError, InvalidSetting) as refused:
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:
-            raise CommandError(f"The database refused or does not answer: {error}", returncode=UNHEALTHY) from error
+            told = reason_of(error) if is_unmigrated(error) else f"The database refused or does not answer: {error}"
+            raise CommandError(told, returncode=UNHEALTHY) from error
         if code:
             sys.exit(code)

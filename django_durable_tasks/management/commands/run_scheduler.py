@@ -7,13 +7,14 @@ import signal
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
 
+from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.lifecycle import declared
+from django_durable_tasks.lifecycle.outages import is_unmigrated, reason_of
 from django_durable_tasks.management.durable import declaring
-from django_durable_tasks.nearby import redis_door
 from django_durable_tasks.rules.shards import SHARDS, parse_shards
 from django_durable_tasks.scheduler.loop import Scheduler
 
@@ -63,10 +64,13 @@ class Command(BaseCommand):
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
         if options["redis"]:
-            redis_door.use_url(options["redis"])
+            redis_client.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
         if options["once"]:
-            self.stdout.write(f"published {scheduler.run_once()} tasks")
+            try:
+                self.stdout.write(f"published {scheduler.run_once()} tasks")
+            except Error as error:
+                raise CommandError(reason_of(error) if is_unmigrated(error) else str(error)) from error
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
@@ -80,6 +84,7 @@ class Command(BaseCommand):
             declaring.load()
             told = declared.waiting(declared.diff())
         except (DurableTasksError, Error) as error:
-            told = f"Declared schedules were not compared with the rows: {error}"
+            reason = reason_of(error) if is_unmigrated(error) else error
+            told = f"Declared schedules were not compared with the rows: {reason}"
         if told:
             self.stderr.write(told)

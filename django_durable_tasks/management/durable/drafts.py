@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, ports
 from django_durable_tasks.lifecycle.agendas import agenda_from, agenda_of, unkept_agenda
 from django_durable_tasks.management.durable.calendar_sources import WAYS, days_of
 from django_durable_tasks.management.durable.verb import Options, refuse
@@ -77,7 +77,7 @@ def add_schedule(parser: ArgumentParser) -> None:
     when.add_argument("--longitude", type=float, help="of --solar, degrees east")
     when.add_argument("--offset", type=float, help="of --solar, seconds after the event")
     when.add_argument("--at", action="append", metavar="INSTANT", help="a single instant, ISO 8601")
-    when.add_argument("--timezone", metavar="ZONE", help="of the wall clock (default: UTC)")
+    when.add_argument("--timezone", metavar="ZONE", help="of the wall clock (default: that of new schedules)")
     when.add_argument("--dst-gap", choices=[*DstGap], help="a time that the clock jumps over (default: RUN_AFTER)")
     when.add_argument("--dst-overlap", choices=[*DstOverlap], help="a time that comes twice (default: FIRST)")
     when.add_argument("--calendar", action="append", metavar="SOURCE", help=WAYS)
@@ -130,7 +130,8 @@ def draft(options: Options, start: datetime, *, anchored: datetime | None, backw
     if not set(KINDS) & keywords.keys():
         refuse("Give the name of a recurring task, or one of --cron, --rrule, --every, --solar, --at.")
     anchor = anchored or (_LONG_AGO if backwards else start)
-    row = RecurringTask(name=DRAFT, start_time=anchor, end_time=options["end"], **columns(DRAFT, keywords))
+    values = {"time_zone": ports.schedule_zone(), **columns(DRAFT, keywords)}
+    row = RecurringTask(name=DRAFT, start_time=anchor, end_time=options["end"], **values)
     days = calendar(options, start)
     times = timetable(
         row.timetable, zone=row.time_zone, anchor=anchor, dst_gap=row.dst_gap, dst_overlap=row.dst_overlap,

@@ -11,6 +11,7 @@ from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import beat, wiring
+from django_durable_tasks.celery.addresses import queue_at
 from django_durable_tasks.celery.beat import Comparison
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle import beat_tables, imports
@@ -75,8 +76,8 @@ def _refuse_unknown(wanted: Sequence[str], rows: Sequence[BeatRow]) -> None:
 
 
 def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
-    row = beat.seen_by_beat(given)
-    durable, before = registry.find(row.task) is not None, imports.known(row.name)
+    durable, before = registry.find(given.task) is not None, imports.known(given.name)
+    row = _with_queue(beat.seen_by_beat(given)) if durable else beat.seen_by_beat(given)
     found = Found(row.name, row.task, IMPORT, carried=not durable)
     try:
         imports.refuse_foreign(before)
@@ -95,6 +96,13 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
     elif not durable and not options["carry"]:
         found.act, found.reason = LISTED, "its task is no durable task; decorate it, or import it with --carry"
     return found
+
+
+def _with_queue(row: BeatRow) -> BeatRow:
+    """Return the row with the queue that its exchange and routing key lead to, if there is one."""
+    exchange, routing_key = row.exchange, row.routing_key or None
+    queue = None if exchange is None and routing_key is None else queue_at(exchange, routing_key)
+    return row if queue is None else dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
 
 
 def _compared(row: BeatRow, become: Import, now: datetime) -> Comparison:

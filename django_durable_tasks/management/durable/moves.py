@@ -182,8 +182,8 @@ def _retry_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--workflow", metavar="ID", type=task_id, help="a workflow run, with all runs inside it")
     parser.add_argument(
         "--mode", choices=[str(mode) for mode in RetryMode],
-        help="which tasks of the workflow: what failed and was skipped because of it (default), that and everything"
-        " downstream, or all that ended",
+        help="which tasks of the workflow: FAILED, what failed and was skipped because of it (default);"
+        " FAILED_AND_DOWNSTREAM, that and everything downstream; ALL, everything that ended",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="ID", type=task_id, help="this ended task, and everything that depends on it, successes too"

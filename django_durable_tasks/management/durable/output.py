@@ -22,7 +22,9 @@ class Output:
 
     def emit(self, data: Any, text: str) -> None:
         """Write the answer: the data as JSON, or the text."""
-        self.stdout.write(json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text)
+        told = json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text
+        # Bytes of Redis that are not UTF-8 are surrogates here, which no stream of UTF-8 takes.
+        self.stdout.write(told.encode(errors="backslashreplace").decode())
 
     def note(self, text: str) -> None:
         """Write a remark beside the answer."""

@@ -8,7 +8,7 @@ from collections import Counter
 from django.db.models import Count
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import publisher
+from django_durable_tasks.celery import dispatcher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.lifecycle import claims, queues, retention
 from django_durable_tasks.lifecycle.clock import database_now
@@ -83,19 +83,23 @@ def ring(options: Options, out: Output) -> int:
         text = "\n".join(f"{name}: {number} messages" for name, number in counted.items()) or "nothing is queued"
         out.emit({"verb": "ring", "dry_run": True, "would_ring": counted}, text)
         return OK
-    total, rung = sum(counted.values()), Counter[str]()
+    total, rung, rejected = sum(counted.values()), Counter[str](), Counter[str]()
     for rings in claims.ring_all(question, conf.settings().BATCH_SIZE):
         try:
-            publisher.publish(rings)
+            refused = dispatcher.republish(rings)
         except BrokerUnavailable as error:
-            out.note(f"The broker does not take them ({error}); the rows stay, and each is rung again by its alarm.")
+            out.note(f"The broker does not take them ({error}); the rows stay, and are published again when it does.")
             out.emit({"verb": "ring", "rung": dict(rung), "complete": False}, f"{rung.total()} of {total} rung")
             return UNHEALTHY
-        rung.update(one.queue for one in rings)
+        rung.update(Counter(one.queue for one in rings) - refused)
+        rejected += refused
         if total > conf.settings().BATCH_SIZE:
             out.note(f"{rung.total()} of {total}")
-    out.emit({"verb": "ring", "rung": dict(rung), "complete": True}, f"{rung.total()} messages rung")
-    return OK
+    for name, number in rejected.items():
+        out.note(f"The broker rejects the messages of queue {name}: {number} tasks of it wait.")
+    told = {"verb": "ring", "rung": dict(rung), "rejected": dict(rejected), "complete": not rejected}
+    out.emit(told, f"{rung.total()} messages rung")
+    return UNHEALTHY if rejected else OK
 
 
 def prune(options: Options, out: Output) -> int:
@@ -107,7 +111,8 @@ def prune(options: Options, out: Output) -> int:
         out.emit({"verb": "prune", "dry_run": True, "would_delete": counted}, text or "everything is kept for ever")
         return OK
     deleted, size = 0, conf.settings().BATCH_SIZE
-    while (number := retention.prune(now, size)) > 0:
+    stayed = retention.Stayed()
+    while (number := retention.prune(now, size, stayed)) > 0:
         deleted += number
         if number == size:
             out.note(f"{deleted} deleted")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django_durable_tasks.celery import wiring
 from django_durable_tasks.management.durable.drafts import moment
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.questions import count
@@ -20,7 +19,6 @@ _STEP = ("fire_time", "deed", "why", "task_id")
 
 def trigger(options: Options, out: Output) -> int:
     """Run once now, beside the schedule."""
-    wiring.load_tasks()
     row = named(options["name"], options["tenant"])
     task = row.trigger_now(request_id=options["request_id"], by=operator())
     told = {"verb": "trigger", "name": row.name, "task": task.pk, "status": task.status, "held": task.is_held}
@@ -59,16 +57,16 @@ def override(options: Options, out: Output) -> int:
 
 def backfill(options: Options, out: Output) -> int:
     """Run the fire times of a range that have no run."""
-    wiring.load_tasks()
     row = named(options["name"], options["tenant"])
     how = {name: options[name] for name in ("dry_run", "reprocess", "concurrency", "order", "limit")}
     report: Report = row.backfill(options["start"], options["end"], **how, by=operator())
     counts = {"born": report.born, "replayed": report.replayed, "left": report.left}
     steps = [{name: getattr(step, name) for name in _STEP} for step in report.steps]
-    told = {"verb": "backfill", "name": row.name, "dry_run": report.dry_run, **counts, "steps": steps}
+    told = {"verb": "backfill", "name": row.name, "dry_run": report.dry_run, **counts, "steps": steps,
+            "remark": report.remark}  # fmt: skip
     said = ", ".join(f"{number} {word}" for word, number in counts.items())
-    nothing = f"no fire time in this range; the schedule starts at {plain(row.start_time)}"
-    out.emit(told, f"{'would be: ' if report.dry_run else ''}{said}\n{table(_STEP, steps, nothing)}")
+    shown = [*([table(_STEP, steps)] if steps else []), *([report.remark] if report.remark else [])]
+    out.emit(told, "\n".join([f"{'would be: ' if report.dry_run else ''}{said}", *shown]))
     return OK
 
 

@@ -7,19 +7,21 @@ from typing import Any
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import wiring
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle.limit_orders import Standing
 from django_durable_tasks.lifecycle.overview import Overview, overview
-from django_durable_tasks.lifecycle.queues import Depth
+from django_durable_tasks.lifecycle.queues import MISROUTED_FOR, Depth, shown_count
 from django_durable_tasks.management.durable.output import Output, cell, table
 from django_durable_tasks.management.durable.verb import OK, UNHEALTHY, Options, Verb, no_arguments
 from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.rules.explanations import ago
+from django_durable_tasks.rules.options import TaskOptions
 
 _QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "slots",
-          "paused_by")  # fmt: skip
+          "paused_by", "rejected", "misrouted")  # fmt: skip
 _NODE = ("name", "kind", "host", "pid", "pool", "slots", "running", "queues", "skew", "last_seen_at", "state")
 _TOLD = ("region", "shards", "versions", "active", "last_scan_at", "last_start_at", "draining", "index_state",
-         "wakeups_state")  # fmt: skip
+         "wakeups_state", "failing")  # fmt: skip
 _REACH = ("name", "index_state", "wakeups_state")
 
 
@@ -34,6 +36,9 @@ def problems(seen: Overview) -> list[str]:
         found += telling_of(node, seen)
     for depth in seen.depths:
         waited = _waited(depth, seen)
+        if depth.rejected:
+            found.append(f"Queue {depth.queue}: the broker rejects its messages ({depth.rejected});"
+                         f" {depth.pending + depth.queued} tasks wait.")  # fmt: skip
         if depth.paused_at is None and waited > settings.OLDEST_DUE_MAX:
             limit = f"OLDEST_DUE_MAX {settings.OLDEST_DUE_MAX:g} s"
             found.append(f"Queue {depth.queue}: the oldest due task waits since {ago(waited)} ({limit}).")
@@ -60,21 +65,15 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     """Return what deserves a look and leaves the exit code alone."""
     found = [f"The broker does not answer from here: {broker}."] if broker else []
     for depth in seen.depths:
-        if depth.late:
-            found.append(f"Queue {depth.queue}: {depth.late} runs take longer than their expected duration.")
-        if depth.paused_at is not None:
-            since = ago((seen.now - depth.paused_at).total_seconds())
-            why = f": {depth.reason}" if depth.reason else ""
-            found.append(f"Queue {depth.queue} is paused since {since} by {depth.paused_by}{why}.")
-        elif (depth.due or depth.queued) and not depth.workers:
-            found.append(f"Queue {depth.queue}: no worker listens.")
+        found += _warnings_of(depth, seen)
     found += [f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}." for limit in seen.limits]
     found += [
         f"Tasks of weight {limit.too_heavy} wait for the limit {limit.scope}, which is smaller: they can never start."
         for limit in seen.limits if limit.too_heavy is not None
     ]  # fmt: skip
     found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
-    found += [text for node in seen.alive(NodeKind.SCHEDULER) for text in _polling(node)]
+    for node in seen.alive(NodeKind.SCHEDULER):
+        found += _polling(node) + _failing(node)
     found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]
     found += _differences(seen)
     for name, number in seen.unknown.items():
@@ -84,10 +83,39 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     return found
 
 
+def _warnings_of(depth: Depth, seen: Overview) -> list[str]:
+    found = []
+    if depth.misrouted_at is not None and seen.now - depth.misrouted_at < MISROUTED_FOR:
+        since = ago((seen.now - depth.misrouted_at).total_seconds())
+        found.append(
+            f"Queue {depth.queue}: {depth.misrouted} messages for its tasks were consumed from another queue and"
+            f" started nothing, the last one {since} ago from {depth.misrouted_from}."
+        )
+    if depth.late:
+        found.append(f"Queue {depth.queue}: {depth.late} runs take longer than their expected duration.")
+    if depth.paused_at is not None:
+        since = ago((seen.now - depth.paused_at).total_seconds())
+        why = f": {depth.reason}" if depth.reason else ""
+        found.append(f"Queue {depth.queue} is paused since {since} by {depth.paused_by}{why}.")
+    elif (depth.due or depth.queued) and not depth.workers:
+        found.append(f"Queue {depth.queue}: no worker listens.")
+    return found
+
+
 def _polling(node: Node) -> list[str]:
     """Say where a scheduler goes by the poll, though it has been told of something quicker."""
     states = {"due index": node.index_state, "wake-ups": node.wakeups_state}
-    return [f"Node {node.name}, {what}: {state}." for what, state in states.items() if state.startswith("polling")]
+    odd = {what: state for what, state in states.items() if state.startswith("polling") or "unreadable" in state}
+    return [f"Node {node.name}, {what}: {state}." for what, state in odd.items()]
+
+
+def _failing(node: Node) -> list[str]:
+    """Return which parts of a scheduler fail; its log has the tracebacks."""
+    return [
+        f"Node {node.name}: {one['what']} failed {one['number']} times in a row in {ago(one['since'])}"
+        f" ({one['error']}); see its log."
+        for one in node.failing or ()
+    ]
 
 
 def _taken(limit: Standing) -> str:
@@ -109,10 +137,18 @@ def _untimed(node: Node) -> str:
         return ""
     options = (registry.get(name).options for name in sorted(registry.names()))
     limited = [one for one in options if one.timeout is not None or one.soft_timeout is not None]
-    names = [one.name for one in limited if ports.queue_of(one.name, one.queue) in node.queues]
+    names = [one.name for one in limited if _queue_of(one) in node.queues]
     if not names:
         return ""
     return f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt {len(names)} tasks with time limits."
+
+
+def _queue_of(options: TaskOptions) -> str | None:
+    """Return the queue of a task, None if Celery's routing gives none; the checks say why."""
+    try:
+        return ports.queue_of(options.name, options.queue)
+    except DurableTasksError:
+        return None
 
 
 def _waited(depth: Depth, seen: Overview) -> float:
@@ -125,12 +161,17 @@ def _arithmetic(seen: Overview) -> str:
     slots = sum(node.slots for node in workers)
     return (
         f"connections: at most {seen.connections_needed} for {len(workers)} workers with {slots} slots (3 a prefork "
-        f"child, 1 a parent) and {len(schedulers)} schedulers (5 each), and 1 a web thread and web process; {allowed}"
+        f"child, 1 a parent) and {len(schedulers)} schedulers (7 each), and 1 a web thread and web process; {allowed}"
     )
 
 
 def _queue_row(depth: Depth, seen: Overview) -> dict[str, Any]:
     return {**dataclasses.asdict(depth), "oldest_due": round(_waited(depth, seen), 3)}
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a queue for people: a number that was not counted further has a plus sign."""
+    return {**row, "pending": shown_count(row["pending"]), "due": shown_count(row["due"])}
 
 
 def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
@@ -187,7 +228,7 @@ def _text(told: dict[str, Any], seen: Overview) -> str:
         f"broker: {told['broker']}",
         _arithmetic(seen),
         "",
-        table(_QUEUE, told["queues"], "no queue has work or workers"),
+        table(_QUEUE, [_shown(row) for row in told["queues"]], "no queue has work or workers"),
         "",
         table(_NODE, told["nodes"], "no node is alive"),
     ]

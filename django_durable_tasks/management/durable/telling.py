@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from django_durable_tasks.celery import wiring
 from django_durable_tasks.management.durable.drafts import moment
 from django_durable_tasks.management.durable.output import Output, clean, table
 from django_durable_tasks.management.durable.questions import count
@@ -15,7 +14,6 @@ from django_durable_tasks.rules.recurring import Fate
 
 def explain(options: Options, out: Output) -> int:
     """Say what became or will become of an instant."""
-    wiring.load_tasks()
     row = named(options["name"], options["tenant"])
     told = clean(row.explain(options["at"]))
     out.emit({"name": row.name, "at": options["at"], "account": told}, told)

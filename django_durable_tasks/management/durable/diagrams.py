@@ -1,16 +1,16 @@
-"""``durable graph``: the picture of a run of a workflow, or of what is connected with a task."""
+"""``durable graph``: the diagram of a run of a workflow, or of what is connected with a task."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 from pathlib import Path
 
-from django_durable_tasks.lifecycle import graph_pictures
+from django_durable_tasks.diagrams import FORMATS, Diagram, draw
+from django_durable_tasks.lifecycle import graph_data
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.questions import count, task_id, tasks
 from django_durable_tasks.management.durable.verb import OK, Options, Verb, refuse
-from django_durable_tasks.rules.pictures import FORMATS, Picture, draw
 
 _ID = "0193b0e0-0000-7000-8000-000000000000"
 
@@ -18,17 +18,17 @@ _ID = "0193b0e0-0000-7000-8000-000000000000"
 def arguments(parser: ArgumentParser) -> None:
     """Declare whose graph, and where to."""
     parser.add_argument("id", metavar="ID", type=task_id, help="the id of a workflow run, or of a task")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="write the picture to this file, not to stdout")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write the diagram to this file, not to stdout")
     parser.add_argument(
-        "--limit", type=count, default=graph_pictures.NEAR,
-        help=f"of a task: how many connected tasks at most, the nearest first (default: {graph_pictures.NEAR})",
+        "--limit", type=count, default=graph_data.NEAR,
+        help=f"of a task: how many connected tasks at most, the nearest first (default: {graph_data.NEAR})",
     )  # fmt: skip
 
 
 def run(options: Options, out: Output) -> int:
-    """Write the picture."""
-    picture = _picture(options)
-    drawn = draw(picture, options["format"])
+    """Write the diagram."""
+    diagram = _diagram(options)
+    drawn = draw(diagram, options["format"])
     if options["output"] is None:
         out.stdout.write(drawn)
         return OK
@@ -36,18 +36,18 @@ def run(options: Options, out: Output) -> int:
         options["output"].write_text(drawn, encoding="utf-8")
     except OSError as error:
         refuse(f"--output {options['output']} cannot be written: {error.strerror}.")
-    out.note(f"{options['output']}: {len(picture.nodes)} tasks, {len(picture.edges)} dependencies")
+    out.note(f"{options['output']}: {len(diagram.nodes)} tasks, {len(diagram.edges)} dependencies")
     return OK
 
 
-def _picture(options: Options) -> Picture:
+def _diagram(options: Options) -> Diagram:
     task = tasks().filter(pk=options["id"]).first()
     if task is not None:
-        return graph_pictures.around(task, options["limit"])
+        return graph_data.around(task, options["limit"])
     found = runs().filter(pk=options["id"]).first()
     if found is None:
         refuse(f"There is neither a workflow run nor a task {options['id']}: `durable list workflows` shows the runs.")
-    return graph_pictures.of_run(found)
+    return graph_data.of_run(found)
 
 
 GRAPH = Verb(
