@@ -2,23 +2,24 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.built
+CONSTRAINTS := constraints/oldest.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo run test kill-test chaos lint format clean
+.PHONY: help env demo run test kill-test chaos lint format constraints latest clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 env: $(STAMP) ## Build the environment in .venv (every target does so by itself)
 
-$(STAMP): pyproject.toml setup.cfg
+$(STAMP): pyproject.toml setup.cfg $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not one)." >&2; \
 		echo "Name another interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Building .venv (about half a minute, once) ..."; rm -rf .venv; $(PYTHON) -m venv .venv; }
-	@$(PIP) install -qq -e '.[test]'
+	@$(PIP) install -qq -c $(CONSTRAINTS) -e '.[test]'
 	@touch $@
 
 demo: $(STAMP) ## Run the example for half a minute, kill two of its processes, print what the database says
@@ -43,6 +44,14 @@ format: $(STAMP) ## Let ruff order the imports and lay out the code
 	@$(BIN)/ruff check -q --fix-only .
 	@$(BIN)/ruff format .
 
+constraints: $(STAMP) ## Write constraints/*.txt anew: the newest versions within the supported ranges
+	@$(BIN)/python -m tests.environments
+
+latest: ## Run the tests with the newest versions of all packages, without constraints (ARGS as for test)
+	@rm -rf .venv-latest; $(PYTHON) -m venv .venv-latest
+	@.venv-latest/bin/python -m pip --disable-pip-version-check install -qq -e '.[test]'
+	@exec .venv-latest/bin/python -m tests $(ARGS)
+
 clean: ## Remove the environment and all that was built or cached
-	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-newest .venv-latest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """`python -m tests`: checks, then every test on every database and broker that is found or can be started."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
+from tests.environments import NEWEST, CannotBuild, newest, versions
 from tests.lanes import Lanes
 from tests.report import Result, closing, lasted, servers_that_did_not_run
 from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
@@ -33,11 +35,12 @@ def main(arguments: list[str]) -> int:
     if not runs:
         print("There is nothing of that name to run; --list names everything.", file=sys.stderr)
         return 2
-    wanted = [name for name in SERVERS if any(name in run.servers for run in runs)]
+    wanted = [name for name in (*SERVERS, NEWEST.name) if any(name in run.servers for run in runs)]
     with servers(wanted) as found, tempfile.TemporaryDirectory(prefix="durable-reports-") as folder:
         for server in found.values():
             _say(f"{server.name}: {server.origin}")
-        results = _results(runs, found, Path(folder), 1 if options.kill_trials else options.lanes)
+        end = monotonic() + 60 * options.begin_within
+        results = _results(runs, found, Path(folder), 1 if options.kill_trials else options.lanes, end)
     unused = servers_that_did_not_run(results, SERVERS) if options.strict else []
     _say("\n" + "\n".join(closing(results, found)))
     if unused:
@@ -51,7 +54,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         "--only", metavar="NAMES", help="databases, brokers or suites by comma: postgresql,redis or checks"
     )
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
-    parser.add_argument("--strict", action="store_true", help="fail if no test ran on one of the four servers")
+    parser.add_argument("--strict", action="store_true", help="fail if no test ran on one of the servers")
+    parser.add_argument(
+        "--begin-within",
+        type=float,
+        metavar="MINUTES",
+        default=math.inf,
+        help="after so many minutes begin no run whose tests run on other servers too; what is left out is named",
+    )
     parser.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
     parser.add_argument(
         "--lanes", type=int, default=LANES, metavar="NUMBER", help=f"so many runs beside each other ({LANES} here)"
@@ -62,15 +72,20 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _results(runs: list[Run], found: dict[str, Server], folder: Path, number: int) -> list[Result]:
-    """Run all, the long ones first and those that need quiet last and alone; the results stand in the order of runs."""
+def _results(
+    runs: list[Run], found: dict[str, Server], folder: Path, number: int, end: float = math.inf
+) -> list[Result]:
+    """Run all, the long ones first and those that need quiet last and alone; the results stand in the order of runs.
+
+    From ``end`` on (of ``monotonic()``) no run begins that is marked ``last``.
+    """
     reports = {run: folder / f"{place}.xml" for place, run in enumerate(runs)}
     results = dict[Run, Result]()
     try:
         with Lanes() as lanes:
             for width, some in ((number, in_turn(runs, alone=False)), (1, in_turn(runs, alone=True))):
                 aside = min(width, len(some)) > 1
-                for result in lanes.each(width, partial(_result, lanes, found, reports, aside), some):
+                for result in lanes.each(width, partial(_result_unless_late, lanes, found, reports, end, aside), some):
                     results[result.run] = result
                     _tell(result.run, lasted(result), reports)
                     _say(f"--- {len(results)} of {len(runs)} runs are over")
@@ -79,6 +94,15 @@ def _results(runs: list[Run], found: dict[str, Server], folder: Path, number: in
             _tell(run, "broken off", reports)
         raise
     return [results[run] for run in runs]
+
+
+def _result_unless_late(
+    lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], end: float, aside: bool, run: Run
+) -> Result:
+    if run.last and monotonic() >= end:
+        _say(f"left out, the time is over: {run.title}")
+        return Result(run, left_out=True)
+    return _result(lanes, found, reports, aside, run)
 
 
 def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], aside: bool, run: Run) -> Result:
@@ -90,7 +114,16 @@ def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], as
         _say(f"not run: {', '.join(result.missing)} could not be had")
         return result
     limit = KILL_TRIAL_SECONDS if run.suite == KILL_TRIALS else RUN_SECONDS
-    command, began = run.command or _pytest_command(run, report), monotonic()
+    began, python = monotonic(), Path(sys.executable)
+    if run.newest:
+        try:
+            python = newest(Path(str(found[NEWEST.name].url)))
+        except CannotBuild as problem:
+            _say(f"not run: .venv-newest could not be built: {problem}")
+            result.failed, result.failures = True, [run.title]
+            return result
+        _say(f"    with {found[NEWEST.name].origin}, {versions(python)}")
+    command = run.command or _pytest_command(run, report, python)
     code = lanes.code(command, _environment(run, found, report), limit, _log(report) if aside else None)
     result.seconds, result.failed = monotonic() - began, code != 0
     if code is None:
@@ -112,8 +145,10 @@ def _log(report: Path) -> Path:
     return report.with_suffix(".log")
 
 
-def _pytest_command(run: Run, report: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "pytest", *QUIET_PYTEST, f"--junitxml={report}", *run.folders)
+def _pytest_command(run: Run, report: Path, python: Path) -> tuple[str, ...]:
+    marks = ("-m", run.marks) if run.marks else ()
+    without = [f"--ignore={folder}" for folder in run.without]
+    return (str(python), "-m", "pytest", *QUIET_PYTEST, f"--junitxml={report}", *marks, *without, *run.folders)
 
 
 def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, str]:
@@ -122,6 +157,8 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
     kept |= {variable_of(name): server.url for name, server in found.items() if server.url}
     kept["TEST_DATABASE"] = run.database or "sqlite"
     kept["TEST_BROKER"] = run.broker or "memory"
+    if run.pooled:
+        kept["TEST_POOLED"] = "yes"
     kept["TEST_FOLDER"] = str(report.with_suffix(""))
     return kept
 

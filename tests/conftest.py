@@ -2,12 +2,17 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from django.db import connection
+from pytest_django.plugin import DjangoDbBlocker
 
+from tests import pooling
 from tests.emptying import use_instead_of_flush
+from tests.stateful import use_own_examples
+from tests.vendors import address
 
 VENDOR_MARKS = ("postgresql", "mariadb", "sqlite")
 
@@ -16,6 +21,7 @@ def pytest_configure() -> None:
     """Make the folder of this run, for SQLite's file and the filesystem broker, and spare it what flushes cost."""
     Path(os.environ["TEST_FOLDER"]).mkdir(parents=True, exist_ok=True)
     use_instead_of_flush()
+    use_own_examples()
 
 
 def pytest_unconfigure() -> None:
@@ -28,13 +34,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = os.environ["TEST_DATABASE"]
     kept = [item for item in items if _belongs(item, here)]
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if not _belongs(item, here)])
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
 
 def _belongs(item: pytest.Item, vendor: str) -> bool:
     marks = [mark for mark in VENDOR_MARKS if item.get_closest_marker(mark)]
+    if item.get_closest_marker("pgbouncer") and not pooling.wanted():
+        return False
     return not marks or vendor in marks
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Go through PgBouncer from here on where the run says so; the database itself is made and dropped without it."""
+    if not pooling.wanted():
+        yield
+        return
+    with django_db_blocker.unblock(), pooling.through_pgbouncer(address("postgresql")):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery import current_app
 
 from django_durable_tasks.celery.envelope import Envelope, parse
 
 
-def take_rings(queue: str) -> list[Envelope]:
-    """Take all messages off the queue and return which rows and epochs they ring for, in the order of arrival."""
-    app = current_app._get_current_object()
-    found = []
+def take_messages(queue: str) -> list[Any]:
+    """Take all messages off the queue and return them in the order of arrival."""
+    app, found = current_app._get_current_object(), []
     with app.connection_for_read() as connection, connection.channel() as channel:
         app.amqp.queues[queue](channel).declare()
         while (message := channel.basic_get(queue, no_ack=True)) is not None:
-            envelope = parse(message.headers["id"])
-            assert envelope is not None, f"a foreign message: {message.headers}"
-            found.append(envelope)
+            found.append(message)
+    return found
+
+
+def take_rings(queue: str) -> list[Envelope]:
+    """Take all messages off the queue and return which rows and epochs they ring for, in the order of arrival."""
+    found = []
+    for message in take_messages(queue):
+        envelope = parse(message.headers["id"])
+        assert envelope is not None, f"a foreign message: {message.headers}"
+        found.append(envelope)
     return found

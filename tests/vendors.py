@@ -13,6 +13,8 @@ from tests.servers import variable_of
 DATABASES = ("postgresql", "mariadb", "sqlite")
 BROKERS = ("rabbitmq", "redis", "filesystem")
 REDIS_DATABASE = 11
+POOLED_ADDRESS = "TEST_POOLED_ADDRESS"
+"""The environment variable that tells started processes the pooler of a run that goes through one."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -49,7 +51,15 @@ def broker_settings(broker: str, folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _postgresql() -> dict[str, Any]:
-    return {"ENGINE": "django.db.backends.postgresql"}
+    entry: dict[str, Any] = {"ENGINE": "django.db.backends.postgresql"}
+    pooler = os.environ.get(POOLED_ADDRESS)
+    return entry | behind_pooler(pooler) if pooler else entry
+
+
+def behind_pooler(url: str) -> dict[str, Any]:
+    """Return what an entry of DATABASES says to go through the transaction pooler of this address."""
+    parts = urlsplit(url)
+    return {"HOST": parts.hostname, "PORT": parts.port, "DISABLE_SERVER_SIDE_CURSORS": True}
 
 
 def _mariadb(*, here: bool) -> dict[str, Any]:

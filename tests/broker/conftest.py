@@ -10,10 +10,13 @@ __all__ = ["db", "fleet", "rows", "shared_database"]
 
 WITH_REDIS = (
     "test_canvas",
+    "test_celery_habits",
     "test_due_index",
     "test_redis_away",
     "test_redis_filling",
+    "test_redis_garbage",
     "test_redis_verify",
+    "test_wakeup_payloads",
     "test_wakeups",
     "test_woken_schedulers",
 )

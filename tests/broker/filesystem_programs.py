@@ -23,7 +23,7 @@ def produce(url: str, queue: str, first: str, count: str) -> None:
 
 
 def consume(url: str, queue: str, notebook: str) -> None:
-    """Note each number on a line of its own until told to stop by SIGTERM."""
+    """Write each number on a line of its own until told to stop by SIGTERM."""
     told_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told_to_stop.append(number))
     file = os.open(notebook, os.O_CREAT | os.O_APPEND | os.O_WRONLY)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
 import redis
 from celery import signature
@@ -20,6 +21,11 @@ from tests.project import canvas as durable
 from tests.waiting import until
 
 pytestmark = [
+    pytest.mark.smoke,
+    pytest.mark.skipif(
+        celery.__version__ < "5.7",
+        reason="Celery 5.6 cannot send all of these canvases; they run with the newest versions",
+    ),
     pytest.mark.usefixtures("db"),
     pytest.mark.timeout(1_000),
     pytest.mark.filterwarnings("ignore:task_allow_error_cb_on_chord_header=False"),

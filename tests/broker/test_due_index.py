@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.nearby import redis_index
-from django_durable_tasks.nearby.due_index import Due, DueIndex
-from django_durable_tasks.nearby.memory import MemoryDueIndex
-from django_durable_tasks.nearby.redis_door import Door
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from django_durable_tasks.due_index import redis as redis_index
+from django_durable_tasks.due_index.memory import MemoryDueIndex
+from django_durable_tasks.due_index.redis import RedisDueIndex
+from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.types import Due, DueIndex
 from tests.vendors import address
 
 NOW = datetime(2026, 3, 29, 1, 0, tzinfo=UTC)

@@ -3,6 +3,7 @@
 import uuid
 from typing import Any
 
+import pytest
 from celery import current_app
 from django.conf import settings as django_settings
 from kombu import Producer
@@ -17,6 +18,7 @@ from tests.project import bodies
 QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
 
 
+@pytest.mark.smoke
 def test_a_message_that_the_broker_lost_is_rung_again(fleet: Fleet) -> None:
     task = bodies.add.schedule(1, 2)
     assert (row(task).status, row(task).publish_count) == ("QUEUED", 1)

@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 
 from django_durable_tasks import durable_task
 from django_durable_tasks.celery import publisher
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.ports import Ring
 from tests.processes.fleet import Fleet, Program, fleet_in
 from tests.processes.rows import ended, in_status, logged, row
@@ -60,6 +60,7 @@ def test_a_ring_for_a_deleted_row_is_dropped(worker: Program) -> None:
     assert ended(bodies.add.schedule(1, 2)).result == 3
 
 
+@pytest.mark.smoke
 def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) -> None:
     task = bodies.hold.schedule(str(tmp_path))
     in_status(task, "RUNNING")
@@ -93,6 +94,7 @@ def test_a_message_revoked_before_its_start_cancels_the_row(worker: Program, tmp
     assert ended(first).status == "SUCCESS"
 
 
+@pytest.mark.smoke
 def test_a_run_that_is_revoked_and_terminated_is_cancelled_by_its_parent(worker: Program, tmp_path: Path) -> None:
     task = bodies.hold.schedule(str(tmp_path))
     in_status(task, "RUNNING")
@@ -113,6 +115,17 @@ def test_inspect_sees_the_worker_and_what_it_runs(worker: Program, tmp_path: Pat
     assert bodies.hold.name in inspect.registered()[worker.name]
     (tmp_path / "released").touch()
     ended(task)
+
+
+@pytest.mark.smoke
+def test_a_message_that_arrives_in_another_queue_starts_nothing_and_is_counted(worker: Program) -> None:
+    aside = row(bodies.sideways.schedule())
+    publisher.publish([_ring(aside, number=number) for number in (1, 2)])
+    counted = QueueControl.objects.filter(name=aside.queue, misrouted=2, misrouted_from=QUEUE, paused_at__isnull=True)
+    until(counted.exists, within=20, message="both are refused and counted")
+    assert _drops(worker, aside.pk, "MISROUTED")
+    assert row(aside).attempts == 0
+    counted.delete()
 
 
 def test_a_worker_serves_only_the_queues_it_was_given(shared: Fleet, worker: Program) -> None:

@@ -39,6 +39,7 @@ def _taken(queue: str) -> Any:
         return until(lambda: bound.get(no_ack=True), within=10)
 
 
+@pytest.mark.smoke
 def test_a_single_ring_is_one_message_that_carries_tokens_and_no_arguments(queue: str) -> None:
     ring = Ring(uuid.uuid4(), 7, 2, NAME, queue, 0, timeout=30, soft_timeout=20, idempotency_key="key")
     publisher.publish([ring])
@@ -48,6 +49,7 @@ def test_a_single_ring_is_one_message_that_carries_tokens_and_no_arguments(queue
     assert message.payload[:2] == [[], {}]
 
 
+@pytest.mark.smoke
 def test_a_batch_is_as_many_messages(queue: str) -> None:
     publisher.publish(_rings(queue, 50))
     until(lambda: waiting_messages(queue) == 50, within=10)

@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_door import Door
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import RedisDueIndex
+from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.types import Due
 from tests.starting import CannotStart, start_redis
 from tests.waiting import until
 
@@ -172,9 +172,9 @@ def test_the_set_ends_by_itself_when_nobody_writes_any_more(door: Door) -> None:
 
 
 def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
-    redis_door.use_url(url)
+    redis_client.use_url(url)
     try:
-        door = redis_door.door()
+        door = redis_client.door()
         assert door is not None
         door.client.flushall()
         with door._lock:
@@ -183,5 +183,5 @@ def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
                 os._exit(0 if serves(RedisDueIndex(door))() else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        redis_door.use_url(None)
-        redis_door.hang_up()
+        redis_client.use_url(None)
+        redis_client.hang_up()

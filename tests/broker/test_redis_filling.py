@@ -9,15 +9,15 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks import ports
+from django_durable_tasks.due_index import loader, redis_client
+from django_durable_tasks.due_index.fallback import SharedDueIndex, due_index
+from django_durable_tasks.due_index.memory import MemoryDueIndex
+from django_durable_tasks.due_index.redis import RedisDueIndex
+from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.nearby import filling, redis_door
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.memory import MemoryDueIndex
-from django_durable_tasks.nearby.redis_door import Door
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
-from django_durable_tasks.nearby.shared import SharedDueIndex, due_index
-from django_durable_tasks.nearby.telling import Teller
+from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_due_index import REDIS, due
 from tests.broker.test_redis_away import frozen, url
 from tests.processes.fleet import SHORT
@@ -27,7 +27,7 @@ from tests.waiting import until
 __all__ = ["url"]
 
 
-class Deaf(Teller):
+class Deaf(OnCommitNotifier):
     """A process that tells nothing."""
 
     def tell(self, batch: Any) -> None:
@@ -39,14 +39,14 @@ def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Give this process's door to an empty set that nobody tells of births."""
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     monkeypatch.setattr(ports, "due", Deaf())
-    redis_door.hang_up()
-    door = redis_door.door()
+    redis_client.hang_up()
+    door = redis_client.door()
     assert door is not None
     keys = RedisDueIndex(door)._keys
     door.client.delete(*keys)
     yield door
     door.client.delete(*keys)
-    redis_door.hang_up()
+    redis_client.hang_up()
 
 
 def rows_due(*seconds: float) -> list[uuid.UUID]:
@@ -69,7 +69,7 @@ def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) 
     wanted = rows_due(5, 100, 295)
     rows_due(400)
     now = database_now()
-    assert filling.fill(now) == 3
+    assert loader.fill(now) == 3
     index = RedisDueIndex(door)
     index.next_at()
     assert index.filled_until is not None
@@ -80,71 +80,71 @@ def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) 
 def test_the_next_step_reads_only_what_came_into_the_horizon(door: Door) -> None:
     first = rows_due(5, 310)
     now = database_now()
-    filling.fill(now)
+    loader.fill(now)
     assert taken(door) == first[:1]
-    assert filling.fill(now + timedelta(seconds=20)) == 1
+    assert loader.fill(now + timedelta(seconds=20)) == 1
     assert taken(door) == first[1:]
 
 
 def test_an_emptied_set_is_filled_anew(door: Door) -> None:
     wanted = rows_due(5, 100)
-    filling.fill(database_now())
+    loader.fill(database_now())
     door.client.delete(*RedisDueIndex(door)._keys)
-    assert filling.fill(database_now()) == 2
+    assert loader.fill(database_now()) == 2
     assert taken(door) == wanted
 
 
 def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "_PAGE", 7)
+    monkeypatch.setattr(loader, "_PAGE", 7)
     at = timezone.now() + timedelta(seconds=60)
     for queue in ("a", "b"):
         for number in range(30):
             bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=number)).schedule(1, 2)
-    filling.fill(database_now())
+    loader.fill(database_now())
     assert set(taken(door)) == set(Task.objects.values_list("pk", flat=True))
 
 
 def test_more_rows_of_one_instant_than_a_page_holds_are_all_filled_in(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filling, "_PAGE", 7)
+    monkeypatch.setattr(loader, "_PAGE", 7)
     wanted = _of_one_instant(30, timezone.now() + timedelta(seconds=60))
-    filling.fill(database_now())
+    loader.fill(database_now())
     assert set(taken(door)) == wanted
 
 
 def test_rows_of_one_instant_that_the_set_has_no_room_for_are_not_claimed(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filling, "_PAGE", 5)
-    monkeypatch.setattr(filling, "_MOST", 10)
+    monkeypatch.setattr(loader, "_PAGE", 5)
+    monkeypatch.setattr(loader, "_MOST", 10)
     at = timezone.now().replace(microsecond=300) + timedelta(seconds=60)
     before = _of_one_instant(3, at - timedelta(seconds=1))
     wanted = before | _of_one_instant(20, at)
-    assert filling.fill(database_now()) == 10
+    assert loader.fill(database_now()) == 10
     index = RedisDueIndex(door)
     index.next_at()
     assert index.filled_until is not None
     assert at - timedelta(seconds=1) < index.filled_until <= at
     assert len(index) == 10
-    assert filling.fill(database_now()) == 0, "a full set is left as it is"
+    assert loader.fill(database_now()) == 0, "a full set is left as it is"
     assert before < set(taken(door)) < wanted
-    monkeypatch.setattr(filling, "_MOST", 100)
-    filling.fill(database_now())
+    monkeypatch.setattr(loader, "_MOST", 100)
+    loader.fill(database_now())
     assert set(taken(door)) == wanted - before, "who goes on begins where the mark stands"
 
 
 def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filling, "_PAGE", 5)
-    monkeypatch.setattr(filling, "_MOST", 10)
+    monkeypatch.setattr(loader, "_PAGE", 5)
+    monkeypatch.setattr(loader, "_MOST", 10)
     at = timezone.now() + timedelta(seconds=60)
     for queue, apart in (("a", 10), ("b", 100)):
         for number in range(20):
             bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=apart * number)).schedule(1, 2)
     index = RedisDueIndex(door)
-    filling.fill(database_now())
+    loader.fill(database_now())
     index.next_at()
     assert index.filled_until is not None
     held = {row.task_id for row in index.pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100)}
@@ -155,16 +155,16 @@ def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
 def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> None:
     now = database_now().replace(microsecond=400)
     task = bodies.add.schedule(1, 2, run_at=now + timedelta(seconds=300, microseconds=300))
-    filling.fill(now)
-    filling.fill(now + timedelta(seconds=20))
+    loader.fill(now)
+    loader.fill(now + timedelta(seconds=20))
     assert taken(door) == [task.pk]
 
 
 def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "_MOST", 3)
+    monkeypatch.setattr(loader, "_MOST", 3)
     wanted = rows_due(5, 6, 7, 100, 200)
     now = database_now()
-    filling.fill(now)
+    loader.fill(now)
     index = RedisDueIndex(door)
     index.next_at()
     assert index.filled_until is not None
@@ -174,7 +174,7 @@ def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(door: Door, monkeyp
 
 def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(door: Door) -> None:
     index = RedisDueIndex(door)
-    filling.fill(database_now())
+    loader.fill(database_now())
     index.next_at()
     other = RedisDueIndex(door)
     other._untold = True
@@ -182,16 +182,16 @@ def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(door: Doo
     other.discard([uuid.uuid4()])
     assert not index.filled(database_now() + timedelta(seconds=60)), "the mark was taken away meanwhile"
     wanted = rows_due(3)
-    assert filling.fill(database_now()) == 1
+    assert loader.fill(database_now()) == 1
     assert taken(door) == wanted
 
 
 def test_nothing_is_filled_without_redis_or_while_it_is_away(door: Door, settings: Any) -> None:
     rows_due(5)
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    assert filling.fill(database_now()) == 0
+    assert loader.fill(database_now()) == 0
     settings.DURABLE_TASKS = dict(SHORT)
-    assert filling.fill(database_now()) == 0
+    assert loader.fill(database_now()) == 0
     assert isinstance(due_index(), MemoryDueIndex)
 
 
@@ -203,7 +203,7 @@ def _ids(rows: list[Due]) -> list[int]:
 
 
 def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: Door) -> None:
-    filling.fill(database_now())
+    loader.fill(database_now())
     mine, theirs = due_index(), due_index()
     assert isinstance(mine, SharedDueIndex)
     mine.next_at()
@@ -219,9 +219,9 @@ def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: Door) -> Non
 def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
     door: Door, settings: Any, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_door, "PAUSE", 0.3)
+    monkeypatch.setattr(redis_client, "PAUSE", 0.3)
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
-    filling.fill(database_now())
+    loader.fill(database_now())
     index, late = due_index(), due(99).at
     assert isinstance(index, SharedDueIndex)
     index.next_at()
@@ -232,10 +232,10 @@ def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
         assert "polling" in index.state
         assert _ids(index.pop_due(late, 1)) == [2]
         assert index.next_at() == due(3).at
-    mine = redis_door.door()
+    mine = redis_client.door()
     assert mine is not None
     until(lambda: mine.through(lambda client: client.ping(), False), within=20)
-    filling.fill(database_now())
+    loader.fill(database_now())
     assert sorted(_ids(index.pop_due(late, 5))) == [1, 3], "what is left in memory comes too"
     assert index.state == "redis"
     index.add([due(4, 4)])

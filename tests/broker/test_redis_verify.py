@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import ports
+from django_durable_tasks.due_index import loader, redis_client, redis_entries
+from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, member_of
+from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_entries import RedisEntries
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle import verifying
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.verifying_walks import look
 from django_durable_tasks.models import Node, Task
-from django_durable_tasks.nearby import filling, redis_door, redis_entries
-from django_durable_tasks.nearby.due_index import Due
-from django_durable_tasks.nearby.redis_door import Door
-from django_durable_tasks.nearby.redis_entries import RedisEntries
-from django_durable_tasks.nearby.redis_index import RedisDueIndex, instant_ms, member_of
-from django_durable_tasks.nearby.telling import Teller
+from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_redis_away import frozen, url
 from tests.broker.test_redis_filling import door, rows_due, taken
 from tests.database.durable_command import durable
@@ -46,7 +46,7 @@ def _settle() -> None:
 def _filled(*seconds: float) -> list[uuid.UUID]:
     """Make rows, let the leader fill the set, and let everything settle."""
     ids = rows_due(*seconds)
-    filling.fill(database_now())
+    loader.fill(database_now())
     _settle()
     return ids
 
@@ -183,7 +183,7 @@ def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(doo
 
 def test_while_redis_is_away_these_checks_say_so_and_the_others_look(door: Door, settings: Any, url: str) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
-    redis_door.hang_up()
+    redis_client.hang_up()
     ids = _filled(60)
     Task.objects.filter(pk=ids[0]).update(attempts=-1, status="SUCCESS", alarm_at=None, completed_at=None)
     with frozen(url):
@@ -209,7 +209,7 @@ def test_a_row_whose_shard_is_mended_is_known_in_the_set_by_its_right_one(
     wrong = right._replace(shard=(right.shard + 1) % 64)
     Task.objects.filter(pk=row).update(shard_key=wrong.shard)
     RedisDueIndex(door).add([wrong])
-    monkeypatch.setattr(ports, "due", Teller())
+    monkeypatch.setattr(ports, "due", OnCommitNotifier())
     [deed] = verifying.repair(verifying.verify(verifying.chosen(["shard-keys"])))
     assert deed.done == "written"
     assert _due(row) == right

@@ -11,13 +11,14 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from django_durable_tasks import ports
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.models import RecurringTask, Task
-from django_durable_tasks.nearby import redis_door, telling, wakeups
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
-from django_durable_tasks.nearby.wakeup_notes import CHANNEL, Kind, Note
-from django_durable_tasks.nearby.wakeups import Wakeups
+from django_durable_tasks.notifier import listener, notify_on_commit
+from django_durable_tasks.notifier.listener import Wakeups
+from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification
 from tests.broker.test_due_index import REDIS
 from tests.broker.test_redis_away import frozen, url
 from tests.processes.fleet import SHORT
@@ -30,7 +31,7 @@ CALM = {**SHORT, "FAST_PATH": False}
 
 
 class Sleeper:
-    """What a scheduler does with wake-ups: it notes them, and how many waiting rows it could see then."""
+    """What a scheduler does with wake-ups: it records them, and how many waiting rows it could see then."""
 
     def __init__(self) -> None:
         self.woken: list[datetime] = []
@@ -39,7 +40,7 @@ class Sleeper:
         self.wakeups = Wakeups(self.wake, self.duties.set)
 
     def wake(self, at: datetime) -> None:
-        """Note a wake-up."""
+        """Record a wake-up."""
         with own():
             self.saw.append(Task.objects.pending().count())
         self.woken.append(at)
@@ -52,9 +53,9 @@ class Sleeper:
 @pytest.fixture
 def sleeping(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sleeper]]:
     """Give what makes a sleeper that listens under these settings."""
-    monkeypatch.setattr(wakeups, "_TEST_EVERY", 0.3)
-    monkeypatch.setattr(redis_door, "PAUSE", 0.3)
-    monkeypatch.setattr(wakeups, "_LONGEST_PAUSE", 0.3)
+    monkeypatch.setattr(listener, "_TEST_EVERY", 0.3)
+    monkeypatch.setattr(redis_client, "PAUSE", 0.3)
+    monkeypatch.setattr(listener, "_LONGEST_PAUSE", 0.3)
     started: list[Sleeper] = []
 
     def start(state: str = BY_POSTGRESQL, **keys: Any) -> Sleeper:
@@ -65,17 +66,17 @@ def sleeping(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iter
         until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
         return sleeper
 
-    redis_door.hang_up()
+    redis_client.hang_up()
     telling_fresh(monkeypatch)
     yield start
     for sleeper in started:
         sleeper.wakeups.stop(10)
-    redis_door.hang_up()
+    redis_client.hang_up()
 
 
 def telling_fresh(patch: pytest.MonkeyPatch) -> None:
     """Let this process tell without waiting for what an earlier test told."""
-    patch.setattr(ports, "due", telling.Teller())
+    patch.setattr(ports, "due", notify_on_commit.OnCommitNotifier())
 
 
 def soon(seconds: float = 0.3) -> datetime:
@@ -136,7 +137,7 @@ def test_a_transaction_of_many_rows_tells_once_for_the_first(sleeping: Callable[
     with transaction.atomic():
         for number in range(50):
             bodies.add.schedule(number, 1, run_at=first + timedelta(milliseconds=49 - number))
-        assert len([hook for _, hook, *_ in connection.run_on_commit if isinstance(hook, telling._Batch)]) == 1
+        assert len([hook for _, hook, *_ in connection.run_on_commit if isinstance(hook, notify_on_commit._Batch)]) == 1
     until(lambda: sleeper.heard(first), within=20)
 
 
@@ -144,16 +145,16 @@ def test_what_the_limiter_holds_back_is_seen_by_an_echo(
     sleeping: Callable[..., Sleeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fifty births in fifty transactions: the last of them is seen though nobody told of it."""
-    sent: list[Note] = []
-    really = telling.send
+    sent: list[Notification] = []
+    really = notify_on_commit.send
 
-    def counted(note: Note) -> bool:
-        sent.append(note)
-        return really(note)
+    def counted(notification: Notification) -> bool:
+        sent.append(notification)
+        return really(notification)
 
-    monkeypatch.setattr(telling, "send", counted)
-    monkeypatch.setattr(telling, "INTERVAL", 1.0)
-    monkeypatch.setattr(wakeups, "_ECHO", 1.2)
+    monkeypatch.setattr(notify_on_commit, "send", counted)
+    monkeypatch.setattr(notify_on_commit, "INTERVAL", 1.0)
+    monkeypatch.setattr(listener, "_ECHO", 1.2)
     telling_fresh(monkeypatch)
     sleeper = sleeping()
     for number in range(50):
@@ -174,8 +175,8 @@ def test_the_duties_of_the_leader_are_woken(sleeping: Callable[..., Sleeper]) ->
 def test_duties_that_the_limiter_holds_back_are_seen_by_an_echo(
     sleeping: Callable[..., Sleeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "INTERVAL", 1.0)
-    monkeypatch.setattr(wakeups, "_ECHO", 1.2)
+    monkeypatch.setattr(notify_on_commit, "INTERVAL", 1.0)
+    monkeypatch.setattr(listener, "_ECHO", 1.2)
     telling_fresh(monkeypatch)
     sleeper = sleeping()
     ports.due.duties()
@@ -232,8 +233,8 @@ def test_notifications_that_do_not_arrive_are_found_out(
     sleeping: Callable[..., Sleeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener in another database hears as little as one behind a transaction pooler."""
-    monkeypatch.setattr(wakeups, "_TEST_WITHIN", 0.3)
-    monkeypatch.setattr(wakeups, "_DEAF_PAUSE", 0.3)
+    monkeypatch.setattr(listener, "_TEST_WITHIN", 0.3)
+    monkeypatch.setattr(listener, "_DEAF_PAUSE", 0.3)
     deaf = {**connections.settings["default"], "NAME": "postgres"}
     monkeypatch.setitem(connections.settings, "deaf", deaf)
     sleeper = sleeping("polling every 0.2 s (a notification to itself did not come", LISTEN_DATABASE="deaf")
@@ -258,7 +259,7 @@ def test_notes_of_another_region_and_noise_wake_nobody(sleeping: Callable[..., S
     with connection.cursor() as cursor:
         for payload in ("us|rows|1|x", "", "eu|rows|1e999|x", "eu|rows|" + "9" * 40, "eu|nothing|1|", "eu|rows"):
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
-    telling.send_by_postgresql(Note(Kind.ROWS, at))
+    notify_on_commit.send_by_postgresql(Notification(Kind.ROWS, at))
     until(lambda: sleeper.heard(at), within=20)
     assert all(woken >= at for woken in sleeper.woken)
 
@@ -282,15 +283,15 @@ def test_a_listener_stops_at_once_and_leaves_no_connection(sleeping: Callable[..
 def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisDueIndex]:
     """Give the shared index under REDIS_URL, empty."""
     settings.DURABLE_TASKS = {**CALM, "REDIS_URL": REDIS}
-    redis_door.hang_up()
+    redis_client.hang_up()
     telling_fresh(monkeypatch)
-    door = redis_door.door()
+    door = redis_client.door()
     assert door is not None
     index = RedisDueIndex(door)
     door.client.delete(*index._keys)
     yield index
     door.client.delete(*index._keys)
-    redis_door.hang_up()
+    redis_client.hang_up()
 
 
 def known(index: RedisDueIndex) -> dict[Any, datetime]:

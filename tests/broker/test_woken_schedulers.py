@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.lifecycle import dependencies
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
-from django_durable_tasks.nearby import redis_door
-from django_durable_tasks.nearby.redis_index import RedisDueIndex
 from django_durable_tasks.workflows import Workflow
 from tests.broker.test_redis_away import frozen, url
 from tests.processes.fleet import SHORT, fleet_in
@@ -30,9 +30,9 @@ READY = {**SHORT, "FAST_PATH": False}
 def telling(rows: None, settings: Any) -> Iterator[Any]:
     """Let this process tell as one of the installation."""
     settings.DURABLE_TASKS = dict(SLEEPY)
-    redis_door.hang_up()
+    redis_client.hang_up()
     yield settings
-    redis_door.hang_up()
+    redis_client.hang_up()
 
 
 def soon(seconds: float = 0.3) -> Any:
@@ -120,7 +120,7 @@ def test_two_schedulers_share_the_set_in_redis_and_go_on_while_it_is_frozen_or_e
         fleet.worker(slots=2)
         fleet.scheduler(), fleet.scheduler()
         fleet.ready()
-        door = redis_door.door()
+        door = redis_client.door()
         assert door is not None
         index = RedisDueIndex(door)
         until(lambda: index.next_at() or index.filled_until, within=20, message="the leader fills the set")

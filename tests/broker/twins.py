@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 def ran(task_id: str, received: tuple[Any, ...], named: dict[str, Any], label: str, book: str, fail: bool) -> str:
-    """Note a run, and return an expression that tells the whole history of its arguments."""
+    """Record a run, and return an expression that tells the whole history of its arguments."""
     shown = ", ".join([*map(_told, received), *(f"{key}={_told(value)}" for key, value in sorted(named.items()))])
     answer = f"{label}({shown})"
     line = {"book": book, "label": label, "received": received, "answer": answer, "failed": fail, "task": task_id}
@@ -83,7 +83,7 @@ def is_an_id(value: Any) -> bool:
 
 @twins.task(bind=True, name="twins.step")
 def step(self: Any, /, *received: Any, label: str, book: str, fail: bool = False, **named: Any) -> str:
-    """Note the arguments and return them as an expression."""
+    """Record the arguments and return them as an expression."""
     return ran(self.request.id, received, named, label, book, fail)
 
 

@@ -29,7 +29,9 @@ def test_an_operator_sees_why_a_task_failed_and_replays_it(visit: Visit) -> None
     assert "the card was declined" not in visit.text()
     visit.find(".durable-fold summary").click()
     visit.shows("the card was declined")
-    visit.press("Replay: run again now")
+    visit.press("Replay: run again now…")
+    visit.shows("This is about 1 row.")
+    visit.find("input[type='submit'][value^='Yes']").click()
     visit.shows("1 task runs again now.")
     assert Task.objects.get(pk=task.pk).status == Status.PENDING
     letter = DeadLetter.objects.get()

@@ -52,7 +52,7 @@ def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit
     visit.shows("Workflow and sub-workflows")
     assert visit.find(f".durable-drawing svg a[href='{_page(of(run, 'load'))}']").is_displayed()
     assert visit.find(".durable-drawing svg").size["width"] > 500
-    visit.follow("Cancel the workflow")
+    visit.press("Cancel the workflow")
     visit.shows("This changes 7 rows")
     assert "asked to stop" in visit.text()
     assert stands(of(run, "load")) == ["BLOCKED"]
@@ -66,7 +66,7 @@ def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit
     visit.shows("CANCELLED by ann: wrong tariff")
 
 
-def test_a_node_of_the_picture_leads_to_its_task(visit: Visit) -> None:
+def test_a_node_of_the_diagram_leads_to_its_task(visit: Visit) -> None:
     run = a_nightly_run()
     visit.log_in()
     visit.go(_page(run))
@@ -97,6 +97,7 @@ def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> Non
     assert TaskDependency.objects.filter(task=of(run, "load").pk, depends_on=other.pk).exists()
     visit.find(f"a[href*='/taskdependency/{TaskDependency.objects.latest('pk').pk}/remove/']").click()
     visit.shows("no longer waits for billing.rates")
+    visit.press("Show what it would change")
     visit.press("Yes: Remove the dependency (1)")
     visit.shows("Done. This is the row that changed.")
     assert TaskDependency.objects.count() == edges
@@ -142,9 +143,9 @@ def test_an_operator_retries_what_failed(visit: Visit) -> None:
     visit.go(_page(run))
     visit.press("Retry the workflow")
     visit.shows("What failed, expired or was cancelled runs again, and what was skipped because of it.")
-    visit.follow("All")
+    visit.find(".durable-tabs form:nth-of-type(3) button").click()
     visit.shows("Everything that has ended runs again")
-    visit.follow("Failed only")
+    visit.find(".durable-tabs form:nth-of-type(1) button").click()
     visit.press("Yes: Retry the workflow")
     visit.shows("Done.")
     assert stands(of(run, "bookings")) != ["FAILED"]

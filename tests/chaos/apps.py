@@ -39,17 +39,15 @@ class Wire:
     def __init__(self, orders: Path, send: Any) -> None:
         self._orders, self._send = orders, send
 
-    def publish(self, rings: Sequence[Any]) -> None:
-        """Do as ``publisher._publish_once``, or what is asked for instead."""
-        orders = self._asked()
-        if orders is None:
-            self._send(rings)
-            return
-        for _ in range(int(orders["copies"])):
-            if orders["delay"]:
+    def publish(self, rings: Sequence[Any]) -> list[Any]:
+        """Do as ``publisher._publish_once``, or what is asked for instead; return what the last copy met."""
+        orders, rejections = self._asked(), list[Any]()
+        for _ in range(1 if orders is None else int(orders["copies"])):
+            if orders is not None and orders["delay"]:
                 self._later(rings, float(orders["delay"]))
             else:
-                self._send(rings)
+                rejections = self._send(rings)
+        return rejections
 
     def _asked(self) -> dict[str, float] | None:
         try:

@@ -72,7 +72,7 @@ def _drop(postgres: str, name: str) -> None:
 
 
 def _wires(postgres: str, broker: str, stack: ExitStack) -> dict[str, Proxy]:
-    servers = {"postgresql": postgres, "broker": broker}
+    servers = {"postgresql": postgres, "broker": broker, "second broker": broker}
     return {
         f"{role} {kind}": stack.enter_context(proxy_to(address)) for role in ROLES for kind, address in servers.items()
     }

@@ -1,12 +1,18 @@
 """Django's settings of every process of a chaos run: those of the tests, with the bodies and failpoints of chaos."""
 
 import os
+from urllib.parse import urlsplit
 
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, INSTALLED_APPS, RUN, VENDOR
+from tests.settings import CELERY_BROKER_URL, DATABASES, INSTALLED_APPS, RUN, VENDOR
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]
 CELERY_IMPORTS = ["tests.chaos.bodies"]
+
+if second := os.environ.get("CHAOS_SECOND_BROKER"):
+    # The same server by a second address, so that one of the two can be cut.
+    there = urlsplit(CELERY_BROKER_URL)._replace(netloc=urlsplit(second).netloc)
+    CELERY_BROKER_URL = f"{CELERY_BROKER_URL};{there.geturl()}"
 
 if VENDOR == "postgresql":
     # A process behind a proxy that swallows everything must find out by itself, as in production.

@@ -29,6 +29,8 @@ from tests.waiting import until
 
 T = TypeVar("T")
 ROLES = ("scheduler", "worker", "web")
+SECOND_BROKER = "CHAOS_SECOND_BROKER"
+"""The environment variable with the second address of the broker list."""
 
 
 class Stage:
@@ -81,7 +83,8 @@ class Stage:
     def wired(self, role: str) -> dict[str, str]:
         """Name the addresses at which a process of this role finds its servers."""
         kinds = {"postgresql": self.wires[f"{role} postgresql"], self.plan.broker: self.wires[f"{role} broker"]}
-        return {"CHAOS_ROLE": role, **{variable_of(kind): wire.url for kind, wire in kinds.items()}}
+        addresses = {variable_of(kind): wire.url for kind, wire in kinds.items()}
+        return {"CHAOS_ROLE": role, SECOND_BROKER: self.wires[f"{role} second broker"].url, **addresses}
 
     def shifted(self, seconds: float) -> dict[str, str]:
         """Name what sets the wall clock of a process off."""
@@ -101,7 +104,11 @@ class Stage:
         return [self.wires[f"{role} postgresql"] for role in ROLES]
 
     def brokers(self) -> list[Proxy]:
-        """Give the wires to the broker."""
+        """Give the wires to the broker, by both addresses of the list that each process is given."""
+        return [*self.first_brokers(), *(self.wires[f"{role} second broker"] for role in ROLES)]
+
+    def first_brokers(self) -> list[Proxy]:
+        """Give the wires to the broker by the first address of the list."""
         return [self.wires[f"{role} broker"] for role in ROLES]
 
     def leader(self) -> Program | None:

@@ -9,7 +9,7 @@ from tests.chaos.plan import Plan
 
 FAULTS = (
     "child-killed", "worker-frozen", "leader-killed", "sessions-ended", "commits-cut", "broker-flushed",
-    "everything-doubled", "garbage",
+    "first-broker-cut", "queue-rejected", "everything-doubled", "garbage",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ def clean_engine(transactional_db: None) -> Iterator[None]:
     """Begin with the rows of the migrations and a fresh view, and leave no connection behind."""
     limits.forget_picture()
     publisher.breaker.succeeded()
+    publisher.backoff.forget()
     first_rows()
     yield
     connections.close_all()

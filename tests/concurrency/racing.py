@@ -44,6 +44,18 @@ def no_errors(answers: Sequence[Any]) -> list[Any]:
     return list(answers)
 
 
+def elsewhere(act: Callable[[], Any]) -> Any:
+    """Do this on another connection, for which waiting for a lock is an error."""
+
+    def impatiently() -> Any:
+        limit = "SET lock_timeout = 1000" if connection.vendor == "postgresql" else "SET innodb_lock_wait_timeout = 1"
+        with connection.cursor() as cursor:
+            cursor.execute(limit)
+        return act()
+
+    return no_errors(race([impatiently]))[0]
+
+
 @contextmanager
 def one_lost_reply() -> Iterator[list[int]]:
     """Let the next COMMIT of this thread's connection stand while its reply is lost; tells how many were lost."""

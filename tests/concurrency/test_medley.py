@@ -13,6 +13,7 @@ import pytest
 
 from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, recovery
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import LogStatus, Status
@@ -46,7 +47,9 @@ def _work(dice: random.Random) -> None:
 
 
 def _sweep(dice: random.Random) -> None:
-    recovery.lose_over(database_now() + timedelta(hours=1), dice.randint(1, 6))
+    seen = leases()
+    some = dice.sample(sorted(seen), min(len(seen), dice.randint(1, 6)))
+    recovery.lose({task: seen[task] for task in some}, recovery.OVER)
 
 
 def _operate(dice: random.Random) -> None:

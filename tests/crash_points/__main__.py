@@ -70,12 +70,12 @@ def _set_up(folder: Path) -> None:
 
 def _tell_each_wake_up() -> None:
     """Let the limiter of wake-ups pass them all: a point must not depend on whether the one before is 50 ms ago."""
-    from django_durable_tasks.nearby import telling
+    from django_durable_tasks.notifier import notify_on_commit
 
-    def always(self: telling.Limiter) -> bool:
+    def always(self: notify_on_commit.Limiter) -> bool:
         return True
 
-    telling.Limiter.allows = always  # type: ignore[method-assign]
+    notify_on_commit.Limiter.allows = always  # type: ignore[method-assign]
 
 
 def _trust_the_machine() -> None:

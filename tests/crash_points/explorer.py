@@ -11,12 +11,15 @@ from typing import Any
 from django.db import connection
 from django.db.models import Max, Sum
 
-from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog, WorkflowRun
+from django_durable_tasks.lifecycle import limits
+from django_durable_tasks.lifecycle.connections import close_all
+from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceRecord, Task, TaskExecutionLog, WorkflowRun
 from tests.crash_points import promises
 from tests.crash_points.forks import Fate, in_child
 from tests.crash_points.stories import STORIES, Story
 from tests.crash_points.successors import begin_anew, go_on
 from tests.crash_points.tape import Fault, Point, listen
+from tests.factories import QUEUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,9 @@ def _disturbed(story: Story, fault: Fault, right: list[Any]) -> tuple[Fate, bool
 
 
 def _do(story: Story, scene: Any, fault: Fault | None, line: int) -> None:
+    # With the state of the queue known beforehand the fast path is open or not whenever the background thread reads it.
+    limits.fast_path_open("", QUEUE, DEFAULT_TENANT_ID)
+    close_all()  # what is opened from here on is recorded
     listen(fault, line)
     story.deed(scene)
 

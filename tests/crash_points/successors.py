@@ -37,6 +37,7 @@ from tests.factories import QUEUE
 from tests.waiting import until
 
 ROUNDS = 40
+LOOKS = 4
 OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 AN_HOUR = timedelta(hours=1)
@@ -95,8 +96,13 @@ def _answered(again: Callable[[], None]) -> bool:
 
 def _lead() -> None:
     scheduler = Scheduler("successor")
+    for _ in range(LOOKS):  # it does not lead yet, so its rounds only look: leases are judged by looks in a row
+        scheduler.maintenance._look_at = 0.0
+        scheduler.maintenance.round()
     scheduler.leader.step()
+    scheduler.triggering.round()
     scheduler.round()
+    scheduler.maintenance.round()
     scheduler.leader.resign()
 
 

@@ -1,6 +1,7 @@
 """The tape: what a process tells its database and its broker, one point after the other, and what befalls it at one.
 
-A session's own settings (``SET``, ``PRAGMA``) are no points: whoever dies there has told nothing yet.
+A session's own settings (``SET``, ``PRAGMA``) are no points: whoever dies there has told nothing yet. Nor are
+statements of other threads, such as the one that reads the state of queues: they come at any time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -52,6 +54,7 @@ class Tape:
     def __init__(self, fault: Fault | None, line: int) -> None:
         self._fault, self._line = fault, line
         self._number, self._deaf = -1, False
+        self._thread = threading.get_ident()
         self._connections: list[Any] = []
 
     def connected(self, sender: Any, connection: Any, **_: Any) -> None:
@@ -78,7 +81,7 @@ class Tape:
         return self._told("publish", f"message to {queue}", True, put, None)
 
     def _told(self, kind: str, words: str, lasts: bool, tell: Callable[[], Any], wrapper: Any) -> Any:
-        if self._deaf:
+        if self._deaf or threading.get_ident() != self._thread:
             return tell()
         self._number += 1
         within = any(connection.in_atomic_block for connection in self._connections)

@@ -18,6 +18,7 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Begin with a fresh view of queues and broker, and leave no connection and no message behind."""
     limits.forget_picture()
     publisher.breaker.succeeded()
+    publisher.backoff.forget()
     mark = request.node.get_closest_marker("django_db")
     transactional = mark is not None and mark.kwargs.get("transaction", False)
     if mark is not None:

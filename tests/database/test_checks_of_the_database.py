@@ -11,10 +11,13 @@ from django.core import checks as django_checks
 from django.core.checks import Tags
 from django.db import NotSupportedError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
+from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
 
 pytestmark = pytest.mark.django_db
+LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
 
 
 def _ids(**options: Any) -> list[str]:
@@ -89,6 +92,24 @@ def test_another_isolation_level_is_an_error(elsewhere: Any, level: str) -> None
     assert message.id == "durable_tasks.E013"
     assert level.upper() in message.msg
     elsewhere(OPTIONS={**options, "isolation_level": "read committed"})
+    assert _ids(databases=["default"]) == []
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_atomic_tasks_under_a_stricter_isolation_level_are_an_error(
+    elsewhere: Any, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "tests.project.tasks.write_name"
+    # The message names the first few; what other tests have registered must not count.
+    monkeypatch.setattr(registry, "_tasks", {name: registry.get(name)})
+    options, levels = connections["default"].settings_dict["OPTIONS"], import_string(LEVELS)
+    elsewhere(OPTIONS={**options, "isolation_level": levels[level]})
+    [message] = check_database(databases=["default"])
+    assert message.id == "durable_tasks.E017"
+    assert level.replace("_", " ") in message.msg
+    assert name in message.msg
+    elsewhere(OPTIONS={**options, "isolation_level": levels.READ_COMMITTED})
     assert _ids(databases=["default"]) == []
 
 

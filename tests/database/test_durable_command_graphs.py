@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.diagrams import FORMATS
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.pictures import FORMATS
 from tests.database.durable_command import durable, told
 from tests.database.graphs.playing import begin, fail, of, recount, stands, succeed, tell
 from tests.factories import a_task
@@ -42,7 +42,7 @@ def _dump() -> list[object]:
     return [list(table.objects.order_by("pk").values()) for table in (Task, TaskDependency, WorkflowRun)]
 
 
-# Pictures ---------------------------------------------------------------------------------------------------------
+# Diagrams ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -54,7 +54,7 @@ def test_a_run_and_a_task_are_drawn_in_every_format(kind: str) -> None:
         assert all(step in answer.out for step in ("first", "second", "third"))
 
 
-def test_a_picture_is_text_by_default_and_goes_to_a_file_where_asked_for(tmp_path: Path) -> None:
+def test_a_diagram_is_text_by_default_and_goes_to_a_file_where_asked_for(tmp_path: Path) -> None:
     run, target = _failed(), tmp_path / "run.svg"
     assert durable("graph", run.pk).out == durable("graph", run.pk, "--format", "text").out
     answer = durable("graph", run.pk, "--format", "svg", "--output", target)
@@ -66,7 +66,7 @@ def test_a_picture_is_text_by_default_and_goes_to_a_file_where_asked_for(tmp_pat
     assert "cannot be written" in refused.err
 
 
-def test_a_picture_shows_runs_inside_as_groups_and_closed_gates_as_reasons() -> None:
+def test_a_diagram_shows_runs_inside_as_groups_and_closed_gates_as_reasons() -> None:
     inner = Workflow("in/ner")
     inner.add(noop, step="leaf", approval="four eyes")
     outer = Workflow("outer")

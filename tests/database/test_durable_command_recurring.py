@@ -129,7 +129,7 @@ def test_a_backfill_is_shown_and_then_done() -> None:
     assert [step["deed"] for step in done["steps"]] == ["BORN"] * 3
     assert born(row) == [START, at(60), at(120)]
     assert told(*span, "--reprocess", "ALL")["left"] == 3
-    assert "no fire time in this range" in durable("backfill", "nightly", iso(at(1)), iso(at(2))).out
+    assert "nightly has no fire time from" in durable("backfill", "nightly", iso(at(1)), iso(at(2))).out
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_an_id_that_is_none_is_wrong_usage() -> None:
         (Status.PENDING, {"due": 3600}, "not due yet: in 5"),
         (Status.PENDING, {"due": 100, "attempts": 1, "failures": 1}, "It failed 1 of 5 times"),
         (Status.PENDING, {"queue": "lonely"}, "No live worker listens on queue lonely"),
-        (Status.PENDING, {}, "It is due since"),
+        (Status.PENDING, {}, "It is due "),
         (Status.QUEUED, {}, "waits for a free worker"),
         (Status.QUEUED, {"publish_count": 3}, "It was published 3 times and nobody started it"),
         (Status.RUNNING, {}, "It runs since"),
@@ -103,7 +103,7 @@ def test_an_id_that_is_none_is_wrong_usage() -> None:
         (Status.CANCELLED, {"reason": "CANCELLED by ann"}, "Somebody cancelled it: CANCELLED by ann"),
         (Status.SKIPPED, {"reason": "DUPLICATE"}, "It was skipped: DUPLICATE"),
         (Status.EXPIRED, {}, "It came too late"),
-        (Status.BLOCKED, {}, "It waits for 1 other tasks"),
+        (Status.BLOCKED, {}, "It waits for 1 other task or person"),
     ],
 )
 def test_it_says_why_the_task_did_not_run(status: Status, fields: dict[str, Any], sentence: str) -> None:

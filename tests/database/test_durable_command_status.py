@@ -10,9 +10,10 @@ from celery import current_app
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import leadership
+from django_durable_tasks.lifecycle import leadership, nodes, queues
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Node, NodeKind, SchedulerLease, Task
+from django_durable_tasks.lifecycle.nodes import NodeReport
+from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.rules.states import Status
 from tests.celery_told import celery_told
 from tests.database.durable_command import durable, told
@@ -113,6 +114,27 @@ def test_work_without_a_worker_is_a_warning(leader: Node) -> None:
     assert "lonely" not in _warnings()
 
 
+def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) -> None:
+    many_tasks(3, queue="cards")
+    nodes.beat(leader.pk, NodeReport(rejected_queues={"cards": "PreconditionFailed: x-queue-type"}))
+    found = durable("status", "--format", "json").told
+    assert found["problems"] == [
+        "Queue cards: the broker rejects its messages (PreconditionFailed: x-queue-type); 3 tasks wait."
+    ]
+    assert [row["rejected"] for row in found["queues"]] == ["PreconditionFailed: x-queue-type"]
+    nodes.beat(leader.pk, NodeReport(rejected_queues={}))
+    assert _problems() == []
+
+
+def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: Node) -> None:
+    queues.count_misrouted("cards", "mails")
+    assert "Queue cards: 1 messages for its tasks were consumed from another queue" in _warnings()
+    assert "from mails" in _warnings()
+    QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
+    assert "were consumed from another queue" not in _warnings()
+    assert [row["misrouted"] for row in told("status")["queues"] if row["queue"] == "cards"] == [1]
+
+
 def test_a_broker_that_does_not_answer_is_a_warning(leader: Node) -> None:
     with celery_told(broker_url="redis://127.0.0.1:1/0"):
         assert "The broker does not answer from here: redis://" in _warnings()
@@ -144,7 +166,7 @@ def test_the_connections_of_all_nodes_are_added_up(leader: Node) -> None:
     a_node(slots=4, pool="prefork")
     a_node(slots=10, pool="thread")
     seen = told("status")
-    assert seen["connections"]["needed"] == 5 + (1 + 3 * 4) + (2 + 2 * 10)
+    assert seen["connections"]["needed"] == 7 + (1 + 3 * 4) + (2 + 2 * 10)
     assert "for 2 workers with 14 slots" in durable("status").out
 
 
@@ -208,4 +230,4 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(leader: 
         many_tasks(50, status, queue=f"q-{status}", name=f"gone.{status}")
     for _ in range(10):
         a_node(queues=["test"], slots=2)
-    assert statements() == few <= 16
+    assert statements() == few <= 17

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.messages import get_messages
 from django.test import Client, override_settings
 
 from django_durable_tasks import PerKey, checks, conf
@@ -147,12 +148,38 @@ def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
     assert Limit.objects.get().set_by == "ann"
     assert b"queue:mail" in operator.get(pages).content
     change = f"{pages}queue_3Amail/change/"
-    assert operator.post(change, {**form, "max_concurrency": "7"}).status_code == 302
+    opened = operator.get(change).context["adminform"].form["opened"].value()
+    assert operator.post(change, {**form, "max_concurrency": "7", "opened": opened}).status_code == 302
     assert Limit.objects.get().max_concurrency == 7
     refused = operator.post(f"{pages}add/", {**form, "scope": "mail"})
     assert b"is no scope of a limit" in refused.content
     assert operator.post(f"{pages}queue_3Amail/delete/", {"post": "yes"}).status_code == 302
     assert not Limit.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("scope", "most", "told"),
+    [
+        ("queue:biling", "1", "No queue biling is known here"),
+        ("task:shop.tasks.gone", "1", "No task shop.tasks.gone is known here"),
+        ("tenant:999", "1", "No tenant 999 is known here"),
+        ("queue:mail", "0", "lets nothing start"),
+        ("queue:mail", "1", ""),
+        ("task:tests.project.tasks.add", "1", ""),
+        ("tenant:1", "1", ""),
+        ("global", "1", ""),
+    ],
+)
+def test_a_limit_that_matches_nothing_or_stops_all_is_saved_with_a_warning(
+    operator: Client, scope: str, most: str, told: str
+) -> None:
+    a_task(queue="mail")
+    form = {"scope": scope, "max_concurrency": most, "rate": "", "burst": "", "note": ""}
+    answer = operator.post("/admin/django_durable_tasks/limit/add/", form)
+    warnings = [str(one) for one in get_messages(answer.wsgi_request) if one.level_tag == "warning"]
+    assert Limit.objects.filter(pk=scope).exists()
+    assert len(warnings) == bool(told)
+    assert told in "".join(warnings)
 
 
 def test_the_list_of_tasks_says_what_a_parked_task_waits_for(operator: Client) -> None:

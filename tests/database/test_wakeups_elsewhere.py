@@ -9,11 +9,12 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.nearby import filling, redis_door, telling
-from django_durable_tasks.nearby.memory import MemoryDueIndex
-from django_durable_tasks.nearby.shared import due_index
-from django_durable_tasks.nearby.wakeup_notes import Kind, Note
-from django_durable_tasks.nearby.wakeups import Wakeups
+from django_durable_tasks.due_index import loader, redis_client
+from django_durable_tasks.due_index.fallback import due_index
+from django_durable_tasks.due_index.memory import MemoryDueIndex
+from django_durable_tasks.notifier import notify_on_commit
+from django_durable_tasks.notifier.listener import Wakeups
+from django_durable_tasks.notifier.message import Kind, Notification
 from tests.factories import QUEUE
 from tests.project import tasks
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 
 def _tellers() -> int:
-    return sum(isinstance(hook, telling._Batch) for _, hook, *_ in connection.run_on_commit)
+    return sum(isinstance(hook, notify_on_commit._Batch) for _, hook, *_ in connection.run_on_commit)
 
 
 def _schedule(wait: float = 0.0) -> None:
@@ -42,7 +43,7 @@ def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: A
     assert wakeups.state.endswith("sends no notifications; REDIS_URL would give wake-ups)")
     assert wakeups.told.startswith("none, polling every 1 s: ")
     wakeups.stop()
-    assert not telling.send_by_postgresql(Note(Kind.ROWS, timezone.now()))
+    assert not notify_on_commit.send_by_postgresql(Notification(Kind.ROWS, timezone.now()))
 
 
 @pytest.mark.postgresql
@@ -57,13 +58,13 @@ def test_only_what_is_due_soon_is_told(settings: Any) -> None:
 
 def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
     assert isinstance(due_index(), MemoryDueIndex)
-    assert filling.fill(timezone.now()) == 0
+    assert loader.fill(timezone.now()) == 0
 
 
 def test_the_address_of_the_command_line_goes_before_the_setting(settings: Any) -> None:
     settings.DURABLE_TASKS = {"REDIS_URL": "redis://one:1/0"}
-    assert redis_door.url() == "redis://one:1/0"
-    redis_door.use_url("redis://two:2/0")
-    assert redis_door.url() == "redis://two:2/0"
-    redis_door.use_url(None)
-    assert redis_door.url() == "redis://one:1/0"
+    assert redis_client.url() == "redis://one:1/0"
+    redis_client.use_url("redis://two:2/0")
+    assert redis_client.url() == "redis://two:2/0"
+    redis_client.use_url(None)
+    assert redis_client.url() == "redis://one:1/0"

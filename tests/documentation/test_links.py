@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.documentation.pages import DOCS, anchors, blocks, links, name_of, pages
+from tests.runs import ROOT
 
 
 def _dead(page: Path) -> list[str]:
@@ -37,3 +39,10 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     written = {page for page in pages() if DOCS in page.parents and page != DOCS / "index.md"}
     assert written - listed == set()
     assert {page for page in listed if not page.exists()} == set()
+
+
+def test_the_guarantees_stand_in_the_order_of_the_readme() -> None:
+    promised = re.findall(r"(?m)^(\d)\. \*\*(\w+ \w+)", (ROOT / "README.md").read_text())
+    explained = re.findall(r"(?m)^## (\d)\. (\w+ \w+)", (DOCS / "explanation" / "guarantees.md").read_text())
+    assert len(promised) >= 7
+    assert explained[: len(promised)] == promised

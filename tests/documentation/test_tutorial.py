@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codeop
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +46,25 @@ class Reader:
             before = path.read_text() if file["at_the_end"] else ""
             path.write_text(before + block.text)
         else:
-            self._run(["python", "manage.py", "shell", "-c", block.text], f"line {block.line}")
+            self._type(block)
+
+    def _type(self, block: Block) -> None:
+        """Type a block into the shell, line by line, at a terminal."""
+        terminal, shell_side = os.openpty()
+        shell = subprocess.Popen(
+            ["python", "manage.py", "shell", "-i", "python"], cwd=self.folder, env={**self.environment, "TERM": "dumb"},
+            stdin=shell_side, stdout=shell_side, stderr=shell_side, start_new_session=True,
+        )  # fmt: skip
+        self.started[f"line {block.line}"] = shell
+        os.close(shell_side)
+        for line in [*block.text.splitlines(), "print('typed', 'to the end')", "exit()"]:
+            os.write(terminal, f"{line}\n".encode())
+        said = _all_of(terminal)
+        told = self._log().read_text(errors="replace")[-3000:] if self._log().exists() else ""
+        assert shell.wait(PATIENCE) == 0, said
+        assert "typed to the end" in said, f"line {block.line}:\n{said}\n{told}"
+        assert "Traceback" not in said, f"line {block.line}:\n{said}\n{told}"
+        assert "SyntaxError" not in said, f"line {block.line}:\n{said}"
 
     def _command(self, line: str) -> None:
         if line.startswith(_IS_DONE):
@@ -81,6 +102,33 @@ class Reader:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _all_of(terminal: int) -> str:
+    """Read a terminal until its program has ended; Linux says so by an error."""
+    said, deadline = b"", time.monotonic() + PATIENCE
+    with suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0 and select.select([terminal], [], [], left)[0]:
+            piece = os.read(terminal, 65_536)
+            if not piece:
+                break
+            said += piece
+    os.close(terminal)
+    return said.decode(errors="replace")
+
+
+def _shell_blocks() -> list[Block]:
+    return [one for one in blocks(PAGE) if one.language == "python" and _FILE.match(one.text) is None]
+
+
+@pytest.mark.parametrize("block", _shell_blocks(), ids=lambda block: f"line {block.line}")
+def test_a_block_for_the_shell_can_be_typed_line_by_line(block: Block) -> None:
+    typed: list[str] = []
+    for line in block.text.splitlines():
+        typed.append(line)
+        if codeop.compile_command("\n".join(typed), "<console>", "single") is not None:
+            typed.clear()
+    assert typed == []
 
 
 @pytest.fixture

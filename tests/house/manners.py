@@ -64,6 +64,18 @@ def prints(source: str) -> list[str]:
     ]
 
 
+def draws_from_state(source: str) -> list[str]:
+    """Find a property test in which anything but earlier draws decides what is drawn."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="precondition")):
+                found.append(f"{node.lineno}: precondition; use tests.stateful.applies_if")
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="st"), attr="data")):
+                found.append(f"{node.lineno}: st.data; draw before the rule looks at its state")
+    return found
+
+
 def sleeps(source: str) -> list[str]:
     """Find sleeping by time; a test waits for a condition, with `tests.waiting.until`."""
     found = []

@@ -7,7 +7,7 @@ from tests.house.sources import EVERYWHERE, PACKAGE, Checker, expect_none, findi
 
 APPS = f"{PACKAGE}/apps.py"
 MANAGEMENT = f"{PACKAGE}/management/"
-SPEAKERS = frozenset({"tests/__main__.py"})
+SPEAKERS = frozenset({"tests/__main__.py", "tests/environments.py"})
 
 
 def test_imports_stand_at_the_top() -> None:
@@ -27,6 +27,10 @@ def test_nothing_prints_but_commands() -> None:
 
 def test_no_test_sleeps() -> None:
     expect_none(findings(manners.sleeps, python_files("tests")))
+
+
+def test_no_property_test_draws_by_state() -> None:
+    expect_none(findings(manners.draws_from_state, python_files("tests")))
 
 
 def test_everything_public_says_what_it_is() -> None:
@@ -50,6 +54,8 @@ def test_no_test_is_skipped_without_a_reason() -> None:
         (manners.prints, "print('here')"),
         (manners.sleeps, "import time\ntime.sleep(1)"),
         (manners.sleeps, "from time import sleep"),
+        (manners.draws_from_state, "@precondition(lambda self: self.rows)\n@rule()\ndef act(self): ..."),
+        (manners.draws_from_state, "@rule(data=st.data())\ndef act(self, data): ..."),
         (manners.missing_docstrings, "import json"),
         (manners.missing_docstrings, "'''Room.'''\nclass Chair:\n    pass"),
         (manners.missing_docstrings, "'''Room.'''\ndef sit():\n    pass"),
@@ -69,6 +75,10 @@ def test_a_breach_is_found(checker: Checker, breach: str) -> None:
         (manners.swallowed_errors, "try:\n    act()\nexcept ValueError:\n    pass"),
         (manners.swallowed_errors, "try:\n    act()\nexcept Exception:\n    logger.exception('lost')"),
         (manners.sleeps, "until(condition, within=3)"),
+        (
+            manners.draws_from_state,
+            "@rule(pick=st.integers())\n@applies_if(lambda self: self.rows)\ndef act(self): ...",
+        ),
         (manners.missing_docstrings, "'''Room.'''\ndef _sit():\n    pass"),
         (manners.silent_skips, "pytest.skip('the broker has no priorities')"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.__main__ import _results
 from tests.lanes import Lanes
 from tests.report import Result, closing, servers_that_did_not_run
 from tests.runs import SECONDS, Run, in_turn, planned
@@ -71,6 +72,25 @@ def test_a_missing_server_is_named_with_the_runs_it_cost() -> None:
     assert "NOT RUN for want of redis: redis-server is not installed" in lines
     assert any(line.strip() == PAIR.title for line in lines)
     assert any("NOT RUN" in line for line in lines if line.startswith("postgresql"))
+
+
+def test_a_repetition_that_would_begin_too_late_is_left_out_and_named(tmp_path: Path) -> None:
+    first, late = Run("first", "checks", _script("")), replace(FILES, last=True)
+    results = _results([late, first], {}, tmp_path, 2, end=0.0)
+    assert [(result.run, result.left_out, result.failed) for result in results] == [
+        (late, True, False),
+        (first, False, False),
+    ]
+    (line,) = (line for line in closing(results, {}) if line.startswith("LEFT OUT,"))
+    command = "TEST_DATABASE=sqlite TEST_BROKER=filesystem .venv/bin/python -m pytest tests/processes"
+    assert line.endswith(f"{FILES.title}; run it by `{command}`")
+
+
+def test_repetitions_come_after_all_others() -> None:
+    order = in_turn(planned(), alone=False)
+    assert [run.last for run in order] == sorted(run.last for run in order)
+    assert {run.database for run in order if not run.last} >= {"postgresql", "mariadb", "sqlite"}
+    assert {run.broker for run in order if not run.last} >= {"rabbitmq", "redis", "filesystem"}
 
 
 def test_a_server_counts_as_used_only_when_a_test_ran_on_it() -> None:

@@ -86,22 +86,26 @@ def _without_the_class_s_telling() -> None:
 def _without_the_grace_after_an_outage() -> None:
     from django_durable_tasks.conf import settings
     from django_durable_tasks.lifecycle.nodes import Vigil
-    from django_durable_tasks.scheduler import loop
+    from django_durable_tasks.scheduler import maintenance
 
     class Impatient(Vigil):
         """Counts silence by the clock, and believes that it was always there."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.heard: dict[uuid.UUID, tuple[int, float]] = {}
+            self.heard: dict[uuid.UUID, tuple[Any, float]] = {}
+            self.kept: dict[uuid.UUID, tuple[Any, float]] = {}
 
-        def look(self, beats_now: dict[uuid.UUID, int], at: float, within: float) -> None:
-            super().look(beats_now, at, within)
+        def look(self, beats_now: Any, at: float, within: float, leases: Any = None) -> None:
+            super().look(beats_now, at, within, leases)
             self.contact = 1_000_000
-            for node, count in beats_now.items():
-                if self.heard.get(node, (None, 0.0))[0] != count:
-                    self.heard[node] = (count, time.monotonic())
-            self.heard = {node: known for node, known in self.heard.items() if node in beats_now}
+            self.heard = self._since(self.heard, beats_now)
+            self.kept = self._since(self.kept, leases or {})
+
+        @staticmethod
+        def _since(before: dict[uuid.UUID, tuple[Any, float]], values: Any) -> dict[uuid.UUID, tuple[Any, float]]:
+            new = {key: (value, time.monotonic()) for key, value in values.items()}
+            return {key: before[key] if before.get(key, (None,))[0] == new[key][0] else new[key] for key in new}
 
         def missed(self) -> None:
             """Forgive nothing."""
@@ -110,7 +114,11 @@ def _without_the_grace_after_an_outage() -> None:
             oldest = time.monotonic() - looks * settings().NODE_HEARTBEAT
             return [node for node, (_, at) in self.heard.items() if at < oldest]
 
-    setattr(loop, "Vigil", Impatient)  # noqa: B010 - mypy knows it as a class
+        def unrenewed(self, looks: int) -> dict[uuid.UUID, tuple[Any, int]]:
+            oldest = time.monotonic() - looks * settings().NODE_HEARTBEAT
+            return {task: (lease, 1_000) for task, (lease, at) in self.kept.items() if at < oldest}
+
+    setattr(maintenance, "Vigil", Impatient)  # noqa: B010 - mypy knows it as a class
 
 
 # Recurring tasks ---------------------------------------------------------------------------------------------------
@@ -180,4 +188,6 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "hasty": crashes.with_a_ring_before_the_commit,
     "halves": crashes.with_an_ending_in_two_transactions,
     "followups": crashes.with_followups_after_the_commit,
+    "callers": graphs.with_locks_of_running_rows_in_callers_transactions,
+    "marks": graphs.without_the_marks_of_upstreams_that_run,
 }

@@ -12,15 +12,15 @@ def with_a_ring_before_the_commit() -> None:
     from django_durable_tasks.celery import publisher
     from django_durable_tasks.lifecycle import claims
 
-    claim = claims.claim
+    claim = claims.claim_of
 
     def hasty(*words: Any, **more: Any) -> Any:
         with transaction.atomic():
-            rings = claim(*words, **more)
-            publisher.publish(rings)
-        return []
+            claimed = claim(*words, **more)
+            publisher.publish(claimed.rings)
+        return claimed._replace(rings=[])
 
-    setattr(claims, "claim", hasty)  # noqa: B010 - mypy knows it as a function
+    setattr(claims, "claim_of", hasty)  # noqa: B010 - mypy knows it as a function
 
 
 def with_an_ending_in_two_transactions() -> None:

@@ -34,7 +34,7 @@ def _with_words(*changes: tuple[str, str]) -> None:
 def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
     from django_durable_tasks.lifecycle import transitions
 
-    setattr(transitions, "lock_rows", lambda ids: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
+    setattr(transitions, "lock_rows", lambda ids, **_: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
 
 
 def with_locks_in_any_order() -> None:
@@ -74,3 +74,19 @@ def with_a_blind_counter() -> None:
 
     setattr(edges, "open_tallies", one_less)  # noqa: B010 - mypy knows it as a function
     _with_words((_FLIPS, "wants - 1 AS wants"))
+
+
+def with_locks_of_running_rows_in_callers_transactions() -> None:
+    """Take every transaction for one of the engine's own, which is short."""
+    from django_durable_tasks.lifecycle import transitions
+    from django_durable_tasks.lifecycle.transitions import births, endings, graphs, guards
+
+    for module in (transitions, births, endings, graphs, guards):
+        setattr(module, "callers_transaction", lambda: False)  # noqa: B010 - a function to mypy
+
+
+def without_the_marks_of_upstreams_that_run() -> None:
+    """Place an edge without a lock on its upstream, and look at the upstream no more."""
+    from django_durable_tasks.lifecycle import transitions
+
+    setattr(transitions, "leave_marks", lambda ids: None)  # noqa: B010 - a function to mypy

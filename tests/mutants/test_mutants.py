@@ -11,6 +11,7 @@ from tests.runs import ROOT
 
 OUTAGES = "processes/test_outages.py"
 GRAPHS = "concurrency/test_graph_races.py"
+CALLERS = "concurrency/test_callers_transactions.py"
 RACES = "concurrency/test_trigger_races.py"
 CRASHES = "crash_points/test_crash_points.py::test_no_blow_at_any_point_breaks_a_promise"
 WATCH: dict[str, tuple[str, ...]] = {
@@ -33,6 +34,11 @@ WATCH: dict[str, tuple[str, ...]] = {
     "hasty": (f"{CRASHES}[dispatch]",),
     "halves": (f"{CRASHES}[ending]",),
     "followups": (f"{CRASHES}[ending]",),
+    "callers": (f"{CALLERS}::test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending",),
+    "marks": (
+        f"{CALLERS}::test_a_dependent_is_released_though_its_upstream_ended_inside_the_transaction_that_created_it",
+        f"{CALLERS}::test_a_dependent_is_released_when_its_upstream_ends_after_the_transaction",
+    ),
 }
 GREEN, RED = 0, 1
 

@@ -12,7 +12,7 @@ __all__ = ["db", "fleet", "rows", "shared_database"]
 HOME = {"postgresql": "rabbitmq", "mariadb": "rabbitmq", "sqlite": "filesystem"}
 ONCE_A_DATABASE = {
     "test_draining", "test_eager", "test_fences", "test_limits", "test_long_tasks", "test_outages", "test_pools",
-    "test_recurring", "test_rolling",
+    "test_recurring", "test_rolling", "test_two_databases", "test_unmigrated",
 }  # fmt: skip
 ELSEWHERE = {("postgresql", "test_recurring"): "redis", ("postgresql", "test_rolling"): "redis"}
 """Files that are at home on another broker than the rest, so that no pair has all the long ones."""

@@ -19,6 +19,7 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._loses: Callable[[bytes], bool] | None = None
         self._doomed: set[socket.socket] = set()
+        self._swallows: Callable[[bytes], bool] | None = None
         self._flowing = threading.Event()
         self._flowing.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -41,6 +42,10 @@ class Proxy:
     def lose_replies(self, to: Callable[[bytes], bool] | None) -> None:
         """Break a connection once the server has done what ``to`` says yes to, and before its reply gets through."""
         self._loses = to
+
+    def swallow(self, what: Callable[[bytes], bool]) -> None:
+        """Let what is sent to the server vanish where ``what`` says yes; connections stay open."""
+        self._swallows = what
 
     def storm(self) -> None:
         """Break every connection; new ones are welcome."""
@@ -90,6 +95,8 @@ class Proxy:
         if self._loses is not None and self._loses(data):
             with self._lock:
                 self._doomed.add(server)
+        if self._swallows is not None and self._swallows(data):
+            return True
         server.sendall(data)
         return True
 

@@ -9,7 +9,7 @@ from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
-from django_durable_tasks.celery import doorbell
+from django_durable_tasks.celery import doorbell, publisher
 from django_durable_tasks.lifecycle.limits import forget_picture
 from django_durable_tasks.models import (
     DeadLetter,
@@ -19,6 +19,7 @@ from django_durable_tasks.models import (
     RecurringTask,
     Task,
     TaskExecutionLog,
+    TaskRequest,
     WorkflowRun,
 )
 from tests.waiting import until
@@ -38,11 +39,21 @@ def forget_processes() -> None:
     Node.objects.all().delete()
     forget_picture()
     doorbell.hang_up()
+    publisher.backoff.forget()
 
 
 def _emptied() -> bool:
     """Delete all rows; a worker that writes in the same moment makes it begin again."""
-    for model in (RecurringTask, OccurrenceRecord, TaskExecutionLog, DeadLetter, Task, WorkflowRun, Ending):
+    for model in (
+        RecurringTask,
+        OccurrenceRecord,
+        TaskExecutionLog,
+        DeadLetter,
+        Task,
+        WorkflowRun,
+        Ending,
+        TaskRequest,
+    ):
         try:
             model.objects.all().delete()
         except (IntegrityError, OperationalError):

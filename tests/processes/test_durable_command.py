@@ -28,7 +28,7 @@ def test_a_living_fleet_is_healthy_and_a_dead_one_is_not(fleet: Fleet) -> None:
     seen = told("status")
     assert seen["leader"]["name"] == scheduler.name
     assert {node["name"]: node["state"] for node in seen["nodes"]} == {worker.name: "alive", scheduler.name: "leads"}
-    assert seen["connections"]["needed"] == (1 + 3 * 2) + 5
+    assert seen["connections"]["needed"] == (1 + 3 * 2) + 7
     for program in fleet.programs:
         program.kill()
     until(lambda: len(_problems()) == 2, within=20)

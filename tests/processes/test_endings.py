@@ -37,11 +37,13 @@ def _spent(task: Task, reason: str, *logs: str) -> Task:
     return found
 
 
+@pytest.mark.smoke
 def test_a_success_is_recorded_with_its_result() -> None:
     found = ended(bodies.add.schedule(2, 3))
     assert (found.status, found.result, found.attempts, logged(found)) == ("SUCCESS", 5, 1, ["SUCCESS"])
 
 
+@pytest.mark.smoke
 def test_an_exception_is_tried_again_and_then_is_a_dead_letter() -> None:
     found = _spent(bodies.fail.schedule("no luck"), "EXHAUSTED", "RETRY", "FAILED")
     assert found.last_error == "ValueError: no luck"
@@ -89,11 +91,13 @@ def test_the_soft_limit_is_a_failure_of_the_body() -> None:
     assert found.last_error.startswith("SoftTimeLimitExceeded")
 
 
+@pytest.mark.smoke
 def test_the_hard_limit_is_a_failure_told_by_the_parent() -> None:
     found = _spent(bodies.over_hard_limit.schedule(), "EXHAUSTED", "FAILED")
     assert found.last_error.startswith("TimeLimitExceeded")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("how", "code", "crashes"),
     [

@@ -43,6 +43,7 @@ def _ended(run: WorkflowRun, *, within: float = SMALL) -> WorkflowRun:
 # What a graph can do -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_small_workflow_runs_with_all_that_it_can_do(fleet: Fleet) -> None:
     fleet.worker()
     fleet.scheduler()

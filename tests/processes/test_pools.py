@@ -47,6 +47,17 @@ def test_a_body_deaf_to_its_limit_loses_its_lease_and_its_ending_is_refused(
     until(lambda: logged(task) == ["LOST", "FENCED"], within=20)
 
 
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"], indirect=True)
+def test_a_body_that_holds_the_interpreter_is_lost_when_its_node_is_silent_and_not_before(
+    pool: Fleet, rows: None
+) -> None:
+    assert logged(ended(bodies.hold_the_interpreter.schedule(1))) == ["SUCCESS"]
+    task = bodies.hold_the_interpreter.using(max_crashes=1).schedule(15)
+    found = ended(task)
+    assert (found.status, found.reason, logged(task)[0]) == ("FAILED", "CRASHED", "LOST")
+    until(lambda: logged(task) == ["LOST", "FENCED"], within=40)
+
+
 @pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
 def test_a_dangerous_exception_is_an_ordinary_failure(pool: Fleet, rows: None, error: str) -> None:
     found = ended(bodies.raise_named.schedule(error))

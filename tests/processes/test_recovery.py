@@ -37,6 +37,7 @@ def _takes_over(fleet: Fleet, old: Program) -> Program:
     return found
 
 
+@pytest.mark.smoke
 def test_the_runs_of_a_killed_worker_are_lost_and_run_again(fleet: Fleet, tmp_path: Path) -> None:
     worker, _ = fleet.worker(), fleet.scheduler()
     fleet.ready()
@@ -50,6 +51,7 @@ def test_the_runs_of_a_killed_worker_are_lost_and_run_again(fleet: Fleet, tmp_pa
         assert logged(task) == ["LOST", "SUCCESS"]
 
 
+@pytest.mark.smoke
 def test_a_killed_leader_is_replaced_and_work_goes_on(fleet: Fleet) -> None:
     fleet.worker()
     fleet.scheduler()

@@ -158,4 +158,4 @@ def test_a_due_fire_says_who_is_late() -> None:
     put_off = account(facts(**{**due, "next_run_at": NOW + HOUR}, known=False))
     assert "looked at again at 2026-03-02T10:00:00Z. This process knows no durable task app.tasks.report." in put_off
     just = facts(at=NOW, watermark=NOW - HOUR, next_run_at=NOW)
-    assert account(just) == "2026-03-02T09:00:00Z is due since 0 s: the leader's next round triggers it."
+    assert account(just) == "2026-03-02T09:00:00Z is due now: the leader's next round triggers it."

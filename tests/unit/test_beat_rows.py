@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
+import celery
 import pytest
 from celery import schedules
 from hypothesis import assume, given
@@ -57,6 +58,13 @@ def _texts(low: int, high: int) -> st.SearchStrategy[str]:
     return st.one_of(st.just("*"), st.lists(parts, min_size=1, max_size=3).map(",".join))
 
 
+as_celery_57 = pytest.mark.skipif(
+    celery.__version__ < "5.7",
+    reason="Celery 5.6 computes other fire times of crontabs; import-beat describes those of 5.7",
+)
+"""With the newest versions these tests run."""
+
+
 @given(st.tuples(_texts(0, 59), _texts(0, 23), _texts(1, 31), _texts(1, 12), _texts(0, 6)))
 def test_every_crontab_fires_as_celery_reads_it(fields: tuple[str, str, str, str, str]) -> None:
     row = _row(" ".join(fields))
@@ -64,7 +72,7 @@ def test_every_crontab_fires_as_celery_reads_it(fields: tuple[str, str, str, str
     assume(beat.fields_of(row.crontab) is not None)
     values = columns(row.name, _import(row).options)
     agenda = agenda_from(RecurringTask(name=row.name, **{"start_time": NOW, **values}), None)
-    assert list(islice(beat._ours(agenda, NOW), 10)) == list(islice(beat.fires(row, NOW), 10))
+    assert list(islice(beat._ours(row, agenda, NOW), 10)) == list(islice(beat.fires(row, NOW), 10))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +111,7 @@ def test_both_days_are_told() -> None:
     assert _import(_row("0 9 1 * *")).remarks == ()
 
 
+@as_celery_57
 def test_a_gap_and_a_repeated_hour_are_found_with_their_instants() -> None:
     [gap] = _compare(_row("30 2 * * *", "America/New_York")).differences
     assert "goes forward, 2027-03-14T07:00:00Z" in gap
@@ -146,6 +155,7 @@ def test_an_interval_of_every_period_is_as_long_as_beats(unit: str) -> None:
     assert comparison.here == comparison.beat
 
 
+@as_celery_57
 def test_a_start_time_to_come_is_the_start() -> None:
     start = NOW + timedelta(days=3)
     for row in (_row(interval=(1, "days")), _row("30 2 * * *"), _row("*/5 * * * *")):
@@ -231,7 +241,7 @@ def test_a_task_that_is_not_durable_is_carried_as_beat_would_send_it() -> None:
         ({"crontab": None, "interval": (1, "weeks")}, "'weeks'"),
         ({"args": "[1"}, "args are no JSON"),
         ({"kwargs": "[1]"}, "JSON that is a dict"),
-        ({"crontab": _crontab("0 0 30 2 *")}, "Celery cannot read its crontab, '0 0 30 2 *'"),
+        pytest.param({"crontab": _crontab("0 0 30 2 *")}, "Celery cannot read its crontab", marks=as_celery_57),
         ({"crontab": _crontab("61 * * * *")}, "cannot read"),
     ],
 )
@@ -247,6 +257,7 @@ def test_a_zone_that_nobody_knows_is_refused() -> None:
         beat.fields_of(row.crontab)
 
 
+@as_celery_57
 def test_our_walk_of_beats_clock_is_what_beat_would_do() -> None:
     """``is_due`` with the real clock at each instant says what the walk said: due there, and not a second before."""
     row = _row("*/20 1-3 * * *", "America/New_York")

@@ -12,22 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 from django.core import checks as django_checks
 from django.db import connections
 
 from django_durable_tasks import checks, registry
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.checks import FINDINGS, check_celery, check_settings, check_tasks
+from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
+from django_durable_tasks.routers import DurableTasksRouter
 from django_durable_tasks.rules.limits import PerKey, rate_of
 from django_durable_tasks.rules.options import TaskOptions
 from tests.celery_told import celery_told
 from tests.house.sources import ROOT
 
 SHOWN_IN = (
+    "tests/database/celery/test_addresses.py",
     "tests/unit/test_checks.py",
     "tests/unit/test_declarations.py",
     "tests/database/test_checks_of_the_database.py",
+    "tests/database/recurring/test_default_zone.py",
 )
 
 
@@ -53,6 +58,14 @@ def test_settings_that_cannot_be_used_are_an_error_with_the_reason(settings: Any
     assert isinstance(check_celery(), list)
 
 
+@pytest.mark.parametrize("defaults", [{"unique": "{task}"}, {"max_attempts": 0}, [("max_attempts", 3)]])
+def test_defaults_of_tasks_that_cannot_be_used_are_an_error(settings: Any, defaults: Any) -> None:
+    settings.DURABLE_TASKS = {"TASK_DEFAULTS": defaults}
+    [message] = check_settings()
+    assert message.id == "durable_tasks.E001"
+    assert "DURABLE_TASKS['TASK_DEFAULTS']" in message.msg
+
+
 def test_a_database_to_listen_on_that_is_not_there_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"LISTEN_DATABASE": "direct"}
     [message] = check_settings()
@@ -75,6 +88,55 @@ def test_an_unknown_alias_of_a_database_is_an_error(settings: Any) -> None:
     assert checks.check_database(databases=["default"]) == []
 
 
+class _Router:
+    """A router of a project: answers for all models alike; without an argument as if it lacked the method."""
+
+    def __init__(self, **answers: Any) -> None:
+        for method, answer in answers.items():
+            setattr(self, method, lambda *_, answer=answer, **__: answer)
+
+
+@pytest.mark.parametrize(
+    ("routers", "fault"),
+    [
+        ([], "send writes of Task to 'default'"),
+        ([_Router(db_for_write="tasks")], "send reads of Task to 'default'"),
+        ([_Router(db_for_write="tasks", db_for_read="tasks", allow_migrate=False)], "do not let `migrate` create"),
+        ([_Router(db_for_write="tasks", db_for_read="replica")], None),
+        (["django_durable_tasks.routers.DurableTasksRouter"], None),
+        ([_Router(db_for_read="default"), "django_durable_tasks.routers.DurableTasksRouter"], "send reads of Task"),
+    ],
+)
+def test_routers_that_lead_models_elsewhere_than_the_engine_are_an_error(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, routers: list[Any], fault: str | None
+) -> None:
+    monkeypatch.setitem(connections.settings, "tasks", connections.settings["default"])
+    settings.DURABLE_TASKS = {"DATABASE": "tasks"}
+    settings.DATABASE_ROUTERS = routers
+    assert _ids(check_settings) == ([] if fault is None else ["E016"])
+    assert fault is None or fault in check_settings()[0].msg
+
+
+def test_one_database_needs_no_router_and_may_have_a_replica(settings: Any) -> None:
+    for routers in ([], [_Router(db_for_read="replica")], ["django_durable_tasks.routers.DurableTasksRouter"]):
+        settings.DATABASE_ROUTERS = routers
+        assert _ids(check_settings) == []
+
+
+def test_the_router_answers_for_our_models_only(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings, "tasks", connections.settings["default"])
+    settings.DURABLE_TASKS = {"DATABASE": "tasks"}
+    router = DurableTasksRouter()
+    assert (router.db_for_read(Task), router.db_for_write(Task)) == ("tasks", "tasks")
+    assert (router.allow_migrate("tasks", "django_durable_tasks"), router.allow_relation(Task(), Task())) == (
+        True,
+        True,
+    )
+    assert router.allow_migrate("default", "django_durable_tasks") is False
+    assert (router.db_for_read(Group), router.db_for_write(Group)) == (None, None)
+    assert (router.allow_migrate("tasks", "auth"), router.allow_relation(Task(), Group())) == (None, None)
+
+
 def test_naive_datetimes_are_an_error(settings: Any) -> None:
     settings.USE_TZ = False
     assert _ids(check_settings) == ["E003"]
@@ -84,7 +146,7 @@ def test_naive_datetimes_are_an_error(settings: Any) -> None:
     ("raw", "expected"),
     [
         ({"NODE_TIMEOUT": 9, "NODE_HEARTBEAT": 5}, ["E004"]),
-        ({"NODE_TIMEOUT": 10, "NODE_HEARTBEAT": 5}, []),
+        *[({"NODE_TIMEOUT": 10, "HEARTBEAT": beat}, found) for beat, found in ((5, []), (6, ["E020"]))],
         ({"NODE_HEARTBEAT": 31}, ["E004"]),
         ({"LEADER_LEASE": 3, "LEADER_RENEW": 2}, ["E005"]),
         ({"LEADER_LEASE": 4, "LEADER_RENEW": 2}, []),
@@ -179,7 +241,10 @@ def test_a_wired_celery_is_silent(only_task: Callable[..., None]) -> None:
         ({"accept_content": ["msgpack"]}, ["E009"]),
         ({"accept_content": ["application/json"]}, []),
         ({"broker_url": "filesystem://"}, ["E010"]),
-        ({"broker_url": "durable-filesystem://"}, []),
+        ({"broker_url": "durable-filesystem://"}, ["E019"]),
+        ({"broker_url": "durable-filesystem://", "broker_transport_options": {"data_folder": "messages"}}, ["E019"]),
+        ({"broker_url": "durable-filesystem://", "broker_transport_options": {"data_folder": "/messages"}}, []),
+        ({"broker_url": "durable-filesystem:///messages"}, []),
         ({"broker_url": "redis://localhost/0"}, []),
         ({"broker_url": "redis://localhost/0", "broker_transport_options": {"visibility_timeout": 59}}, ["W001"]),
         ({"broker_url": "redis://localhost/0", "broker_transport_options": {"visibility_timeout": 60}}, []),
@@ -276,7 +341,7 @@ def test_an_application_that_only_the_first_thread_sees_is_none(tmp_path: Path) 
 
 
 def test_a_wired_project_is_silent(tmp_path: Path) -> None:
-    told = "CELERY_BROKER_URL = 'durable-filesystem://'\nCELERY_WORKER_PREFETCH_MULTIPLIER = 1\n"
+    told = "CELERY_BROKER_URL = 'durable-filesystem:///var/shop'\nCELERY_WORKER_PREFETCH_MULTIPLIER = 1\n"
     assert "no issues" in _checked(tmp_path, told, **WIRED)
 
 
@@ -284,10 +349,17 @@ def test_a_project_without_a_broker_is_warned(tmp_path: Path) -> None:
     assert "durable_tasks.W009" in _checked(tmp_path, **WIRED)
 
 
-def test_a_module_of_tasks_that_cannot_be_imported_is_a_warning(tmp_path: Path) -> None:
+def test_a_module_of_tasks_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     said = _checked(tmp_path, **WIRED, tasks="raise LookupError('no such shop')")
-    assert "durable_tasks.W010" in said
+    assert "durable_tasks.E018" in said
     assert "LookupError: no such shop" in said
+
+
+def test_a_wrong_option_of_a_task_is_an_error_with_the_right_one(tmp_path: Path) -> None:
+    tasks = "from django_durable_tasks import durable_task\n@durable_task(time_limit=5)\ndef sell(): ...\n"
+    said = _checked(tmp_path, **WIRED, tasks=tasks)
+    assert "durable_tasks.E018" in said
+    assert "no option 'time_limit'. Write timeout=" in said
 
 
 def test_the_modules_of_tasks_are_read_for_the_checks(tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ def test_an_ending_takes_the_row_where_the_table_says(
     assert (verdict.status, verdict.log, verdict.reason) == (status, log, reason)
 
 
+@pytest.mark.parametrize(("limit", "status"), [(1, Status.FAILED), (2, Status.FAILED), (3, Status.PENDING)])
+def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(limit: int, status: Status) -> None:
+    verdict = judge(Outcome(kind=Kind.RETRY_ASKED, max_attempts=limit), _budgets(failures=1, max_attempts=2))
+    assert (verdict.status, verdict.reason) == (status, "EXHAUSTED" if status == Status.FAILED else "")
+
+
 @given(outcomes, budgets)
 def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Budgets) -> None:
     verdict = judge(outcome, row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -186,3 +187,42 @@ def test_an_async_body_is_refused() -> None:
 
     with pytest.raises(InvalidOption, match="is async"):
         durable_task(body)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("time_limit", "Write timeout="),
+        ("soft_time_limit", "Write soft_timeout="),
+        ("base", "derive it from django_durable_tasks.celery.task.DurableTask"),
+        ("acks_late", "Leave it out"),
+        ("reject_on_worker_lost", "Leave it out"),
+        ("throws", "give_up_on="),
+        ("serializer", "Leave it out"),
+        ("compression", "Leave it out"),
+        ("typing", "Leave it out"),
+        ("pydantic", "Validate them in the function"),
+        ("expires", "Write expires_in="),
+        ("exchange", "Write queue="),
+        ("routing_key", "Write queue="),
+        ("max_atempts", "Did you mean 'max_attempts'?"),
+    ],
+)
+def test_an_option_that_only_celery_has_is_refused_with_what_replaces_it(option: str, remedy: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
+        cast("Any", durable_task)(**{option: 1})(len)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("max_retries", "Write max_attempts="),
+        ("time_limit", "Write timeout="),
+        ("expires", "Write expires_in="),
+        ("default_retry_delay", "Give it to @durable_task, or raise self.retry(countdown=...)."),
+        ("base", "Give it to @durable_task: a class derived from"),
+    ],
+)
+def test_an_option_that_only_celery_has_is_refused_at_the_call(option: str, remedy: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
+        call_options(CallOptions(), {option: 1})

@@ -11,11 +11,14 @@ from celery import current_app
 from django.conf import settings
 
 from django_durable_tasks.celery.envelope import HEADER
+from django_durable_tasks.models import Task
+from tests.broker import rejecting
 from tests.chaos import bodies
 from tests.chaos.faults.registry import fault
 from tests.chaos.servers import RabbitMQ, Server
 from tests.chaos.stage import Stage
 from tests.processes.rows import purge
+from tests.waiting import until
 
 
 @fault(16, "broker-flushed")
@@ -93,6 +96,38 @@ def cut_the_broker(stage: Stage) -> None:
     finally:
         for wire in stage.brokers():
             wire.restore()
+
+
+@fault(30, "first-broker-cut")
+def cut_the_first_broker(stage: Stage) -> None:
+    """The first broker of the list is away, and tasks run by way of the second."""
+    for wire in stage.first_brokers():
+        wire.cut()
+    try:
+        tasks = [stage.enqueue("plain", bodies.work, 0.0) for _ in range(20)]
+        waiting = Task.objects.filter(pk__in=tasks).exclude(status="SUCCESS")
+        until(lambda: not waiting.exists(), within=60, message="the tasks ran although the first broker is away")
+        stage.linger(6)
+    finally:
+        for wire in stage.first_brokers():
+            wire.restore()
+
+
+@fault(29, "queue-rejected")
+def reject_a_queue(stage: Stage) -> None:
+    """The broker rejects one queue of two for a while, and a worker of that queue comes when it is repaired."""
+    name = f"{settings.CELERY_TASK_DEFAULT_QUEUE}-second"
+    way = rejecting.another_type if stage.plan.broker == "redis" else rejecting.another_kind
+    _, spoil = way(name)
+    spoil(current_app)
+    tasks = [stage.enqueue("plain", bodies.work, 0.0, queue=name) for _ in range(20)]
+    stage.linger(8)
+    rejecting.repair(name, stage.plan.broker, current_app)
+    worker = stage.fleet.worker(pool="solo", slots=1, queues=[name], **stage.wired("worker"))
+    waiting = Task.objects.filter(pk__in=tasks).exclude(status="SUCCESS")
+    until(lambda: not waiting.exists(), within=120, message="the tasks of the repaired queue have run")
+    worker.terminate()
+    rejecting.repair(name, stage.plan.broker, current_app)  # leaves no queue behind
 
 
 @fault(21, "everything-doubled")

@@ -167,15 +167,6 @@ def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touc
     assert schedule.next_run_at.date() > day
 
 
-def test_two_who_edit_at_once_do_not_overwrite_each_other(ann: Client) -> None:
-    row = calendars.upsert("office", days=[CHRISTMAS])
-    late = Calendar.objects.get()
-    _post(ann, row, days="2026-12-24 HALF 14:00")
-    page = _post(ann, late, days="")
-    assert "Somebody else changed this calendar meanwhile" in text(page)
-    assert _days() == [("2026-12-24", "HALF")]
-
-
 def test_adding_under_the_name_of_another_calendar_is_refused(ann: Client) -> None:
     calendars.upsert("office", days=[CHRISTMAS])
     assert _post(ann, days="").context["form"].errors["name"]

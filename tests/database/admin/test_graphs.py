@@ -1,4 +1,4 @@
-"""Workflow runs and dependencies are looked at: progress in words, the picture, what waits for what, and why."""
+"""Workflow runs and dependencies are looked at: progress in words, the diagram, what waits for what, and why."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_large_graph_is_drawn_only_when_asked_for(ann: Client, monkeypatch: py
     [("svg", "image/svg+xml", "<svg"), ("json", "application/json", "{"), ("mmd", "text/plain", ""),
      ("dot", "text/plain", "digraph"), ("txt", "text/plain", "")],
 )  # fmt: skip
-def test_a_picture_is_handed_out_as_a_file(ann: Client, ending: str, kind: str, begins: str) -> None:
+def test_a_diagram_is_handed_out_as_a_file(ann: Client, ending: str, kind: str, begins: str) -> None:
     run = a_diamond()
     for name, row in (("workflowrun", run), ("task", of(run, "left"))):
         answer = ann.get(reverse(f"admin:django_durable_tasks_{name}_graph", args=[row.pk, ending]))
@@ -255,7 +255,7 @@ def test_a_picture_is_handed_out_as_a_file(ann: Client, ending: str, kind: str, 
             json.loads(body)
 
 
-def test_there_is_no_picture_of_another_kind_or_of_a_run_that_is_none(ann: Client) -> None:
+def test_there_is_no_diagram_of_another_kind_or_of_a_run_that_is_none(ann: Client) -> None:
     run = a_diamond()
     assert ann.get(reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "exe"])).status_code == 404
     other = of(run, "top")
@@ -312,8 +312,8 @@ def test_who_may_not_look_sees_nothing() -> None:
     for client in (staff(), staff("view_task")):
         for address in (list_of("workflowrun"), page_of(run), list_of("taskdependency"), page_of(edge)):
             assert client.get(address).status_code in (302, 403), address
-        picture = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
-        assert client.get(picture).status_code == 403
+        diagram = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
+        assert client.get(diagram).status_code == 403
 
 
 def test_who_may_see_runs_but_no_tasks_sees_numbers_and_no_names() -> None:
@@ -322,8 +322,8 @@ def test_who_may_see_runs_but_no_tasks_sees_numbers_and_no_names() -> None:
     assert "0 of 4 ended" in text(page)
     assert "bottom" not in page.content.decode()
     assert "drawing" not in page.context
-    picture = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
-    assert staff("view_workflowrun").get(picture).status_code == 403
+    diagram = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
+    assert staff("view_workflowrun").get(diagram).status_code == 403
 
 
 # Cost -------------------------------------------------------------------------------------------------------------

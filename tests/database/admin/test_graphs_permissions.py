@@ -124,8 +124,8 @@ def test_nothing_is_done_by_looking() -> None:
         "force-run": _step("bottom"),
     }  # fmt: skip
     for name, row in asked.items():
-        looked = ann.get(address(row, name) + "?_do=1&note=x")
-        assert looked.context["number"], name
+        assert ann.get(address(row, name) + "?_do=1&note=x").context["asking"], name
+        assert ann.post(address(row, name) + "?_do=1&note=x").context["number"], name
         assert _picture() == before, name
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.html import strip_tags
 
@@ -41,7 +43,7 @@ def address(row: Any, name: str) -> str:
 def do(client: Client, row: Any, name: str, mode: str = "", **given: str) -> Any:
     """Say a verb as its page does: what was shown is sent with it."""
     here = address(row, name) + (f"?mode={mode}" if mode else "")
-    seen = (client.get(here).context or {}).get("seen", "")
+    seen = (client.post(here).context or {}).get("seen", "")
     return client.post(here, {"_do": "1", "seen": seen, "note": "", **given})
 
 
@@ -80,7 +82,7 @@ def test_a_cancel_shows_exactly_what_it_does_and_then_does_it(ann: Client) -> No
     run = a_diamond()
     begin(of(run, "top"))
     before = of_all(run)
-    looked = ann.get(address(run, "cancel"))
+    looked = ann.post(address(run, "cancel"))
     expected = {f"{step} BLOCKED CANCELLED" for step in STEPS[1:]} | {"top RUNNING asked to stop"}
     assert moves(looked) == expected
     assert "This changes 4 rows" in text(looked)
@@ -112,14 +114,14 @@ def test_who_when_and_why_are_remembered_with_the_run(ann: Client) -> None:
 def test_a_second_cancel_finds_nothing_to_do(ann: Client) -> None:
     run = a_diamond()
     do(ann, run, "cancel")
-    assert "No row would change: there is nothing to do." in text(ann.get(address(run, "cancel")))
+    assert "No row would change: there is nothing to do." in text(ann.post(address(run, "cancel")))
     assert "Nothing was to be done: no row changed." in text(do(ann, run, "cancel"))
     assert LogEntry.objects.count() == 1
 
 
 def test_an_answer_says_when_the_rows_moved_since_they_were_shown(ann: Client) -> None:
     run = a_diamond()
-    seen = ann.get(address(run, "cancel")).context["seen"]
+    seen = ann.post(address(run, "cancel")).context["seen"]
     succeed(of(run, "top"))
     tell()
     done = ann.post(address(run, "cancel"), {"_do": "1", "seen": seen, "note": ""})
@@ -134,7 +136,7 @@ def test_an_answer_says_when_the_rows_moved_since_they_were_shown(ann: Client) -
 def test_a_workflow_is_retried_in_three_ways(ann: Client, mode: str, back: set[str]) -> None:
     run = a_failed_diamond()
     before = of_all(run)
-    looked = ann.get(address(run, "retry") + f"?mode={mode}")
+    looked = ann.post(address(run, "retry") + f"?mode={mode}")
     assert [tab["here"] for tab in looked.context["deed"].tabs].count(True) == 1
     assert {move.split()[0] for move in moves(looked)} == back
     assert of_all(run) == before
@@ -147,13 +149,13 @@ def test_a_workflow_is_retried_in_three_ways(ann: Client, mode: str, back: set[s
 
 def test_a_retry_without_a_way_is_the_gentlest_one(ann: Client) -> None:
     run = a_failed_diamond()
-    shown = [ann.get(address(run, "retry") + ask).context["deed"].tabs[0]["here"] for ask in ("", "?mode=nonsense")]
+    shown = [ann.post(address(run, "retry") + ask).context["deed"].tabs[0]["here"] for ask in ("", "?mode=nonsense")]
     assert shown == [True, True]
 
 
 def test_a_verb_that_is_refused_says_why_and_changes_nothing(ann: Client) -> None:
     run = a_diamond()
-    told = text(ann.get(address(of(run, "top"), "approve")))
+    told = text(ann.post(address(of(run, "top"), "approve")))
     assert "waits for no APPROVAL" in told
     assert "Yes: Approve" not in told
     answer = do(ann, of(run, "top"), "approve")
@@ -195,7 +197,7 @@ def test_a_gate_is_approved_with_a_note(ann: Client) -> None:
     task = of(run, "pay")
     titles = {str(button["title"]) for button in ann.get(page_of(task)).context["buttons"]}
     assert {"Approve…", "Reject…", "Hold…"} <= titles
-    looked = ann.get(address(task, "approve"))
+    looked = ann.post(address(task, "approve"))
     assert [move.split()[:2] for move in moves(looked)] == [["pay", "BLOCKED"]]
     assert stands(task) == ["BLOCKED"]
     do(ann, task, "approve", note="budget is there")
@@ -232,7 +234,7 @@ def test_a_branch_is_cancelled_and_retried_from_its_head(ann: Client) -> None:
     succeed(of(run, "top"))
     tell()
     left = of(run, "left")
-    assert {move.split()[0] for move in moves(ann.get(address(left, "cancel-branch")))} == {"left", "bottom"}
+    assert {move.split()[0] for move in moves(ann.post(address(left, "cancel-branch")))} == {"left", "bottom"}
     do(ann, left, "cancel-branch")
     assert stands(left, of(run, "bottom"), of(run, "right"))[:2] == ["CANCELLED", "CANCELLED"]
     tell()
@@ -301,7 +303,7 @@ def test_more_rows_than_a_page_shows_are_counted_and_handed_out_as_a_file(
 ) -> None:
     monkeypatch.setattr(previews, "SHOWN", 2)
     run = a_diamond()
-    looked = ann.get(address(run, "cancel"))
+    looked = ann.post(address(run, "cancel"))
     assert (looked.context["number"], len(looked.context["lines"]), looked.context["unshown"]) == (4, 2, 2)
     assert "and 2 more" in text(looked)
     assert sum(entry["number"] for entry in looked.context["sums"]) == 4
@@ -323,12 +325,56 @@ def test_no_more_tasks_are_forced_at_once_than_the_bound(ann: Client, monkeypatc
     assert "More were chosen" not in text(choose(ann, "force-run", both[0]))
 
 
+def test_all_chosen_tasks_are_carried_by_one_field_of_the_form(ann: Client) -> None:
+    run = a_diamond()
+    both = of(run, "left"), of(run, "right")
+    looked = choose(ann, "force-run", *both)
+    assert looked.content.decode().count('name="_selected_action"') == 1
+    carried = dict(looked.context["deed"].hidden)
+    here = reverse("admin:django_durable_tasks_graph_chosen", args=["force-run"])
+    done = ann.post(here, {**carried, "_do": "1", "note": "rates are known", "seen": looked.context["seen"]})
+    assert {move.split()[0] for move in moves(done)} == {"left", "right"}
+
+
+def test_a_step_that_was_skipped_because_of_a_failure_is_not_offered_to_run_again_alone(ann: Client) -> None:
+    run = a_failed_diamond()
+    offered = {step: {button.get("action") for button in ann.get(page_of(of(run, step))).context["buttons"]}
+               for step in ("left", "bottom")}  # fmt: skip
+    assert ("retry" in offered["left"], "retry" in offered["bottom"]) == (True, False)
+
+
 def test_a_verb_or_row_that_does_not_exist_is_not_found(ann: Client) -> None:
     run = a_diamond()
-    assert ann.get(address(run, "explode")).status_code == 404
-    assert ann.get(address(of(run, "top"), "explode")).status_code == 404
+    assert ann.post(address(run, "explode")).status_code == 404
+    assert ann.post(address(of(run, "top"), "explode")).status_code == 404
     for kind, other in (("run", of(run, "top")), ("task", run)):
         here = reverse(
             f"admin:django_durable_tasks_graph_{kind}", args=[other.pk, "cancel" if kind == "run" else "hold"]
         )
         assert ann.get(here).status_code == 404
+
+
+# Opening an address ---------------------------------------------------------------------------------------------------
+
+WRITES = ("UPDATE", "INSERT", "DELETE", "SAVEPOINT", "LOCK")
+
+
+def _opened(client: Client, here: str) -> tuple[Any, list[str]]:
+    with CaptureQueriesContext(connection) as captured:
+        page = client.get(here)
+    said_to_it = [str(query["sql"]).upper() for query in captured]
+    return page, [sql for sql in said_to_it if sql.startswith(WRITES) or "FOR UPDATE" in sql or "FOR NO KEY" in sql]
+
+
+@pytest.mark.parametrize("mode", ["", "FAILED", "FAILED_AND_DOWNSTREAM", "ALL"])
+def test_opening_the_page_of_a_verb_writes_and_locks_nothing(ann: Client, mode: str) -> None:
+    run = a_failed_diamond()
+    ann.get(address(run, "retry"))  # the session is read once
+    addresses = [f"{address(run, 'retry')}?mode={mode}", address(run, "cancel"), address(of(run, "left"), "retry-from"),
+                 address(of(run, "left"), "force-run")]  # fmt: skip
+    for here in addresses:
+        page, writes = _opened(ann, here)
+        assert writes == [], here
+        assert "Show what it would change" in page.content.decode()
+        assert "lines" not in page.context
+        assert "_do" not in page.content.decode()

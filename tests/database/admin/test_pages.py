@@ -7,6 +7,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.lifecycle import queues
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import DeadLetter, NodeKind, QueueControl, SchedulerLease, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import Resolution, Status
@@ -176,6 +177,19 @@ def test_closed_cases_are_listed_only_when_asked_for(ann: Client) -> None:
     counts = {asked: ann.get(list_of("deadletter"), {"case": asked} if asked else {}).context["cl"].result_count
               for asked in ("", "all", "REPLAYED", "DISCARDED")}  # fmt: skip
     assert counts == {"": 1, "all": 2, "REPLAYED": 1, "DISCARDED": 0}
+
+
+def test_a_queue_that_the_broker_rejects_or_whose_messages_go_astray_is_named_on_both_pages(ann: Client) -> None:
+    a_task(queue="cards")
+    leader = a_node(NodeKind.SCHEDULER, rejected_queues={"cards": "PreconditionFailed: <b>quorum</b>"})
+    SchedulerLease.objects.update(holder=leader.pk, expires_at=database_now() + timedelta(minutes=1))
+    queues.count_misrouted("mails", "cards")
+    for address in (reverse(OVERVIEW), list_of("queuecontrol")):
+        page = ann.get(address)
+        assert "PreconditionFailed: &lt;b&gt;quorum" in page.content.decode()
+        assert "rejected" in text(page)
+        assert "1 messages consumed from another queue, last from cards" in text(page)
+    assert "Queue mails: messages for its tasks were consumed from queue cards" in text(ann.get(reverse(OVERVIEW)))
 
 
 def test_queues_without_a_mark_are_listed_too(ann: Client) -> None:

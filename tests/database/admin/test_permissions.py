@@ -43,7 +43,9 @@ def _cancel(client: Client) -> Any:
 def _edit(client: Client) -> Any:
     task = Task.objects.get(status=Status.FAILED)
     address = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
-    return client.post(address, {"args": "[]", "kwargs": "{}", "note": ""})
+    page = client.get(address)
+    carried = {"opened": page.context["form"]["opened"].value()} if page.status_code == 200 else {}
+    return client.post(address, {"args": "[]", "kwargs": "{}", "note": "", **carried})
 
 
 VERBS: list[tuple[str, tuple[str, ...], Callable[[Client], Any]]] = [

@@ -45,7 +45,7 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
     row = a_schedule()
     assert "This field is required" in text(_do(ann, row, "pause", reason="", until=""))
     answer = _do(ann, row, "pause", reason="deploy", until="")
-    assert said(answer) == ["nightly: It is paused: nothing fires until it is resumed."]
+    assert said(answer) == ["Schedule nightly: It is paused: nothing fires until it is resumed."]
     assert answer["Location"] == page_of(row)
     told = text(ann.get(page_of(row)))
     assert "by ann (deploy). It fires nothing until it is resumed." in told
@@ -86,7 +86,9 @@ def test_a_doubled_click_triggers_once(ann: Client) -> None:
     request_id = str(ann.get(_verb(row, "trigger")).context["form"].initial["request_id"])
     first, second = (_do(ann, row, "trigger", request_id=request_id) for _ in range(2))
     task = Task.objects.get()
-    assert said(first)[-1] == said(second)[-1] == f"nightly: Task {task.pk} was born."
+    link = f'<a href="{page_of(task)}">{task.pk}</a>'
+    assert said(first)[-1] == said(second)[-1] == f"Schedule nightly: Created task {link}."
+    assert LogEntry.objects.latest("pk").change_message == f"Trigger now. Created task {task.pk}."
     assert OccurrenceRecord.objects.get().outcome == "MANUAL"
     assert _now(row).runs_count == 0
 
@@ -96,15 +98,38 @@ def test_a_backfill_shows_what_it_would_do_and_then_does_it(ann: Client) -> None
     fire(at(180 + 30))
     given = {"start": "2026-03-02 09:00", "end": "2026-03-02 09:03", "reprocess": "NONE", "concurrency": "1"}
     looked = _do(ann, row, "backfill", _look="1", **given)
-    assert [step["at"][15:23] for step in looked.context["report"]] == ["09:00:00", "09:01:00", "09:02:00", "09:03:00"]
+    assert [step["at"][15:23] for step in looked.context["report"]["steps"]] == [
+        "09:00:00",
+        "09:01:00",
+        "09:02:00",
+        "09:03:00",
+    ]
     assert "Nothing was written." in text(looked)
     assert Task.objects.count() == 1
     done = _do(ann, row, "backfill", **given)
-    assert said(done) == ["nightly: 3 were born, 0 replayed, 1 left alone."]
+    assert said(done) == ["Schedule nightly: Created 3 tasks, replayed 0 tasks, left 1 fire time as it is."]
     assert Task.objects.count() == 4
     refused = _do(ann, row, "backfill", _look="1", **{**given, "end": _ahead()})
     assert "is after now" in text(refused)
     assert refused.context["form"].errors["end"]
+
+
+def test_a_backfill_that_finds_nothing_is_refused_with_the_reason(ann: Client) -> None:
+    row = a_schedule(cron="0 0 * * *")
+    given = {"start": "2026-02-20 00:00", "end": "2026-02-21 00:00", "reprocess": "NONE", "concurrency": "1"}
+    why = "2026-02-20T00:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z"
+    assert why in text(_do(ann, row, "backfill", _look="1", **given))
+    refused = _do(ann, row, "backfill", **given)
+    assert "Nothing was changed. Created 0 tasks" in text(refused)
+    assert why in text(refused)
+    assert said(refused) == []
+    assert not LogEntry.objects.exists()
+
+
+def test_a_paused_schedule_cannot_be_snoozed(ann: Client) -> None:
+    row = a_schedule()
+    row.pause("no money")
+    assert _do(ann, row, "snooze", until=_ahead()).status_code == 404
 
 
 def test_a_fire_time_is_skipped_moved_and_given_back(ann: Client) -> None:
@@ -122,7 +147,7 @@ def test_a_fire_time_is_skipped_moved_and_given_back(ann: Client) -> None:
     taken = _do(ann, row, "withdraw", fire_time=first.isoformat())
     assert "The schedule has its say again" in said(taken)[-1]
     again = _do(ann, row, "withdraw", fire_time=first.isoformat())
-    assert said(again)[-1].startswith("daily: There was no override")
+    assert said(again)[-1].startswith("Schedule daily: There was no override")
     assert row.next_fire_times(1)[0].nominal == first
     nowhere = _do(ann, row, "override", fire_time="2031-01-01 03:33", action="SKIP", move_to="", reason="x")
     assert "is no fire time of" in text(nowhere)
@@ -142,7 +167,7 @@ def test_several_schedules_are_paused_resumed_and_ended_from_the_list(ann: Clien
     assert said(act(ann, "pause", *rows, reason="deploy")) == ["3 schedules are paused."]
     assert {_now(row).status_reason for row in rows} == {"deploy"}
     assert said(act(ann, "resume", *rows[:2]))[-1] == "2 schedules fire again."
-    assert said(act(ann, "resume", *rows[:2]))[-1] == "0 schedules fire again. 2 rows were left alone."
+    assert "there is nothing to do" in text(act(ann, "resume", *rows[:2]))
     act(ann, "cancel", *rows, reason="over")
     assert RecurringTask.objects.filter(status="CANCELLED").count() == 3
 

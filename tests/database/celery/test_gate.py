@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,16 +16,20 @@ from celery import current_app
 from celery.exceptions import Ignore
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connection, connections, transaction
+from django.db.backends.signals import connection_created
+from django.utils.module_loading import import_string
 
 from django_durable_tasks import durable_task
 from django_durable_tasks.celery import handlers, runs
 from django_durable_tasks.celery.envelope import HEADER, parse
+from django_durable_tasks.exceptions import IsolationTooStrict
 from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.project import tasks
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,6 +55,13 @@ def hooked(name: str) -> str:
     Group.objects.create(name=name)
     transaction.on_commit(_broken_hook)
     return name
+
+
+@durable_task(name="tests.gate.beaten", atomic=True, max_attempts=1)
+def beaten(name: str) -> None:
+    """Write a row, and let a heartbeat come before the success."""
+    Group.objects.create(name=name)
+    runs.heart.beat()
 
 
 @durable_task(name="tests.gate.doubled")
@@ -79,26 +94,6 @@ def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
         _deliver_to(tasks.echo.name, f"{row.pk}.{row.epoch}.1")
     row.refresh_from_db()
     assert (row.status, row.attempts) == (Status.QUEUED, 0)
-
-
-def _deliver_plainly(*args: Any) -> Any:
-    """Deliver what anybody who may write to the broker could send: a name and arguments, and no row."""
-    add: Any = tasks.add
-    add.push_request(id=str(uuid.uuid4()), called_directly=False, is_eager=False, args=args, kwargs={})
-    try:
-        return add(*args)
-    finally:
-        add.pop_request()
-
-
-def test_a_message_that_rings_for_no_row_runs_nothing_with_the_arguments_it_brings() -> None:
-    with pytest.raises(Ignore, match="from its row"):
-        _deliver_plainly(1, 2)
-
-
-def test_messages_of_before_it_was_a_durable_task_run_where_the_project_says_so(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"PLAIN_MESSAGES": True}
-    assert _deliver_plainly(1, 2) == 3
 
 
 @pytest.mark.parametrize(
@@ -194,6 +189,89 @@ def test_a_start_whose_reply_was_lost_is_read_back_and_runs_once(answered: Any) 
     assert [log.status for log in row.executions.all()] == ["SUCCESS"]
 
 
+@pytest.fixture
+def unreachable() -> Iterator[Callable[[int], list[int]]]:
+    """Give a way to let some new connections fail at their first statement."""
+    failed: list[int] = []
+    left: list[int] = []
+
+    def fail(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        failed.append(1)
+        raise OperationalError("the server is restarting")
+
+    def on_created(sender: Any, connection: Any, **_: Any) -> None:
+        if left:
+            left.pop()
+            connection.execute_wrappers.append(fail)
+
+    def install(number: int) -> list[int]:
+        left.extend([1] * number)
+        return failed
+
+    connection_created.connect(on_created)
+    yield install
+    connection_created.disconnect(on_created)
+
+
+def test_a_start_whose_reply_was_lost_is_read_back_after_the_database_has_returned(
+    answered: Any, unreachable: Callable[[int], list[int]]
+) -> None:
+    row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], on_orphan="DEAD_LETTER")
+    answered("'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE", OperationalError("cut"))
+    failed = unreachable(3)
+    assert deliver(row) == 3
+    row.refresh_from_db()
+    assert (len(failed), row.status, row.attempts) == (3, Status.SUCCESS, 1)
+
+
+def _waiting_for_a_lock(number: int) -> list[int]:
+    """Return the server processes that wait for a lock of this database, if there are so many of them."""
+    with connections["witness"].cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        found = [pid for (pid,) in cursor.fetchall()]
+    return found if len(found) >= number else []
+
+
+@pytest.mark.postgresql
+def test_a_start_that_the_server_executes_after_its_connection_broke_is_found() -> None:
+    """The first UPDATE waits at the server for a lock when its connection breaks; the second one waits behind it."""
+    row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2])
+    with own():
+        ours = connections["default"]
+        ours.ensure_connection()
+    locked, broken = threading.Event(), threading.Event()
+
+    def hold_the_row_until_both_wait() -> None:
+        connections["witness"] = connection.copy("witness")
+        try:
+            with transaction.atomic():
+                Task.objects.select_for_update().get(pk=row.pk)
+                locked.set()
+                until(lambda: _waiting_for_a_lock(1), within=30)
+                with socket.socket(fileno=os.dup(ours.connection.fileno())) as wire:
+                    wire.shutdown(socket.SHUT_RDWR)
+                broken.set()
+                until(lambda: _waiting_for_a_lock(2), within=30)
+        finally:
+            locked.set()
+            connections["witness"].close()
+            del connections["witness"]
+            connections.close_all()
+
+    thread = threading.Thread(target=hold_the_row_until_both_wait)
+    thread.start()
+    assert locked.wait(30)
+    try:
+        assert deliver(row) == 3
+    finally:
+        thread.join(60)
+    row.refresh_from_db()
+    assert broken.is_set()
+    assert (row.status, row.attempts, row.crashes) == (Status.SUCCESS, 1, 0)
+
+
 @pytest.mark.postgresql
 def test_a_soft_limit_that_strikes_the_ending_of_a_success_leaves_it_a_success(answered: Any) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], max_attempts=1)
@@ -215,3 +293,23 @@ def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_takes_nothing_back
     assert Group.objects.filter(name="kept").count() == 1
     assert "a hook of the user's" in caplog.text
     assert Task.objects.count() == 1
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+def test_an_atomic_body_that_outlasts_a_heartbeat_says_which_isolation_level_it_needs(
+    monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    levels = import_string("django.db.backends.postgresql.psycopg_any.IsolationLevel")
+    row = a_task(Status.QUEUED, name="tests.gate.beaten", args=["beaten"], max_attempts=1)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", {"isolation_level": levels[level]})
+    connection.close()
+    with suppress(IsolationTooStrict):
+        deliver(row)
+    connection.close()
+    row.refresh_from_db()
+    if level == "READ_COMMITTED":
+        assert (row.status, Group.objects.filter(name="beaten").count()) == (Status.SUCCESS, 1)
+    else:
+        assert (row.status, Group.objects.filter(name="beaten").count()) == (Status.FAILED, 0)
+        assert "Use READ COMMITTED (durable_tasks.E017)" in row.last_error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import uuid
@@ -10,16 +11,19 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
+from django_durable_tasks import conf
 from django_durable_tasks.celery.context import Durable
 from django_durable_tasks.celery.runs import Heart, LiveRun
 from django_durable_tasks.celery.worker import NodeBeat, place
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.lifecycle import connections as ours
 from django_durable_tasks.lifecycle import nodes, recovery
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
+from tests.concurrency.racing import elsewhere
 from tests.factories import a_run, a_task
 from tests.waiting import until
 
@@ -70,21 +74,40 @@ def test_one_run_s_bad_news_ends_neither_the_heartbeat_nor_its_thread(settings: 
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_row_that_somebody_holds_costs_no_other_run_its_lease() -> None:
-    heart, held, free = Heart(), a_task(Status.RUNNING, due=5), a_task(Status.RUNNING, due=5)
-    lives = [_live(row) for row in (held, free)]
+def test_heartbeats_wait_for_no_row_that_somebody_holds(caplog: pytest.LogCaptureFixture) -> None:
+    *held, free = (a_task(Status.RUNNING, due=5) for _ in range(4))
+    heart, lives = Heart(), [_live(row) for row in (*held, free)]
     for live in lives:
         heart.add(live)
     with transaction.atomic():
-        Task.objects.select_for_update().get(pk=held.pk)
-        beat = threading.Thread(target=heart.beat, daemon=True)
-        beat.start()
-        until(lambda: _lease_is_kept(free), within=30)
-    beat.join(30)
-    heart.beat()
-    assert _lease_is_kept(held)
+        list(Task.objects.filter(pk__in=[row.pk for row in held]).select_for_update())
+        behind = elsewhere(heart.beat)
+        assert set(behind) == {row.run_id for row in held}
+        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []  # of lock timeouts
+        assert _lease_is_kept(free)
+        assert not any(map(_lease_is_kept, held))
+        assert not any(live.lost for live in lives)
+    Task.objects.filter(pk=free.pk).update(lease_until=database_now())
+    assert heart.beat(behind) == {}
+    assert all(map(_lease_is_kept, held))
+    assert not _lease_is_kept(free)
     for live in lives:
         heart.remove(live)  # or its thread beats on through the tests that follow
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_run_that_was_lost_is_told_from_one_whose_row_is_locked() -> None:
+    held, lost = a_task(Status.RUNNING, due=5), a_task(Status.RUNNING, due=5)
+    heart, lives = Heart(), [_live(row) for row in (held, lost)]
+    for live in lives:
+        heart.add(live)
+    Task.objects.filter(pk=lost.pk).update(run_id=uuid.uuid4())
+    with transaction.atomic():
+        list(Task.objects.select_for_update())
+        assert set(elsewhere(heart.beat)) == {held.run_id}
+    assert [live.lost for live in lives] == [False, True]
+    heart.remove(lives[0])
 
 
 def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_children_know() -> None:
@@ -94,7 +117,7 @@ def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_childr
     a_task(Status.RUNNING, node=place(60).node)
     beat._say()
     assert list(nodes.beats()) == [beat.node] == [place(60).node]
-    assert recovery.lose_departed(database_now() + timedelta(hours=1), 10) == 0
+    assert recovery.departed(database_now() + timedelta(hours=1)) == {}
     node = Node.objects.get(pk=beat.node)
     assert (node.declared_dead, node.stopped_at, node.slots, node.queues) == (False, None, 2, ["a"])
 
@@ -115,3 +138,45 @@ def test_a_node_beats_on_after_an_error_that_is_not_the_database_s(settings: Any
     until(lambda: list(nodes.beats()) == [beat.node], within=20)
     beat.leave()
     assert not beat.is_alive()
+
+
+def _break_connections() -> None:
+    """End every session of our own connections on the server, as a firewall does that forgets a connection."""
+    with ours._pool.lock:
+        free = [connection for queue in ours._pool.free.values() for connection in queue]
+    assert free
+    for own in free:
+        with own.cursor() as mine, connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                mine.execute("SELECT pg_backend_pid()")
+                cursor.execute("SELECT pg_terminate_backend(%s)", mine.fetchone())
+            else:
+                mine.execute("SELECT CONNECTION_ID()")
+                cursor.execute("KILL %s", mine.fetchone())
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 3600}
+    beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER)
+    beat.start()
+    until(lambda: list(nodes.beats()) == [beat.node], within=20)
+    until(lambda: ours.count() == len(ours._pool.free[conf.settings().DATABASE, ours.WORK]), within=20)
+    _break_connections()
+    beat.drain()  # its next beat, on the connection that is gone
+    until(lambda: Node.objects.get(pk=beat.node).draining, within=20)
+    beat.leave()
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_leases_are_renewed_at_once_when_the_connection_was_dropped(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"HEARTBEAT": 10, "LEASE": 60}
+    heart, row = Heart(), a_task(Status.RUNNING, due=5)
+    with ours.own():
+        database_now()
+    _break_connections()
+    heart.add(live := _live(row))
+    until(lambda: _lease_is_kept(row), within=18)  # the first heartbeat comes after 10 s and the next one after 20 s
+    heart.remove(live)

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import uuid
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from celery import current_app
-from django.db import connection
+from django.db import OperationalError, connection, transaction
+from django.db.models.signals import pre_delete
 
-from django_durable_tasks.lifecycle import connections
+from django_durable_tasks.celery import dispatcher, doorbell, publisher
+from django_durable_tasks.lifecycle import claims, connections, transitions
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Task
+from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.models import OccurrenceRecord, Task
+from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler import duties
+from django_durable_tasks.scheduler.beside import Beside
 from django_durable_tasks.scheduler.loop import Scheduler
+from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_task, many_tasks
 from tests.messages import take_rings
 from tests.project import tasks
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOWHERE = "a-nowhere"
@@ -46,21 +55,111 @@ def test_a_queue_that_celery_does_not_know_stops_neither_the_scheduler_nor_other
     assert lost.alarm_at > lost.updated_at
 
 
+def test_rows_of_one_instant_are_published_beside_one_of_a_queue_that_is_gone(strict: None) -> None:
+    lost, rows = a_task(queue=NOWHERE, due=-1), [a_task(due=-1) for _ in range(20)]
+    sent = dispatcher.dispatch_these([lost.pk, *(row.pk for row in rows)], database_now(), uuid.uuid4())
+    assert sent == 20
+    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk for row in rows}
+    assert [row.pk for row in Task.objects.pending()] == [lost.pk]
+    assert Task.objects.get(pk=lost.pk).epoch == lost.epoch + 2
+    assert publisher.breaker.closed()
+
+
+def test_nothing_is_claimed_of_a_queue_that_is_rejected_and_one_row_probes_it(strict: None, settings: Any) -> None:
+    settings.DURABLE_TASKS = {"BREAKER_PAUSE": 2}
+    rows = [a_task(queue=NOWHERE, due=-1) for _ in range(5)]
+    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
+    epochs = _epochs(rows)
+    assert set(epochs.values()) == {rows[0].epoch + 2}
+    assert dispatcher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
+    assert _epochs(rows) == epochs
+    until(lambda: publisher.backoff.allows(NOWHERE), within=10)
+    Task.objects.update(alarm_at=database_now())
+    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
+    assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
+    current_app.amqp.queues.add(NOWHERE)
+    until(lambda: publisher.backoff.allows(NOWHERE), within=10)
+    Task.objects.update(alarm_at=database_now())
+    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
+    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
+    del current_app.amqp.queues[NOWHERE]
+
+
+def _epochs(rows: list[Task]) -> dict[uuid.UUID, int]:
+    return dict(Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("pk", "epoch"))
+
+
 def test_ringing_again_reaches_the_rows_beside_one_that_cannot_be_rung(strict: None) -> None:
     a_task(Status.QUEUED, queue=NOWHERE, due=-60)
     row = a_task(Status.QUEUED, due=-1)
     scheduler = Scheduler("one")
     scheduler.leader.step()
-    scheduler.round()
+    scheduler.maintenance.round()
     assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk}  # doubled rings are dropped
 
 
 def test_a_call_whose_ring_cannot_be_published_is_kept_and_raises_nothing(strict: None) -> None:
     current_app.amqp.queues.add("gone")
     call = tasks.noop.using(queue="gone")
-    del current_app.amqp.queues["gone"]
-    row = Task.objects.get(pk=call.delay().id)
-    assert row.is_open
+    with transaction.atomic():
+        kept = call.delay()
+        del current_app.amqp.queues["gone"]
+    row = Task.objects.get(pk=kept.id)
+    assert (row.status, row.publish_count) == (Status.PENDING, 0)
+    current_app.amqp.queues.add("gone")
+    assert Task.objects.get(pk=call.delay().id).status == Status.PENDING  # the fast path of this queue is closed
+    assert Task.objects.get(pk=tasks.noop.delay().id).status == Status.QUEUED
+
+
+def test_a_message_that_no_broker_accepts_does_not_lengthen_the_wait_for_the_next_one() -> None:
+    row, fresh = a_task(Status.QUEUED, due=-1, publish_count=5), a_task(Status.QUEUED, due=60, publish_count=1)
+    publisher.breaker.failed(OSError())
+    with connections.own():
+        rings = claims.ring_again(Task.objects.filter(pk=row.pk), database_now(), 5)
+    assert [ring.number for ring in rings] == [6]
+    dispatcher.ring(rings)
+    row.refresh_from_db()
+    assert (row.status, row.publish_count) == (Status.QUEUED, 5)
+    assert row.alarm_at is not None
+    assert row.alarm_at <= database_now()
+    dispatcher.ring(claims.rings_of(Task.objects.filter(pk=fresh.pk).values_list(*transitions.RING_COLUMNS)))
+    fresh.refresh_from_db()
+    assert (fresh.status, fresh.publish_count) == (Status.PENDING, 0)
+
+
+def test_what_was_queued_in_an_outage_is_published_when_the_broker_answers_again(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
+    duty = duties.RingAfterOutage()
+    rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(5)]
+
+    def act() -> int:
+        return duty(database_now(), Vigil())
+
+    assert act() == 0
+    publisher.breaker.failed(OSError())
+    assert act() == 0
+    publisher.breaker.succeeded()
+    assert [act() for _ in range(4)] == [2, 2, 1, 0]
+    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk for row in rows}
+    assert act() == 0
+
+
+def test_after_an_outage_nothing_is_published_to_a_queue_that_is_rejected(strict: None) -> None:
+    a_task(Status.QUEUED, queue=NOWHERE, due=-1, publish_count=3)
+    row = a_task(Status.QUEUED, due=-1)
+    vigil = Vigil()
+    duties.ring_again(database_now(), vigil)
+    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk}
+    lost = Task.objects.get(queue=NOWHERE)
+    assert (lost.status, lost.publish_count) == (Status.QUEUED, 3)
+    assert duties.ring_again(database_now() + timedelta(hours=1), vigil) == 1  # not the rejected one
+
+
+def test_undoing_a_publish_spares_what_was_published_or_started_meanwhile() -> None:
+    row = a_task(Status.QUEUED, due=-1, publish_count=5)
+    messages = [(row.pk, row.epoch, 4), (row.pk, row.epoch + 1, 5)]
+    assert transitions.not_published(messages, 0.0) == 0
+    assert transitions.not_published([(row.pk, row.epoch, 5)], 0.0) == 1
 
 
 @pytest.fixture
@@ -78,35 +177,141 @@ def test_a_duty_that_fails_keeps_neither_its_sisters_nor_the_vigil_from_going_on
     scheduler = Scheduler("one")
     scheduler.leader.step()
     row = a_task(Status.QUEUED, due=-1)
-    scheduler.round()
-    assert "The duty watch_dead_letters" in scheduler._failing
+    scheduler.maintenance.round()
+    assert scheduler.steps.is_failing("The duty watch_dead_letters")
     assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
-    assert scheduler._vigil.contact == 1
+    assert scheduler.maintenance.vigil.contact == 1
 
 
 @pytest.mark.postgresql
 def test_a_database_that_answers_but_takes_no_writes_is_no_contact() -> None:
     scheduler = Scheduler("one")
-    scheduler.round()
-    assert scheduler._vigil.contact == 1
+    scheduler.maintenance.round()
+    assert scheduler.maintenance.vigil.contact == 1
     name = connection.ops.quote_name(str(connection.settings_dict["NAME"]))
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     try:
         connections.close_all()
-        scheduler._look_at = 0.0
-        scheduler.round()
-        assert scheduler._vigil.contact == 0
+        scheduler.maintenance._look_at = 0.0
+        scheduler.maintenance.round()
+        assert scheduler.maintenance.vigil.contact == 0
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         connections.close_all()
 
 
+def test_what_was_queued_in_an_outage_is_published_from_the_first_page_again_after_an_error(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
+    duty = duties.RingAfterOutage()
+    rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(3)]
+
+    def pages() -> Iterator[list[Ring]]:
+        yield from list[list[Ring]]()
+        raise OperationalError
+
+    publisher.breaker.failed(OSError())
+    publisher.breaker.succeeded()
+    assert duty(database_now(), Vigil()) == 2
+    duty._pages = pages()
+    with pytest.raises(OperationalError):
+        duty(database_now(), Vigil())
+    assert [duty(database_now(), Vigil()) for _ in range(3)] == [2, 1, 0]
+    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk for row in rows}
+
+
+@pytest.fixture
+def leaving_receiver() -> Iterator[None]:
+    """Have a receiver of the project that ends its thread whenever a task is deleted."""
+
+    def leave(**_: Any) -> None:
+        sys.exit("enough")
+
+    pre_delete.connect(leave, sender=Task)
+    yield
+    pre_delete.disconnect(leave, sender=Task)
+
+
+def test_a_receiver_that_calls_sys_exit_fails_its_duty_only(leaving_receiver: None, settings: Any) -> None:
+    settings.DURABLE_TASKS = {"RETENTION": {"CANCELLED": 0.001}}
+    row = a_task(Status.CANCELLED, completed_at=database_now() - timedelta(days=2))
+    scheduler = Scheduler("one")
+    scheduler.leader.step()
+    scheduler.maintenance.round()
+    assert scheduler.steps.is_failing("The duty prune")
+    assert Task.objects.filter(pk=row.pk).exists()
+
+
+def test_a_thread_whose_round_calls_sys_exit_begins_the_next_round() -> None:
+    rounds = list[int]()
+
+    def act() -> float:
+        rounds.append(1)
+        if len(rounds) == 1:
+            sys.exit()
+        return 60.0
+
+    thread = Beside("test", act)
+    thread.start()
+    until(lambda: len(rounds) == 2, within=30, message="a second round")
+    thread.stop()
+    assert not thread.is_alive()
+
+
+def test_the_nodes_are_looked_at_between_duties_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler("one")
+    scheduler.leader.step()
+
+    def long_duty(now: datetime, vigil: Vigil) -> int:
+        scheduler.maintenance._look_at = 0.0  # it has taken so long that it is time to look
+        return 0
+
+    found = [duties.Duty(f"duty {number}", long_duty, every=1.0) for number in range(3)]
+    monkeypatch.setattr(scheduler.maintenance.rota, "due", lambda: found)
+    scheduler.maintenance.round()
+    assert scheduler.maintenance.vigil.contact == 3
+
+
 def test_pruning_goes_on_until_nothing_is_left(settings: Any) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10, "RETENTION": {"CANCELLED": 0.001}}
     many_tasks(35, Status.CANCELLED)
-    assert duties.prune(database_now() + timedelta(hours=1), Scheduler("one")._vigil) == 35
+    later = database_now() + timedelta(hours=1)
+    prune = duties.Prune()
+    assert all(iter(lambda: prune(later, Vigil()), 0))
+    assert not Task.objects.exists()
+
+
+def test_pruning_comes_again_soon_while_it_walks_past_what_stays(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duties, "_SLICE_OF_PRUNING", 0.0)
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 5, "RETENTION": {"CANCELLED": 0.001}}
+    kept = [a_task(Status.CANCELLED, idempotency_key=f"key {number}") for number in range(15)]
+    a_task(Status.CANCELLED)
+    later = database_now() + timedelta(hours=1)
+    prune = duties.Prune()
+    assert all(prune(later, Vigil()) for _ in range(4))  # a page of each kind
+    assert Task.objects.count() == 16
+    slices = list(iter(lambda: prune(later, Vigil()), 0))
+    assert sum(slices) >= 3  # the other pages of tasks
+    assert set(Task.objects.values_list("pk", flat=True)) == {row.pk for row in kept}
+
+
+def test_pruning_tasks_without_an_end_leaves_the_ledger_its_turn(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duties, "_SLICE_OF_PRUNING", 0.0)
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 1, "RETENTION": {"CANCELLED": 0.001}, "LEDGER_RETENTION": 0.001}
+    many_tasks(10, Status.CANCELLED)
+    row = a_schedule()
+    row.trigger_now()
+    later = database_now() + timedelta(hours=1)
+    prune = duties.Prune()
+    for _ in range(4):
+        prune(later, Vigil())
+    assert not OccurrenceRecord.objects.exists()
+    assert Task.objects.filter(status=Status.CANCELLED).count() == 9
 
 
 def test_a_scheduler_asked_to_stop_in_the_middle_of_anything_stops() -> None:
@@ -118,3 +323,15 @@ def test_a_scheduler_asked_to_stop_in_the_middle_of_anything_stops() -> None:
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert not scheduler.leader.is_alive()
+
+
+def test_doorbells_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    doorbell.hang_up()
+    with doorbell.doorbell(), doorbell.doorbell(), doorbell.doorbell():
+        pass
+    assert len(doorbell._rack.free) == 3
+    monkeypatch.setattr(doorbell, "IDLE_FOR", 0.0)
+    for left in (2, 1, 1):
+        with doorbell.doorbell():
+            pass
+        assert len(doorbell._rack.free) == left

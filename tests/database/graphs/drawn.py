@@ -61,6 +61,13 @@ def shapes(draw: Any, above: int) -> dict[str, Any]:
     return {"edges": wants, "join": join, "policy": str(draw(policies)), "gates": sorted(map(str, gates))}
 
 
+def among(shape: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a drawn shape for a graph of `number` tasks: upstreams beyond it wait for one that there is."""
+    wants = {up % number: want for up, want in shape["edges"].items()}
+    join = shape["join"]
+    return {**shape, "edges": wants, "join": join if isinstance(join, str) else min(join, len(wants))}
+
+
 @st.composite
 def graphs(draw: Any) -> list[dict[str, Any]]:
     """Draw a graph, each task after those above it."""

@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -38,25 +37,16 @@ from django_durable_tasks.models import DeadLetter, Ending, Task, TaskDependency
 from django_durable_tasks.rules.building import Growth, edges_to
 from django_durable_tasks.rules.graphs import Gate
 from django_durable_tasks.rules.runs import Run
-from tests.database.graphs.drawn import (
-    Crash,
-    Edges,
-    dying_at,
-    graphs,
-    kinds,
-    picks,
-    points,
-    policies,
-    shapes,
-    some,
-    whole,
-)
+from tests.database.graphs import drawn
+from tests.database.graphs.drawn import Crash, Edges, among, dying_at, graphs, picks, points, some, whole
 from tests.database.graphs.playing import HOPELESS, begin, recount
 from tests.database.graphs.reference import ENDED, READY, Edge, Graph, Node
 from tests.database.lifecycle.moves import CRASH, FAILURE
 from tests.project.tasks import noop
+from tests.stateful import applies_if, ids_in_creation_order
 
 EXAMPLES = int(os.environ.get("TEST_HISTORIES", "60" if os.environ["TEST_DATABASE"] == "sqlite" else "20"))
+MOST = 14  # tasks in a graph
 
 
 class Histories(RuleBasedStateMachine):
@@ -151,8 +141,8 @@ class Histories(RuleBasedStateMachine):
         gave_up = how == "FAILED" or Task.objects.get(pk=self.ids[name]).status == "FAILED"
         node.end("CANCELLED" if node.asked else "FAILED" if gave_up else READY)
 
-    @precondition(lambda self: len(self.ids) < 14)
     @rule(pick=picks, point=points, second=st.booleans())
+    @applies_if(lambda self: len(self.ids) < MOST)
     def grow(self, pick: int, point: int | None, second: bool) -> None:
         """A run of the workflow succeeds and adds one task or two."""
         inside = set(Task.objects.filter(workflow__isnull=False, status="RUNNING").values_list("pk", flat=True))
@@ -232,7 +222,7 @@ class Histories(RuleBasedStateMachine):
         dead_letters.close_replayed([*forced, *returned], by="bob", note="")
         return forced
 
-    @rule(pick=picks, other=picks, kind=kinds, policy=st.one_of(st.none(), policies), point=points)
+    @rule(pick=picks, other=picks, kind=drawn.kinds, policy=st.one_of(st.none(), drawn.policies), point=points)
     def link(self, pick: int, other: int, kind: str, policy: str | None, point: int | None) -> None:
         """One task waits for one more: new, known already, refused, or it would close a circle."""
         (low,), (high,) = self._names([pick], "BLOCKED", READY), self._names([other])
@@ -285,11 +275,11 @@ class Histories(RuleBasedStateMachine):
             self._do(lambda: linking.open_gate(self.ids[name], gate, by="ann"), point)
             self.graph.open(name, gate)
 
-    @precondition(lambda self: len(self.ids) < 14)
-    @rule(data=st.data(), point=points)
-    def add(self, data: Any, point: int | None) -> None:
+    @rule(shape=drawn.shapes(MOST), point=points)
+    @applies_if(lambda self: len(self.ids) < MOST)
+    def add(self, shape: dict[str, Any], point: int | None) -> None:
         """A new task waits for some that are there, in whatever state."""
-        shape = data.draw(shapes(len(self.ids)))
+        shape = among(shape, len(self.ids))
         if all(self.graph.nodes[f"t{up}"].status != "DELETED" for up in shape["edges"]):
             self._alone({**shape, "gates": []}, point)
 
@@ -391,10 +381,11 @@ def _status(row: Task) -> str:
 @pytest.mark.django_db
 @pytest.mark.timeout(600)
 def test_a_graph_does_what_a_reference_without_counters_does_in_any_history() -> None:
-    run_state_machine_as_test(
-        Histories,
-        settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True,
-            suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate],
-        ),
-    )  # fmt: skip
+    with ids_in_creation_order():
+        run_state_machine_as_test(
+            Histories,
+            settings=settings(
+                max_examples=EXAMPLES, stateful_step_count=40, deadline=None,
+                suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            ),
+        )  # fmt: skip

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle import graph_operations, ringing
+from django_durable_tasks.lifecycle import graph_operations, ringing, transitions
 from django_durable_tasks.lifecycle.graph_operations import Report
 from django_durable_tasks.models import DeadLetter, Ending, Task, TaskDependency, TaskExecutionLog, WorkflowRun
 from django_durable_tasks.rules.building import Step
@@ -139,7 +139,7 @@ histories = st.lists(
 def test_a_preview_is_what_the_operation_then_does(
     graph: list[dict[str, Any]], history: list[tuple[int, str]], name: str, pick: int, other: int, told: bool
 ) -> None:
-    with transaction.atomic():
+    with transitions.atomic():
         tasks = _born(graph)
         _play(tasks, history)
         if told:

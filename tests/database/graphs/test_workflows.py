@@ -16,6 +16,7 @@ from django_durable_tasks.exceptions import (
     WorkflowTooLarge,
 )
 from django_durable_tasks.lifecycle import attempts, dead_letters, references, workflow_runs
+from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
 from django_durable_tasks.rules.building import Growth
 from tests.database.graphs.playing import begin, fail, of, question, recount, stands, succeed, tell
@@ -220,13 +221,13 @@ def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
     other.add(noop)
     run, untold = wf.start(), other.start()
     known = registry._tasks.pop(echo.name)
-    monkeypatch.setattr(workflow_runs, "_put_off", workflow_runs._PutOff())
+    monkeypatch.setattr(workflow_runs, "_isolation", Isolation("workflow"))
     succeed(of(run, "noop"), of(untold, "noop"))
     tell()
     assert "does not know its callback tests.project.tasks.echo" in caplog.text
     assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == ["RUNNING", "SUCCESS"]
     registry._tasks[echo.name] = known
-    monkeypatch.setattr(workflow_runs, "_put_off", workflow_runs._PutOff())
+    monkeypatch.setattr(workflow_runs, "_isolation", Isolation("workflow"))
     tell()
     assert WorkflowRun.objects.get(pk=run.pk).status == "SUCCESS"
     assert Task.objects.get(workflow=None).name == echo.name

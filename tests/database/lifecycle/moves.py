@@ -14,7 +14,6 @@ from django_durable_tasks.lifecycle import (
     dead_letters,
     dependencies,
     edges,
-    scheduling,
     transitions,
 )
 from django_durable_tasks.lifecycle.attempts import Place
@@ -106,4 +105,4 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
 }
 """One act a transition; each answers with something true when the row moved."""
 
-move = scheduling.move
+move = cancellation.move

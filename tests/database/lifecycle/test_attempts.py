@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from django_durable_tasks import registry
 from django_durable_tasks.exceptions import InvalidArguments
-from django_durable_tasks.lifecycle import attempts, dead_letters, recovery
+from django_durable_tasks.lifecycle import attempts, dead_letters, queues, recovery
 from django_durable_tasks.lifecycle.attempts import Refusal
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Task
+from django_durable_tasks.lifecycle.leases import leases
+from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.followups import Schedule
@@ -229,7 +231,7 @@ def test_a_batch_of_endings_goes_each_its_own_way() -> None:
 
 def test_a_run_whose_lease_is_over_is_lost_and_runs_again_at_once() -> None:
     over, held = a_task(Status.RUNNING, due=-1), a_task(Status.RUNNING, due=5)
-    assert recovery.lose_over(database_now(), 10) == 1
+    assert recovery.lose({over.pk: leases()[over.pk]}, recovery.OVER) == {over.pk}
     row = _now(over)
     assert (row.status, row.crashes, row.failures) == (Status.PENDING, 1, 0)
     assert row.alarm_at is not None
@@ -245,27 +247,29 @@ def test_crashes_end_in_a_dead_letter_when_their_budget_is_spent() -> None:
     for _ in range(2):
         Task.objects.filter(pk=row.pk, status=Status.PENDING).update(status=Status.QUEUED)
         assert isinstance(_open(_now(row)), Run)
-        Task.objects.filter(pk=row.pk).update(lease_until=database_now() - timedelta(seconds=1))
-        recovery.lose_over(database_now(), 10)
+        assert recovery.lose(leases(), recovery.OVER) == {row.pk}
     row = _now(row)
     assert (row.status, row.reason, row.crashes, row.failures, row.attempts) == (Status.FAILED, "CRASHED", 2, 0, 2)
     assert row.dead_letters.get().reason == "CRASHED"
 
 
-def test_the_runs_of_a_dead_node_are_lost_and_those_of_others_are_not() -> None:
-    dead, alive = a_node(), a_node()
-    rows = many_tasks(3, Status.RUNNING, node=dead.pk)
-    other = a_task(Status.RUNNING, node=alive.pk)
-    assert [recovery.lose_of_dead([dead.pk], 2) for _ in range(3)] == [2, 1, 0]
-    assert {_now(row).status for row in rows} == {Status.PENDING}
-    assert _now(other).status == Status.RUNNING
+def test_only_the_runs_that_still_have_these_leases_are_lost() -> None:
+    lost, renewed, ended = many_tasks(3, Status.RUNNING)
+    seen = leases()
+    Task.objects.filter(pk=renewed.pk).update(lease_until=database_now() + timedelta(seconds=90))
+    end(ended, outcome=FAILURE)
+    assert recovery.lose(seen, recovery.DEAD) == {lost.pk}
+    assert recovery.lose({}, recovery.DEAD) == set()
+    assert _now(renewed).status == Status.RUNNING
 
 
-def test_the_runs_of_a_node_that_said_goodbye_are_lost_after_some_seconds() -> None:
-    left, just_left = a_node(stopped=6), a_node(stopped=1)
-    row, fresh = a_task(Status.RUNNING, node=left.pk), a_task(Status.RUNNING, node=just_left.pk)
-    assert recovery.lose_departed(database_now(), 10) == 1
-    assert (_now(row).status, _now(fresh).status) == (Status.PENDING, Status.RUNNING)
+def test_a_node_that_said_goodbye_has_departed_after_some_seconds() -> None:
+    left, just_left, dead, idle = a_node(stopped=6), a_node(stopped=1), a_node(stopped=0), a_node(stopped=6)
+    Node.objects.filter(pk=dead.pk).update(declared_dead=True)
+    for node in (left, just_left, dead):
+        a_task(Status.RUNNING, node=node.pk)
+    assert recovery.departed(database_now()) == {left.pk: False, dead.pk: True}
+    assert idle.pk not in recovery.departed(database_now())
 
 
 def test_a_child_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
@@ -274,3 +278,22 @@ def test_a_child_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
         assert not recovery.lose_child(row.pk, epoch, node, CRASH, WORKER, "id")
     assert recovery.lose_child(row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id")
     assert _now(row).status == Status.PENDING
+
+
+def test_a_message_from_another_queue_starts_nothing_and_is_counted() -> None:
+    row = a_task(Status.QUEUED, queue="cards")
+    elsewhere = replace(PLACE, queues=("mails", "mail"))
+    for _ in range(2):
+        assert attempts.open_run(row.pk, row.epoch, elsewhere, "id", None) == Refusal.MISROUTED
+    assert attempts.open_run(row.pk, row.epoch, elsewhere, "id", 3600) == Refusal.MISROUTED
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (Status.QUEUED, 0)
+    (depth,) = [found for found in queues.depths(database_now()) if found.queue == "cards"]
+    assert (depth.misrouted, depth.misrouted_from) == (3, "mails")
+    assert depth.paused_at is None
+    assert isinstance(attempts.open_run(row.pk, row.epoch, replace(PLACE, queues=("mails", "cards")), "id", None), Run)
+
+
+def test_a_message_of_which_the_queue_is_unknown_starts_its_row() -> None:
+    row = a_task(Status.QUEUED, queue="cards")
+    assert isinstance(attempts.open_run(row.pk, row.epoch, PLACE, "id", None), Run)

@@ -108,7 +108,7 @@ def test_heads_are_asked_for_page_by_page(number: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9])
 def test_scopes_of_parked_rows_are_asked_for_page_by_page(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_durable_tasks.lifecycle.lines._AT_ONCE", 2)
+    monkeypatch.setattr("django_durable_tasks.lifecycle.lines.AT_ONCE", 2)
     scopes = [f"task:{number}" for number in range(5)]
     for scope in scopes:
         a_task(alarm_at=HELD, held_for=scope)

@@ -41,7 +41,7 @@ def test_a_row_carries_what_the_task_and_the_call_say() -> None:
         queue=QUEUE, priority=9, max_attempts=2, timeout=30, lease=100, expires_at=run_at + timedelta(days=1)
     ).schedule(1, right=2, run_at=run_at)
     assert (row.name, row.queue, row.priority, row.max_attempts) == ("tests.project.tasks.add", QUEUE, 9, 2)
-    assert (row.args, row.kwargs, row.options) == ([1], {"right": 2}, {"timeout": 30, "lease": 100})
+    assert (row.args, row.kwargs, row.options) == ([1], {"right": 2}, {"timeout": 30, "lease": 100, "max_attempts": 2})
     assert (row.status, row.run_at, row.alarm_at, row.epoch) == (Status.PENDING, run_at, run_at, 0)
     assert (row.expires_at, row.tenant_id) == (run_at + timedelta(days=1), DEFAULT_TENANT_ID)
     assert (row.attempts, row.failures, row.crashes, row.max_crashes) == (0, 0, 0, 3)
@@ -175,8 +175,32 @@ def test_celerys_options_become_columns() -> None:
     ).task
     assert (row.run_at, row.expires_at, row.priority) == (eta, eta + timedelta(1), 3)
     assert row.options == {"timeout": 9, "soft_timeout": 8}
-    late = tasks.noop.apply_async(countdown=60, expires=30).task
-    assert late.expires_at == late.run_at + timedelta(seconds=30)
+    late = tasks.noop.apply_async(countdown=60, expires=90, headers={"x-tenant": "a"}).task
+    assert late.expires_at is not None
+    assert round((late.expires_at - late.run_at).total_seconds()) == 30
+    assert late.options == {"headers": {"x-tenant": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"coutdown": 3}, r"no option 'coutdown'. Did you mean 'countdown'"),
+        ({"key": "k"}, r"write .using\(key=...\).apply_async"),
+        ({"countdown": 60, "expires": 30}, "could never start"),
+        ({"headers": {"x": object()}}, "headers cannot be kept"),
+        ({"headers": {"x": "y" * 9_000}}, "headers cannot be kept"),
+        ({"headers": "x"}, "give a mapping"),
+    ],
+)
+def test_an_option_of_celerys_call_that_cannot_be_kept_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        tasks.noop.apply_async(**options)
+    assert not Task.objects.exists()
+
+
+def test_options_about_the_message_alone_and_stamps_have_no_effect() -> None:
+    options = {"serializer": "json", "retry": False, "ignore_result": True, "stamped_headers": ["trace"], "trace": "7"}
+    assert tasks.noop.apply_async(**options).task.options is None
 
 
 def test_an_unknown_follow_up_is_refused_with_the_nearest_name() -> None:

@@ -9,10 +9,11 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
-from django_durable_tasks.lifecycle import cancellation
+from django_durable_tasks.lifecycle import cancellation, claims
+from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import TERMINAL, Status
-from tests.database.lifecycle.moves import FAILURE, end, question, start, succeed
+from tests.database.lifecycle.moves import FAILURE, PLACE, end, question, start, succeed
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
 
@@ -58,6 +59,23 @@ def test_a_published_row_is_taken_back_before_it_is_edited() -> None:
     assert (again.pk, again.status, again.args) == (row.pk, Status.PENDING, [3, 4])
     assert again.epoch > 1
     assert start(row, epoch=1) is None
+
+
+def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() -> None:
+    """A crash of the server may undo a claim whose message is at the broker already."""
+    row = _add(run_at=_in(60)).schedule(1, 2)
+    again = _add(run_at=_in(90)).schedule(3, 4)
+    Task.objects.filter(pk=row.pk).update(run_at=_in(-1), alarm_at=_in(-1))
+    assert [ring.task_id for ring in claims.claim(QUEUE, database_now(), 10, PLACE.node)] == [row.pk]
+    assert again.epoch == row.epoch + 1
+    assert start(row, epoch=row.epoch + 1) is None
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_row_that_is_moved_changes_its_epoch(by_key: bool) -> None:
+    row = _add(run_at=_in(60)).schedule(1, 2)
+    assert (Task.objects.reschedule(KEY, _in(90)) if by_key else cancellation.move(question(row), _in(90))) == 1
+    assert Task.objects.get().epoch == row.epoch + 1
 
 
 def test_a_running_row_finishes_under_its_old_arguments_and_the_key_goes_to_a_new_row() -> None:

@@ -15,6 +15,7 @@ from django_durable_tasks import registry
 from django_durable_tasks.lifecycle import (
     ageing,
     attempts,
+    cancellation,
     claims,
     dependencies,
     letting_go,
@@ -211,8 +212,8 @@ def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
         lambda question: transitions.expire(question, 10),
         lambda question: transitions.force_complete(question, "BY_HAND"),
         transitions.hold_back,
-        lambda question: scheduling.move(question, database_now() + timedelta(hours=1)),
-        scheduling.end_wait,
+        lambda question: cancellation.move(question, database_now() + timedelta(hours=1)),
+        cancellation.end_wait,
     ],
     ids=["cancel", "skip", "expire", "force_complete", "hold_back", "reschedule", "end_wait"],
 )

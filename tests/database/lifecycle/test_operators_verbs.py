@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import claims, recovery, retention, scheduling, transitions
+from django_durable_tasks.lifecycle import cancellation, claims, recovery, retention, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import Ring
@@ -32,7 +32,7 @@ def _of(*rows: Task) -> Any:
 
 def test_only_waiting_tries_are_released() -> None:
     waiting, first, running = a_task(due=60, failures=1), a_task(due=60), a_task(Status.RUNNING, failures=1)
-    assert scheduling.end_wait(_of(waiting, first, running)) == 1
+    assert cancellation.end_wait(_of(waiting, first, running)) == 1
     assert set(transitions.tasks().due(database_now())) == {waiting}
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
+from django.utils.module_loading import import_string
 
-from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.lifecycle.connections import close_all, count, own
+from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 
+LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def new_connections() -> Iterator[None]:
+    close_all()
+    yield
+    close_all()
 
 
 def _limits() -> dict[str, str]:
@@ -29,3 +40,51 @@ def test_behind_a_pooler_no_limit_is_left_on_a_session_that_others_will_use(monk
     behind_a_pooler: dict[str, Any] = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
     monkeypatch.setitem(connections.settings, "default", behind_a_pooler)
     assert "session" not in _limits().values()
+
+
+@pytest.mark.parametrize("behind_a_pooler", [False, True])
+def test_a_connection_of_ours_is_read_committed_whatever_the_project_sets(
+    monkeypatch: pytest.MonkeyPatch, behind_a_pooler: bool
+) -> None:
+    options = {**connection.settings_dict["OPTIONS"], "isolation_level": import_string(LEVELS).SERIALIZABLE}
+    strict = {**connection.settings_dict, "OPTIONS": options, "DISABLE_SERVER_SIDE_CURSORS": behind_a_pooler}
+    monkeypatch.setitem(connections.settings, "default", strict)
+    with own(), transaction.atomic(), connections["default"].cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("read committed",)
+
+
+def test_a_statement_of_ours_outside_of_a_transaction_is_read_committed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**connection.settings_dict["OPTIONS"], "options": "-c default_transaction_isolation=serializable"}
+    monkeypatch.setitem(connections.settings, "default", {**connection.settings_dict, "OPTIONS": options})
+    with own(), connections["default"].cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("read committed",)
+
+
+def test_a_serialization_failure_is_tried_again_like_a_deadlock() -> None:
+    tries: list[int] = []
+
+    @through_deadlocks
+    def act() -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '40001'; END $$")
+        return len(tries)
+
+    assert act() == 3
+
+
+def test_connections_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with own(), own(), own():
+        pass
+    assert count() == 3
+    with own():
+        pass
+    assert count() == 3
+    monkeypatch.setattr("django_durable_tasks.lifecycle.connections.IDLE_FOR", 0.0)
+    for left in (2, 1, 1):
+        with own():
+            pass
+        assert count() == left

@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks.conf import InvalidSetting, read
 from django_durable_tasks.lifecycle import leadership, nodes, recovery
 from django_durable_tasks.lifecycle.clock import after, database_now
-from django_durable_tasks.models import Node, NodeKind, SchedulerLease, Task
+from django_durable_tasks.models import Node, NodeKind, SchedulerLease
 from django_durable_tasks.rules.states import Status
 from tests.database.durable_command import durable
 from tests.factories import a_node, a_task
@@ -50,11 +50,10 @@ def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
     nodes.register(ANNA, "a", NodeKind.WORKER)
     assert set(nodes.beats()) == {mine.pk, ANNA}
     departed = a_node(region="us", stopped=3_600)
-    row = a_task(Status.RUNNING, node=departed.pk)
-    assert recovery.lose_departed(database_now(), 10) == 0
+    a_task(Status.RUNNING, node=departed.pk)
+    assert recovery.departed(database_now()) == {}
     Node.objects.filter(pk=departed.pk).update(region="eu")
-    assert recovery.lose_departed(database_now(), 10) == 1
-    assert Task.objects.get(pk=row.pk).status == Status.PENDING
+    assert recovery.departed(database_now()) == {departed.pk: False}
     assert there.pk not in nodes.beats()
     led.update(expires_at=database_now() - timedelta(hours=1))
     assert there.pk in nodes.beats(), "nobody leads its region"

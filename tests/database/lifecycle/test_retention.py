@@ -7,7 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.lifecycle import retention
 from django_durable_tasks.lifecycle.clock import database_now
@@ -96,6 +98,27 @@ def test_rows_go_in_batches_until_none_is_left() -> None:
         _ended((Status.SUCCESS, Status.CANCELLED)[number % 2], ago=8 * DAY)
     assert sum(retention.prunable(database_now()).values()) == 7
     assert [_prune(3) for _ in range(4)] == [3, 3, 1, 0]
+
+
+def test_a_walk_past_what_stays_is_one_page_a_call_after_the_deadline_and_comes_to_its_end(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_PASSED_OVER", 0.0)
+    settings.DURABLE_TASKS = {"RETENTION": {"SUCCESS": 60}}
+    for number in range(30):
+        _ended(ago=23 * HOUR - number, idempotency_key=f"key {number}")
+    row, now = _ended(ago=HOUR), database_now()
+    stayed = retention.Stayed()
+    for _ in range(6):
+        with CaptureQueriesContext(connection) as captured:
+            assert retention.prune(now, 5, stayed, deadline=0.0) == 0
+        pages = [one for one in captured if "completed_at" in one["sql"] and "'SUCCESS'" in one["sql"]]
+        assert sum("LIMIT 5" in one["sql"] for one in pages) <= 1
+        assert stayed.more()
+        assert _stays(row)
+    assert retention.prune(now, 5, stayed, deadline=0.0) == 1
+    assert not stayed.more()
+    assert not _stays(row)
 
 
 def test_an_id_that_the_caller_chose_does_not_keep_its_row_for_ever() -> None:

@@ -10,11 +10,12 @@ import pytest
 from django.db import connection
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
 from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, limits, recovery
 from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.endings import Kind, Outcome
@@ -24,6 +25,7 @@ from tests.database.lifecycle.moves import PLACE
 from tests.database.lifecycle.reference import DAY, HOUR, SOON, Reference, Row
 from tests.factories import QUEUE
 from tests.project import tasks
+from tests.stateful import applies_if, ids_in_creation_order
 
 picks = st.integers(min_value=0, max_value=10_000)
 keys = st.sampled_from(["k1", "k2"])
@@ -61,8 +63,8 @@ class Lifecycle(RuleBasedStateMachine):
         if status == Status.QUEUED:
             self.messages.append(Ring(row.pk, row.epoch, 1, row.name, QUEUE, row.priority))
 
-    @precondition(lambda self: len(self.reference.rows) < CROWD // 2)
     @rule(later=st.booleans(), expires=st.booleans(), tries=st.integers(1, 3), crashes=st.integers(1, 3))
+    @applies_if(lambda self: len(self.reference.rows) < CROWD // 2)
     def enqueue(self, later: bool, expires: bool, tries: int, crashes: int) -> None:
         """A plain call, for now or for later."""
         options = {"run_at": _ahead(LATER)} if later else {}
@@ -71,8 +73,8 @@ class Lifecycle(RuleBasedStateMachine):
         assert row.status == (Status.PENDING if later else Status.QUEUED)
         self._born(row, due=LATER if later else 0.0, expires=expires, max_crashes=crashes)
 
-    @precondition(lambda self: len(self.reference.rows) < CROWD)
     @rule(key=keys, tries=st.integers(1, 3), later=st.booleans())
+    @applies_if(lambda self: len(self.reference.rows) < CROWD)
     def enqueue_by_key(self, key: str, tries: int, later: bool) -> None:
         """A call under the caller's name: new, an update, or a second row beside a running one."""
         options: dict[str, Any] = {"run_at": _ahead(LATER)} if later else {}
@@ -87,9 +89,10 @@ class Lifecycle(RuleBasedStateMachine):
         if holder.status == Status.QUEUED:
             holder.wait()
         holder.due, holder.max_attempts, holder.expires, holder.max_crashes = due, tries, False, 3
+        holder.epoch += 1
 
-    @precondition(lambda self: len(self.reference.rows) < CROWD)
     @rule(subject=keys)
+    @applies_if(lambda self: len(self.reference.rows) < CROWD)
     def enqueue_unique(self, subject: str) -> None:
         """A call that may be open once."""
         row, unique = tasks.unique.using(queue=QUEUE).schedule(subject), f"tests.project.tasks.unique:{subject}"
@@ -113,8 +116,8 @@ class Lifecycle(RuleBasedStateMachine):
         else:
             assert row.pk == first.task_id
 
-    @precondition(lambda self: len(self.reference.rows) >= CROWD // 2)
     @rule(pick=picks)
+    @applies_if(lambda self: len(self.reference.rows) >= CROWD // 2)
     def cancel(self, pick: int) -> None:
         """Somebody cancels a row, whatever it does."""
         row: Row = _pick(self.reference.rows, pick)
@@ -122,8 +125,8 @@ class Lifecycle(RuleBasedStateMachine):
         assert reached == (row.is_open and not row.asked)
         row.cancel()
 
-    @precondition(lambda self: self.reference.rows)
     @rule(pick=picks)
+    @applies_if(lambda self: self.reference.rows)
     def replay(self, pick: int) -> None:
         """An operator replays a row, if there is one that ended."""
         ended = [row for row in self.reference.rows if not row.is_open]
@@ -138,8 +141,8 @@ class Lifecycle(RuleBasedStateMachine):
         else:
             assert dead_letters.replay(question, by="bob") == []
 
-    @precondition(lambda self: self.reference.rows)
     @rule(pick=picks)
+    @applies_if(lambda self: self.reference.rows)
     def discard(self, pick: int) -> None:
         """An operator closes a case."""
         row: Row = _pick(self.reference.rows, pick)
@@ -176,8 +179,8 @@ class Lifecycle(RuleBasedStateMachine):
         for row in rows:
             row.close(Status.EXPIRED)
 
-    @precondition(lambda self: self.messages)
     @rule(pick=picks)
+    @applies_if(lambda self: self.messages)
     def hand_back(self, pick: int) -> None:
         """The broker did not take a message, and the scheduler notices now or much later."""
         ring = _pick(self.messages, pick)
@@ -191,22 +194,22 @@ class Lifecycle(RuleBasedStateMachine):
     def lose_all(self) -> None:
         """Every worker died."""
         running = self.reference.of(Status.RUNNING)
-        assert recovery.lose_over(_ahead(DAY), 1_000) == len(running)
+        assert len(recovery.lose(leases(), recovery.OVER)) == len(running)
         for row in running:
             row.lose()
 
     # The broker ----------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.messages)
     @rule(pick=picks)
+    @applies_if(lambda self: self.messages)
     def lose_message(self, pick: int) -> None:
         """The broker forgets a message."""
         self.messages.pop(pick % len(self.messages))
 
     # Workers -------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.messages)
     @rule(pick=picks, keep=st.sampled_from([True, True, False]))
+    @applies_if(lambda self: self.messages)
     def deliver(self, pick: int, keep: bool) -> None:
         """A message arrives, perhaps not for the last time."""
         ring = _pick(self.messages, pick)
@@ -231,8 +234,8 @@ class Lifecycle(RuleBasedStateMachine):
             row.start(run.run_id)
             self.runs.append(run)
 
-    @precondition(lambda self: self.runs)
     @rule(pick=picks)
+    @applies_if(lambda self: self.runs)
     def succeed(self, pick: int) -> None:
         """A body returns; it may have been lost, or told before."""
         self._succeed(_pick(self.runs, pick))
@@ -245,8 +248,8 @@ class Lifecycle(RuleBasedStateMachine):
             self.told[run.run_id] = LogStatus.SUCCESS
         assert accepted == (self.told.get(run.run_id) == LogStatus.SUCCESS)
 
-    @precondition(lambda self: self.runs)
     @rule(pick=picks, retryable=st.booleans())
+    @applies_if(lambda self: self.runs)
     def fail(self, pick: int, retryable: bool) -> None:
         """A body raises; it may have been lost, or told before."""
         run: Run = _pick(self.runs, pick)
@@ -256,8 +259,8 @@ class Lifecycle(RuleBasedStateMachine):
             self.told[run.run_id] = row.fail(retryable=retryable)
         assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
 
-    @precondition(lambda self: self.runs)
     @rule(pick=picks)
+    @applies_if(lambda self: self.runs)
     def ignore(self, pick: int) -> None:
         """A body says that it is not to be done."""
         run: Run = _pick(self.runs, pick)
@@ -268,8 +271,8 @@ class Lifecycle(RuleBasedStateMachine):
             self.told[run.run_id] = LogStatus.CANCELLED
         assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
 
-    @precondition(lambda self: self.runs)
     @rule(pick=picks)
+    @applies_if(lambda self: self.runs)
     def heartbeat(self, pick: int) -> None:
         """A run renews its lease, and hears whether it should stop."""
         run: Run = _pick(self.runs, pick)
@@ -280,8 +283,8 @@ class Lifecycle(RuleBasedStateMachine):
     def _frozen(self) -> list[Run]:
         return [run for run in self.runs if self.reference.get(run.task_id).run not in (None, run.run_id)]
 
-    @precondition(lambda self: self._frozen())
     @rule(pick=picks)
+    @applies_if(lambda self: self._frozen())
     def wake(self, pick: int) -> None:
         """A worker that was given up wakes, and tells a success while another run goes on."""
         self._succeed(_pick(self._frozen(), pick))
@@ -309,12 +312,13 @@ class Lifecycle(RuleBasedStateMachine):
 @pytest.mark.django_db
 @pytest.mark.timeout(300)
 def test_the_engine_does_what_the_reference_does_in_any_order_of_events() -> None:
-    run_state_machine_as_test(
-        Lifecycle,
-        settings=settings(
-            max_examples=60 if connection.vendor == "sqlite" else 20, stateful_step_count=50, deadline=None,
-            print_blob=True, suppress_health_check=list(HealthCheck),
-            # Without shrinking: each step is a transaction, and the trace of a small crowd can be read as it is.
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-        ),
-    )  # fmt: skip
+    with ids_in_creation_order():
+        run_state_machine_as_test(
+            Lifecycle,
+            settings=settings(
+                max_examples=60 if connection.vendor == "sqlite" else 20, stateful_step_count=50, deadline=None,
+                suppress_health_check=list(HealthCheck),
+                # Without shrinking: each step is a transaction, and the trace of a small crowd can be read as it is.
+                phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            ),
+        )  # fmt: skip

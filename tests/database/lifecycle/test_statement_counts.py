@@ -21,12 +21,12 @@ from django_durable_tasks.lifecycle import (
     letting_go,
     limits,
     recovery,
-    scheduling,
     transitions,
 )
 from django_durable_tasks.lifecycle import connections as ours
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.heads import heads
+from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.models.task import HELD
 from django_durable_tasks.rules.states import LogStatus, Status
@@ -82,7 +82,7 @@ VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "claim": (Status.PENDING, _claim),
     "take": (Status.PENDING, lambda rows: attempts.take(question(*rows), 100, PLACE)),
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
-    "move": (Status.QUEUED, lambda rows: scheduling.move(question(*rows), database_now())),
+    "move": (Status.QUEUED, lambda rows: cancellation.move(question(*rows), database_now())),
     "ring_again": (Status.QUEUED, lambda rows: claims.ring_again(question(*rows), database_now(), 100)),
     "hand_back": (Status.QUEUED, lambda rows: claims.hand_back(claims.rings_of(_columns(rows)))),
     "expire": (Status.QUEUED, lambda rows: transitions.expire(question(*rows), 100)),
@@ -179,7 +179,7 @@ def test_a_dead_nodes_runs_are_lost_by_the_statements_of_one() -> None:
     for number in (1, 50):
         node = a_node()
         many_tasks(number, Status.RUNNING, node=node.pk)
-        costs.append(_cost(partial(recovery.lose_of_dead, [node.pk], 100)))
+        costs.append(_cost(partial(recovery.lose, leases(), recovery.DEAD)))
     assert len(costs[0]) == len(costs[1])
 
 

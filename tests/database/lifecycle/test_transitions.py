@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, connection, transaction
 
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
@@ -195,3 +197,39 @@ def test_a_receiver_whose_statement_fails_undoes_no_move() -> None:
         tasks_transitioned.disconnect(stumble)
     row.refresh_from_db()
     assert row.status == Status.CANCELLED
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_a_receiver_that_hides_a_failed_statement_undoes_no_move(in_transaction: bool) -> None:
+    def hide(**_: Any) -> None:
+        with suppress(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT nope FROM no_such_table")
+
+    row = a_task(Status.QUEUED)
+    tasks_transitioned.connect(hide)
+    try:
+        with transitions.atomic() if in_transaction else nullcontext():
+            assert start(row) is not None
+    finally:
+        tasks_transitioned.disconnect(hide)
+    assert _now(row).status == Status.RUNNING
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_a_hook_that_a_receiver_registers_may_fail_after_the_commit(in_transaction: bool) -> None:
+    def fail() -> None:
+        raise RuntimeError("a hook of the project's")
+
+    def register(**_: Any) -> None:
+        transaction.on_commit(fail)
+
+    row = a_task(Status.QUEUED)
+    tasks_transitioned.connect(register)
+    try:
+        with transitions.atomic() if in_transaction else nullcontext():
+            assert start(row) is not None
+    finally:
+        tasks_transitioned.disconnect(register)
+    assert _now(row).status == Status.RUNNING

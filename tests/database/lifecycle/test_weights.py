@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import claims, letting_go, limit_orders, scheduling
+from django_durable_tasks.lifecycle import cancellation, claims, letting_go, limit_orders
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.task import HELD
@@ -280,7 +280,7 @@ def test_a_bucket_of_a_clock_that_is_gone_goes_on_by_the_new_one() -> None:
 @pytest.mark.usefixtures("limited_tasks")
 def test_a_replay_keeps_its_weight(limited_tasks: None) -> None:
     row = limited.heavy.schedule()
-    scheduling.move(Task.objects.filter(pk=row.pk), database_now())
+    cancellation.move(Task.objects.filter(pk=row.pk), database_now())
     assert Task.objects.get().weight == 3
     assert letting_go.let_go(database_now(), 10) == 0
     assert uuid.UUID(str(row.pk)) == row.pk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from django.apps.registry import Apps
@@ -125,5 +125,5 @@ def of_beat(name: str = "nightly", *, task: str = NOOP, cron: str = "", zone: st
         schedules["crontab"] = CrontabSchedule.objects.create(  # type: ignore[attr-defined]
             minute=minute, hour=hour, day_of_month=day, month_of_year=month, day_of_week=weekday, timezone=zone
         )
-    recently = {"last_run_at": datetime.now(UTC) - timedelta(seconds=1)}
+    recently = {"last_run_at": datetime.now(UTC)}  # earlier, a fire time may lie between
     return PeriodicTask.objects.create(name=name, task=task, **{**recently, **schedules, **given})  # type: ignore[attr-defined]

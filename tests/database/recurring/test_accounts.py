@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from celery import signals
 
+from django_durable_tasks import registry
+from django_durable_tasks.celery import wiring
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Task
 from tests.database.durable_command import told
-from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.database.recurring.schedules import DAILY, START, a_schedule, at, fire, tomorrow
+from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -135,3 +142,97 @@ def test_only_what_still_comes_is_listed() -> None:
 def test_a_number_out_of_range_is_refused(number: int) -> None:
     with pytest.raises(InvalidOption, match="number="):
         a_schedule().next_fire_times(number)
+
+
+# Instants of whole seconds, as lists and tables print them ---------------------------------------------------------
+
+ODD = START + timedelta(microseconds=808_286)
+
+
+def _odd(**given: Any) -> RecurringTask:
+    """Return a schedule whose fire times do not lie on whole seconds."""
+    return a_schedule(**{"interval": 60, "start_time": ODD, "overlap": "ALLOW", **given})
+
+
+def test_the_second_of_a_fire_names_the_fire() -> None:
+    row = _odd()
+    fire(ODD)
+    assert "2026-03-02T09:00:00.808286Z was dispatched" in row.explain(START)
+    assert "2026-03-02T09:00:00.808286Z was dispatched" in row.explain(ODD)
+    assert "is no fire time" in row.explain(at(60) + timedelta(microseconds=5))
+
+
+def test_a_fire_in_the_ledger_is_found_by_its_second_after_the_timetable_has_changed() -> None:
+    row = _odd()
+    fire(ODD)
+    RecurringTask.objects.upsert(name=row.name, task=row.task, cron="0 0 1 1 *")
+    assert "was dispatched" in row.explain(START)
+
+
+def test_a_run_by_hand_is_found_by_its_second() -> None:
+    row = a_schedule(at=[START + timedelta(days=36500)])  # others may have a fire time in the second of this test
+    task = row.trigger_now(by="anna")
+    assert "was run by hand (by anna)" in row.explain(task.fire_time.replace(microsecond=0))
+
+
+def test_a_second_that_holds_several_fires_names_none_of_them() -> None:
+    row = _odd(interval=0.25)
+    assert "is no fire time of nightly" in row.explain(at(7))
+
+
+def test_a_moved_fire_is_found_by_the_second_to_which_it_was_moved() -> None:
+    row = a_schedule(cron=DAILY, start_time=START)
+    row.override(tomorrow(), "MOVE", move_to=tomorrow(minutes=5, microseconds=7))
+    assert f"{tomorrow():%Y-%m-%dT%H:%M:%SZ} was put there" in row.explain(tomorrow(minutes=5))
+
+
+# Bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_before_its_start_a_schedule_names_its_start() -> None:
+    row = a_schedule(cron="0 0 * * *")
+    assert row.explain(at(days=-1)) == (
+        "2026-03-01T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing fires before it. The first "
+        "fire time is 2026-03-03T00:00:00Z."
+    )
+    row.pause("deploy")
+    assert "is before the start of nightly" in row.explain(at(days=-1))
+
+
+def test_after_its_end_a_schedule_names_its_end() -> None:
+    row = a_schedule(end_time=at(days=99_999))
+    assert "is after the end of nightly" in row.explain(at(days=100_000))
+
+
+# A process that has not imported the task modules ------------------------------------------------------------------
+
+
+@pytest.fixture
+def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the name of a task whose module is imported only when the modules of tasks are, as in a web process."""
+    known = registry.get(tasks.noop.name)
+    name = "shop.tasks.late"
+
+    def import_it(**_: Any) -> None:
+        monkeypatch.setitem(registry._tasks, name, replace(known, options=replace(known.options, name=name)))
+
+    monkeypatch.setattr(wiring._Tasks, "loaded_by", None)
+    signals.import_modules.connect(import_it)
+    yield name
+    signals.import_modules.disconnect(import_it)
+
+
+VERBS: dict[str, Callable[[RecurringTask], object]] = {
+    "explain": lambda row: "shop.tasks.late" not in row.explain(row.next_fire_times(1)[0].nominal),
+    "trigger": lambda row: row.trigger_now().name == "shop.tasks.late",
+    "backfill": lambda row: row.backfill(START, at(60)).born == 2,
+    "upsert": lambda row: RecurringTask.objects.upsert(name="other", task=row.task, interval=60),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_imports_the_tasks_of_the_project_at_first_need(not_imported: str, verb: str) -> None:
+    row = a_schedule(overlap="ALLOW")
+    RecurringTask.objects.update(task=not_imported, revision=row.revision + 1)
+    row.refresh_from_db()
+    assert VERBS[verb](row)

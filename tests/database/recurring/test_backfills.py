@@ -226,3 +226,35 @@ def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() 
     Task.objects.update(status="FAILED", completed_at=database_now(), alarm_at=None)
     again = {"reprocess": "FAILED"}
     assert statements(60, 120, **again) == statements(180, 60 * 15, **again)
+
+
+def test_before_its_start_nothing_is_run_and_the_report_says_why() -> None:
+    row = a_schedule(cron="0 0 * * *")
+    report = row.backfill(at(days=-3), at(days=-2))
+    assert report.steps == ()
+    assert report.remark == (
+        "2026-02-27T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing fires before it. The first "
+        "fire time is 2026-03-03T00:00:00Z."
+    )
+    assert row.backfill(at(days=-3), at(days=3)).born == 3
+    assert "is before the start of nightly" in row.backfill(at(days=-3), at(days=3)).remark
+
+
+def test_a_range_between_two_fires_names_them() -> None:
+    row = a_schedule(cron="0 0 * * *")
+    assert row.backfill(at(days=3), at(days=3, seconds=5)).remark == (
+        "nightly has no fire time from 2026-03-05T09:00:00Z to 2026-03-05T09:00:05Z: before them comes "
+        "2026-03-05T00:00:00Z and after them comes 2026-03-06T00:00:00Z."
+    )
+
+
+def test_a_range_after_the_end_of_a_schedule_names_its_end() -> None:
+    row = a_schedule(cron="0 0 * * *")
+    RecurringTask.objects.update(end_time=at(days=2))
+    assert "is after the end of nightly, 2026-03-04T09:00:00Z" in row.backfill(at(days=3), at(days=4)).remark
+
+
+def test_an_end_of_whole_seconds_includes_the_fire_within_its_second() -> None:
+    odd = START + timedelta(microseconds=808_286)
+    row = a_schedule(start_time=odd, overlap="ALLOW")
+    assert [step.fire_time for step in row.backfill(START, at(60)).steps] == [odd, odd + timedelta(seconds=60)]

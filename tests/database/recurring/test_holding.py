@@ -16,6 +16,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.durable_command import told as told_by_the_command
 from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
 from tests.database.recurring.test_firing_hostile import BY_HAND
+from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -157,3 +158,28 @@ def test_a_row_spoilt_by_hand_is_refused_by_every_verb_with_an_error_of_ours(val
     assert RecurringTask.objects.get().status == "CANCELLED"
     assert told_by_the_command("show", "nightly")["status"] == "CANCELLED"
     assert len(told_by_the_command("list", "recurring")) == 1
+
+
+def test_a_snooze_leaves_a_pause_as_it_is() -> None:
+    row = a_schedule()
+    row.pause("no money", by="anna")
+    with pytest.raises(TransitionRefused, match=r"is paused by anna \(no money\): resume it first"):
+        row.snooze(database_now() + timedelta(days=1), by="bert")
+    row.refresh_from_db()
+    assert (row.status_reason, row.status_by, row.paused_until) == ("no money", "anna", None)
+
+
+def test_a_later_snooze_replaces_an_earlier_one() -> None:
+    row = a_schedule()
+    for days in (1, 2):
+        until = database_now() + timedelta(days=days)
+        row.snooze(until)
+    assert row.paused_until == until
+
+
+def test_a_snooze_until_a_whole_second_includes_the_fire_within_it() -> None:
+    row = RecurringTask.objects.upsert(name="odd", task=tasks.noop, interval=86_400, start_time=at(days=1, seconds=0.8))
+    next_run = row.next_fire_times(1)[0].nominal
+    row.snooze(next_run.replace(microsecond=0))
+    assert row.paused_until == next_run
+    assert row.next_fire_times(1)[0].nominal == next_run + timedelta(days=1)

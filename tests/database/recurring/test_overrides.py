@@ -9,7 +9,7 @@ import pytest
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, TransitionRefused
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
-from tests.database.recurring.schedules import DAILY, START, a_schedule, born, fire, told, tomorrow
+from tests.database.recurring.schedules import DAILY, START, a_schedule, at, born, fire, told, tomorrow
 
 pytestmark = pytest.mark.django_db
 
@@ -129,3 +129,19 @@ def test_words_that_contradict_are_refused() -> None:
     row.cancel()
     with pytest.raises(TransitionRefused, match="cannot be overridden"):
         row.override(tomorrow(), "SKIP")
+
+
+def test_a_second_names_the_fire_within_it() -> None:
+    row = a_schedule(interval=86_400, start_time=at(seconds=0.808))
+    fire_time = row.next_fire_times(1)[0].nominal
+    told = fire_time.replace(microsecond=0)
+    assert row.override(told, "SKIP").fire_time == fire_time
+    assert row.withdraw(told)
+    assert row.override(told, "ADD").fire_time == told
+
+
+def test_before_its_start_a_schedule_names_its_start() -> None:
+    row = RecurringTask.objects.upsert(name="later", task="tests.project.tasks.noop", cron=DAILY,
+                                       start_time=tomorrow(days=5))  # fmt: skip
+    with pytest.raises(InvalidSchedule, match="is before the start of later"):
+        row.override(tomorrow(days=1), "SKIP")

@@ -9,13 +9,14 @@ import pytest
 from django.db import connection, transaction
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_durable_tasks.lifecycle import schedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.reference import TICK, Plan
 from tests.database.recurring.schedules import START, fire
 from tests.project import tasks
+from tests.stateful import applies_if, ids_in_creation_order
 
 ROWS = 4
 intervals = st.sampled_from([60.0, 90.0, 7.5, 3600.0])
@@ -54,8 +55,8 @@ class Trigger(RuleBasedStateMachine):
         found: RecurringTask = RecurringTask.objects.get(pk=plan.pk)
         return found
 
-    @precondition(lambda self: len(self.plans) < ROWS)
     @rule(given=plans)
+    @applies_if(lambda self: len(self.plans) < ROWS)
     def declare(self, given: dict[str, Any]) -> None:
         """Somebody declares a schedule; it begins with its first grid point after now."""
         name = f"row {len(self.plans)}"
@@ -188,11 +189,12 @@ class Trigger(RuleBasedStateMachine):
 @pytest.mark.timeout(300)
 def test_the_trigger_keeps_the_books_of_the_reference_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "database_now", lambda: Clock.now)
-    run_state_machine_as_test(
-        Trigger,
-        settings=settings(
-            max_examples=60 if connection.vendor == "sqlite" else 15, stateful_step_count=30, deadline=None,
-            print_blob=True, suppress_health_check=list(HealthCheck),
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-        ),
-    )  # fmt: skip
+    with ids_in_creation_order():
+        run_state_machine_as_test(
+            Trigger,
+            settings=settings(
+                max_examples=60 if connection.vendor == "sqlite" else 15, stateful_step_count=30, deadline=None,
+                suppress_health_check=list(HealthCheck),
+                phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            ),
+        )  # fmt: skip

@@ -43,3 +43,15 @@ def test_a_row_that_cannot_be_computed_stops_no_other() -> None:
     RecurringTask.objects.filter(pk=bad.pk).update(tzdata_version="2020a", calendars=["gone"])
     assert zone_tables.recompute(100) == 2
     assert RecurringTask.objects.get(pk=good.pk).next_run_at == good.next_run_at
+
+
+def test_a_row_that_cannot_be_read_stops_no_other() -> None:
+    bad, good = a_schedule("bad"), a_schedule("good")
+    _by_older_tables(good, 1)
+    RecurringTask.objects.filter(pk=bad.pk).update(tzdata_version="2020a", calendars=7)
+    try:
+        assert [zone_tables.recompute(100), zone_tables.recompute(100)] == [1, 0]
+    finally:
+        zone_tables._isolation._items.clear()
+    assert RecurringTask.objects.get(pk=good.pk).next_run_at == good.next_run_at
+    assert list(zone_tables.computed_elsewhere()) == [bad]

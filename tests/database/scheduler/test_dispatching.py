@@ -9,11 +9,11 @@ from typing import Any, Self
 import pytest
 
 from django_durable_tasks.celery import publisher
+from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle import limits, nodes, queues, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task import HELD
-from django_durable_tasks.nearby.due_index import Due
 from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -48,6 +48,14 @@ def test_a_row_that_comes_is_known_and_published_by_its_id(scheduler: Scheduler)
     assert row.alarm_at is not None
     assert row.updated_at >= row.run_at
     assert len(hands.index) == 0
+
+
+def test_queues_whose_names_differ_in_case_only_are_both_dispatched(scheduler: Scheduler) -> None:
+    """To a collation that ignores case they are one."""
+    rows = [a_task(queue=queue) for queue in (QUEUE, QUEUE.upper())]
+    assert scheduler.dispatching.poll() == 2
+    assert [ring.task_id for queue in (QUEUE, QUEUE.upper()) for ring in take_rings(queue)] == [row.pk for row in rows]
+    assert scheduler.steps.failing() == []
 
 
 def test_a_row_that_was_cancelled_or_moved_meanwhile_is_not_published(scheduler: Scheduler) -> None:
@@ -132,13 +140,13 @@ def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> N
     for scheduler in (one, two):
         scheduler._beat._say()
     for scheduler in (one, two):
-        scheduler._look_at = 0.0
-        scheduler.round()
+        scheduler.maintenance._look_at = 0.0
+        scheduler.maintenance.round()
     assert two.dispatching.shards == frozenset({1, 2})
     assert one.dispatching.shards == frozenset(range(SHARDS)) - {1, 2}
     nodes.leave(two.node)
-    one._look_at = 0.0
-    one.round()
+    one.maintenance._look_at = 0.0
+    one.maintenance.round()
     assert one.dispatching.shards is None
 
 

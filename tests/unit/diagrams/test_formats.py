@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from django_durable_tasks.diagrams import FORMATS, draw, palette
+from django_durable_tasks.diagrams.labels import SIGNS, columns
+from django_durable_tasks.diagrams.model import KINDS, Diagram, Edge, Node
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.pictures import FORMATS, draw, palette
-from django_durable_tasks.rules.pictures.graph import KINDS, Edge, Node, Picture
-from django_durable_tasks.rules.pictures.wording import SIGNS, columns
 from django_durable_tasks.rules.states import Status
-from tests.unit.pictures import dot_grammar
-from tests.unit.pictures.graphs import START, STATUSES, edge, lanes, node, picture, pictures
+from tests.unit.diagrams import dot_grammar
+from tests.unit.diagrams.graphs import START, STATUSES, diagram, diagrams, edge, lanes, node
 
 SVG = "{http://www.w3.org/2000/svg}"
-EVERY_STATUS = picture([node(f"is {status.lower()}", status) for status in STATUSES])
-DIAMOND = picture(
+EVERY_STATUS = diagram([node(f"is {status.lower()}", status) for status in STATUSES])
+DIAMOND = diagram(
     [node("a", seconds=1), node("b", "FAILED", 8, reason="no route"), node("c", "RUNNING"), node("d", "BLOCKED")],
     [edge("a>b"), edge("a>c"), edge("b>d", "MUST_FAIL"), edge("c>d", "MUST_FINISH", resolved=False)],
 )
@@ -45,15 +45,15 @@ def test_an_unknown_format_names_the_nearest() -> None:
         draw(DIAMOND, "png")
 
 
-@pytest.mark.parametrize("make", [lambda: node("a", "DONE"), lambda: edge("a>b", "MUST"), lambda: picture("a a")])
-def test_a_picture_of_nonsense_is_refused_by_name(make: Callable[[], object]) -> None:
+@pytest.mark.parametrize("make", [lambda: node("a", "DONE"), lambda: edge("a>b", "MUST"), lambda: diagram("a a")])
+def test_a_diagram_of_nonsense_is_refused_by_name(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidOption, match=r"status='DONE'|kind='MUST'|id 'a' is given more than once"):
         make()
 
 
-@given(pictures(cycles=True), st.randoms(use_true_random=False))
+@given(diagrams(cycles=True), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_the_order_of_the_input_changes_nothing(of: Picture, chance: random.Random) -> None:
+def test_the_order_of_the_input_changes_nothing(of: Diagram, chance: random.Random) -> None:
     nodes, edges = list(of.nodes), list(of.edges)
     chance.shuffle(nodes)
     chance.shuffle(edges)
@@ -64,12 +64,12 @@ def test_the_order_of_the_input_changes_nothing(of: Picture, chance: random.Rand
 
 @pytest.mark.parametrize("known", FORMATS)
 def test_an_empty_graph_is_drawn(known: str) -> None:
-    assert "nightly" in draw(picture(""), known)
+    assert "nightly" in draw(diagram(""), known)
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known != "json"])
 def test_a_cycle_is_told(known: str) -> None:
-    assert "cycle" in draw(picture("a b", "a>b b>a"), known)
+    assert "cycle" in draw(diagram("a b", "a>b b>a"), known)
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known != "json"])
@@ -78,9 +78,9 @@ def test_every_status_is_a_word_and_not_only_a_colour(known: str) -> None:
     assert all(re.search(rf"\b{status}\b", drawn) for status in STATUSES)
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_json_holds_every_node_and_every_edge(of: Picture) -> None:
+def test_json_holds_every_node_and_every_edge(of: Diagram) -> None:
     found = json.loads(draw(of, "json"))
     assert sorted(kept["id"] for kept in found["nodes"]) == sorted(known.id for known in of.nodes)
     assert len(found["edges"]) == len(of.edges)
@@ -91,7 +91,7 @@ def test_json_holds_every_node_and_every_edge(of: Picture) -> None:
 
 
 def test_json_keeps_its_schema() -> None:
-    of = Picture(
+    of = Diagram(
         title="t",
         status="RUNNING",
         nodes=(
@@ -147,9 +147,9 @@ def test_text_reads_from_layer_to_layer() -> None:
     ]
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_text_fits_a_terminal_of_a_hundred_columns(of: Picture) -> None:
+def test_text_fits_a_terminal_of_a_hundred_columns(of: Diagram) -> None:
     wide = [replace(known, label=known.label * 40 + "宽" * 60, reason="because " * 40) for known in of.nodes]
     assert all(columns(line) <= 100 for line in draw(replace(of, nodes=tuple(wide)), "text").splitlines())
 
@@ -179,9 +179,9 @@ def test_words_beside_the_boxes_have_contrast_and_lines_too() -> None:
     assert palette.contrast("#ffffff", "#000000") == 21
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_svg_is_xml_and_shows_every_box(of: Picture) -> None:
+def test_svg_is_xml_and_shows_every_box(of: Diagram) -> None:
     svg = draw(of, "svg")
     labels = [text for text in _texts(svg) if text in {"page 9", "page 10", "extract"} or re.fullmatch(r"n\d+", text)]
     assert sorted(labels) == sorted(known.label for known in of.nodes)
@@ -242,14 +242,14 @@ def test_svg_needs_neither_scripts_nor_styles_nor_anything_loaded() -> None:
 
 def test_a_pile_says_how_many_stand_where() -> None:
     nodes = [node(f"p{at}", "FAILED" if at < 34 else "SUCCESS", name="jobs.page") for at in range(1_234)]
-    svg = draw(picture(nodes), "svg")
+    svg = draw(diagram(nodes), "svg")
     assert {"page × 1,234", "1,200", "34"} <= set(_texts(svg))
     assert any("1,200 SUCCESS\n34 FAILED" in title for title in _titles(svg))
 
 
 def test_dot_follows_the_grammar_and_holds_nodes_edges_and_clusters() -> None:
     inner = [node("in", group="a/b"), node("beside", group="a"), node("out")]
-    found = dot_grammar.read(draw(picture(inner, "in>beside beside>out out>out"), "dot"))
+    found = dot_grammar.read(draw(diagram(inner, "in>beside beside>out out>out"), "dot"))
     assert [attributes["label"] for attributes in found.nodes.values()] == [
         '"out\\nSUCCESS"', '"beside\\nSUCCESS"', '"in\\nSUCCESS"',
     ]  # fmt: skip
@@ -268,9 +268,9 @@ def test_dot_draws_each_kind_in_its_style() -> None:
     ]
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_dot_and_mermaid_hold_every_node_and_the_same_edges(of: Picture) -> None:
+def test_dot_and_mermaid_hold_every_node_and_the_same_edges(of: Diagram) -> None:
     found = dot_grammar.read(draw(of, "dot"))
     lines = draw(of, "mermaid").splitlines()
     arrows = [re.fullmatch(r"  (n\d+) (?:-->|-\.->|--x)(?:\|[a-z0-9, ]+\|)? (n\d+)", line) for line in lines]
@@ -281,7 +281,7 @@ def test_dot_and_mermaid_hold_every_node_and_the_same_edges(of: Picture) -> None
 
 
 def test_mermaid_has_a_class_for_each_status_and_links_where_given() -> None:
-    of = picture([node("a", href="/tasks/1?x=y"), node("b", "FAILED", group="part")], "a>b")
+    of = diagram([node("a", href="/tasks/1?x=y"), node("b", "FAILED", group="part")], "a>b")
     lines = [line.strip() for line in draw(of, "mermaid").splitlines()]
     assert lines[:4] == ["---", 'title: "nightly \\u00b7 RUNNING"', "---", "flowchart LR"]
     assert 'n0["a<br/>SUCCESS"]:::success' in lines

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.pictures import draw
-from django_durable_tasks.rules.pictures.collapsing import MOST_BOXES, MOST_LINES, collapsed
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from django_durable_tasks.rules.pictures.outline import Outline
-from tests.unit.pictures.graphs import edge, lanes, large, node, picture
+from django_durable_tasks.diagrams import draw
+from django_durable_tasks.diagrams.grouping import MOST_BOXES, MOST_LINES, collapsed
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.outline import Outline
+from tests.unit.diagrams.graphs import diagram, edge, lanes, large, node
 
 
-def _outline(of: Picture, most_lines: int = MOST_LINES) -> Outline:
+def _outline(of: Diagram, most_lines: int = MOST_LINES) -> Outline:
     return collapsed(layered(of), most_lines)
 
 
@@ -27,8 +27,8 @@ def _labels(outline: Outline) -> list[str]:
 
 def test_two_hundred_nodes_have_a_box_each_and_one_more_has_not() -> None:
     names = [f"p{at}" for at in range(200)]
-    assert len(_outline(picture(" ".join(names))).boxes) == 200
-    assert _labels(_outline(picture(" ".join([*names, "one-more"])))) == ["tasks × 201"]
+    assert len(_outline(diagram(" ".join(names))).boxes) == 200
+    assert _labels(_outline(diagram(" ".join([*names, "one-more"])))) == ["tasks × 201"]
 
 
 def test_nodes_of_one_name_between_the_same_tasks_share_a_box() -> None:
@@ -44,7 +44,7 @@ def test_parallel_chains_collapse_step_by_step() -> None:
 def test_nodes_that_wait_for_different_tasks_stay_apart() -> None:
     nodes = [node("a", name="a"), node("b", name="b")]
     nodes += [node(f"p{at}", name="page") for at in range(300)]
-    outline = _outline(picture(nodes, [edge(f"{'a' if at < 100 else 'b'}>p{at}") for at in range(300)]))
+    outline = _outline(diagram(nodes, [edge(f"{'a' if at < 100 else 'b'}>p{at}") for at in range(300)]))
     assert sorted(_labels(outline)) == ["a", "b", "page × 100", "page × 200"]
 
 
@@ -53,7 +53,7 @@ def test_different_sub_workflows_become_a_box_each() -> None:
         node(f"{part}-{step}", name=f"n{part}-{step}", group=f"part {part}") for part in range(9) for step in range(40)
     ]
     edges = [edge(f"{part}-{step}>{part}-{step + 1}") for part in range(9) for step in range(39)]
-    assert _labels(_outline(picture(nodes, edges))) == [f"part {part} × 40" for part in range(9)]
+    assert _labels(_outline(diagram(nodes, edges))) == [f"part {part} × 40" for part in range(9)]
 
 
 def test_many_sub_workflows_of_the_same_steps_collapse_by_step() -> None:
@@ -61,7 +61,7 @@ def test_many_sub_workflows_of_the_same_steps_collapse_by_step() -> None:
         node(f"{part}-{step}", name=f"jobs.s{step}", group=f"part {part}") for part in range(999) for step in range(3)
     ]
     edges = [edge(f"{part}-{step}>{part}-{step + 1}") for part in range(999) for step in range(2)]
-    assert _labels(_outline(picture(nodes, edges))) == ["s0 × 999", "s1 × 999", "s2 × 999"]
+    assert _labels(_outline(diagram(nodes, edges))) == ["s0 × 999", "s1 × 999", "s2 × 999"]
 
 
 def test_a_sub_workflow_that_waits_for_itself_by_way_of_others_is_not_one_box() -> None:
@@ -70,7 +70,7 @@ def test_a_sub_workflow_that_waits_for_itself_by_way_of_others_is_not_one_box() 
     edges = [edge("in-0>out-0"), edge("out-0>in-1")]
     simple = [node(f"alone-{at}", name=f"alone{at}", group="simple") for at in range(150)]
     edges += [edge(f"alone-{at}>alone-{at + 1}") for at in range(149)]
-    outline = _outline(picture([*inner[:30], *outer[:30], *simple], edges))
+    outline = _outline(diagram([*inner[:30], *outer[:30], *simple], edges))
     assert {"simple × 150", "in-0", "out-0", "in-1"} <= set(_labels(outline))
     assert not outline.warning
 
@@ -78,7 +78,7 @@ def test_a_sub_workflow_that_waits_for_itself_by_way_of_others_is_not_one_box() 
 def test_a_long_chain_of_different_tasks_becomes_bands_of_layers() -> None:
     count = 1_000
     nodes = [node(f"n{at}", name=f"jobs.n{at}") for at in range(count)]
-    outline = _outline(picture(nodes, [edge(f"n{at}>n{at + 1}") for at in range(count - 1)]))
+    outline = _outline(diagram(nodes, [edge(f"n{at}>n{at + 1}") for at in range(count - 1)]))
     assert len(outline.boxes) <= MOST_BOXES
     assert _labels(outline)[:2] == ["layers 1–7 × 7", "layers 8–14 × 7"]
 
@@ -93,7 +93,7 @@ def test_a_long_chain_of_different_tasks_becomes_bands_of_layers() -> None:
     ],
     ids=["few names", "all different", "sub-workflows", "dense"],
 )
-def test_whatever_the_graph_the_boxes_and_lines_are_few_and_hold_every_node(of: Picture) -> None:
+def test_whatever_the_graph_the_boxes_and_lines_are_few_and_hold_every_node(of: Diagram) -> None:
     for most_lines in (MOST_LINES, 500):
         outline = _outline(of, most_lines)
         assert len(outline.boxes) <= MOST_BOXES
@@ -111,7 +111,7 @@ def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_kept_wh
 
 
 def test_a_dense_graph_is_drawn_without_the_lines_that_longer_paths_say() -> None:
-    everything = picture(
+    everything = diagram(
         " ".join(f"n{at}" for at in range(60)), " ".join(f"n{a}>n{b}" for b in range(60) for a in range(b))
     )
     outline = _outline(everything)
@@ -121,7 +121,7 @@ def test_a_dense_graph_is_drawn_without_the_lines_that_longer_paths_say() -> Non
 
 def test_the_status_of_a_box_is_the_one_that_asks_for_attention() -> None:
     nodes = [node(f"p{at}", "FAILED" if at == 77 else "SUCCESS", name="page") for at in range(300)]
-    (box,) = _outline(picture(nodes)).boxes
+    (box,) = _outline(diagram(nodes)).boxes
     assert box.status == "FAILED"
     assert dict(box.counts) == {"SUCCESS": 299, "FAILED": 1}
 

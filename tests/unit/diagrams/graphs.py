@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.pictures.graph import KINDS, Edge, Node, Picture
+from django_durable_tasks.diagrams.model import KINDS, Diagram, Edge, Node
 from django_durable_tasks.rules.states import Status
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -28,14 +28,14 @@ def edge(arrow: str, kind: str = "MUST_SUCCEED", *, resolved: bool = True) -> Ed
     return Edge(source=source, target=target, kind=kind, resolved=resolved)
 
 
-def picture(nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title: str = "nightly") -> Picture:
-    """Return a picture; words stand for nodes that succeeded and for edges ``a>b``."""
+def diagram(nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title: str = "nightly") -> Diagram:
+    """Return a diagram; words stand for nodes that succeeded and for edges ``a>b``."""
     nodes = [node(word) for word in nodes.split()] if isinstance(nodes, str) else nodes
     edges = [edge(word) for word in edges.split()] if isinstance(edges, str) else edges
-    return Picture(title=title, status="RUNNING", nodes=tuple(nodes), edges=tuple(edges))
+    return Diagram(title=title, status="RUNNING", nodes=tuple(nodes), edges=tuple(edges))
 
 
-def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) -> Picture:
+def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) -> Diagram:
     """Return a random graph without cycles of so many nodes, edges, different names and sub-workflows."""
     chance = random.Random(seed)
     nodes = [
@@ -51,10 +51,10 @@ def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) ->
     while len(pairs) < edges:
         low, high = sorted(chance.sample(range(count), 2))
         pairs.add((low, high))
-    return picture(nodes, [edge(f"n{low}>n{high}", chance.choice(KINDS)) for low, high in sorted(pairs)])
+    return diagram(nodes, [edge(f"n{low}>n{high}", chance.choice(KINDS)) for low, high in sorted(pairs)])
 
 
-def lanes(count: int, length: int) -> Picture:
+def lanes(count: int, length: int) -> Diagram:
     """Return so many chains of the same kinds of tasks between one start and one end."""
     nodes = [node("start", name="jobs.start"), node("end", name="jobs.end")]
     edges = []
@@ -62,14 +62,14 @@ def lanes(count: int, length: int) -> Picture:
         ids = [f"step {step} of {lane}" for step in range(length)]
         nodes += [node(known, name=f"jobs.step{step}") for step, known in enumerate(ids)]
         edges += [edge(f"{low}>{high}") for low, high in zip(["start", *ids], [*ids, "end"], strict=True)]
-    return picture(nodes, edges)
+    return diagram(nodes, edges)
 
 
 GROUPS = ("", "", "", "a", "a/b", "a/c", "d", "d/e/f", "a/b/c/d/e/f/g/h")
 
 
 @st.composite
-def pictures(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Picture:
+def diagrams(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Diagram:
     """Give random graphs, some in sub-workflows; with ``cycles`` any directed graph, self-edges and doubles too."""
     count = draw(st.integers(0, most))
     nodes = [
@@ -90,4 +90,4 @@ def pictures(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Pictur
         for one, other, kind, resolved in found
         if count and (cycles or one != other)
     ]
-    return picture(nodes, edges)
+    return diagram(nodes, edges)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.pictures import FORMATS, draw
-from django_durable_tasks.rules.pictures.graph import Edge, Node, Picture
-from django_durable_tasks.rules.pictures.wording import (
+from django_durable_tasks.diagrams import FORMATS, draw
+from django_durable_tasks.diagrams.labels import (
     clean,
     columns,
     ems,
@@ -22,8 +21,9 @@ from django_durable_tasks.rules.pictures.wording import (
     shortened,
     shortened_columns,
 )
-from tests.unit.pictures import dot_grammar
-from tests.unit.pictures.graphs import node, picture
+from django_durable_tasks.diagrams.model import Diagram, Edge, Node
+from tests.unit.diagrams import dot_grammar
+from tests.unit.diagrams.graphs import diagram, node
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -56,8 +56,8 @@ HREFS = (
 _TAGS = {"svg", "title", "desc", "g", "rect", "path", "text", "a"}
 
 
-def _everywhere(text: str, href: str = "") -> Picture:
-    """Return a picture that holds the text wherever foreign text may stand."""
+def _everywhere(text: str, href: str = "") -> Diagram:
+    """Return a diagram that holds the text wherever foreign text may stand."""
     nodes = tuple(
         Node(id=known, label=text, status=status, name=text, reason=text, group=f"{text}/{text}", href=href)
         for known, status in (("a" + text, "SUCCESS"), ("b" + text, "FAILED"), ("c" + text, "SUCCESS"))
@@ -67,17 +67,17 @@ def _everywhere(text: str, href: str = "") -> Picture:
         Edge(source="b" + text, target="a" + text, kind="MUST_FINISH", outcome=text),
         Edge(source="gone" + text, target="c" + text, kind="MUST_FAIL", outcome=text),
     )
-    return Picture(title=text, status=text, nodes=nodes, edges=edges)
+    return Diagram(title=text, status=text, nodes=nodes, edges=edges)
 
 
-def _expect_plain_svg(of: Picture) -> None:
+def _expect_plain_svg(of: Diagram) -> None:
     root = ET.fromstring(draw(of, "svg"))
     for found in root.iter():
         assert found.tag.removeprefix("{http://www.w3.org/2000/svg}") in _TAGS
         assert not [name for name in found.attrib if name.startswith("on") or name in {"style", "class", "id"}]
 
 
-def _expect_plain_mermaid(of: Picture) -> None:
+def _expect_plain_mermaid(of: Diagram) -> None:
     lines = draw(of, "mermaid").splitlines()
     quoted = r'"[\w \-.,:/()×…→·–#;]*(?:<br/>[\w \-.,:/()×…→·–#;]*)?"'
     allowed = (
@@ -90,7 +90,7 @@ def _expect_plain_mermaid(of: Picture) -> None:
     assert not [line for line in lines if not re.fullmatch("|".join(allowed), line)]
 
 
-def _expect_plain_dot(of: Picture) -> None:
+def _expect_plain_dot(of: Diagram) -> None:
     found = dot_grammar.read(draw(of, "dot"))
     assert len(found.nodes) == len(of.nodes)
     assert set(found.nodes) == {f"n{place}" for place in range(len(of.nodes))}
@@ -101,13 +101,13 @@ def _expect_plain_dot(of: Picture) -> None:
         assert "&" not in rest
 
 
-def _expect_plain_text(of: Picture) -> None:
+def _expect_plain_text(of: Diagram) -> None:
     drawn = draw(of, "text")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", drawn)
     assert sum(line.startswith("┌─ layer") for line in drawn.splitlines()) == 2
 
 
-def _expect_plain_json(of: Picture, text: str) -> None:
+def _expect_plain_json(of: Diagram, text: str) -> None:
     drawn = draw(of, "json")
     assert drawn.isascii()
     assert not set("<>&") & set(drawn)
@@ -135,7 +135,7 @@ def test_any_text_stays_text(text: str) -> None:
 
 @pytest.mark.parametrize("known", FORMATS)
 def test_a_label_is_shown_as_it_was_written(known: str) -> None:
-    drawn = draw(picture([node("a", label="a < b & c")]), known)
+    drawn = draw(diagram([node("a", label="a < b & c")]), known)
     shown = {
         "text": "a < b & c",
         "mermaid": "a #60; b #38; c",
@@ -158,7 +158,7 @@ def test_a_link_that_could_do_more_than_lead_somewhere_is_none(href: str) -> Non
 
 @pytest.mark.parametrize("href", ["/tasks/1/", "tasks/1?a=b:c", "?id=1", "#n1", "https://example.org/x", "HTTP://x/"])
 def test_a_plain_link_is_a_link(href: str) -> None:
-    of = picture([node("a", href=href)])
+    of = diagram([node("a", href=href)])
     root = ET.fromstring(draw(of, "svg"))
     assert [found.get("href") for found in root.iter("{http://www.w3.org/2000/svg}a")] == [href]
     assert root.get("role") == "group"
@@ -167,14 +167,14 @@ def test_a_plain_link_is_a_link(href: str) -> None:
 
 
 def test_quotes_in_a_link_stay_inside_it() -> None:
-    of = picture([node("a", href="/x?\"><script>'`")])
+    of = diagram([node("a", href="/x?\"><script>'`")])
     _expect_plain_svg(of)
     _expect_plain_mermaid(of)
     assert dot_grammar.read(draw(of, "dot")).nodes["n0"]["URL"].startswith('"/x?\\"')
 
 
 def test_a_pile_of_hostile_names_stays_text() -> None:
-    of = picture([node(f"n{at}", name="<b>\"'%%{") for at in range(300)])
+    of = diagram([node(f"n{at}", name="<b>\"'%%{") for at in range(300)])
     _expect_plain_svg(of)
     _expect_plain_mermaid(of)
     dot_grammar.read(draw(of, "dot"))
@@ -197,6 +197,6 @@ def test_any_two_labels_can_be_sorted(one: str, other: str) -> None:
 
 def test_deep_sub_workflows_are_framed_only_so_deep() -> None:
     deep = Node(id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000)))
-    of = replace(picture("b"), nodes=(deep,))
+    of = replace(diagram("b"), nodes=(deep,))
     assert len(dot_grammar.read(draw(of, "dot")).clusters) == 6
     _expect_plain_svg(of)

@@ -6,95 +6,95 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from tests.unit.pictures.graphs import edge, node, picture, pictures
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.model import Diagram
+from tests.unit.diagrams.graphs import diagram, diagrams, edge, node
 
 
-def _layers(drawn: Picture) -> list[str]:
+def _layers(drawn: Diagram) -> list[str]:
     graph = layered(drawn)
     return [" ".join(graph.nodes[place].id for place in row) for row in graph.layers()]
 
 
-def _critical(drawn: Picture) -> str:
+def _critical(drawn: Diagram) -> str:
     graph = layered(drawn)
     return " ".join(graph.nodes[place].id for place in graph.critical)
 
 
 def test_a_node_stands_behind_the_longest_path_to_it() -> None:
-    assert _layers(picture("a b c d e", "a>b b>c a>c c>d")) == ["a e", "b", "c", "d"]
+    assert _layers(diagram("a b c d e", "a>b b>c a>c c>d")) == ["a e", "b", "c", "d"]
 
 
 def test_page_nine_stands_before_page_ten() -> None:
-    assert _layers(picture([node("x", label="page 10"), node("y", label="page 9")])) == ["y x"]
+    assert _layers(diagram([node("x", label="page 10"), node("y", label="page 9")])) == ["y x"]
 
 
 def test_digits_beyond_every_integer_still_sort() -> None:
-    assert _layers(picture([node("b", label="9" * 6_000), node("a", label="8" * 6_000)])) == ["a b"]
+    assert _layers(diagram([node("b", label="9" * 6_000), node("a", label="8" * 6_000)])) == ["a b"]
 
 
-@given(pictures(cycles=True))
-def test_every_edge_that_closes_no_cycle_leads_to_a_higher_layer(drawn: Picture) -> None:
+@given(diagrams(cycles=True))
+def test_every_edge_that_closes_no_cycle_leads_to_a_higher_layer(drawn: Diagram) -> None:
     graph = layered(drawn)
     assert len(graph.nodes) == len(drawn.nodes)
     assert len(graph.edges) == len(drawn.edges)
     assert all(graph.layer[source] < graph.layer[target] for source, target in graph.kept())
 
 
-@given(pictures(cycles=True))
-def test_every_layer_but_the_first_is_held_up_by_the_one_before(drawn: Picture) -> None:
+@given(diagrams(cycles=True))
+def test_every_layer_but_the_first_is_held_up_by_the_one_before(drawn: Diagram) -> None:
     graph = layered(drawn)
     held = {(target, graph.layer[source]) for source, target in graph.kept()}
     assert all(depth == 0 or (place, depth - 1) in held for place, depth in enumerate(graph.layer))
 
 
-@given(pictures())
-def test_nothing_is_broken_in_a_graph_without_cycles(drawn: Picture) -> None:
+@given(diagrams())
+def test_nothing_is_broken_in_a_graph_without_cycles(drawn: Diagram) -> None:
     assert not layered(drawn).broken
 
 
 def test_a_cycle_is_broken_at_the_edge_that_closes_it() -> None:
-    graph = layered(picture("a b c d", "a>b b>c c>d d>b"))
+    graph = layered(diagram("a b c d", "a>b b>c c>d d>b"))
     assert [graph.edges[place].source for place in graph.broken] == ["d"]
-    assert _layers(picture("a b c d", "a>b b>c c>d d>b")) == ["a", "b", "c", "d"]
+    assert _layers(diagram("a b c d", "a>b b>c c>d d>b")) == ["a", "b", "c", "d"]
 
 
 def test_a_self_edge_is_a_cycle() -> None:
-    assert len(layered(picture("a", "a>a")).broken) == 1
+    assert len(layered(diagram("a", "a>a")).broken) == 1
 
 
 def test_a_chain_of_fifty_thousand_needs_no_deep_stack() -> None:
     count = 50_000
-    chain = picture([node(f"n{at}") for at in range(count)], [edge(f"n{at}>n{at + 1}") for at in range(count - 1)])
+    chain = diagram([node(f"n{at}") for at in range(count)], [edge(f"n{at}>n{at + 1}") for at in range(count - 1)])
     assert len(layered(chain).critical) == count
 
 
 def test_an_edge_to_an_unknown_task_is_kept_apart() -> None:
-    graph = layered(picture("a", "a>z z>a"))
+    graph = layered(diagram("a", "a>z z>a"))
     assert [found.target for found in graph.outside] == ["z", "a"]
     assert not graph.edges
 
 
 def test_the_critical_path_is_the_longest_by_measured_duration() -> None:
     nodes = [node("a", seconds=1), node("b", seconds=2), node("c", seconds=2), node("d", seconds=9), node("e")]
-    assert _critical(picture(nodes, "a>b b>c a>d d>e")) == "a d e"
+    assert _critical(diagram(nodes, "a>b b>c a>d d>e")) == "a d e"
 
 
 def test_without_durations_the_critical_path_is_the_one_of_most_nodes() -> None:
-    assert _critical(picture("a b c d", "a>d a>b b>c")) == "a b c"
+    assert _critical(diagram("a b c d", "a>d a>b b>c")) == "a b c"
 
 
 def test_of_equally_long_paths_the_one_of_more_nodes_then_the_first_counts() -> None:
-    assert _critical(picture([node("a", seconds=1), node("b"), node("c", seconds=0)], "a>b b>c a>c")) == "a b c"
-    assert _critical(picture("a b c", "a>c a>b")) == "a b"
+    assert _critical(diagram([node("a", seconds=1), node("b"), node("c", seconds=0)], "a>b b>c a>c")) == "a b c"
+    assert _critical(diagram("a b c", "a>c a>b")) == "a b"
 
 
 def test_clocks_that_contradict_each_other_count_as_nothing() -> None:
     assert node("a", seconds=-5).microseconds == 0
 
 
-@given(pictures(cycles=True, most=9))
-def test_no_path_is_heavier_than_the_critical_one(drawn: Picture) -> None:
+@given(diagrams(cycles=True, most=9))
+def test_no_path_is_heavier_than_the_critical_one(drawn: Diagram) -> None:
     graph = layered(drawn)
     kept = set(graph.kept())
 

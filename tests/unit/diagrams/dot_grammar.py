@@ -1,4 +1,4 @@
-"""A reader of the part of Graphviz' language that the pictures use; anything else is an error."""
+"""A reader of the part of Graphviz' language that the diagrams use; anything else is an error."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@ from itertools import combinations, pairwise, product
 import pytest
 from hypothesis import given, settings
 
-from django_durable_tasks.rules.pictures.collapsing import collapsed
-from django_durable_tasks.rules.pictures.drawing import Drawing, Rectangle, drawn
-from django_durable_tasks.rules.pictures.graph import Picture
-from django_durable_tasks.rules.pictures.layering import layered
-from tests.unit.pictures.graphs import edge, large, node, picture, pictures
+from django_durable_tasks.diagrams.grouping import collapsed
+from django_durable_tasks.diagrams.layers import layered
+from django_durable_tasks.diagrams.layout.drawing import Drawing, Rectangle, drawn
+from django_durable_tasks.diagrams.model import Diagram
+from tests.unit.diagrams.graphs import diagram, diagrams, edge, large, node
 
 WIDTH, HEIGHT = 150, 46
 
 
-def _drawing(of: Picture) -> Drawing:
+def _drawing(of: Diagram) -> Drawing:
     return drawn(collapsed(layered(of)), WIDTH, HEIGHT)
 
 
@@ -43,17 +43,17 @@ def _spot(drawing: Drawing, label: str) -> Rectangle:
     return drawing.boxes[labels.index(label)]
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_no_two_boxes_overlap(of: Picture) -> None:
+def test_no_two_boxes_overlap(of: Diagram) -> None:
     drawing = _drawing(of)
     assert len(drawing.boxes) == len(of.nodes)
     assert not [pair for pair in combinations(drawing.boxes, 2) if _overlap(*pair)]
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_every_line_leads_forward_from_box_to_box(of: Picture) -> None:
+def test_every_line_leads_forward_from_box_to_box(of: Diagram) -> None:
     drawing = _drawing(of)
     axis = 1 if drawing.downwards else 0
     for line, points in zip(drawing.outline.lines, drawing.lines, strict=True):
@@ -65,9 +65,9 @@ def test_every_line_leads_forward_from_box_to_box(of: Picture) -> None:
         assert line.broken or drawing.outline.boxes[line.source].layer < drawing.outline.boxes[line.target].layer
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_no_line_passes_a_box_on_its_straight_runs(of: Picture) -> None:
+def test_no_line_passes_a_box_on_its_straight_runs(of: Diagram) -> None:
     drawing = _drawing(of)
     for points, box in product(drawing.lines, drawing.boxes):
         # Between two points of one layer a line is straight; from layer to layer there is no box.
@@ -76,9 +76,9 @@ def test_no_line_passes_a_box_on_its_straight_runs(of: Picture) -> None:
             assert not _overlap(run, box)
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_a_frame_holds_its_own_and_nothing_else(of: Picture) -> None:
+def test_a_frame_holds_its_own_and_nothing_else(of: Diagram) -> None:
     drawing = _drawing(of)
     for frame in drawing.frames:
         for box, spot in zip(drawing.outline.boxes, drawing.boxes, strict=True):
@@ -91,9 +91,9 @@ def test_a_frame_holds_its_own_and_nothing_else(of: Picture) -> None:
             assert not _overlap(one.around, other.around)
 
 
-@given(pictures(cycles=True))
+@given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_everything_lies_within_the_picture(of: Picture) -> None:
+def test_everything_lies_within_the_diagram(of: Diagram) -> None:
     drawing = _drawing(of)
     whole = Rectangle(0, 0, drawing.width, drawing.height)
     assert all(_holds(whole, box) for box in drawing.boxes)
@@ -108,7 +108,7 @@ def test_two_hundred_boxes_in_nested_sub_workflows_do_not_overlap() -> None:
 
 
 def test_a_chain_is_a_straight_line() -> None:
-    drawing = _drawing(picture("a b c d", "a>b b>c c>d"))
+    drawing = _drawing(diagram("a b c d", "a>b b>c c>d"))
     assert len({box.y for box in drawing.boxes}) == 1
 
 
@@ -116,27 +116,27 @@ def test_a_chain_is_a_straight_line() -> None:
 def test_a_fan_stands_around_the_middle(wide: int) -> None:
     pages = " ".join(f"p{at}" for at in range(wide))
     edges = " ".join(f"first>p{at} p{at}>last" for at in range(wide))
-    drawing = _drawing(picture(f"first last {pages}", edges))
+    drawing = _drawing(diagram(f"first last {pages}", edges))
     middle = (_spot(drawing, "p0").y + _spot(drawing, f"p{wide - 1}").y) / 2
     for end in ("first", "last"):
         assert abs(_spot(drawing, end).y - middle) <= HEIGHT
 
 
 def test_a_wide_graph_reads_rightwards_and_a_long_one_downwards() -> None:
-    wide = picture("a " + " ".join(f"p{at}" for at in range(12)), " ".join(f"a>p{at}" for at in range(12)))
-    long = picture(" ".join(f"p{at}" for at in range(15)), " ".join(f"p{at}>p{at + 1}" for at in range(14)))
+    wide = diagram("a " + " ".join(f"p{at}" for at in range(12)), " ".join(f"a>p{at}" for at in range(12)))
+    long = diagram(" ".join(f"p{at}" for at in range(15)), " ".join(f"p{at}>p{at + 1}" for at in range(14)))
     assert not _drawing(wide).downwards
     assert _drawing(long).downwards
 
 
 def test_lines_that_need_not_cross_do_not_cross() -> None:
-    drawing = _drawing(picture("a b c x y z", "a>z b>y c>x"))
+    drawing = _drawing(diagram("a b c x y z", "a>z b>y c>x"))
     order = sorted("abc", key=lambda label: _spot(drawing, label).y)
     assert sorted("zyx", key=lambda label: _spot(drawing, label).y) == ["zyx"["abc".index(label)] for label in order]
 
 
 def test_boxes_change_places_where_that_saves_a_crossing() -> None:
-    drawing = _drawing(picture("a b c p q", "a>p a>q b>p c>q"))
+    drawing = _drawing(diagram("a b c p q", "a>p a>q b>p c>q"))
     order = sorted("abc", key=lambda label: _spot(drawing, label).y)
     assert order[1] == "a"
     assert (order[0] == "b") == (_spot(drawing, "p").y < _spot(drawing, "q").y)
@@ -145,18 +145,18 @@ def test_boxes_change_places_where_that_saves_a_crossing() -> None:
 def test_a_line_out_of_a_sub_workflow_is_straight_from_its_box() -> None:
     inside = [node(known, group="g") for known in ("s", "p0", "p1", "p2", "p3", "p4")]
     edges = " ".join(f"s>p{at}" for at in range(5))
-    drawing = _drawing(picture([*inside, node("z")], [edge(word) for word in f"{edges} p4>z".split()]))
+    drawing = _drawing(diagram([*inside, node("z")], [edge(word) for word in f"{edges} p4>z".split()]))
     assert _spot(drawing, "z").y == _spot(drawing, "p4").y
 
 
 def test_tasks_without_dependencies_stand_in_rows() -> None:
-    drawing = _drawing(picture(" ".join(f"p{at}" for at in range(30))))
+    drawing = _drawing(diagram(" ".join(f"p{at}" for at in range(30))))
     assert drawing.width < 1_300
     assert drawing.height < 1_300
 
 
 def test_a_broken_edge_is_drawn_backwards() -> None:
-    drawing = _drawing(picture("a b c", "a>b b>c c>a"))
+    drawing = _drawing(diagram("a b c", "a>b b>c c>a"))
     backwards = [points for line, points in zip(drawing.outline.lines, drawing.lines, strict=True) if line.broken]
     assert len(backwards) == 1
     assert backwards[0][0][0] > backwards[0][-1][0]
@@ -164,7 +164,7 @@ def test_a_broken_edge_is_drawn_backwards() -> None:
 
 def test_the_critical_path_is_marked_on_boxes_and_lines() -> None:
     nodes = [node("a"), node("b", seconds=5), node("c", seconds=9), node("d")]
-    outline = _drawing(picture(nodes, [edge("a>b"), edge("a>c"), edge("c>d"), edge("b>d")])).outline
+    outline = _drawing(diagram(nodes, [edge("a>b"), edge("a>c"), edge("c>d"), edge("b>d")])).outline
     assert [box.label for box in outline.boxes if box.critical] == ["a", "c", "d"]
     ends = [
         (outline.boxes[line.source].label, outline.boxes[line.target].label) for line in outline.lines if line.critical

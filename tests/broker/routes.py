@@ -1,0 +1,84 @@
+"""Applications of Celery with queues and routes of their own, for one test, and what waits in their queues."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from celery import Celery, current_app
+from django.conf import settings
+from kombu import Connection, Queue
+
+from django_durable_tasks.celery import doorbell, publisher
+from django_durable_tasks.ports import Ring
+
+NAME = "tests.project.bodies.add"
+
+
+@contextmanager
+def application(broker_url: str | None = None, **configuration: Any) -> Iterator[Celery]:
+    """Make an application of this configuration current in this thread, and remove its queues afterwards."""
+    before = current_app._get_current_object()
+    app = Celery(f"routes-{uuid.uuid4().hex[:8]}", set_as_current=False)
+    address = {
+        "broker_url": broker_url or settings.CELERY_BROKER_URL,
+        "broker_transport_options": settings.CELERY_BROKER_TRANSPORT_OPTIONS,
+    }
+    app.conf.update({**address, "task_serializer": "json", "accept_content": ["json"], **configuration})
+    app.set_current()
+    forget()
+    try:
+        yield app
+    finally:
+        before.set_current()
+        forget()
+        _remove(app)
+
+
+def forget() -> None:
+    """Forget connections, the breaker and queues that were rejected."""
+    doorbell.hang_up()
+    publisher.breaker.succeeded()
+    publisher.backoff.forget()
+
+
+def _remove(app: Celery) -> None:
+    """Delete the queues at the broker itself: the application may stand behind a proxy that is cut."""
+    for queue in app.amqp.queues.values():
+        with (
+            Connection(
+                settings.CELERY_BROKER_URL, transport_options=settings.CELERY_BROKER_TRANSPORT_OPTIONS
+            ) as connection,
+            suppress(*connection.channel_errors, OSError),
+        ):
+            queue(connection.default_channel).delete()
+
+
+def waiting(app: Celery) -> dict[str, int]:
+    """Return how many messages wait in each queue of the application."""
+    found = {}
+    for queue in app.amqp.queues.values():
+        with app.connection_for_write() as connection, connection.channel() as channel:
+            bound: Queue = queue(channel)
+            found[queue.name] = int(bound.queue_declare(passive=False).message_count)
+    return found
+
+
+def declare(app: Celery) -> None:
+    """Declare every queue with its bindings, as workers do."""
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        for queue in app.amqp.queues.values():
+            queue(channel).declare()
+
+
+def rings(queue: str, number: int = 1, **values: Any) -> list[Ring]:
+    """Return messages for tasks of this queue that no row knows."""
+    return [Ring(**{"task_id": uuid.uuid4(), "epoch": 1, "number": 1, "name": NAME, "queue": queue, "priority": 0,
+                    **values}) for _ in range(number)]  # fmt: skip
+
+
+def increase(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return the queues in which more waits than before, with how much more."""
+    return {queue: number - before[queue] for queue, number in after.items() if number != before[queue]}

@@ -1,0 +1,134 @@
+"""Of a list of brokers the one that answers is published to, as workers consume from it, there and back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+from kombu import Queue
+
+from django_durable_tasks.celery import doorbell, publisher, wiring
+from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.models import Task
+from tests.broker.routes import application, rings, waiting
+from tests.processes.fleet import SHORT, fleet_in
+from tests.processes.proxy import Proxy, proxy_to
+from tests.processes.rows import ended
+from tests.project import bodies
+from tests.servers import variable_of
+from tests.starting import start_redis, start_sentinel
+from tests.vendors import address, broker_settings
+from tests.waiting import until
+
+
+@pytest.fixture
+def brokers(broker: str) -> Iterator[list[Proxy]]:
+    """Give three ways to one server."""
+    if broker == "filesystem":
+        pytest.skip("a folder has no other folder to fail over to")
+    with proxy_to(address(broker)) as one, proxy_to(address(broker)) as two, proxy_to(address(broker)) as three:
+        yield [one, two, three]
+
+
+def _url(proxy: Proxy, broker: str) -> str:
+    if broker == "redis":
+        return f"{proxy.url.rstrip('/')}/{broker_settings(broker, Path())[0].rpartition('/')[2]}"
+    return proxy.url
+
+
+@pytest.fixture
+def queue() -> str:
+    """Name a queue of this test alone."""
+    return f"durable-{uuid.uuid4().hex[:8]}"
+
+
+def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue: str) -> None:
+    one, two, three = brokers
+    with application(";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]) as app:
+        assert publisher.publish(rings(queue)) == []
+        one.cut()
+        assert publisher.publish(rings(queue, 2)) == []  # its connection is lost: the second try goes elsewhere
+        assert publisher.breaker.closed()
+        two.cut()
+        assert publisher.publish(rings(queue, 2)) == []
+        one.restore()
+        three.cut()
+        assert publisher.publish(rings(queue, 2)) == []
+        assert publisher.breaker.closed()
+        assert wiring.broker_problem() is None
+        until(lambda: waiting(app)[queue] == 7, within=10)
+
+
+def test_a_first_broker_that_is_away_from_the_start_is_passed_over_once(
+    brokers: list[Proxy], broker: str, queue: str
+) -> None:
+    one, two, _ = brokers
+    one.cut()
+    addresses = [_url(proxy, broker) for proxy in (one, two)]
+    with application(";".join(addresses), task_queues=[Queue(queue)]):
+        assert publisher.publish(rings(queue)) == []
+        one.restore()
+        one.freeze()  # who still asks it would wait
+        doorbell.hang_up()
+        assert doorbell._rack.answered == addresses[1]
+        assert publisher.publish(rings(queue)) == []
+        assert publisher.breaker.closed()
+
+
+def test_brokers_that_are_all_away_open_the_breaker_and_are_used_again(
+    brokers: list[Proxy], broker: str, queue: str
+) -> None:
+    for proxy in brokers:
+        proxy.cut()
+    with application(";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]):
+        with pytest.raises(BrokerUnavailable):
+            publisher.publish(rings(queue))
+        assert not publisher.breaker.closed()
+        brokers[1].restore()
+        until(publisher.breaker.may_probe, within=20)
+        assert publisher.publish(rings(queue)) == []
+        assert publisher.breaker.closed()
+
+
+def test_a_sentinel_that_is_away_is_passed_over(tmp_path: Path, broker: str, queue: str) -> None:
+    if broker != "redis":
+        pytest.skip("Sentinels are Redis's")
+    with ExitStack() as stack:
+        primary = start_redis(tmp_path, stack)
+        port = start_sentinel(tmp_path, primary, stack)
+        with application(
+            f"sentinel://127.0.0.1:1;sentinel://127.0.0.1:{port}", task_queues=[Queue(queue)],
+            broker_transport_options={"master_name": "durable"},
+        ):  # fmt: skip
+            assert publisher.publish(rings(queue, 2)) == []
+            assert publisher.publish(rings(queue)) == []
+            doorbell.hang_up()
+            assert publisher.publish(rings(queue)) == []
+            with redis.Redis.from_url(primary) as client:
+                assert client.llen(f"{queue}\x06\x169") == 4
+
+
+def test_workers_and_schedulers_go_on_at_the_second_broker(
+    rows: None, tmp_path: Path, brokers: list[Proxy], broker: str
+) -> None:
+    one, two, _ = brokers
+    both = f"{_url(one, broker)};{_url(two, broker)}"
+    environment = {variable_of(broker): _url(one, broker), "CELERY_BROKER_WRITE_URL": both,
+                   "CELERY_BROKER_READ_URL": both}  # fmt: skip
+    one.cut()
+    with fleet_in(tmp_path, SHORT, **environment) as fleet:
+        fleet.worker(slots=1)
+        fleet.scheduler()
+        fleet.ready()
+        task = bodies.add.using(run_at=None).schedule(1, 2)
+        assert ended(task).result == 3
+        one.restore()
+        two.cut()
+        later = [bodies.add.schedule(number, 1) for number in range(3)]
+        assert [ended(task, within=60).result for task in later] == [1, 2, 3]
+    assert Task.objects.filter(queue=django_settings.CELERY_TASK_DEFAULT_QUEUE).count() == 4

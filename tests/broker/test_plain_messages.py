@@ -1,0 +1,65 @@
+"""A call from a process that knows nothing of durable tasks: ``celery call``, or the code before a conversion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from celery import chain, current_app
+
+from django_durable_tasks.celery.result import DurableResult
+from tests.processes.fleet import SHORT, Fleet, fleet_in
+from tests.processes.rows import logged
+from tests.project import bodies
+from tests.project.tasks import add, echo
+from tests.runs import ROOT
+from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("rows")
+knows_the_broker = pytest.mark.skipif(
+    os.environ["TEST_BROKER"] == "filesystem",
+    reason="`celery call` does not load Django, and so does not know durable-filesystem://",
+)
+
+
+def _celery_call(*arguments: str) -> str:
+    """Call a task by Celery's command and return the id that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tests.project", "call", *arguments], cwd=ROOT, env=os.environ,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
+
+
+@knows_the_broker
+def test_a_task_called_by_celerys_command_is_a_row_that_runs(tmp_path: Path) -> None:
+    with fleet_in(tmp_path, {**SHORT, "PLAIN_MESSAGES": True}) as fleet:
+        fleet.worker(slots=1)
+        fleet.scheduler()
+        fleet.ready()
+        task_id = _celery_call("tests.project.bodies.add", "--args", "[1, 2]")
+        assert DurableResult(task_id).get(timeout=40) == 3
+        assert logged(DurableResult(task_id).task) == ["SUCCESS"]
+
+
+@knows_the_broker
+def test_without_the_setting_the_worker_says_what_to_do(fleet: Fleet) -> None:
+    worker = fleet.worker(slots=1)
+    fleet.ready()
+    task_id = _celery_call("tests.project.bodies.add", "--args", "[1, 2]")
+    until(lambda: f"Refused message {task_id}" in worker.said(), within=40)
+    assert "DURABLE_TASKS['PLAIN_MESSAGES']" in worker.said()
+
+
+def test_a_chain_of_plain_tasks_hands_its_result_to_a_durable_last_step(fleet: Fleet) -> None:
+    fleet.worker(slots=1)
+    fleet.scheduler()
+    fleet.ready()
+    result = chain(bodies.plain.s(), echo.s("last")).delay()
+    assert result.get(timeout=40)["values"] == ["plain", "last"]
+    named = current_app.send_task(add.name, (1, 2))
+    assert named.get(timeout=40) == 3

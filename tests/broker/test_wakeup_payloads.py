@@ -1,0 +1,58 @@
+"""No payload of a notification ends a listener, and after any of them it still hears."""
+
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_durable_tasks.notifier.message import CHANNEL
+from tests.broker.test_wakeups import Sleeper, sleeping, soon
+from tests.project import bodies
+from tests.waiting import until
+
+__all__ = ["sleeping"]
+pytestmark = pytest.mark.postgresql
+
+_PAYLOADS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200),
+    st.builds("{}|{}|{}|{}".format, st.sampled_from(["", "eu"]), st.sampled_from(["rows", "duties", "test", "odd"]),
+              st.one_of(st.integers().map(str), st.sampled_from(["٣", "1e9", "9" * 14])), st.text("|x", max_size=3)),
+)  # fmt: skip
+
+
+@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(payloads=st.lists(_PAYLOADS, min_size=1, max_size=10))
+def test_no_payload_ends_the_listener(listening: Sleeper, payloads: list[str]) -> None:
+    with connection.cursor() as cursor:
+        for payload in payloads:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+    (listener,) = listening.wakeups._listeners
+    assert listener.is_alive()
+
+
+def test_a_listener_that_heard_any_payload_still_hears(listening: Sleeper) -> None:
+    for payload in (
+        "",
+        "|",
+        "|rows|",
+        "|rows|99999999999999|",
+        "|rows|x|",
+        "odd",
+        "eu|rows|1|",
+        "|test|1|" + "x" * 4_000,
+    ):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+    at = soon()
+    bodies.add.schedule(1, 2, run_at=at)
+    until(lambda: listening.heard(at), within=20)
+    assert listening.wakeups.listening
+
+
+@pytest.fixture
+def listening(sleeping: Callable[..., Sleeper]) -> Sleeper:
+    """Give a sleeper that listens to PostgreSQL."""
+    return sleeping()

@@ -1,0 +1,228 @@
+"""An edit form that was opened before somebody else's change is not saved, and says who changed what meanwhile."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from django_durable_tasks.admin.calendar_dates import read as from_lines
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.lifecycle import calendars
+from django_durable_tasks.lifecycle.limit_orders import set_limit
+from django_durable_tasks.models import Calendar, DeadLetter, Limit, RecurringTask, Task, Tenant
+from django_durable_tasks.rules.states import Status
+from tests.database.admin.site import operator, page_of, text
+from tests.database.recurring.schedules import a_schedule
+from tests.factories import a_task
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+REPLAY = "admin:django_durable_tasks_task_replay"
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Give the browser of somebody who may do everything."""
+    return operator("ann")
+
+
+@pytest.fixture
+def bert() -> Client:
+    """Give the browser of a second person who may do everything."""
+    return operator("bert")
+
+
+def _edit(row: Any) -> str:
+    return reverse(f"admin:django_durable_tasks_{row._meta.model_name}_edit", args=[row.pk])
+
+
+def _opened(client: Client, address: str) -> dict[str, Any]:
+    """Return the fields of the form on this page as a browser would send them back."""
+    return _sent(client.get(address))
+
+
+def _sent(page: Any) -> dict[str, Any]:
+    """Return the fields of the form on this page, or that came back, as a browser sends them: lines end with CRLF."""
+    form = page.context["adminform"].form if "adminform" in page.context else page.context["form"]
+    shown = {form.add_prefix(name): form[name].value() for name in form.fields}
+    return {name: _as_sent(value) for name, value in shown.items()}
+
+
+def _as_sent(value: Any) -> Any:
+    if value is None:
+        return ""
+    return "\r\n".join(value.splitlines()) if isinstance(value, str) else value
+
+
+def _errors(page: Any) -> str:
+    found = re.findall(r'<ul class="errorlist nonfield"[^>]*>(.*?)</ul>', page.content.decode(), re.DOTALL)
+    return unescape(re.sub(r"<[^>]+>", "\n", "".join(found)))
+
+
+def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(ann: Client, bert: Client) -> None:
+    row = a_schedule("report", cron="0 6 * * *")
+    stale = _opened(bert, _edit(row))
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *"})
+    page = bert.post(_edit(row), {**stale, "description": "for the board"})
+    assert page.status_code == 200
+    told = _errors(page)
+    assert "Nothing was saved" in told
+    assert "by ann" in told
+    assert "Cron: was “0 6 * * *”, is now “0 7 * * *”." in told
+    row.refresh_from_db()
+    assert (row.timetable, row.description) == ([{"cron": "0 7 * * *"}], "")
+    assert bert.post(_edit(row), _sent(page)).status_code == 302
+    row.refresh_from_db()
+    assert (row.timetable, row.description) == ([{"cron": "0 7 * * *"}], "for the board")
+
+
+def test_a_stale_edit_does_not_restore_the_several_lines_of_a_schedule(ann: Client, bert: Client) -> None:
+    row = a_schedule("report", cron=["0 6 * * *", "0 18 * * *"])
+    stale = _opened(bert, _edit(row))
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *\r\n0 19 * * *"})
+    page = bert.post(_edit(row), {**stale, "description": "for the board"})
+    assert "is now “0 7 * * * 0 19 * * *”." in _errors(page)
+    assert "is kept in the form" not in _errors(page)
+    assert bert.post(_edit(row), _sent(page)).status_code == 302
+    row.refresh_from_db()
+    assert row.timetable == [{"cron": "0 7 * * *"}, {"cron": "0 19 * * *"}]
+    assert row.description == "for the board"
+
+
+def test_where_both_changed_the_same_field_the_second_one_decides_knowingly(ann: Client, bert: Client) -> None:
+    row = a_schedule("report", cron="0 6 * * *")
+    stale = _opened(bert, _edit(row))
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *"})
+    page = bert.post(_edit(row), {**stale, "cron": "0 8 * * *"})
+    assert "Cron: was “0 6 * * *”, is now “0 7 * * *”. Your value “0 8 * * *” is kept in the form." in _errors(page)
+    bert.post(_edit(row), _sent(page))
+    row.refresh_from_db()
+    assert row.timetable == [{"cron": "0 8 * * *"}]
+
+
+def test_a_change_by_code_is_told_as_one_outside_the_admin(bert: Client) -> None:
+    row = a_schedule("report", cron="0 6 * * *")
+    stale = _opened(bert, _edit(row))
+    RecurringTask.objects.upsert(name="report", task=row.task, priority=3, calendar=[])
+    told = _errors(bert.post(_edit(row), {**stale, "description": "x"}))
+    assert "outside the admin" in told
+    assert "Priority: was empty, is now “3”." in told
+
+
+def test_a_pause_in_between_is_no_conflict(bert: Client) -> None:
+    row = a_schedule("report", cron="0 6 * * *")
+    stale = _opened(bert, _edit(row))
+    row.pause("deploy")
+    assert bert.post(_edit(row), {**stale, "description": "x"}).status_code == 302
+    row.refresh_from_db()
+    assert (row.status, row.status_reason, row.description) == ("PAUSED", "deploy", "x")
+
+
+@pytest.mark.parametrize("opened", [None, "", "forged"])
+def test_a_form_that_does_not_tell_what_it_was_opened_with_is_not_saved(bert: Client, opened: str | None) -> None:
+    row = a_schedule("report", cron="0 6 * * *")
+    other = a_schedule("other", cron="0 6 * * *")
+    sent = {**_opened(bert, _edit(row)), "description": "x"}
+    sent.pop("opened")
+    sent |= {} if opened is None else {"opened": opened or _opened(bert, _edit(other))["opened"]}
+    assert "Open it again" in _errors(bert.post(_edit(row), sent))
+    row.refresh_from_db()
+    assert row.description == ""
+
+
+def test_the_check_holds_until_the_row_is_locked(bert: Client) -> None:
+    row = a_schedule("report")
+    before = row.revision
+    row.pause("deploy")
+    with pytest.raises(TransitionRefused, match="was changed meanwhile"):
+        RecurringTask.objects.upsert(name="report", task=row.task, description="x", revision=before)
+
+
+def test_a_stale_edit_of_a_calendar_names_the_dates_that_differ(ann: Client, bert: Client) -> None:
+    row = calendars.upsert("office", description="ours")
+    stale = _opened(bert, _edit(row))
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "days": "2030-12-25 Christmas"})
+    page = bert.post(_edit(row), {**stale, "description": "all offices"})
+    assert "by ann" in _errors(page)
+    assert "2030-12-25 Christmas" in _errors(page)
+    assert Calendar.objects.get().description == "ours"
+    assert bert.post(_edit(row), _sent(page)).status_code == 302
+    row = Calendar.objects.get()
+    assert (row.description, row.days.count()) == ("all offices", 1)
+
+
+def test_a_stale_edit_does_not_restore_the_several_dates_of_a_calendar(ann: Client, bert: Client) -> None:
+    row = calendars.upsert("office", days=from_lines("2030-12-25 Christmas\n2030-12-26 Boxing day"))
+    stale = _opened(bert, _edit(row))
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "days": "2030-12-25 Christmas\r\n2031-01-01 New year"})
+    page = bert.post(_edit(row), {**stale, "description": "all offices"})
+    assert "is kept in the form" not in _errors(page)
+    assert bert.post(_edit(row), _sent(page)).status_code == 302
+    row = Calendar.objects.get()
+    assert row.description == "all offices"
+    assert sorted(day.name for day in row.days.all()) == ["Christmas", "New year"]
+
+
+def test_a_stale_edit_of_a_limit_is_not_saved(ann: Client, bert: Client) -> None:
+    set_limit("queue:mail", max_concurrency=2, rate=None, burst=None, by="setup")
+    row = Limit.objects.get()
+    stale = _opened(bert, page_of(row))
+    ann.post(page_of(row), {**_opened(ann, page_of(row)), "max_concurrency": "5"})
+    page = bert.post(page_of(row), {**stale, "note": "slow"})
+    assert "Max concurrency: was “2”, is now “5”." in _errors(page)
+    assert "by ann" in _errors(page)
+    assert Limit.objects.get().max_concurrency == 5
+    assert bert.post(page_of(row), _sent(page)).status_code == 302
+    row = Limit.objects.get()
+    assert (row.max_concurrency, row.note, row.set_by) == (5, "slow", "bert")
+
+
+def test_a_limit_that_was_removed_meanwhile_is_not_made_anew(bert: Client) -> None:
+    set_limit("queue:mail", max_concurrency=2, rate=None, burst=None, by="setup")
+    row = Limit.objects.get()
+    stale = _opened(bert, page_of(row))
+    Limit.objects.all().delete()
+    assert bert.post(page_of(row), stale).status_code == 302
+    assert not Limit.objects.exists()
+
+
+def test_a_stale_edit_of_a_tenant_is_not_saved(ann: Client, bert: Client) -> None:
+    row = Tenant.objects.create(slug="acme", name="Acme")
+    stale = _opened(bert, page_of(row))
+    ann.post(page_of(row), {**_opened(ann, page_of(row)), "name": "Acme Ltd"})
+    page = bert.post(page_of(row), {**stale, "slug": "acme-uk"})
+    assert "Name: was “Acme”, is now “Acme Ltd”." in _errors(page)
+    row.refresh_from_db()
+    assert (row.slug, row.name) == ("acme", "Acme Ltd")
+
+
+def test_arguments_are_not_edited_on_a_task_that_ran_meanwhile(ann: Client, bert: Client) -> None:
+    task = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, "x"])
+    address = reverse(REPLAY, args=[task.pk])
+    stale = _opened(bert, address)
+    ann.post(address, {**_opened(ann, address), "args": "[1, 7]"})
+    Task.objects.filter(pk=task.pk).update(status=Status.FAILED, alarm_at=None)
+    page = bert.post(address, {**stale, "note": "again"})
+    assert 'Arguments: was “[1, "x"]”, is now “[1, 7]”.' in _errors(page)
+    assert Task.objects.get().args == [1, 7]
+    assert DeadLetter.objects.count() >= 1
+
+
+def test_the_history_names_the_fields_that_an_edit_changed(ann: Client) -> None:
+    row = a_schedule("report", cron="0 6 * * *")
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *", "description": "x"})
+    history = reverse("admin:django_durable_tasks_recurringtask_history", args=[row.pk])
+    assert "Edited: description, cron." in text(ann.get(history))
+
+
+def test_the_history_names_no_field_of_several_lines_that_was_left_alone(ann: Client) -> None:
+    row = a_schedule("report", task=tasks.add, cron=["0 6 * * *", "0 18 * * *"], args=[1, 2])
+    ann.post(_edit(row), {**_opened(ann, _edit(row)), "description": "x"})
+    history = reverse("admin:django_durable_tasks_recurringtask_history", args=[row.pk])
+    assert "Edited: description." in text(ann.get(history))

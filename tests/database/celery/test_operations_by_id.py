@@ -1,0 +1,119 @@
+"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database, and durable ones call back."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from celery import current_app
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+from django.db import DatabaseError, connection, transaction
+from django.test import SimpleTestCase
+
+from django_durable_tasks.celery.operations_by_id import known
+from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.exceptions import InvalidOption, WouldWaitForever
+from django_durable_tasks.models import Task
+from tests.project import tasks
+
+PLAIN, OURS = str(uuid.uuid4()), "0193b0e0-0000-7000-8000-000000000000"
+
+
+def test_a_plain_id_is_not_known_where_a_test_may_not_ask_the_database() -> None:
+    assert known([PLAIN]) == set()
+    with pytest.raises(RuntimeError, match="Database access not allowed"):
+        known([OURS])
+
+
+class TestWithoutDatabase(SimpleTestCase):
+    """Django's own way to forbid the database."""
+
+    def test_a_plain_id_is_not_known(self) -> None:
+        assert known([PLAIN]) == set()
+        with pytest.raises(AssertionError, match="Database queries"):
+            known([OURS])
+
+
+@pytest.mark.django_db
+@pytest.mark.postgresql
+def test_a_question_that_fails_leaves_the_callers_transaction_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {Task._meta.db_table} RENAME TO elsewhere")
+        with caplog.at_level("DEBUG", "django_durable_tasks.calls"):
+            assert known([PLAIN]) == set()
+        assert "does not exist" in caplog.text
+        cursor.execute("SELECT 1")
+        with pytest.raises(DatabaseError):
+            known([PLAIN, OURS])
+        transaction.set_rollback(True)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("form", [DurableResult, AsyncResult])
+def test_the_callback_of_get_receives_id_and_value(
+    form: Any, settings: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.CELERY_TASK_ALWAYS_EAGER = True
+    with django_capture_on_commit_callbacks(execute=True):
+        task_id = tasks.add.delay(1, 2).id
+    told = list[tuple[str, int]]()
+    assert form(task_id).get(callback=lambda *given: told.append(given)) == 3
+    assert form(task_id).get(9, True, 0.1, True, True, lambda *given: told.append(given)) == 3
+    assert told == [(task_id, 3)] * 2
+
+
+FORMS: list[Any] = [DurableResult, AsyncResult]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("form", FORMS)
+def test_on_interval_of_get_is_called_while_the_task_is_open(form: Any) -> None:
+    task_id = tasks.add.apply_async((1, 2), countdown=60).id
+    called = list[str]()
+
+    def on_interval() -> None:
+        called.append(Task.objects.get(pk=task_id).status)
+        if len(called) == 2:
+            DurableResult(task_id).revoke()
+
+    with pytest.raises(TaskRevokedError):
+        form(task_id).get(timeout=60, interval=0.02, on_interval=on_interval)
+    assert called == ["PENDING", "PENDING"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("form", FORMS)
+def test_options_of_get_that_could_have_no_effect_are_refused(form: Any) -> None:
+    result = form(tasks.add.apply_async((1, 2), countdown=60).id)
+    with pytest.raises(InvalidOption, match=r"on_message=.* use callback="):
+        result.get(on_message=print)
+    with pytest.raises(TypeError, match="timout"):
+        result.get(timout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "revoke",
+    [
+        lambda task_id: AsyncResult(task_id).revoke(wait=True),
+        lambda task_id: DurableResult(task_id).revoke(terminate=True, wait=True),
+        lambda task_id: current_app.control.revoke([task_id], reply=True),
+    ],
+    ids=["AsyncResult", "DurableResult", "control"],
+)
+def test_a_revoke_inside_a_transaction_does_not_wait_for_the_workers(revoke: Any) -> None:
+    """They would wait for its locks."""
+    task_id = tasks.add.apply_async((1, 2), countdown=60).id
+    with transaction.atomic(), pytest.raises(WouldWaitForever, match="revoke after the transaction"):
+        revoke(task_id)
+    assert Task.objects.get(pk=task_id).status == "PENDING"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_revoke_without_terminate_has_no_reply_to_wait_for() -> None:
+    task_id = tasks.add.apply_async((1, 2), countdown=60).id
+    with transaction.atomic():
+        DurableResult(task_id).revoke(wait=True)
+    assert Task.objects.get(pk=task_id).status == "CANCELLED"

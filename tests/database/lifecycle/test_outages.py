@@ -1,0 +1,37 @@
+"""A missing table is told from a database that is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import Error, OperationalError, connection, transaction
+
+from django_durable_tasks.lifecycle.outages import is_unmigrated, reason_of
+
+pytestmark = pytest.mark.django_db
+
+
+def _refused(sql: str) -> Error:
+    with pytest.raises(Error) as raised, transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(sql)
+    return raised.value
+
+
+@pytest.mark.parametrize("sql", [
+    "SELECT 1 FROM durable_tasks_absent", "INSERT INTO durable_tasks_absent VALUES (1)",
+    "SELECT durable_tasks_task.absent FROM durable_tasks_task",
+])  # fmt: skip
+def test_a_missing_table_or_column_of_ours_is_a_missing_migration(sql: str, settings: Any) -> None:
+    error = _refused(sql)
+    assert is_unmigrated(error), error
+    assert "run `manage.py migrate`" in reason_of(error)
+    assert "\n" not in reason_of(error)
+    settings.DURABLE_TASKS = {"DATABASE": "tasks"}
+    assert "run `manage.py migrate django_durable_tasks --database tasks`" in reason_of(error)
+
+
+def test_other_errors_are_none() -> None:
+    for error in (_refused("SELECT 1 FROM shop_absent"), OperationalError("server closed the connection")):
+        assert not is_unmigrated(error)
+        assert "migrate" not in reason_of(error)

@@ -1,0 +1,131 @@
+"""The zone of a schedule that names none: DURABLE_TASKS['TIMEZONE'], else CELERY_TIMEZONE, else TIME_ZONE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import current_app
+
+from django_durable_tasks.celery.zones import schedule_zone
+from django_durable_tasks.checks import check_settings
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.lifecycle import declared
+from django_durable_tasks.lifecycle.previews import preview
+from django_durable_tasks.models import RecurringTask
+from tests.celery_told import celery_told
+from tests.database.admin.site import operator
+from tests.database.durable_command import told
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+NAME = "tests.project.tasks.noop"
+
+
+@pytest.fixture
+def berlin(settings: Any) -> None:
+    """Let the project's time zone be that of Berlin."""
+    settings.TIME_ZONE = "Europe/Berlin"
+
+
+def _upsert() -> RecurringTask:
+    return RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *")
+
+
+def test_the_setting_that_is_nearest_to_schedules_counts(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert schedule_zone() == "Europe/Berlin"
+    with celery_told(timezone="Asia/Tokyo"):
+        assert schedule_zone() == "Asia/Tokyo"
+        settings.DURABLE_TASKS = {"TIMEZONE": "America/New_York"}
+        assert schedule_zone() == "America/New_York"
+
+
+def test_celerys_zone_may_be_an_object_or_stand_in_the_settings_alone(settings: Any) -> None:
+    with celery_told(timezone=ZoneInfo("Asia/Tokyo")):
+        assert schedule_zone() == "Asia/Tokyo"
+    assert current_app.conf.get("timezone") is None
+    settings.CELERY_TIMEZONE = "Asia/Tokyo"
+    assert schedule_zone() == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("name", ["Mars/Phobos", "localtime"])
+def test_a_setting_that_names_no_zone_is_refused_by_its_name(settings: Any, name: str) -> None:
+    settings.DURABLE_TASKS = {"TIMEZONE": name}
+    with pytest.raises(InvalidSchedule, match=r"^DURABLE_TASKS\['TIMEZONE'\] names no time zone: "):
+        _upsert()
+    assert not RecurringTask.objects.exists()
+
+
+def test_nine_is_nine_in_the_zone_of_the_project(berlin: None) -> None:
+    row = _upsert()
+    assert row.time_zone == "Europe/Berlin"
+    assert row.next_run_at is not None
+    assert row.next_run_at.astimezone(ZoneInfo("Europe/Berlin")).hour == 9
+
+
+def test_a_schedule_keeps_its_zone_when_the_settings_change(settings: Any) -> None:
+    _upsert()
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 10 * * *").time_zone == "UTC"
+    row = RecurringTask.objects.upsert(name="daily", task=tasks.noop, timezone="Europe/Berlin")
+    assert row.time_zone == "Europe/Berlin"
+
+
+def test_declared_schedules_follow_the_rule_when_they_are_made_and_keep_their_zone(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"SCHEDULES": {"declared": {"task": NAME, "cron": "0 9 * * *"}}}
+    settings.TIME_ZONE = "Europe/Berlin"
+    declared.apply()
+    assert RecurringTask.objects.get(name="declared").time_zone == "Europe/Berlin"
+    settings.TIME_ZONE = "Asia/Tokyo"
+    assert [step for step in declared.diff() if step.name == "declared"] == []
+    assert RecurringTask.objects.get(name="declared").time_zone == "Europe/Berlin"
+
+
+def _previewed() -> str:
+    return preview(name="new", task=tasks.noop, cron="0 9 * * *").row.time_zone
+
+
+def _offered() -> str:
+    page = operator().get("/admin/django_durable_tasks/recurringtask/add/")
+    return str(page.context["form"]["timezone"].value())
+
+
+def _drafted() -> str:
+    fires = told("preview", "--cron", "0 9 * * *", "--start", "2026-07-01T00:00:00Z", "--count", "1")
+    at = (fires["fires"] if isinstance(fires, dict) else fires)[0]["nominal"]
+    return "Europe/Berlin" if datetime.fromisoformat(at).astimezone(UTC).hour == 7 else "another"
+
+
+@pytest.mark.parametrize("shown", [_previewed, _offered, _drafted])
+def test_a_preview_and_the_form_show_the_zone_that_saving_would_give(berlin: None, shown: Callable[[], str]) -> None:
+    assert shown() == "Europe/Berlin"
+
+
+# The system check ---------------------------------------------------------------------------------------------------
+
+
+def test_a_zone_of_schedules_that_another_setting_does_not_share_is_told(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert check_settings() == []
+    with celery_told(timezone="UTC"):
+        [message] = check_settings()
+        assert message.id == "durable_tasks.W014"
+        assert "use UTC (CELERY_TIMEZONE), but TIME_ZONE is Europe/Berlin" in message.msg
+        settings.DURABLE_TASKS = {"TIMEZONE": "UTC"}
+        assert check_settings() == []
+    settings.TIME_ZONE = "Etc/UTC"
+    with celery_told(timezone="UTC"):
+        settings.DURABLE_TASKS = {}
+        assert check_settings() == []
+
+
+def test_a_zone_of_schedules_that_does_not_exist_is_an_error(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"TIMEZONE": "Mars/Phobos"}
+    [message] = check_settings()
+    assert message.id == "durable_tasks.E001"
+    assert "DURABLE_TASKS['TIMEZONE']" in message.msg

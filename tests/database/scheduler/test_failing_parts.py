@@ -1,0 +1,204 @@
+"""No exception of any class ends a scheduler or one of its threads: the part that raised is put off, counted, shown."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.celery.worker import NodeBeat
+from django_durable_tasks.due_index.memory import MemoryDueIndex
+from django_durable_tasks.lifecycle import limits
+from django_durable_tasks.lifecycle.nodes import NodeReport
+from django_durable_tasks.models import Node, NodeKind, Task
+from django_durable_tasks.notifier.listener import Listener
+from django_durable_tasks.notifier.message import Notification
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.leader import Leader
+from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.scheduler.steps import Steps
+from tests.database.durable_command import durable
+from tests.factories import a_task
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CLASSES = [ValueError, UnicodeDecodeError, MemoryError]
+
+
+def _error(kind: type[Exception]) -> Exception:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd") if kind is UnicodeDecodeError else kind("odd")
+
+
+class BrokenIndex(MemoryDueIndex):
+    """An index of which one method raises."""
+
+    def __init__(self, method: str, error: Exception) -> None:
+        super().__init__()
+
+        def broken(*_: Any) -> Any:
+            raise error
+
+        setattr(self, method, broken)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("method", ["pop_due", "next_at", "add"])
+def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_raises(
+    method: str, kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    limits.forget_picture()
+    publisher.breaker.succeeded()
+    scheduler = Scheduler("one")
+    scheduler.dispatching.index = BrokenIndex(method, _error(kind))
+    scheduler.leader.step()
+    soon, due = a_task(due=3), a_task()
+    unanswered = a_task(Status.QUEUED, due=-1, publish_count=1)
+
+    def dispatched() -> bool:
+        assert scheduler.round() <= 1
+        scheduler.maintenance.round()
+        both = len(Task.objects.queued().filter(pk__in=[soon.pk, due.pk])) == 2
+        return both and bool(scheduler.steps.failing())
+
+    until(dispatched, within=30)
+    unanswered.refresh_from_db()
+    assert unanswered.publish_count == 2
+    assert caplog.text.count("; everything else goes on.") == 1
+    (failing,) = scheduler.steps.failing()
+    assert failing["error"] == kind.__name__
+
+
+def test_what_fails_is_told_once_put_off_longer_each_time_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    steps, calls, broken = Steps(), list[float](), [True]
+
+    def act() -> int:
+        calls.append(time.monotonic())
+        if broken:
+            raise ZeroDivisionError
+        return 5
+
+    until(lambda: steps.attempt("It", act, 1.0) or len(calls) == 4, within=30)
+    waits = [after - before for before, after in pairwise(calls)]
+    assert all(wait >= least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=True))
+    assert steps.failing()[0] | {"since": 0} == {"what": "It", "error": "ZeroDivisionError", "number": 4, "since": 0}
+    broken.clear()
+    until(lambda: steps.attempt("It", act, 1.0) == 5, within=30)
+    assert steps.failing() == []
+    assert caplog.text.count("It failed (ZeroDivisionError); everything else goes on.") == 1
+    assert caplog.text.count("It works again after 4 failures.") == 1
+
+
+def test_an_error_of_the_database_is_raised_where_the_caller_handles_outages() -> None:
+    def act() -> int:
+        raise OperationalError("away")
+
+    steps = Steps()
+    with pytest.raises(OperationalError):
+        steps.attempt("It", act, outages=True)
+    assert steps.attempt("It", act) == 0
+
+
+def test_what_fails_is_shown_by_status_until_it_works_again() -> None:
+    scheduler = Scheduler("one")
+
+    def act() -> int:
+        raise TypeError
+
+    scheduler.steps.attempt("The duty prune", act)
+    scheduler._beat._say()
+    assert "Node one: The duty prune failed 1 times in a row in" in durable("status").out
+    scheduler.steps._failing["The duty prune"].again_at = 0.0
+    scheduler.steps.attempt("The duty prune", lambda: 0)
+    scheduler._beat._say()
+    assert "The duty prune" not in durable("status").out
+
+
+def test_a_node_whose_report_raises_goes_on_to_beat(
+    settings: Any, transactional_db: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 0.05}
+
+    def report() -> NodeReport:
+        raise KeyError("odd")
+
+    beat = NodeBeat(uuid.uuid4(), "one", NodeKind.SCHEDULER, report)
+    beat.start()
+    try:
+        until(lambda: Node.objects.filter(pk=beat.node, beats__gt=3).exists(), within=30)
+    finally:
+        beat.leave()
+    assert caplog.text.count("The report of this node failed") == 1
+
+
+def test_the_thread_of_the_leader_survives_a_receiver_that_raises(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"LEADER_RENEW": 0.05, "LEADER_LEASE": 5}
+    called = threading.Event()
+
+    def on_lead() -> None:
+        called.set()
+        raise LookupError("odd")
+
+    leader = Leader(uuid.uuid4(), on_lead)
+    leader.start()
+    try:
+        assert called.wait(30)
+        trusted = leader._trusted_until
+        until(lambda: leader._trusted_until > trusted, within=30, message="it renews")
+        assert leader.leading()
+    finally:
+        leader.stop()
+
+
+class OddWay:
+    """A way that raises each time something else, also when it is closed."""
+
+    name, unheard = "an odd way", ""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def open(self) -> None:
+        """Begin; raises on each second call."""
+        self.opened += 1
+        if self.opened % 2:
+            raise _error(CLASSES[self.opened % len(CLASSES)])
+
+    def wait(self, seconds: float) -> Sequence[str]:
+        """Raise."""
+        raise _error(CLASSES[self.opened % len(CLASSES)])
+
+    def send(self, notification: Notification) -> bool:
+        """Pretend to send."""
+        return True
+
+    def doubtful(self) -> bool:
+        """Return that nothing is known to be broken."""
+        return False
+
+    def close(self) -> None:
+        """Raise, as a broken connection may."""
+        raise OSError("odd")
+
+
+def _no_wake(at: datetime) -> None:
+    """Take no notice."""
+
+
+def test_a_listener_survives_whatever_its_way_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_durable_tasks.notifier.listener._LONGEST_PAUSE", 0.02)
+    way = OddWay()
+    listener = Listener(way, _no_wake, lambda: None)
+    listener._pause = 0.02
+    listener.start()
+    until(lambda: way.opened > 10, within=30)
+    assert listener.is_alive()
+    listener.stop(10)
+    assert not listener.is_alive()

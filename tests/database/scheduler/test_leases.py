@@ -1,0 +1,195 @@
+"""A lease is over when the watcher's own looks saw it unrenewed for as long as it lasts, whatever any clock says."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_durable_tasks.lifecycle import attempts, nodes
+from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.lifecycle.leases import leases
+from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.models import Node, Task
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler import duties
+from tests.concurrency.racing import no_errors, race
+from tests.factories import a_node, a_task
+
+pytestmark = pytest.mark.django_db(transaction=True)
+EVERY = 5.0
+LEASE = 12
+"""Looks that span LEASE (60 s), one every NODE_HEARTBEAT (5 s)."""
+SILENCE = 4
+"""Looks that span NODE_TIMEOUT (20 s)."""
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def _node_timeout(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"NODE_TIMEOUT": 20}  # on SQLite the default is 60 s
+
+
+class Watcher:
+    """A scheduler's vigil and its duties, with a monotonic clock that goes on by five seconds a look."""
+
+    def __init__(self) -> None:
+        self.vigil, self.at = Vigil(), 0.0
+
+    def look(self, looks: int = 1) -> Watcher:
+        for _ in range(looks):
+            self.at += EVERY
+            self.vigil.look(nodes.beats(), self.at, 3 * EVERY, leases())
+        return self
+
+    def sweep(self, ahead: timedelta = timedelta(0)) -> int:
+        now = database_now() + ahead
+        acts = (duties.bury_dead_nodes, duties.lose_departed, duties.lose_silent_runs)
+        return sum(act(now, self.vigil) for act in acts)
+
+
+def _renew(row: Task, at: timedelta = timedelta(0)) -> None:
+    """Renew the lease as a heartbeat does whose database has a clock that is wrong by ``at``."""
+    until = database_now() + timedelta(seconds=60) + at
+    assert Task.objects.filter(pk=row.pk, status=Status.RUNNING).update(lease_until=until)
+
+
+def _status(row: Task) -> str:
+    return str(Task.objects.values_list("status", flat=True).get(pk=row.pk))
+
+
+def test_a_lease_is_over_after_as_many_looks_as_it_lasts_and_not_before() -> None:
+    row, watcher = a_task(Status.RUNNING), Watcher()
+    watcher.look(LEASE)
+    assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
+    watcher.look()
+    assert (watcher.sweep(), _status(row)) == (1, "PENDING")
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forward", "back"])
+def test_no_jump_of_the_databases_clock_loses_a_run_that_renews_its_lease(jump: timedelta) -> None:
+    row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE - 1)
+    for _ in range(2 * LEASE):
+        assert (watcher.sweep(ahead=jump), _status(row)) == (0, "RUNNING")
+        _renew(row)  # written before the jump: for the clock of now it ended an hour ago, or ends in an hour
+        watcher.look(3)
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forward", "back"])
+def test_a_jump_of_the_databases_clock_keeps_no_run_that_is_silent(jump: timedelta) -> None:
+    row, watcher = a_task(Status.RUNNING), Watcher()
+    _renew(row, at=-jump)
+    watcher.look(LEASE)
+    assert watcher.sweep() == 0
+    watcher.look()
+    assert (watcher.sweep(), _status(row)) == (1, "PENDING")
+
+
+def test_an_outage_of_the_database_begins_the_series_anew() -> None:
+    row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE)
+    watcher.vigil.missed()
+    watcher.look(LEASE - 1)
+    assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
+    watcher.look()
+    assert watcher.sweep() == 1
+
+
+def test_a_watcher_that_was_away_begins_the_series_anew() -> None:
+    a_task(Status.RUNNING)
+    watcher = Watcher().look(LEASE)
+    watcher.at += 60
+    watcher.look(2)
+    assert watcher.sweep() == 0
+
+
+@pytest.mark.parametrize("name", ["tests.project.tasks.noop", "an.unknown.task"])
+def test_a_task_that_may_be_silent_for_longer_is_given_that_time(name: str) -> None:
+    row = a_task(Status.RUNNING, name=name, options={"lease": 120}, due=-1)
+    watcher = Watcher().look(2 * LEASE)
+    assert watcher.sweep() == 0
+    watcher.look()
+    assert (watcher.sweep(), _status(row)) == (1, "PENDING")
+
+
+def test_of_a_task_whose_lease_the_scheduler_cannot_know_the_databases_clock_must_agree() -> None:
+    long, over = (a_task(Status.RUNNING, name="an.unknown.task", due=due) for due in (600, -1))
+    watcher = Watcher().look(LEASE + 1)
+    assert watcher.sweep() == 1
+    assert (_status(long), _status(over)) == ("RUNNING", "PENDING")
+
+
+def test_a_run_that_renewed_its_lease_after_the_last_look_is_not_lost() -> None:
+    row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE + 1)
+    _renew(row, at=timedelta(seconds=1))
+    assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_run_whose_row_was_locked_is_watched_for_a_whole_lease_once_it_is_free() -> None:
+    row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE + 1)
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=row.pk)
+        assert no_errors(race([watcher.sweep])) == [0]
+    assert watcher.look().sweep() == 0
+    assert watcher.look(LEASE - 1).sweep() == 1
+
+
+def test_the_runs_of_a_dead_node_are_lost_and_its_death_is_told_once(caplog: Any) -> None:
+    dead = a_node()
+    rows = [a_task(Status.RUNNING, node=dead.pk) for _ in range(3)]
+    watcher = Watcher().look(SILENCE)
+    assert watcher.sweep() == 0
+    assert watcher.look().sweep() == 3
+    assert {_status(row) for row in rows} == {"PENDING"}
+    assert Node.objects.get(pk=dead.pk).declared_dead
+    watcher.sweep()
+    assert len([one for one in caplog.records if "fell silent" in one.getMessage()]) == 1
+
+
+def test_a_run_that_renews_its_lease_is_not_lost_because_its_node_is_silent() -> None:
+    dead = a_node()
+    row = a_task(Status.RUNNING, node=dead.pk)
+    watcher = Watcher()
+    for _ in range(2 * LEASE):
+        watcher.look(3)
+        _renew(row)
+        assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
+    assert Node.objects.get(pk=dead.pk).declared_dead
+    assert watcher.look(SILENCE).sweep() == 0
+    assert watcher.look().sweep() == 1
+
+
+def test_a_run_that_a_node_left_behind_when_it_stopped_is_lost_soon() -> None:
+    gone = a_node(stopped=6)
+    row = a_task(Status.RUNNING, node=gone.pk)
+    watcher = Watcher().look()
+    assert watcher.sweep() == 0
+    assert (watcher.look().sweep(), _status(row)) == (1, "PENDING")
+
+
+def test_many_runs_are_lost_in_batches(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 2, "NODE_TIMEOUT": 20}
+    for _ in range(5):
+        a_task(Status.RUNNING)
+    assert Watcher().look(LEASE + 1).sweep() == 5
+    assert not Task.objects.running().exists()
+
+
+def test_a_look_at_the_leases_costs_one_statement(django_assert_num_queries: Callable[..., Any]) -> None:
+    for _ in range(3):
+        a_task(Status.RUNNING)
+    with django_assert_num_queries(1):
+        assert len(leases()) == 3
+
+
+def test_a_heartbeat_is_seen_as_a_renewal() -> None:
+    row = a_task(Status.RUNNING)
+    run_id = row.run_id or uuid.uuid4()
+    watcher = Watcher().look(LEASE)
+    assert run_id in attempts.heartbeat([(row.pk, row.epoch, run_id, 60.0, None)])
+    assert watcher.look(2).sweep() == 0

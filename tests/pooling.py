@@ -1,0 +1,54 @@
+"""A run through PgBouncer in transaction mode: this process and those it starts reach PostgreSQL by it alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from django.db import connections
+
+from django_durable_tasks.lifecycle.connections import close_all
+from tests.starting import start_pgbouncer
+from tests.vendors import POOLED_ADDRESS, behind_pooler
+
+POOLED = "TEST_POOLED"
+SLOTS = 4
+"""Fewer than the connections of one worker with two children."""
+
+
+def wanted() -> bool:
+    """Return whether this run goes through PgBouncer."""
+    return bool(os.environ.get(POOLED))
+
+
+@contextmanager
+def started(upstream: str, slots: int) -> Iterator[str]:
+    """Run a PgBouncer before this PostgreSQL, with so many slots a database, and give its address."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="durable-pgbouncer-")))
+        yield start_pgbouncer(folder, stack, upstream, slots)
+
+
+@contextmanager
+def through_pgbouncer(upstream: str) -> Iterator[None]:
+    """Let every connection that is opened inside go through a PgBouncer that ends with the block."""
+    entry = connections.settings["default"]
+    before = dict(entry)
+    with started(upstream, SLOTS) as url:
+        os.environ[POOLED_ADDRESS] = url
+        entry |= behind_pooler(url)
+        _hang_up()
+        try:
+            yield
+        finally:
+            _hang_up()
+            del os.environ[POOLED_ADDRESS]
+            entry.update({name: before.get(name, False) for name in behind_pooler(url)})
+
+
+def _hang_up() -> None:
+    close_all()
+    connections["default"].close()

@@ -1,0 +1,66 @@
+"""What property tests share: drawing that depends on nothing but earlier draws, and failures that can be reproduced.
+
+Hypothesis replays an example by its draws. If a strategy or a precondition looks at ids, the order of rows or the time,
+a replay draws something else, and Hypothesis raises FlakyStrategyDefinition instead of showing the fault.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from django_durable_tasks.rules.identifiers import uuid7
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def use_own_examples() -> None:
+    """Save examples per database and broker, and print with each failure how to reproduce it.
+
+    An example that fails on one database need not be one on another: there it may draw differently.
+    """
+    place = f"{os.environ['TEST_DATABASE']}-{os.environ['TEST_BROKER']}"
+    examples = DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples" / place)
+    settings.register_profile("durable", database=examples, print_blob=True, derandomize=False)
+    settings.load_profile("durable")
+
+
+def applies_if(condition: Callable[[Any], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a rule do nothing unless `condition(machine)` holds.
+
+    Used in place of Hypothesis's precondition, which would let the state of the database choose what is drawn next.
+    """
+
+    def decorate(act: Callable[..., None]) -> Callable[..., None]:
+        @wraps(act)
+        def acted(machine: Any, **drawn: Any) -> None:
+            if condition(machine):
+                act(machine, **drawn)
+
+        return acted
+
+    return decorate
+
+
+@contextmanager
+def ids_in_creation_order() -> Iterator[None]:
+    """Let ids of one millisecond rise with their creation: two replays of an example order their rows alike."""
+    numbers = itertools.count(1)
+
+    def ordered(unix_ms: int, randomness: bytes) -> Any:
+        return uuid7(unix_ms, next(numbers).to_bytes(len(randomness), "big"))
+
+    with (
+        mock.patch("django_durable_tasks.models.task.uuid7", ordered),
+        mock.patch("django_durable_tasks.models.recurring_task.uuid7", ordered),
+    ):
+        yield

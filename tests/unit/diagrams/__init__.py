@@ -1,0 +1,1 @@
+"""Diagrams of a graph: the layout holds, and foreign text stays text in every format."""

@@ -1,1 +1,0 @@
-"""Pictures of a graph: the layout holds, and foreign text stays text in every format."""

@@ -1,0 +1,81 @@
+"""An exception as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.celery.raised import described, rebuilt
+
+
+class Coded(Exception):
+    """Takes another argument than it keeps."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+class Nested:
+    """Holds a class of exceptions."""
+
+    class Refused(Exception):
+        """An error with arguments."""
+
+
+class Broken(Exception):
+    """Cannot be made from its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__("a", "b")
+
+
+@pytest.mark.parametrize("error", [KeyError("boom"), OSError(2, "gone"), Nested.Refused(1, {"a": [None]})])
+def test_an_exception_comes_back_with_its_class_and_arguments(error: Exception) -> None:
+    back = rebuilt(json.loads(json.dumps(described(error))))
+    assert (type(back), back.args if back else None) == (type(error), error.args)
+
+
+@pytest.mark.parametrize("error", [Coded(5), Broken(), ValueError(object()), ValueError("x" * 70_000)])
+def test_what_cannot_be_rebuilt_is_not(error: Exception) -> None:
+    assert rebuilt(described(error)) is None
+
+
+def test_a_class_of_a_function_is_not_found() -> None:
+    class Local(Exception): ...
+
+    assert rebuilt(described(Local("x"))) is None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"module": "os", "name": "system", "args": ["true"]},
+        {"module": "builtins", "name": "SystemExit", "args": [1]},
+        {"module": "no.such.module", "name": "Error", "args": []},
+        {"module": "builtins", "name": "object", "args": []},
+    ],
+)
+def test_only_exceptions_of_modules_that_are_loaded_are_made(found: dict[str, Any]) -> None:
+    assert rebuilt(found) is None
+
+
+def test_secrets_are_masked() -> None:
+    for error in (
+        ValueError("password=hunter2"),
+        ValueError({"password": "hunter2"}, [{"user": {"token": "hunter2"}}]),
+    ):
+        found = described(error)
+        assert found is not None
+        assert "hunter2" not in json.dumps(found)
+
+
+def test_arguments_that_are_nested_too_deep_or_in_themselves_are_not_kept() -> None:
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    endless: dict[str, Any] = {}
+    endless["password"] = endless["more"] = endless
+    assert described(ValueError(deep)) is None
+    assert described(ValueError(endless)) is None
