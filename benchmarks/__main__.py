@@ -27,7 +27,9 @@ examples:
   python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
   python -m benchmarks graph --large --rounds 1                whole graphs, beside Celery's chord, group and chain
   python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100/s and 500/s
+  python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
+  python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
   python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile
   python -m benchmarks all --format json > figures.jsonl       everything, one object a line
 
@@ -50,6 +52,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_number, default=3, help="default: %(default)s")
     parser.add_argument("-n", type=_number, metavar="N", help=f"how many a round (default: {sizes})")
     parser.add_argument("--large", action="store_true", help="graph: a layered graph of 10 x N too")
+    parser.add_argument(
+        "--prunable", type=_number, default=0, metavar="N", help="lag: ours once more while N ended tasks are pruned"
+    )
     parser.add_argument("--profile", action="store_true", help="profile ours instead, on each of the brokers")
     parser.add_argument("--python", metavar="PATH", help="the interpreter for the peers' environments")
     for server in ("postgresql", "redis", "rabbitmq"):
@@ -118,7 +123,9 @@ def main(arguments: list[str]) -> int:
                 return 0
             pythons, about, complete = _pythons(options.peers, options.python), machine(servers), True
             for name in names:
-                stage = Stage(servers, options.brokers, options.n or DEFAULT_N[name], pythons, options.large)
+                stage = Stage(
+                    servers, options.brokers, options.n or DEFAULT_N[name], pythons, options.large, options.prunable
+                )
                 contenders = PROGRAMMES[name](stage)
                 figures = hold(contenders, options.rounds)
                 complete &= all(len(contender.ended) == options.rounds for contender in contenders)

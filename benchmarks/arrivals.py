@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import redis
 
@@ -46,9 +47,14 @@ class Arrivals:
         return self.instants[bisect_left(self.lengths, position + 1)]
 
 
+def _client(servers: Servers) -> Any:
+    """Connect; untyped, because the annotations of redis-py differ between the releases that Celery asks for."""
+    return redis.Redis.from_url(servers.redis)
+
+
 def watch(servers: Servers, queue: str, seconds: float, process: subprocess.Popen[bytes], within: float) -> Arrivals:
     """Wait for the first message of a queue, then look for so many seconds; raises Failed."""
-    with closing(redis.Redis.from_url(servers.redis)) as client:
+    with closing(_client(servers)) as client:
         wait_until(lambda: bool(_lists(client, queue)), process, within=within, every=_BETWEEN_LOOKS)
         (key,) = _lists(client, queue)
         instants, lengths = [time.time()], [client.llen(key)]
@@ -63,7 +69,7 @@ def watch(servers: Servers, queue: str, seconds: float, process: subprocess.Pope
 
 def fires(servers: Servers, queue: str, number: int) -> Iterator[tuple[str, float]]:
     """Yield the first so many messages of ours, in the order of arrival: the key of the fire, its time (Unix time)."""
-    with closing(redis.Redis.from_url(servers.redis)) as client:
+    with closing(_client(servers)) as client:
         (key,) = _lists(client, queue)
         for start in range(0, number, _AT_ONCE):
             # The list is pushed at its head: the oldest message is the last one.

@@ -37,7 +37,7 @@ _ROWS = """
 
 def _write(status: str, number: int, start: int, born: int) -> None:
     from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.celery.publisher import queue_of  # noqa: PLC0415
+    from django_durable_tasks.celery.routing import queue_of  # noqa: PLC0415
 
     given: dict[str, Any] = {"status": status, "start": start, "born": born, "queue": queue_of(noop.name, None)}
     for first in range(1, number + 1, _SLICE):
@@ -59,10 +59,26 @@ def fill(finished: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began}
 
 
+def prunable(number: int) -> dict[str, float]:
+    """Write ended tasks that are long over their retention."""
+    began = time.perf_counter()
+    _write("SUCCESS", number, -60 * _DAY, 1_500_000_000_000)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE durable_tasks_task")
+    return {"seconds": time.perf_counter() - began}
+
+
+def left() -> dict[str, float]:
+    """Count the ended tasks that are over their retention, but for those that a run has just ended."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM durable_tasks_task WHERE completed_at < now() - interval '8 days'")
+        return {"number": float(cursor.fetchone()[0])}
+
+
 def claim() -> dict[str, float]:
     """Let a batch become due, look at the queues and claim it, again and again; tell the median and the 95th of 100."""
     from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.celery.publisher import queue_of  # noqa: PLC0415
+    from django_durable_tasks.celery.routing import queue_of  # noqa: PLC0415
     from django_durable_tasks.lifecycle import claims, limits  # noqa: PLC0415
     from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415
     from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415
@@ -118,7 +134,9 @@ class Backlog(Ours):
 def main(verb: str, given: dict[str, Any]) -> None:
     """Do one verb and print what it tells."""
     django.setup()
-    verbs: dict[str, Callable[..., dict[str, float]]] = {"fill": fill, "claim": claim}
+    verbs: dict[str, Callable[..., dict[str, float]]] = {
+        "fill": fill, "claim": claim, "prunable": prunable, "left": left,
+    }  # fmt: skip
     print(json.dumps(verbs[verb](**given)))
 
 

@@ -36,10 +36,13 @@ def _await(path: Path, n: int, rate: int, *processes: Popen[bytes]) -> None:
 class OurLag(Ours):
     """One scheduler and one worker of ours."""
 
-    def start_late(self, n: int, rate: int, **durable: Any) -> Measured:
-        """Measure how late n tasks start, due at so many a second."""
+    def start_late(self, n: int, rate: int, prunable: int = 0, **durable: Any) -> Measured:
+        """Measure how late n tasks start, due at ``rate`` a second, while ``prunable`` ended tasks are pruned."""
         self.servers.clear_broker(self.broker)
         self.tell("bulk", {"n": 1}, patience(1))
+        more: dict[str, float] = {}
+        if prunable:
+            self._backlog("prunable", {"number": prunable}, patience(prunable))
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             path = Path(folder, "lags")
             variable = self.variable(**durable) | {"BENCHMARK_STAMPS": str(path)}
@@ -52,10 +55,15 @@ class OurLag(Ours):
                     self._later(variable, n, rate)
                     _await(path, n, rate, scheduler, process)
                     size = resident(scheduler.pid)
+                    if prunable:
+                        more["prunable_left"] = self._backlog("left", {}, patience(0))["number"]
                 found = stamps.lags(path)
             finally:
                 self.servers.clear_broker(self.broker)
-        return measured(found, n, rate, scheduler_mib=size)
+        return measured(found, n, rate, scheduler_mib=size, **more)
+
+    def _backlog(self, verb: str, given: dict[str, int], seconds: float) -> dict[str, float]:
+        return figures([sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable())
 
     def _later(self, variable: dict[str, str], n: int, rate: int) -> None:
         command = [sys.executable, "-m", "benchmarks.ours", "later"]

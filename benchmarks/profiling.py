@@ -66,11 +66,8 @@ def _run(n: int) -> Callable[[], None]:
 
     from benchmarks.project import celery_app  # noqa: PLC0415
     from benchmarks.project.tasks import noop  # noqa: PLC0415
-    from django_durable_tasks.celery.publisher import (  # noqa: PLC0415
-        _BODY,
-        _headers,
-        queue_of,
-    )
+    from django_durable_tasks.celery.routing import queue_of  # noqa: PLC0415
+    from django_durable_tasks.celery.sending import _BODY, _headers  # noqa: PLC0415
     from django_durable_tasks.lifecycle import claims  # noqa: PLC0415
     from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415
     from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415

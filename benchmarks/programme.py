@@ -11,12 +11,13 @@ from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
 from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
+from benchmarks.many_queues import DUE, ManyQueues
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
 from benchmarks.servers import Servers
 
 DEFAULT_N = {
     "enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000, "lag": 2_000,
-    "claim": 1_000_000,
+    "claim": 1_000_000, "queues": 1_000,
 }  # fmt: skip
 _FEWEST = 10_000
 BULK_TIMES = 10
@@ -32,6 +33,7 @@ class Stage:
     n: int
     pythons: dict[str, str]
     large: bool = False
+    prunable: int = 0
 
 
 _PROGRAMS = {
@@ -162,6 +164,9 @@ def lag(stage: Stage) -> list[Contender]:
     for rate in RATES:
         what, n = f"due at {rate}/s", stage.n * (1 if rate == RATES[0] else 2)
         found.append(_contender(stage, "lag", what, OURS, "redis", partial(ours.start_late, n, rate), n=n))
+        if stage.prunable:
+            beside, measure = f"{what}, {stage.prunable:,} to prune", partial(ours.start_late, n, rate, stage.prunable)
+            found.append(_contender(stage, "lag", beside, OURS, "redis", measure, n=n))
         if celery is not None:
             measure = partial(celery.start_late, n, rate)
             found.append(_contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None))
@@ -182,7 +187,17 @@ def claim(stage: Stage) -> list[Contender]:
     return found
 
 
+def queues(stage: Stage) -> list[Contender]:
+    """Measure one poll of a scheduler with rows due in n queues, of one tenant and of twenty. On Redis."""
+    ours, found = ManyQueues(stage.servers, "redis"), []
+    for tenants in (1, 20):
+        what = f"{DUE} due in each of {stage.n:,} queues, tenants: {tenants}"
+        measure = partial(ours.poll, stage.n, tenants)
+        found.append(_contender(stage, "queues", what, OURS, "redis", measure, n=DUE * stage.n))
+    return found
+
+
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue, "run": run, "dispatch": dispatch, "recurring": recurring, "graph": graph, "lag": lag,
-    "claim": claim,
+    "claim": claim, "queues": queues,
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """When the recurring jobs run: fifty schedules of every kind, each under its name.
 
-A schedule that names nothing else is in UTC, runs one missed fire when it was late, and skips a fire while a run is
+A schedule that names nothing else is in TIME_ZONE, runs one missed fire when late, and skips a fire while a run is
 open. Here they stand in a table; where a body has one schedule, `@recurring(...)` above `@durable_task` says the same.
 `manage.py durable sync` makes them rows. Doing it again changes what was changed here, and keeps an operator's pause.
 """

@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+from django import VERSION
 from kombu import Queue
 
 from config.addresses import database
@@ -58,8 +59,12 @@ TEMPLATES = [
 
 DATABASES = {"default": database(os.environ.get("DATABASE_URL", ""), FOLDER)}
 
-EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-EMAIL_FILE_PATH = FOLDER / "mails"
+MAIL_FOLDER = FOLDER / "mails"
+_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+if VERSION >= (6, 1):  # which deprecates the settings that older versions need
+    MAILERS = {"default": {"BACKEND": _BACKEND, "OPTIONS": {"file_path": MAIL_FOLDER}}}
+else:
+    EMAIL_BACKEND, EMAIL_FILE_PATH = _BACKEND, MAIL_FOLDER
 DEFAULT_FROM_EMAIL = "Billing <billing@example.com>"
 
 # The carrier. Without BROKER_URL messages are files in a folder that all processes share.

@@ -121,7 +121,7 @@ def _lags() -> Iterator[float]:
 
 def _mails() -> Counter[str]:
     found: Counter[str] = Counter()
-    folder = Path(settings.EMAIL_FILE_PATH)
+    folder = Path(settings.MAIL_FOLDER)
     for file in folder.glob("*.log") if folder.is_dir() else ():
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         found.update(line for line in lines if line.startswith("Message-ID:"))

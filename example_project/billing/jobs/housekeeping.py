@@ -41,7 +41,7 @@ def forget_sessions() -> None:
 @durable_task
 def forget_mails(days: int) -> int:
     """Delete the files of mails that were sent long ago."""
-    folder, before = Path(settings.EMAIL_FILE_PATH), time.time() - days * 86_400
+    folder, before = Path(settings.MAIL_FOLDER), time.time() - days * 86_400
     old = [file for file in folder.glob("*.log") if file.stat().st_mtime < before] if folder.is_dir() else []
     for file in old:
         file.unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""What one poll costs with many queues: ``python -m benchmarks.many_queues poll '{"queues": 1000, "tenants": 1}'``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+import django
+from django.db import connection
+
+from benchmarks.contenders import Ours, patience
+from benchmarks.contest import Measured
+from benchmarks.processes import figures
+
+DUE, ELSEWHERE, POLLS = 2, 20_000, 5
+"""Due tasks in each queue at each poll, tasks that wait published in other queues, and the number of polls."""
+
+
+def _fill(queues: int, tenants: int) -> None:
+    """Write the tenants, and rows that wait published in queues of their own."""
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from django_durable_tasks.models import Task, Tenant  # noqa: PLC0415
+
+    Task.objects.all().delete()
+    Tenant.objects.bulk_create([Tenant(pk=number, name=str(number)) for number in range(2, tenants + 1)],
+                               ignore_conflicts=True)  # fmt: skip
+    _write(noop.name, "QUEUED", [(f"elsewhere-{n % 300}", 1 + n % tenants) for n in range(ELSEWHERE)], 3_600)
+
+
+def _write(name: str, status: str, places: list[tuple[str, int]], due: float) -> None:
+    from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415 - it needs loaded models
+    from django_durable_tasks.models import Task  # noqa: PLC0415
+
+    at = database_now() + timedelta(seconds=due)
+    Task.objects.bulk_create(
+        [Task(name=name, queue=queue, tenant_id=tenant, status=status, run_at=at, alarm_at=at, args=[1])
+         for queue, tenant in places], batch_size=5_000,
+    )  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE durable_tasks_task")
+
+
+def poll(queues: int, tenants: int) -> dict[str, float]:
+    """Let rows become due in each of so many queues, and publish them by one poll, some times; return the median."""
+    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from django_durable_tasks.models import Task  # noqa: PLC0415
+    from django_durable_tasks.scheduler.loop import Scheduler  # noqa: PLC0415
+
+    _fill(queues, tenants)
+    hands, took, sent = Scheduler("a benchmark").dispatching, list[float](), list[int]()
+    for number in range(POLLS + 1):
+        places = [(f"due-{n}", 1 + n % tenants) for n in range(queues) for _ in range(DUE)]
+        _write(noop.name, "PENDING", places, -1)
+        began = time.perf_counter()
+        published = hands.poll()
+        if number:  # the first poll declares the queues at the broker and opens connections
+            took.append(time.perf_counter() - began)
+            sent.append(published)
+        Task.objects.filter(queue__startswith="due-").delete()
+    if min(sent) != DUE * queues:
+        raise AssertionError(f"Polls published {sent} rows of {DUE * queues} due ones")
+    return {"seconds": median(took), "worst": max(took)}
+
+
+@dataclass
+class ManyQueues(Ours):
+    """A database of ours whose rows are due in many queues."""
+
+    def poll(self, queues: int, tenants: int) -> Measured:
+        """Measure one poll of a scheduler."""
+        self.prepare()
+        command = [sys.executable, "-m", "benchmarks.many_queues", "poll"]
+        try:
+            told = figures(command, {"queues": queues, "tenants": tenants}, patience(ELSEWHERE), **self.variable())
+        finally:
+            self.servers.clear_broker(self.broker)
+        facts = {"poll_p50_ms": round(1e3 * told["seconds"], 1), "poll_max_ms": round(1e3 * told["worst"], 1)}
+        return Measured(told["seconds"], facts)
+
+
+if __name__ == "__main__":
+    django.setup()
+    given: dict[str, Any] = json.loads(sys.argv[2])
+    print(json.dumps(poll(**given)))
