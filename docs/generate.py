@@ -53,7 +53,7 @@ _AFTER_STATES = """
 * **`RUNNING` to `CANCELLED`** happens only after somebody asked (`cancel_requested_at`) and the run has ended, or when
   the body raises Celery's `Ignore`, or a revoke terminated it.
 * **`FAILED`** means exactly one open dead letter, until it is replayed, completed by force, or discarded.
-* **`BLOCKED`** stands in the schema, with its transitions `release` and `force_run`; no call makes such rows.
+* **`BLOCKED`** waits for upstream tasks (`depends_on`, workflows), for an approval, or for an operator's hold.
 * The statuses of a log row (`TaskExecutionLog.status`) say how one attempt ended: `SUCCESS FAILED RETRY LOST
   CANCELLED`, `FENCED` (its ending was refused, another owner had the row) and `DUPLICATE` (it was not started, see
   `unique_for`).

@@ -43,19 +43,21 @@ Made from `django_durable_tasks/management/`.
 
 | exit code | meaning |
 |---|---|
-| 0 | done; `status` found everything within its thresholds |
-| 1 | `status` found a threshold passed, `sync --check` or `shadow` a difference, or database or broker do not answer |
-| 2 | wrong usage, no such row, or nothing could be changed |
+| 0 | done; `status` found everything within its thresholds; `alive`: it lives, or this could not be found out |
+| 1 | `status`, `alive`, `sync --check`, `shadow` or `verify` found something, or database or broker do not answer |
+| 2 | wrong usage, no such row, nothing could be changed, or `verify` could not look |
 
 ## What status watches
 
 These **problems** make `durable status` exit with 1: no scheduler is alive; no scheduler leads; a due task of a queue
-that is not paused waits for more than `OLDEST_DUE_MAX`; more dead letters are open than `DEAD_LETTERS_MAX`.
+that is not paused waits for more than `OLDEST_DUE_MAX`; more dead letters are open than `DEAD_LETTERS_MAX`; the broker
+rejects the messages of a queue; a node has stalled; the clock of a node's host is further than `SKEW_MAX` from the
+database's.
 
 These **warnings** leave it at 0: runs over their `expected_duration`, paused queues, queues with work and no worker,
-silent nodes, workers whose pool cannot interrupt tasks with time limits on their queues, tasks whose code this process
-does not have, a broker that does not answer from here, and more connections
-than the database allows.
+silent nodes, parts of a scheduler that fail again and again, messages that were consumed from another queue than their
+task's within the last day, workers whose pool cannot interrupt tasks with time limits on their queues, tasks whose code
+this process does not have, a broker that does not answer from here, and more connections than the database allows.
 
 Keys of the JSON: `at`, `healthy`, `problems`, `warnings`, `depth` (rows by status), `oldest_due` (seconds), `queues`,
 `dead_letters` (open ones), `leader` (or null), `nodes`, `unknown_tasks` (rows by name), `connections` (`needed`,
@@ -89,6 +91,8 @@ _WHY = """
 * **E008**: with pickle, who can write to the broker runs code in every worker. Messages of durable tasks carry no
   arguments; other Celery tasks of the same worker do.
 * **E010**: Kombu's own `filesystem://` writes messages in place; a consumer that reads one too early loses it and dies.
+* **E020**: a run of a node that was declared dead is lost when its lease was not renewed for `NODE_TIMEOUT`. A node may
+  be declared dead by mistake, so healthy runs renew their leases more often than that.
 * **W004**: Celery ends a body at its limit by signals and by killing a prefork child. Threads, solo, gevent and
   eventlet cannot do that for a durable task; the row is freed all the same when its lease ends.
 * **W005**: a prefetched message waits behind the run in progress although other workers are idle. The row is rung again
@@ -129,7 +133,7 @@ def _arguments(parser: argparse.ArgumentParser) -> str:
 
 
 def _argument(action: argparse.Action) -> str:
-    named = action.option_strings[-1] if action.option_strings else ""
+    named = ", ".join(action.option_strings)
     words = action.metavar
     value = (
         " ".join(words)
