@@ -59,6 +59,12 @@ def _beats(program: Program) -> int:
     return beats
 
 
+def _looked(program: Program, times: int) -> None:
+    """Wait until a scheduler has read the leases so many times from now on: it does so with each heartbeat."""
+    before = _beats(program)
+    until(lambda: _beats(program) >= before + times, within=30, message="the scheduler reads the leases")
+
+
 def _leases_over() -> bool:
     return not Task.objects.running().filter(lease_until__gte=database_now()).exists()
 
@@ -80,12 +86,13 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None
         fleet.ready()
         tasks = [bodies.hold.schedule(str(held)) for _ in range(RUNS)]
         until(lambda: statuses()["RUNNING"] == RUNS, within=30)
+        _looked(scheduler, 2)
         far.cut()
         near.cut()
         until(_leases_over, within=30, message="every lease is over")
         near.restore()
-        before = _beats(scheduler)
-        until(lambda: _beats(scheduler) >= before + 3, within=30, message="the scheduler is back")
+        until(lambda: fleet.leading() is scheduler, within=30, message="the scheduler leads again")
+        _looked(scheduler, 3)
         far.restore()
         until(lambda: _leases_kept() or logs(), within=30, message="the worker is back")
         (held / "released").touch()
