@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from tests.environments import NEWEST, CannotBuild, newest, versions
 from tests.lanes import Lanes
-from tests.report import Result, closing, lasted, servers_that_did_not_run
+from tests.report import Result, closing, lasted, node_id, servers_that_did_not_run
 from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
 from tests.servers import Server, servers, variable_of
 
@@ -41,6 +42,8 @@ def main(arguments: list[str]) -> int:
             _say(f"{server.name}: {server.origin}")
         end = monotonic() + 60 * options.begin_within
         results = _results(runs, found, Path(folder), 1 if options.kill_trials else options.lanes, end)
+        if options.repeat_failures:
+            _repeat_failures(results, found, Path(folder), options.repeat_failures)
     unused = servers_that_did_not_run(results, SERVERS) if options.strict else []
     _say("\n" + "\n".join(closing(results, found)))
     if unused:
@@ -61,6 +64,13 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         metavar="MINUTES",
         default=math.inf,
         help="after so many minutes begin no run whose tests run on other servers too; what is left out is named",
+    )
+    parser.add_argument(
+        "--repeat-failures",
+        type=int,
+        metavar="NUMBER",
+        default=0,
+        help="run failed tests once more, alone, if at most so many failed; what passes then is reported as UNSTABLE",
     )
     parser.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
     parser.add_argument(
@@ -132,6 +142,23 @@ def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], as
     if result.failed and not run.folders:
         result.failures = [run.title]
     return result
+
+
+def _repeat_failures(results: list[Result], found: dict[str, Server], folder: Path, most: int) -> None:
+    """Run the failed tests once more, with nothing beside them, unless more than ``most`` failed.
+
+    A test that passes the second time is kept as unstable, which the end of the report names: it is a defect of the
+    test or of the package, but no reason to throw away the work of a whole run.
+    """
+    failed = [result for result in results if result.failed]
+    if sum(len(result.failures) or most + 1 for result in failed) > most:
+        return
+    with Lanes() as lanes:
+        for place, first in enumerate(failed):
+            ids = tuple(node_id(name) for name in first.failures)
+            again = replace(first.run, title=f"{first.run.title}: {len(ids)} failed tests once more", folders=ids)
+            if ids and first.run.folders:
+                first.repeat(_result(lanes, found, {again: folder / f"again{place}.xml"}, False, again))
 
 
 def _tell(run: Run, how: str, reports: dict[Run, Path]) -> None:

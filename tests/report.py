@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.runs import Run
+from tests.runs import ROOT, Run
 from tests.servers import Server
 from tests.vendors import BROKERS, DATABASES
 
@@ -14,7 +14,8 @@ from tests.vendors import BROKERS, DATABASES
 class Result:
     """How one run ended; `missing` names the servers without which it did not run.
 
-    ``left_out``: it did not begin, because its time limit was over.
+    ``left_out``: it did not begin, because its time limit was over. ``unstable``: tests that failed, and passed when
+    they ran once more.
     """
 
     run: Run
@@ -25,6 +26,7 @@ class Result:
     passes: int = 0
     failures: list[str] = field(default_factory=list)
     skips: list[tuple[str, str]] = field(default_factory=list)
+    unstable: list[str] = field(default_factory=list)
 
     @property
     def ran(self) -> bool:
@@ -44,10 +46,31 @@ class Result:
             else:
                 self.passes += 1
 
+    def repeat(self, second: "Result") -> None:
+        """Take in how the failed tests ended when they ran once more; all stay failed unless each passed or failed."""
+        passed = [name for name in self.failures if name not in second.failures]
+        if second.passes != len(passed):
+            return
+        self.unstable, self.failures = passed, second.failures
+        self.passes += second.passes
+        self.failed = second.failed
+
+
+def node_id(name: str) -> str:
+    """Return the pytest node of a test case that the JUnit file names: tests.unit.test_a.test_b[c.d]."""
+    dotted, bracket, parameters = name.partition("[")
+    *modules, function = dotted.split(".")
+    for number in range(len(modules), 0, -1):
+        file = Path(*modules[:number]).with_suffix(".py")
+        if (ROOT / file).is_file():
+            return "::".join([file.as_posix(), *modules[number:], function]) + bracket + parameters
+    return name
+
 
 def closing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[str]:
     """Give the lines that end a run."""
     yield from _failures(results)
+    yield from _unstable(results)
     yield from _skips(results)
     yield from _missing(results, servers)
     yield from _left_out(results)
@@ -83,6 +106,12 @@ def _failures(results: Sequence[Result]) -> Iterator[str]:
             yield f"FAILED {result.run.title}"
         for name in result.failures:
             yield f"    {name}"
+
+
+def _unstable(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        for name in result.unstable:
+            yield f"UNSTABLE, failed once and passed once more: {name} ({result.run.title})"
 
 
 def _skips(results: Sequence[Result]) -> Iterator[str]:

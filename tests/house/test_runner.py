@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import _results
+from tests.__main__ import _repeat_failures, _results
 from tests.lanes import Lanes
-from tests.report import Result, closing, servers_that_did_not_run
+from tests.report import Result, closing, node_id, servers_that_did_not_run
 from tests.runs import SECONDS, Run, in_turn, planned
 from tests.servers import Server
 from tests.waiting import until
@@ -21,6 +21,15 @@ DATABASE = Run("pytest on postgresql", "database", (), ("tests/database",), "pos
 PAIR = Run("pytest on postgresql × redis", "broker", (), ("tests/broker",), "postgresql", "redis")
 FILES = Run("pytest on sqlite × filesystem", "processes", (), ("tests/processes",), "sqlite", "filesystem")
 
+SECOND_TIME = """
+from pathlib import Path
+
+def test_fails_the_first_time():
+    began = Path(__file__).parent.parent / "began"
+    if not began.exists():
+        began.touch()
+        raise AssertionError("the first time")
+"""
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="passes"/>
 <testcase classname="a" name="fails"><failure message="no"/></testcase>
@@ -84,6 +93,54 @@ def test_a_repetition_that_would_begin_too_late_is_left_out_and_named(tmp_path: 
     (line,) = (line for line in closing(results, {}) if line.startswith("LEFT OUT,"))
     command = "TEST_DATABASE=sqlite TEST_BROKER=filesystem .venv/bin/python -m pytest tests/processes"
     assert line.endswith(f"{FILES.title}; run it by `{command}`")
+
+
+STAYS = "tests.house.test_runner.test_a_check[x.y]"
+GOES = "tests.house.test_runner.test_another"
+
+
+@pytest.mark.parametrize(
+    ("second", "failures", "unstable", "failed"),
+    [
+        (Result(PAIR, passes=2), [], [STAYS, GOES], False),
+        (Result(PAIR, failed=True, passes=1, failures=[STAYS]), [STAYS], [GOES], True),
+        (Result(PAIR, failed=True, failures=[STAYS, GOES]), [STAYS, GOES], [], True),
+        (Result(PAIR, failed=True), [STAYS, GOES], [], True),
+        (Result(PAIR, passes=1, skips=[(GOES, "no Chromium here")]), [STAYS, GOES], [], True),
+    ],
+)
+def test_what_passes_once_more_is_unstable_and_what_does_not_stays_failed(
+    second: Result, failures: list[str], unstable: list[str], failed: bool
+) -> None:
+    first = Result(PAIR, failed=True, passes=5, failures=[STAYS, GOES])
+    first.repeat(second)
+    assert (first.failures, first.unstable, first.failed) == (failures, unstable, failed)
+    assert first.passes == 5 + len(unstable)
+    lines = list(closing([first], {}))
+    assert [line for line in lines if line.startswith("UNSTABLE")] == [
+        f"UNSTABLE, failed once and passed once more: {name} ({PAIR.title})" for name in unstable
+    ]
+    assert lines[-1].startswith(f"{5 + len(unstable)} passed, {len(failures)} failed")
+
+
+def test_a_case_of_the_report_is_found_again_as_a_node_of_pytest() -> None:
+    assert node_id(STAYS) == "tests/house/test_runner.py::test_a_check[x.y]"
+    assert node_id("tests.house.test_runner.TestClass.test_it") == "tests/house/test_runner.py::TestClass::test_it"
+
+
+def test_failed_tests_run_once_more_if_they_are_few(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    test = tmp_path / "tests" / "test_second_time.py"
+    test.write_text(SECOND_TIME)
+    run = Run("pytest", "house", (), (str(test),))
+    for most, unstable in ((0, 0), (1, 1)):
+        (tmp_path / "began").unlink(missing_ok=True)
+        results = _results([run], {}, tmp_path, 1)
+        assert results[0].failed
+        results[0].failures = [f"{test.with_suffix('')}.test_fails_the_first_time"]  # it lies outside the project
+        _repeat_failures(results, {}, tmp_path, most)
+        assert len(results[0].unstable) == unstable
+        assert results[0].failed == (not unstable)
 
 
 def test_repetitions_come_after_all_others() -> None:
