@@ -65,12 +65,27 @@ def advanced(rows: Iterable[RecurringTask], seconds: float = 3) -> None:
     until(further, within=40, message="every schedule fires")
 
 
+def all_ended(within: float = 90) -> None:
+    """Wait until every task has ended; raises AssertionError with what is still open, and with the database's time."""
+    left = list[dict[str, Any]]()
+
+    def nothing_left() -> bool:
+        left[:] = Task.objects.exclude(status__in=ENDED).order_by("pk").values()[:5]
+        return not left
+
+    try:
+        until(nothing_left, within=within, message="all that was born has ended")
+    except AssertionError as error:
+        told = [{name: value for name, value in row.items() if value not in (None, "", 0, {}, [])} for row in left]
+        raise AssertionError(f"{error}; at {database_now()} these are open: {told}") from None
+
+
 def silenced(rows: Iterable[RecurringTask]) -> list[RecurringTask]:
     """Pause the schedules, wait until all that was born has ended, and return them as they stand."""
     found = list(rows)
     for row in found:
         row.pause("the end of the test")
-    until(lambda: not Task.objects.exclude(status__in=ENDED).exists(), within=90, message="all that was born has ended")
+    all_ended()
     return [again(row) for row in found]
 
 

@@ -163,8 +163,11 @@ class Fleet:
         return self
 
     def end(self) -> None:
-        """Kill whatever is left."""
+        """Kill whatever is left, and write the end of each log: pytest prints it if the test failed."""
         for program in self.programs:
+            sys.stdout.write(
+                f"--- {program.name}, {'alive' if program.alive() else 'ended'}:\n{program.said()[-3000:]}\n"
+            )
             program.kill()
 
 
