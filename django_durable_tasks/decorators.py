@@ -132,8 +132,9 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     ours = {key: value for key, value in given.items() if key in _OURS and key != "name"}
     name = given.get("name") or f"{function.__module__}.{function.__name__}"
     options = task_options(name, ours, {**_defaults(function), **retries.implied(given)})
-    bound = bool(given.get("bind"))
-    registry.add(Registered(options, signature_of(function, bound=bound), function))
+    signature = signature_of(function, bound=bool(given.get("bind")))
+    _check_parameters(function, signature)
+    registry.add(Registered(options, signature, function))
     # The row is the result; a result backend stores a second one only when asked to.
     celery_options = {"ignore_result": True} | {key: value for key, value in given.items() if key in _CELERY}
     celery_options |= {"base": base, **retries.celery_options(given, options)}
@@ -145,6 +146,16 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     for schedule, timing in _below.pop(id(function), (function, ()))[1]:
         registry.declare(Declaration(schedule, options.name, timing, CODE), function)
     return cast("Durable[..., Any]", task)
+
+
+def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:
+    """Refuse a parameter that ``.schedule(run_at=...)`` could not reach."""
+    parameter = signature.parameters.get("run_at")
+    if parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise InvalidOption(
+            f"{function.__qualname__}(run_at): a durable task cannot have this parameter, because "
+            ".schedule(run_at=...) names the earliest start of the task. Rename the parameter."
+        )
 
 
 def _base(given: Mapping[str, Any]) -> type[DurableTask]:

@@ -49,11 +49,14 @@ class Using:
         """Return the same with more options."""
         return Using(self.registered, call_options(self.options, options))
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Task:
-        """Create the row in the caller's transaction and return it; ``run_at`` may stand among the arguments."""
-        return scheduling.schedule(self._call(args, kwargs))
+    def schedule(self, /, *args: Any, **kwargs: Any) -> Task:
+        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest start."""
+        options = self.options
+        if "run_at" in kwargs:  # no durable task has a parameter of this name: its decorator refuses it
+            options = call_options(options, {"run_at": kwargs.pop("run_at")})
+        return scheduling.schedule(Call(self.registered, args, kwargs, options))
 
-    def delay(self, *args: Any, **kwargs: Any) -> DurableResult:
+    def delay(self, /, *args: Any, **kwargs: Any) -> DurableResult:
         """Create the row in the caller's transaction and return its result."""
         return _submitted(Call(self.registered, args, kwargs, self.options))
 
@@ -66,13 +69,6 @@ class Using:
         """Create the row as Celery's ``apply_async`` would send the message."""
         options = call_options(self.options, translated(celery_options))
         return _submitted(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options))
-
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        options = self.options
-        if "run_at" in kwargs and "run_at" not in self.registered.signature.parameters:
-            options = call_options(options, {"run_at": kwargs["run_at"]})
-            kwargs = {name: value for name, value in kwargs.items() if name != "run_at"}
-        return Call(self.registered, args, kwargs, options)
 
 
 def _submitted(call: Call) -> DurableResult:
@@ -119,9 +115,13 @@ def _check_known(celery_options: Mapping[str, Any]) -> None:
             continue
         if option in _OURS:
             raise InvalidOption(f"apply_async() has no option {option!r}: write .using({option}=...).apply_async(...).")
-        near = difflib.get_close_matches(option, _CELERYS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InvalidOption(f"apply_async() has no option {option!r}.{hint}")
+        raise InvalidOption(f"apply_async() has no option {option!r}. {_nearest(option)}".rstrip())
+
+
+def _nearest(option: str) -> str:
+    for near in difflib.get_close_matches(option, _CELERYS | _OURS, n=1):
+        return f"Did you mean .using({near}=...)?" if near in _OURS else f"Did you mean {near!r}?"
+    return ""
 
 
 def _start(eta: object, countdown: object) -> datetime | None:

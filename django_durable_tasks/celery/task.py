@@ -73,7 +73,7 @@ class DurableTask(CeleryTask):
         """Return this task with options for the calls made through the returned object."""
         return calls.of(self.name).using(**options)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+    def schedule(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest start."""
         return calls.of(self.name).schedule(*args, **kwargs)
 
@@ -85,11 +85,11 @@ class DurableTask(CeleryTask):
         """Refuse: the asynchronous form comes with a later release."""
         raise InvalidOption("aschedule() is not available: use sync_to_async(task.schedule)(...) until it is.")
 
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
+    def delay(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row in the caller's transaction and return a DurableResult."""
         return calls.of(self.name).delay(*args, **kwargs)
 
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
+    def delay_on_commit(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row with the caller's transaction, as ``apply_async_on_commit`` does."""
         return self.apply_async_on_commit(args, kwargs)
 

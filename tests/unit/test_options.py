@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from django_durable_tasks import durable_task
+from django_durable_tasks import durable_task, registry
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.options import CallOptions, TaskOptions, call_options, task_options
 from django_durable_tasks.rules.retries import Backoff
@@ -226,3 +226,24 @@ def test_an_option_that_only_celery_has_is_refused_with_what_replaces_it(option:
 def test_an_option_that_only_celery_has_is_refused_at_the_call(option: str, remedy: str) -> None:
     with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
         call_options(CallOptions(), {option: 1})
+
+
+def _starting(run_at: str) -> None: ...
+def _starting_by_name(*, run_at: str) -> None: ...
+
+
+@pytest.mark.parametrize("function", [_starting, _starting_by_name])
+def test_a_parameter_that_schedule_takes_itself_is_refused_at_import(function: Any) -> None:
+    with pytest.raises(InvalidOption, match=rf"{function.__name__}\(run_at\): .*\.schedule\(run_at=\.\.\.\).*Rename"):
+        durable_task(function)
+
+
+def test_names_that_no_keyword_reaches_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_tasks", {})
+
+    def positional(run_at: str, /) -> None: ...
+    def collected(**run_at: str) -> None: ...
+
+    durable_task(name="tests.positional")(positional)
+    durable_task(name="tests.collected")(collected)
+    assert registry.names() == {"tests.positional", "tests.collected"}

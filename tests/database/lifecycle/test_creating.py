@@ -186,6 +186,7 @@ def test_celerys_options_become_columns() -> None:
     [
         ({"coutdown": 3}, r"no option 'coutdown'. Did you mean 'countdown'"),
         ({"key": "k"}, r"write .using\(key=...\).apply_async"),
+        ({"idempotency_ky": "k"}, r"no option 'idempotency_ky'. Did you mean .using\(idempotency_key=...\)\?"),
         ({"countdown": 60, "expires": 30}, "could never start"),
         ({"headers": {"x": object()}}, "headers cannot be kept"),
         ({"headers": {"x": "y" * 9_000}}, "headers cannot be kept"),
