@@ -101,6 +101,7 @@ def _ring() -> Ring:
     return Ring(task.pk, task.epoch, 9, task.name, QUEUE, 0)
 
 
+@pytest.mark.smoke
 def test_a_scheduler_reports_a_lost_broker_once_and_recovers_by_itself(
     rows: None, tmp_path: Path, broker: str, settings: Any
 ) -> None:

@@ -78,6 +78,7 @@ def _started_run(folder: Path, log: Path, process: subprocess.Popen[bytes]) -> s
     return found.group(1)
 
 
+@pytest.mark.smoke
 def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_killed(tmp_path: Path) -> None:
     log = tmp_path / "said.log"
     with _started(log, "demo", "--customers", "600", "--folder", str(tmp_path / "demo")) as process:

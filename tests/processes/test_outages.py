@@ -74,6 +74,7 @@ def _leases_kept() -> bool:
     return kept == RUNS
 
 
+@pytest.mark.smoke
 @pytest.mark.postgresql
 @pytest.mark.mariadb
 def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None, tmp_path: Path, vendor: str) -> None:
@@ -102,6 +103,7 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None
     assert (statuses(), logs()) == ({"SUCCESS": RUNS}, {"SUCCESS": RUNS})
 
 
+@pytest.mark.smoke
 def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it(
     rows: None, tmp_path: Path
 ) -> None:
