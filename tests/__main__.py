@@ -1,4 +1,7 @@
-"""`python -m tests`: checks, then every test on every database and broker that is found or can be started."""
+"""`python -m tests`: checks and tests, on the databases and brokers that are found or can be started.
+
+Without an option it runs the default selection (`tests.selection`), with `--all` the whole matrix.
+"""
 
 import argparse
 import math
@@ -13,12 +16,16 @@ from time import monotonic
 
 from tests.environments import NEWEST, CannotBuild, newest, versions
 from tests.lanes import Lanes
+from tests.progress import Progress, about, seconds_left
 from tests.report import Result, closing, lasted, node_id, servers_that_did_not_run
 from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
+from tests.selection import default_runs, left_out_by
 from tests.servers import Server, servers, variable_of
 
 RUN_SECONDS = 45 * 60
 KILL_TRIAL_SECONDS = 4 * 60 * 60
+NO_TESTS = 5
+"""The exit code of pytest if no test was left after deselection."""
 LANES = min(4, max(2, os.cpu_count() or 2))
 """More would ask more connections of a database than it has by default."""
 QUIET_PYTEST = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
@@ -27,58 +34,76 @@ QUIET_PYTEST = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
 def main(arguments: list[str]) -> int:
     """Run what was asked for and return the exit code."""
     options = _options(arguments)
-    runs = kill_trials() if options.kill_trials else planned()
-    if options.only:
-        runs = [run for run in runs if run.chosen(frozenset(options.only.split(",")))]
+    runs = _selected(options)
+    lanes = 1 if options.kill_trials else options.lanes
+    if runs and not options.kill_trials:
+        order = [run.seconds for run in in_turn(runs, alone=False)]
+        _say(f"{len(runs)} runs, about {about(seconds_left([], order, lanes))}")
     if options.list:
-        print("\n".join(run.title for run in runs))
+        print("\n".join(f"{run.title} ({about(run.seconds)})" for run in runs))
         return 0
     if not runs:
-        print("There is nothing of that name to run; --list names everything.", file=sys.stderr)
+        print("Nothing to run: --list --all names every run.", file=sys.stderr)
         return 2
     wanted = [name for name in (*SERVERS, NEWEST.name) if any(name in run.servers for run in runs)]
     with servers(wanted) as found, tempfile.TemporaryDirectory(prefix="durable-reports-") as folder:
         for server in found.values():
             _say(f"{server.name}: {server.origin}")
         end = monotonic() + 60 * options.begin_within
-        results = _results(runs, found, Path(folder), 1 if options.kill_trials else options.lanes, end)
+        results = _results(runs, found, Path(folder), lanes, end)
         if options.repeat_failures:
             _repeat_failures(results, found, Path(folder), options.repeat_failures)
     unused = servers_that_did_not_run(results, SERVERS) if options.strict else []
-    _say("\n" + "\n".join(closing(results, found)))
+    rest = left_out_by(runs) if _is_default(options) else []
+    _say("\n" + "\n".join(closing(results, found, rest)))
     if unused:
         _say(f"STRICT: no test ran on {', '.join(unused)}")
     return 1 if unused or any(result.failed for result in results) else 0
 
 
+def _is_default(options: argparse.Namespace) -> bool:
+    return not (options.all or options.only or options.kill_trials)
+
+
+def _selected(options: argparse.Namespace) -> list[Run]:
+    """Return the runs that the options ask for; `--only` chooses from the whole matrix."""
+    runs = kill_trials() if options.kill_trials else default_runs() if _is_default(options) else planned()
+    names = frozenset(options.only.split(",")) if options.only else None
+    return [run for run in runs if names is None or run.chosen(names)]
+
+
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="run the whole matrix, not the default selection")
+    which.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
     parser.add_argument(
-        "--only", metavar="NAMES", help="databases, brokers or suites by comma: postgresql,redis or checks"
+        "--only",
+        metavar="NAMES",
+        help="of the whole matrix only these databases, brokers or suites, by comma: postgresql,redis or checks",
     )
-    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    parser.add_argument("--list", action="store_true", help="print what would run and its expected duration")
     parser.add_argument("--strict", action="store_true", help="fail if no test ran on one of the servers")
     parser.add_argument(
         "--begin-within",
         type=float,
         metavar="MINUTES",
         default=math.inf,
-        help="after so many minutes begin no run whose tests run on other servers too; what is left out is named",
+        help="after this time begin no run whose tests run on other servers too; what is left out is named",
     )
     parser.add_argument(
         "--repeat-failures",
         type=int,
         metavar="NUMBER",
         default=0,
-        help="run failed tests once more, alone, if at most so many failed; what passes then is reported as UNSTABLE",
+        help="run failed tests once more, alone, if at most NUMBER failed; what passes then is reported as UNSTABLE",
     )
-    parser.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
     parser.add_argument(
-        "--lanes", type=int, default=LANES, metavar="NUMBER", help=f"so many runs beside each other ({LANES} here)"
+        "--lanes", type=int, default=LANES, metavar="NUMBER", help=f"runs at the same time ({LANES} on this machine)"
     )
     options = parser.parse_args(arguments)
     if options.lanes < 1:
-        parser.error(f"--lanes {options.lanes}: at least one run must be under way.")
+        parser.error(f"--lanes {options.lanes}: at least one lane is needed.")
     return options
 
 
@@ -91,14 +116,17 @@ def _results(
     """
     reports = {run: folder / f"{place}.xml" for place, run in enumerate(runs)}
     results = dict[Run, Result]()
+    turns = [in_turn(runs, alone=alone) for alone in (False, True)]
+    progress = Progress([run for turn in turns for run in turn], number)
     try:
         with Lanes() as lanes:
-            for width, some in ((number, in_turn(runs, alone=False)), (1, in_turn(runs, alone=True))):
+            for width, some in zip((number, 1), turns, strict=True):
                 aside = min(width, len(some)) > 1
-                for result in lanes.each(width, partial(_result_unless_late, lanes, found, reports, end, aside), some):
+                work = partial(_result_unless_late, lanes, found, reports, end, aside, progress)
+                for result in lanes.each(width, work, some):
                     results[result.run] = result
                     _tell(result.run, lasted(result), reports)
-                    _say(f"--- {len(results)} of {len(runs)} runs are over")
+                    _say(f"--- {progress.ends(result.run)}")
     except BaseException:
         for run in reports.keys() - results.keys():
             _tell(run, "broken off", reports)
@@ -107,18 +135,26 @@ def _results(
 
 
 def _result_unless_late(
-    lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], end: float, aside: bool, run: Run
+    lanes: Lanes,
+    found: dict[str, Server],
+    reports: dict[Run, Path],
+    end: float,
+    aside: bool,
+    progress: Progress,
+    run: Run,
 ) -> Result:
     if run.last and monotonic() >= end:
         _say(f"left out, the time is over: {run.title}")
         return Result(run, left_out=True)
+    _say(f"... {progress.begins(run)}")
     return _result(lanes, found, reports, aside, run)
 
 
 def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], aside: bool, run: Run) -> Result:
     """Run one; ``aside``: what it says is kept in a file beside its report, to be told whole at its end."""
     report = reports[run]
-    _say(f"... {run.title}" if aside else f"\n=== {run.title}")
+    if not aside:
+        _say(f"\n=== {run.title}")
     result = Result(run, missing=[name for name in run.servers if found[name].url is None])
     if result.missing:
         _say(f"not run: {', '.join(result.missing)} could not be had")
@@ -135,7 +171,7 @@ def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], as
         _say(f"    with {found[NEWEST.name].origin}, {versions(python)}")
     command = run.command or _pytest_command(run, report, python)
     code = lanes.code(command, _environment(run, found, report), limit, _log(report) if aside else None)
-    result.seconds, result.failed = monotonic() - began, code != 0
+    result.seconds, result.failed = monotonic() - began, code not in {0, NO_TESTS if run.may_be_empty else 0}
     if code is None:
         _say(f"stopped {run.title}: it took longer than {limit / 60:.0f} minutes")
     result.read(report)
@@ -174,8 +210,7 @@ def _log(report: Path) -> Path:
 
 def _pytest_command(run: Run, report: Path, python: Path) -> tuple[str, ...]:
     marks = ("-m", run.marks) if run.marks else ()
-    without = [f"--ignore={folder}" for folder in run.without]
-    return (str(python), "-m", "pytest", *QUIET_PYTEST, f"--junitxml={report}", *marks, *without, *run.folders)
+    return (str(python), "-m", "pytest", *QUIET_PYTEST, f"--junitxml={report}", *marks, *run.folders)
 
 
 def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, str]:

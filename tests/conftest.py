@@ -11,6 +11,8 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from tests import pooling
 from tests.emptying import use_instead_of_flush
+from tests.portable import is_portable
+from tests.runs import ROOT
 from tests.stateful import use_own_examples
 from tests.vendors import address
 
@@ -27,6 +29,13 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Remove the folder of this run."""
     shutil.rmtree(os.environ["TEST_FOLDER"], ignore_errors=True)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what gives the same on each database, so that a run can leave it out on all databases but one."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if is_portable(item.path.relative_to(ROOT).as_posix(), marks, getattr(item, "fixturenames", ())):
+        item.add_marker("portable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.runs import ROOT, Run
+from tests.progress import about
+from tests.runs import ROOT, SMOKE, Run
 from tests.servers import Server
 from tests.vendors import BROKERS, DATABASES
 
@@ -67,13 +68,14 @@ def node_id(name: str) -> str:
     return name
 
 
-def closing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[str]:
-    """Give the lines that end a run."""
+def closing(results: Sequence[Result], servers: dict[str, Server], rest: Sequence[Run] = ()) -> Iterator[str]:
+    """Yield the lines that end a test run; ``rest`` are the runs of the matrix that were not selected."""
     yield from _failures(results)
     yield from _unstable(results)
     yield from _skips(results)
     yield from _missing(results, servers)
     yield from _left_out(results)
+    yield from _not_selected(rest)
     if any(result.run.database for result in results):
         yield from _table([result for result in results if not result.run.newest])
         yield ""
@@ -89,9 +91,9 @@ def closing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[s
 
 
 def lasted(result: Result) -> str:
-    """Say how long a run took."""
+    """Return how long a run took, and how long it should have taken, so that `tests.durations` can be kept true."""
     minutes, seconds = divmod(round(result.seconds), 60)
-    return f"{minutes} min {seconds:02} s"
+    return f"{minutes} min {seconds:02} s, expected {about(result.run.seconds)}"
 
 
 def servers_that_did_not_run(results: Sequence[Result], names: Sequence[str]) -> list[str]:
@@ -130,10 +132,14 @@ def _missing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[
 def _left_out(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         if result.left_out:
-            run = result.run
-            place = f"TEST_DATABASE={run.database} TEST_BROKER={run.broker or 'memory'}"
-            command = f"{place} .venv/bin/python -m pytest {' '.join(run.folders)}"
-            yield f"LEFT OUT, the time was over: {run.title}; run it by `{command}`"
+            yield f"LEFT OUT, the time was over: {result.run.title}; run it by `{result.run.by_hand}`"
+
+
+def _not_selected(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the lines that name the runs outside of the default selection, and the commands that run them."""
+    if runs:
+        yield 'NOT IN THE DEFAULT SELECTION; `make test ARGS="--all"` runs all, and each line one:'
+        yield from dict.fromkeys(f"    {run.by_hand}" for run in runs)
 
 
 def _table(results: Sequence[Result]) -> Iterator[str]:
@@ -158,4 +164,5 @@ def _cell(results: Sequence[Result]) -> str:
         return "LEFT OUT"
     passed = sum(result.passes for result in results)
     failed = sum(len(result.failures) or result.failed for result in results)
-    return f"FAILED {failed} of {passed + failed}" if failed else f"passed {passed}"
+    smoke = ", smoke" if all(result.run.marks == SMOKE for result in results) else ""
+    return (f"FAILED {failed} of {passed + failed}" if failed else f"passed {passed}") + smoke

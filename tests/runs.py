@@ -1,11 +1,13 @@
-"""What is run, in which order, on which database and broker."""
+"""The runs of the test matrix: commands with their databases and brokers, and the order in which they begin."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from tests.durations import CHECK_SECONDS, SECONDS
 from tests.environments import NEWEST
 from tests.vendors import BROKERS, DATABASES
 
@@ -17,19 +19,9 @@ LAST_PAIRS = [("postgresql", "filesystem"), ("mariadb", "rabbitmq")]
 """Pairs whose database and whose broker have run with others before."""
 KILL_PAIRS = [("postgresql", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
 KILL_TRIALS = "kill trials"
-SECONDS: dict[tuple[str, str | None, str | None], int] = {
-    ("database", "postgresql", None): 400, ("database", "mariadb", None): 400, ("database", "sqlite", None): 350,
-    ("processes", "postgresql", "rabbitmq"): 300, ("processes", "postgresql", "redis"): 300,
-    ("processes", "mariadb", "rabbitmq"): 300, ("processes", "sqlite", "filesystem"): 450,
-    ("processes", "postgresql", "filesystem"): 150, ("mutants", "postgresql", "redis"): 250,
-    ("broker", "postgresql", "rabbitmq"): 100, ("broker", "postgresql", "redis"): 200,
-    ("broker", "postgresql", "filesystem"): 100, ("house", None, None): 150, ("chaos", "postgresql", "rabbitmq"): 100,
-    ("browser", "sqlite", None): 60,
-    ("admin", "mariadb", None): 90, ("admin", "sqlite", None): 60, ("newest", None, None): 150,
-    ("newest", "sqlite", None): 300, ("newest", "postgresql", "redis"): 80, (PGBOUNCER, "postgresql", "redis"): 90,
-}  # fmt: skip
-"""About how long a run takes: which is begun first goes by it, nothing else."""
-_DATABASE_FOLDERS = ("database", "concurrency", "crash_points")
+SMOKE = "smoke"
+PORTABLE = "portable"
+_DATABASE_FOLDERS = ("database", "concurrency")
 TYPED = ("django_durable_tasks", "tests")
 
 
@@ -47,14 +39,30 @@ class Run:
     newest: bool = False  # with the newest Python, Django and Celery, not with the oldest that are supported
     marks: str = ""
     pooled: bool = False  # through PgBouncer, in transaction mode
-    without: tuple[str, ...] = ()  # folders inside of ``folders`` that another run has
     last: bool = False  # its tests run on another pair too: it begins after the others, within a limit if one is given
+    share: float = 1.0  # the part of its suite that ``folders`` name, for the expected duration
+    may_be_empty: bool = False  # a part of a suite may have no test for this database or broker
 
     @property
     def servers(self) -> list[str]:
         """Name the servers, and the interpreter, without which it cannot run; files need none."""
         named = (self.database, self.broker, PGBOUNCER if self.pooled else None)
         return [name for name in named if name in SERVERS] + [NEWEST.name] * self.newest
+
+    @property
+    def seconds(self) -> float:
+        """Return the expected duration in seconds."""
+        known = SECONDS.get((self.suite, self.database, self.broker), 0) if self.folders else CHECK_SECONDS
+        return known * self.share
+
+    @property
+    def by_hand(self) -> str:
+        """Return the command that runs it alone, in a shell in the root of the project."""
+        if self.newest or self.pooled or not self.folders:
+            return f'make test ARGS="--only {self.suite}"'
+        marks = f" -m {shlex.quote(self.marks)}" if self.marks else ""
+        place = f"TEST_DATABASE={self.database or 'sqlite'} TEST_BROKER={self.broker or 'memory'}"
+        return f"{place} .venv/bin/python -m pytest{marks} {' '.join(self.folders)}"
 
     def chosen(self, names: frozenset[str]) -> bool:
         """Tell whether `--only names` keeps it: a name is its own, and none is that of a rival of its servers alone."""
@@ -65,8 +73,13 @@ class Run:
 
 
 def planned() -> list[Run]:
-    """Give everything that `python -m tests` runs, in order, without what has no tests yet."""
+    """Return the whole matrix, which `python -m tests --all` runs, without suites that have no tests yet."""
     return [run for run in [*_checks(), *_suites()] if run.command or run.folders]
+
+
+def smoke(names: tuple[str, ...], database: str, broker: str) -> Run:
+    """Return the tests of these folders that carry the mark `smoke`, on one pair."""
+    return _marked(_pytest(SMOKE, names, database, broker), "smoke")
 
 
 def kill_trials() -> list[Run]:
@@ -80,14 +93,10 @@ def in_turn(runs: Sequence[Run], *, alone: bool) -> list[Run]:
 
     Runs that are marked ``last`` come after all others.
     """
-    wanted = sorted((run for run in runs if run.alone == alone), key=_seconds, reverse=True)
+    wanted = sorted((run for run in runs if run.alone == alone), key=lambda run: run.seconds, reverse=True)
     first, last = ([run for run in wanted if run.last == late] for late in (False, True))
     computing, waiting = ([run for run in first if (run.broker is not None) == waits] for waits in (False, True))
     return [run for pair in zip_longest(computing, waiting) for run in pair if run is not None] + last
-
-
-def _seconds(run: Run) -> int:
-    return SECONDS.get((run.suite, run.database, run.broker), 0)
 
 
 def _checks() -> Iterator[Run]:
@@ -103,12 +112,14 @@ def _checks() -> Iterator[Run]:
 
 
 def _suites() -> Iterator[Run]:
-    yield _pytest("house", ("house", "unit", "documentation"))
+    for name in ("house", "unit", "documentation"):
+        yield _pytest(name, (name,))
     yield _pytest("database", _DATABASE_FOLDERS, "postgresql")
     for database in ("mariadb", "sqlite"):
-        run = _pytest("database", _DATABASE_FOLDERS, database)
-        yield replace(run, title=f"{run.title} but for the admin", without=("tests/database/admin",))
-        yield replace(_pytest("admin", ("database/admin",), database), last=True)
+        yield _marked(_pytest("database", _DATABASE_FOLDERS, database), "not portable")
+        yield replace(_marked(_pytest(PORTABLE, ("database",), database), "portable"), last=True)
+    for database in DATABASES:
+        yield _pytest("crash_points", ("crash_points",), database)
     for broker in BROKERS:
         yield replace(_pytest("broker", ("broker",), "postgresql", broker), last=broker == "filesystem")
     for database, broker in PAIRS:
@@ -117,8 +128,8 @@ def _suites() -> Iterator[Run]:
     yield replace(_pytest("mutants", ("mutants",), "postgresql", "redis"), last=True)
     yield _pytest("chaos", ("chaos",), "postgresql", "rabbitmq")
     yield _pytest("browser", ("browser",), "sqlite")
-    pooled = _pytest(PGBOUNCER, ("broker", "processes"), "postgresql", "redis")
-    yield replace(pooled, title=f"{pooled.title} -m smoke through PgBouncer", pooled=True, marks="smoke")
+    pooled = _marked(_pytest(PGBOUNCER, ("broker", "processes"), "postgresql", "redis"), "smoke")
+    yield replace(pooled, title=f"{pooled.title} through PgBouncer", pooled=True)
     yield _newest(("unit", "documentation"))
     yield _newest(("database",), "sqlite")
     yield _newest(("broker", "processes"), "postgresql", "redis", marks="smoke")
@@ -126,8 +137,12 @@ def _suites() -> Iterator[Run]:
 
 def _newest(names: tuple[str, ...], database: str | None = None, broker: str | None = None, marks: str = "") -> Run:
     run = _pytest("newest", names, database, broker)
-    only = f" -m {marks}" if marks else ""
-    return replace(run, title=f"{run.title}{only} with the newest versions", newest=True, marks=marks)
+    run = _marked(run, marks) if marks else run
+    return replace(run, title=f"{run.title} with the newest versions", newest=True)
+
+
+def _marked(run: Run, marks: str) -> Run:
+    return replace(run, title=f"{run.title} -m {shlex.quote(marks)}", marks=marks)
 
 
 def _pytest(suite: str, names: tuple[str, ...], database: str | None = None, broker: str | None = None) -> Run:

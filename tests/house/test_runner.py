@@ -12,7 +12,7 @@ import pytest
 from tests.__main__ import _repeat_failures, _results
 from tests.lanes import Lanes
 from tests.report import Result, closing, node_id, servers_that_did_not_run
-from tests.runs import SECONDS, Run, in_turn, planned
+from tests.runs import Run, in_turn, planned
 from tests.servers import Server
 from tests.waiting import until
 
@@ -163,8 +163,7 @@ def test_waiting_gives_the_answer_or_says_what_did_not_come() -> None:
 
 
 def test_long_runs_begin_first_by_turns_with_those_that_wait_and_those_that_need_quiet_stand_apart() -> None:
-    assert SECONDS.keys() == {(run.suite, run.database, run.broker) for run in planned() if run.folders}
-    computing = sorted((run for run in planned() if run.folders and run.broker is None), key=_seconds, reverse=True)
+    computing = sorted((run for run in planned() if run.broker is None and not run.last), key=_seconds, reverse=True)
     waiting = sorted((run for run in planned() if run.broker is not None), key=_seconds, reverse=True)
     quiet = replace(PAIR, alone=True)
     assert in_turn([CHECK, quiet, *planned()], alone=True) == [quiet]
@@ -173,8 +172,8 @@ def test_long_runs_begin_first_by_turns_with_those_that_wait_and_those_that_need
     assert sorted(order, key=repr) == sorted(planned(), key=repr)
 
 
-def _seconds(run: Run) -> int:
-    return SECONDS[run.suite, run.database, run.broker]
+def _seconds(run: Run) -> float:
+    return run.seconds
 
 
 def _script(words: str) -> tuple[str, ...]:
