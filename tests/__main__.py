@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
+from tests.changed import affected
 from tests.environments import NEWEST, CannotBuild, newest, versions
 from tests.lanes import Lanes
 from tests.progress import Progress, about, seconds_left
@@ -21,6 +22,7 @@ from tests.report import Result, closing, lasted, node_id, servers_that_did_not_
 from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
 from tests.selection import default_runs, left_out_by
 from tests.servers import Server, servers, variable_of
+from tests.worktree import CannotCompare, changes
 
 RUN_SECONDS = 45 * 60
 KILL_TRIAL_SECONDS = 4 * 60 * 60
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if not runs:
         print("Nothing to run: --list --all names every run.", file=sys.stderr)
-        return 2
+        return 0 if options.changed else 2
     wanted = [name for name in (*SERVERS, NEWEST.name) if any(name in run.servers for run in runs)]
     with servers(wanted) as found, tempfile.TemporaryDirectory(prefix="durable-reports-") as folder:
         for server in found.values():
@@ -62,20 +64,40 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_default(options: argparse.Namespace) -> bool:
-    return not (options.all or options.only or options.kill_trials)
+    return not (options.all or options.changed or options.only or options.kill_trials)
 
 
 def _selected(options: argparse.Namespace) -> list[Run]:
-    """Return the runs that the options ask for; `--only` chooses from the whole matrix."""
-    runs = kill_trials() if options.kill_trials else default_runs() if _is_default(options) else planned()
+    """Return the runs that the options ask for; `--only` chooses from the whole matrix, or from what has changed."""
+    if options.kill_trials:
+        runs = kill_trials()
+    elif options.changed:
+        runs = _changed()
+    else:
+        runs = default_runs() if _is_default(options) else planned()
     names = frozenset(options.only.split(",")) if options.only else None
     return [run for run in runs if names is None or run.chosen(names)]
+
+
+def _changed() -> list[Run]:
+    """Return the runs that the changed files affect, and print why; the default selection if git cannot compare."""
+    try:
+        found = changes()
+    except CannotCompare as problem:
+        _say(f"The changed files are not known, so the default selection runs: {problem}")
+        return default_runs()
+    choices = affected(found.paths)
+    _say(f"{len(found.paths)} files differ from {found.since}.")
+    for choice in choices:
+        _say(f"    {choice.line}")
+    return [choice.run for choice in choices]
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="run the whole matrix, not the default selection")
+    which.add_argument("--changed", action="store_true", help="run what tests the files changed since the main branch")
     which.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
     parser.add_argument(
         "--only",
@@ -126,7 +148,7 @@ def _results(
                 for result in lanes.each(width, work, some):
                     results[result.run] = result
                     _tell(result.run, lasted(result), reports)
-                    _say(f"--- {progress.ends(result.run)}")
+                    _say(f"--- {progress.state()}")
     except BaseException:
         for run in reports.keys() - results.keys():
             _tell(run, "broken off", reports)
@@ -145,9 +167,12 @@ def _result_unless_late(
 ) -> Result:
     if run.last and monotonic() >= end:
         _say(f"left out, the time is over: {run.title}")
+        progress.ends(run)
         return Result(run, left_out=True)
     _say(f"... {progress.begins(run)}")
-    return _result(lanes, found, reports, aside, run)
+    result = _result(lanes, found, reports, aside, run)
+    progress.ends(run)
+    return result
 
 
 def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], aside: bool, run: Run) -> Result:

@@ -23,13 +23,17 @@ class Progress:
         with self._lock:
             self._waiting.remove(run)
             self._began[run] = monotonic()
-            return f"{run.title} (expected {about(run.seconds)}); {self._state()}"
+        return f"{run.title} (expected {about(run.seconds)}); {self.state()}"
 
-    def ends(self, run: Run) -> str:
-        """Note the end of a run, whether it began or not, and return the state of the whole."""
+    def ends(self, run: Run) -> None:
+        """Note the end of a run, whether it began or not."""
         with self._lock:
             if self._began.pop(run, None) is None:
                 self._waiting.remove(run)
+
+    def state(self) -> str:
+        """Return how many runs are over, and about how long the others need."""
+        with self._lock:
             return self._state()
 
     def _state(self) -> str:

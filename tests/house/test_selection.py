@@ -66,7 +66,7 @@ def test_options_choose_the_runs(arguments: list[str], expected: list[Run]) -> N
     assert _selected(_options(arguments)) == expected
 
 
-@pytest.mark.parametrize("arguments", [["--all", "--kill-trials"], ["--lanes", "0"]])
+@pytest.mark.parametrize("arguments", [["--all", "--changed"], ["--changed", "--kill-trials"], ["--lanes", "0"]])
 def test_options_that_contradict_each_other_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         _options(arguments)
