@@ -30,6 +30,10 @@ NO_TESTS = 5
 """The exit code of pytest if no test was left after deselection."""
 LANES = min(4, max(2, os.cpu_count() or 2))
 """More would ask more connections of a database than it has by default."""
+DEFAULT_LANES = min(4, LANES + 1)
+"""Of the default selection: most of its tests wait for processes, commits and leases, and two lanes use 63 % of two
+processors. Mutants and chaos, which need `--all`, compare processes by the clock and get no more lanes than processors.
+"""
 QUIET_PYTEST = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
 
 
@@ -37,7 +41,7 @@ def main(arguments: list[str]) -> int:
     """Run what was asked for and return the exit code."""
     options = _options(arguments)
     runs = _selected(options)
-    lanes = 1 if options.kill_trials else options.lanes
+    lanes = _lanes(options)
     if runs and not options.kill_trials:
         order = [run.seconds for run in in_turn(runs, alone=False)]
         _say(f"{len(runs)} runs, about {about(seconds_left([], order, lanes))}")
@@ -65,6 +69,13 @@ def main(arguments: list[str]) -> int:
 
 def _is_default(options: argparse.Namespace) -> bool:
     return not (options.all or options.changed or options.only or options.kill_trials)
+
+
+def _lanes(options: argparse.Namespace) -> int:
+    if options.kill_trials:
+        return 1
+    number: int = options.lanes or (DEFAULT_LANES if _is_default(options) else LANES)
+    return number
 
 
 def _selected(options: argparse.Namespace) -> list[Run]:
@@ -121,10 +132,13 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         help="run failed tests once more, alone, if at most NUMBER failed; what passes then is reported as UNSTABLE",
     )
     parser.add_argument(
-        "--lanes", type=int, default=LANES, metavar="NUMBER", help=f"runs at the same time ({LANES} on this machine)"
+        "--lanes",
+        type=int,
+        metavar="NUMBER",
+        help=f"runs at the same time; here {DEFAULT_LANES} of the default selection and {LANES} of others",
     )
     options = parser.parse_args(arguments)
-    if options.lanes < 1:
+    if options.lanes is not None and options.lanes < 1:
         parser.error(f"--lanes {options.lanes}: at least one lane is needed.")
     return options
 
@@ -251,7 +265,7 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(f"{line}\n", end="", flush=True)  # in one write, so that lines of several lanes do not mix
 
 
 def _end(number: int, _frame: object) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import _options, _selected
+from tests.__main__ import DEFAULT_LANES, LANES, _lanes, _options, _selected
 from tests.durations import SECONDS
 from tests.house.sources import ROOT
 from tests.portable import MODULES, is_portable
@@ -64,6 +64,20 @@ def test_what_the_default_selection_leaves_out_is_the_rest_of_the_matrix() -> No
 )
 def test_options_choose_the_runs(arguments: list[str], expected: list[Run]) -> None:
     assert _selected(_options(arguments)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lanes"),
+    [
+        ([], DEFAULT_LANES),
+        (["--all"], LANES),
+        (["--lanes", "1"], 1),
+        (["--all", "--lanes", "3"], 3),
+        (["--kill-trials"], 1),
+    ],
+)
+def test_the_default_selection_gets_a_lane_more_unless_the_number_is_given(arguments: list[str], lanes: int) -> None:
+    assert _lanes(_options(arguments)) == lanes
 
 
 @pytest.mark.parametrize("arguments", [["--all", "--changed"], ["--changed", "--kill-trials"], ["--lanes", "0"]])
