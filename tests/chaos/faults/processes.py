@@ -70,6 +70,9 @@ def freeze_a_worker(stage: Stage) -> None:
     def lost() -> bool:
         return told.filter(status="LOST").exists()
 
+    def fenced() -> bool:
+        return told.filter(status="FENCED").exists()
+
     until(lambda: ask(at_work), within=READY, message="the worker is at work")
     worker.freeze()
     try:
@@ -77,6 +80,10 @@ def freeze_a_worker(stage: Stage) -> None:
         stage.linger(3)
     finally:
         worker.thaw()
+    with suppress(AssertionError):  # the figures at the end say if nothing was fenced
+        until(
+            lambda: ask(lambda: told.filter(status="FENCED").exists()), within=20, message="the late ending is refused"
+        )
     stage.linger(3)
 
 
