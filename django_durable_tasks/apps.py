@@ -19,8 +19,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.celery import call_guard, dispatcher, filesystem, handlers, publisher, routing
         from django_durable_tasks.celery import wiring, worker, zones  # isort: skip
         from django_durable_tasks.due_index import verify as verify_due_index
-        from django_durable_tasks.lifecycle import doors, task_requests, verifying
-        from django_durable_tasks.lifecycle.cancellation import Verbs
+        from django_durable_tasks.lifecycle import calendars, doors, queues, task_requests, verifying
         from django_durable_tasks.lifecycle.first_rows import write_first_rows
         from django_durable_tasks.management.durable.declaring import after_migrate
         from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
@@ -30,7 +29,10 @@ class DurableTasksConfig(AppConfig):
         call_guard.install()
         ports.bind(
             ring_port=dispatcher.ring_after_commit,
-            verbs=Verbs(),
+            task_port=doors.TaskOperations(),
+            letter_port=doors.DeadLetterOperations(),
+            pause_port=queues,
+            calendar_port=calendars,
             schedule_verbs=doors.Doors(),
             queue_port=routing.queue_of,
             broker_port=dispatcher.broker_open,

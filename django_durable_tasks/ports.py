@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,14 +29,69 @@ class RingPort(Protocol):
     def __call__(self, rings: Sequence[Ring]) -> None: ...
 
 
-class TaskVerbs(Protocol):
-    """The verbs that the manager of Task offers; the lifecycle does them."""
+class TaskOperations(Protocol):
+    """What an operator can do to the tasks of a queryset; returns the ids or the number of the tasks that it changed.
 
-    def cancel(self, key: Any, *, by: str = "", tenant: Any = None) -> int:
+    ``by`` (who) and ``reason`` (why) are kept in the task.
+    """
+
+    def replay(
+        self, question: Any, *, by: str, reason: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> list[uuid.UUID]:
+        """Run ended tasks again."""
+
+    def retry(self, question: Any, *, by: str, reason: str) -> int:
+        """Make waiting retries due now."""
+
+    def cancel(self, question: Any, *, by: str, reason: str) -> int:
+        """Cancel open tasks."""
+
+    def force_complete(self, question: Any, *, by: str, reason: str) -> list[uuid.UUID]:
+        """Set tasks to SUCCESS without running them."""
+
+    def reschedule(self, question: Any, run_at: Any, *, by: str, reason: str) -> int:
+        """Move tasks that have not started to another time."""
+
+    def cancel_key(self, key: str, *, tenant: Any, by: str, reason: str) -> int:
         """Cancel the open task of this key."""
 
-    def reschedule(self, key: Any, run_at: Any, *, by: str = "", tenant: Any = None) -> int:
-        """Move the open task of this key."""
+    def reschedule_key(self, key: str, run_at: Any, *, tenant: Any, by: str, reason: str) -> int:
+        """Move the open task of this key to another time."""
+
+
+class DeadLetterOperations(Protocol):
+    """What an operator can do to the dead letters of a queryset; only open ones are changed."""
+
+    def replay(
+        self, letters: Any, *, by: str, reason: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> list[uuid.UUID]:
+        """Run their tasks again; return the ids of the tasks."""
+
+    def discard(self, letters: Any, *, by: str, reason: str) -> int:
+        """Close them; return how many."""
+
+
+class QueueOperations(Protocol):
+    """Pauses and resumes queues."""
+
+    def pause(self, name: str, *, by: str, reason: str) -> None:
+        """Publish and start nothing of a queue."""
+
+    def resume(self, name: str, *, by: str, reason: str) -> bool:
+        """Publish its tasks again; return whether it was paused."""
+
+
+class CalendarOperations(Protocol):
+    """Writes business calendars, and the next fire times of the schedules that name them."""
+
+    def upsert(
+        self, name: str, *, working_days: Sequence[int] | None, days: Iterable[Any] | None, description: str | None,
+        tenant: Any, by: str, reason: str,
+    ) -> Any:  # fmt: skip
+        """Create or change the calendar of this name."""
+
+    def remove(self, name: str, *, tenant: Any, by: str, reason: str) -> bool:
+        """Delete the calendar of this name; return whether there was one."""
 
 
 class ScheduleVerbs(Protocol):
@@ -48,13 +103,13 @@ class ScheduleVerbs(Protocol):
     def pause(self, row: Any, *, reason: str, until: Any, by: str) -> None:
         """Stop firing."""
 
-    def resume(self, row: Any, *, by: str, run_missed: bool, pace: float | None) -> None:
+    def resume(self, row: Any, *, by: str, reason: str, run_missed: bool, pace: float | None) -> None:
         """Fire again."""
 
     def cancel(self, row: Any, *, reason: str, by: str) -> None:
         """End the schedule for good."""
 
-    def trigger_now(self, row: Any, *, request_id: str | None, by: str) -> Any:
+    def trigger_now(self, row: Any, *, request_id: str | None, by: str, reason: str) -> Any:
         """Run once now."""
 
     def backfill(self, row: Any, start: Any, end: Any, **options: Any) -> Any:
@@ -69,7 +124,7 @@ class ScheduleVerbs(Protocol):
     def next_fire_times(self, row: Any, number: int, *, after: Any) -> list[Any]:
         """Return the next fires."""
 
-    def snooze(self, row: Any, *, until: Any, by: str) -> None:
+    def snooze(self, row: Any, *, until: Any, by: str, reason: str) -> None:
         """Let the fire times up to an instant pass."""
 
     def explain(self, row: Any, at: Any) -> str:
@@ -142,7 +197,10 @@ class _Unbound:
 
 
 ring: RingPort = _Unbound()
-tasks: TaskVerbs = _Unbound()
+tasks: TaskOperations = _Unbound()
+dead_letters: DeadLetterOperations = _Unbound()
+queues: QueueOperations = _Unbound()
+calendars: CalendarOperations = _Unbound()
 schedules: ScheduleVerbs = _Unbound()
 queue_of: QueueOf = _Unbound()
 broker_open: BrokerOpen = _Unbound()
@@ -154,12 +212,15 @@ apply_requests: ApplyRequests = _Unbound()
 
 
 def bind(
-    *, ring_port: RingPort, verbs: TaskVerbs, schedule_verbs: ScheduleVerbs, queue_port: QueueOf,
-    broker_port: BrokerOpen, eager_port: Eager, due_port: DueChanges, load_port: LoadTasks, zone_port: ScheduleZone,
+    *, ring_port: RingPort, task_port: TaskOperations, letter_port: DeadLetterOperations, pause_port: QueueOperations,
+    calendar_port: CalendarOperations, schedule_verbs: ScheduleVerbs, queue_port: QueueOf, broker_port: BrokerOpen,
+    eager_port: Eager, due_port: DueChanges, load_port: LoadTasks, zone_port: ScheduleZone,
     requests_port: ApplyRequests,
 ) -> None:  # fmt: skip
     """Bind the doors; called once by ``apps.ready()``."""
-    global ring, tasks, schedules, queue_of, broker_open, eager, due, load_tasks, schedule_zone, apply_requests
-    ring, tasks, schedules, queue_of, broker_open = ring_port, verbs, schedule_verbs, queue_port, broker_port
+    global ring, tasks, dead_letters, queues, calendars, schedules
+    global queue_of, broker_open, eager, due, load_tasks, schedule_zone, apply_requests
+    ring, tasks, dead_letters, queues, calendars = ring_port, task_port, letter_port, pause_port, calendar_port
+    schedules, queue_of, broker_open = schedule_verbs, queue_port, broker_port
     eager, due, load_tasks = eager_port, due_port, load_port
     schedule_zone, apply_requests = zone_port, requests_port

@@ -49,10 +49,11 @@ def _taken(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
     return bool(found)
 
 
-def _saved(form: CalendarForm) -> Calendar | None:
+def _saved(form: CalendarForm, by: str) -> Calendar | None:
     """Say the one verb; None when it was refused, which the form tells."""
     try:
-        return calendars.upsert(**form.keywords(), revision=form.known.revision if form.known else None)
+        revision = form.known.revision if form.known else None
+        return calendars.upsert(**form.keywords(), revision=revision, by=by)
     except DurableTasksError as refused:
         refuse(form, refused)
         return None
@@ -73,7 +74,7 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
             return _page(screen, request, *_with_taken(form, request))
         if "_look" in request.POST:
             return _page(screen, request, form)
-        saved = _saved(form)
+        saved = _saved(form, actions.who(request))
         return _page(screen, request, form) if saved is None else _told(screen, request, saved, form)
 
     return view

@@ -33,7 +33,7 @@ _SHOWN = 100
 def _delete(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
     rows = Calendar.objects.using(conf.settings().DATABASE).filter(pk__in=keys).order_by("name")
     with transaction.atomic(using=rows.db):
-        gone = sum(calendars.delete(row.name, tenant=row.tenant_id) for row in rows)
+        gone = sum(calendars.remove(row.name, tenant=row.tenant_id, by=by, reason=reason) for row in rows)
     return gone, ngettext("%d calendar is gone.", "%d calendars are gone.", gone) % gone
 
 
@@ -55,7 +55,12 @@ class CalendarAdmin(ScreenAdmin):
     search_fields = ("name", "description")
     actions = ("delete",)
     change_form_template = "admin/django_durable_tasks/calendar/change_form.html"
-    fieldsets: ClassVar = ((None, {"fields": (("week", "dates"), "description", ("origin", _UPDATED), "tenant")}),)
+    fieldsets: ClassVar = (
+        (
+            None,
+            {"fields": (("week", "dates"), "description", ("origin", _UPDATED), ("updated_by", "reason"), "tenant")},
+        ),
+    )
     readonly_fields = ("week", "dates", _UPDATED)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

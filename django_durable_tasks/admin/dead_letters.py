@@ -28,12 +28,12 @@ def _replay(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
     database = conf.settings().DATABASE
     letters = DeadLetter.objects.using(database).filter(_OPEN, pk__in=keys).values_list("task_id", flat=True)
     question: Any = Task.objects.using(database).filter(pk__in=list(letters))
-    moved = len(dead_letters.replay(question, by=by, note=reason))
+    moved = len(dead_letters.replay(question, by=by, reason=reason))
     return moved, ngettext("%d task runs again now.", "%d tasks run again now.", moved) % moved
 
 
 def _discard(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    closed = dead_letters.discard(DeadLetter.objects.filter(pk__in=keys), by=by, note=reason)
+    closed = dead_letters.discard(DeadLetter.objects.filter(pk__in=keys), by=by, reason=reason)
     return closed, ngettext("%d case was closed.", "%d cases were closed.", closed) % closed
 
 

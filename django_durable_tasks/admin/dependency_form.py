@@ -53,8 +53,8 @@ class DependencyForm(forms.Form):
         label=gettext_lazy("Otherwise"), choices=list(_OTHERWISE.items()), required=False,
         help_text=gettext_lazy("What becomes of the task when that one ends otherwise."),
     )  # fmt: skip
-    note = forms.CharField(label=gettext_lazy("Note"), max_length=150, required=False,
-                           help_text=gettext_lazy("Kept beside your name, for whoever asks later."))  # fmt: skip
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=150, required=False,
+                             help_text=gettext_lazy("Kept beside your name, for whoever asks later."))  # fmt: skip
 
 
 def _tasks(screen: Any, request: HttpRequest, form: DependencyForm) -> tuple[Task, Task] | None:
@@ -73,8 +73,8 @@ def _link(request: HttpRequest, form: DependencyForm, pair: tuple[Task, Task], *
     given = form.cleaned_data
     try:
         return graph_operations.add_edge(
-            task, upstream, given["kind"], by=actions.who(request), policy=given["on_upstream_failure"] or None,
-            dry_run=dry_run,
+            task, upstream, given["kind"], by=actions.who(request), reason=given["reason"],
+            policy=given["on_upstream_failure"] or None, dry_run=dry_run,
         )  # fmt: skip
     except DurableTasksError as refused:
         field = "upstream" if isinstance(refused, DependencyCycle) else None
@@ -114,7 +114,7 @@ def _added(
         "task": waiting.title(task), "upstream": waiting.title(upstream), "kind": form.cleaned_data["kind"],
     }  # fmt: skip
     said = f"{told} {previews.summed_up(report)}"
-    remember(request, task, f"Dependency on {upstream.pk} added. {said} {form.cleaned_data['note']}".strip())
+    remember(request, task, f"Dependency on {upstream.pk} added. {said} {form.cleaned_data['reason']}".strip())
     screen.message_user(request, said)
     return HttpResponseRedirect(display.page_of("task", task.pk))
 
@@ -150,8 +150,8 @@ def _unlinking(request: HttpRequest, edge: TaskDependency, known: dict[Any, Task
     # A row may be gone, and what waits for it must be freed all the same.
     upstream = known.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
 
-    def do(by: str, note: str, dry_run: bool) -> graph_operations.Report:
-        return graph_operations.remove_edge(task, upstream, by=by, dry_run=dry_run)
+    def do(by: str, reason: str, dry_run: bool) -> graph_operations.Report:
+        return graph_operations.remove_edge(task, upstream, by=by, reason=reason, dry_run=dry_run)
 
     return previews.Deed(
         title=_("Remove a dependency: %(task)s no longer waits for %(upstream)s") % {

@@ -82,7 +82,9 @@ def chosen(
     deed = Deed(
         title=f"{verb.title}", verb=verb.title, warning=f"{verb.warning}{more}", back=back, form=verb.form,
         hidden=hidden,
-        do=lambda by, note, dry_run: verb.do(graph_verbs.chosen_tasks(keys), "", by=by, note=note, dry_run=dry_run),
+        do=lambda by, reason, dry_run: verb.do(
+            graph_verbs.chosen_tasks(keys), "", by=by, reason=reason, dry_run=dry_run
+        ),
         remember=lambda told: _remember(request, Task, keys, told),
         address=reverse(f"admin:{APP}_graph_chosen", args=[name]),
     )  # fmt: skip
@@ -106,8 +108,8 @@ def _deed(request: HttpRequest, verb: Verb, row: Any, named: str, subject: Any =
         title=f"{verb.title}: {named}", verb=verb.title, form=verb.form,
         warning=mode.warning if mode else verb.warning,
         back=display.page_of(row._meta.model_name, row.pk), address=f"{here}?mode={mode.name}" if mode else here,
-        do=lambda by, note, dry_run: verb.do(
-            row if subject is None else subject, mode.name if mode else "", by=by, note=note, dry_run=dry_run
+        do=lambda by, reason, dry_run: verb.do(
+            row if subject is None else subject, mode.name if mode else "", by=by, reason=reason, dry_run=dry_run
         ),
         remember=lambda told: _remember(request, type(row), [row.pk], told),
         tabs=[{"title": one.title, "address": f"{here}?mode={one.name}", "here": one is mode} for one in verb.modes],

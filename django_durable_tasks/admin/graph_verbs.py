@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin.previews import NeededNoteForm, NoteForm
+from django_durable_tasks.admin.previews import NeededReasonForm, ReasonForm
 from django_durable_tasks.lifecycle import graph_operations
 from django_durable_tasks.lifecycle.graph_operations import Report
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
@@ -40,7 +40,7 @@ class Mode:
 class Verb:
     """One verb: what stands on its button and its page, who may say it, and the one call.
 
-    ``do`` is given the row (of chosen tasks the question), the mode, and by, note and dry_run as keywords.
+    ``do`` is given the row (of chosen tasks the question), the mode, and by, reason and dry_run as keywords.
     """
 
     title: Any
@@ -48,7 +48,7 @@ class Verb:
     permission: str
     do: Callable[..., Report]
     modes: Sequence[Mode] = ()
-    form: type[forms.Form] = NoteForm
+    form: type[forms.Form] = ReasonForm
 
 
 def _retry(run: WorkflowRun, mode: str, **said: Any) -> Report:
@@ -86,7 +86,7 @@ TASK_VERBS = {
     ),
     "reject": Verb(
         title=_("Reject"), permission="approve_taskdependency", do=_of_one(graph_operations.reject),
-        form=NeededNoteForm, warning=_("It never runs; what waits for it is told so."),
+        form=NeededReasonForm, warning=_("It never runs; what waits for it is told so."),
     ),
     "hold": Verb(
         title=_("Hold"), permission="approve_taskdependency", do=_of_one(graph_operations.hold),
@@ -108,12 +108,12 @@ TASK_VERBS = {
 CHOSEN_VERBS = {
     "force-run": Verb(
         title=_("Force-run"), permission="force_workflowrun", do=_of_one(graph_operations.force_run),
-        form=NeededNoteForm,
+        form=NeededReasonForm,
         warning=_("BLOCKED and SKIPPED tasks run now, whatever they wait for and however that ended."),
     ),
     "force-complete": Verb(
         title=_("Force-complete"), permission="force_workflowrun", do=_of_one(graph_operations.force_complete),
-        form=NeededNoteForm,
+        form=NeededReasonForm,
         warning=_("The tasks become SUCCESS without running, and what waits for them goes on."),
     ),
 }  # fmt: skip

@@ -56,7 +56,7 @@ class LimitAdmin(ScreenAdmin):
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
         limit_orders.set_limit(
             obj.scope, max_concurrency=obj.max_concurrency, rate=obj.rate or None, burst=obj.burst,
-            by=request.user.get_username(), note=obj.note,
+            by=request.user.get_username(), reason=obj.note,
             seen_at=obj.set_at if change else None,
         )  # fmt: skip
         for warning in _warnings(obj):

@@ -32,20 +32,20 @@ _PAGE = "admin/django_durable_tasks/graph/preview.html"
 _STOP = gettext_lazy("asked to stop")
 
 
-class NoteForm(forms.Form):
+class ReasonForm(forms.Form):
     """Why; it is kept with the rows."""
 
-    note = forms.CharField(
-        max_length=150, required=False, label=gettext_lazy("Note"),
+    reason = forms.CharField(
+        max_length=150, required=False, label=gettext_lazy("Reason"),
         help_text=gettext_lazy("Kept beside your name, for whoever asks later."),
     )  # fmt: skip
 
 
-class NeededNoteForm(forms.Form):
+class NeededReasonForm(forms.Form):
     """Why; without it nobody knows next week."""
 
-    note = forms.CharField(max_length=150, label=gettext_lazy("Note"),
-                           help_text=gettext_lazy("Kept beside your name, for whoever asks later."))  # fmt: skip
+    reason = forms.CharField(max_length=150, label=gettext_lazy("Reason"),
+                             help_text=gettext_lazy("Kept beside your name, for whoever asks later."))  # fmt: skip
 
 
 Do = Callable[[str, str, bool], Report]
@@ -63,7 +63,7 @@ class Deed:
     remember: Callable[[str], None]
     back: str
     address: str = ""
-    form: type[forms.Form] = NoteForm
+    form: type[forms.Form] = ReasonForm
     hidden: Sequence[tuple[str, str]] = field(default=())
     tabs: Sequence[dict[str, Any]] = field(default=())
 
@@ -80,7 +80,7 @@ def respond(screen: Any, request: HttpRequest, deed: Deed) -> HttpResponse:
     form = deed.form(request.POST if doing else None)
     if doing and form.is_valid():
         try:
-            return _done(screen, request, deed, form.cleaned_data["note"])
+            return _done(screen, request, deed, form.cleaned_data["reason"])
         except DurableTasksError as refused:
             form.add_error(None, _("Nothing was changed. %s") % refused)
     try:
@@ -92,12 +92,12 @@ def respond(screen: Any, request: HttpRequest, deed: Deed) -> HttpResponse:
     return _page(screen, request, deed, {"form": form, "seen": digest(report), **told(report)})
 
 
-def _done(screen: Any, request: HttpRequest, deed: Deed, note: str) -> HttpResponse:
-    report = deed.do(actions.who(request), note, False)
+def _done(screen: Any, request: HttpRequest, deed: Deed, reason: str) -> HttpResponse:
+    report = deed.do(actions.who(request), reason, False)
     if report.changes or report.asked:
-        deed.remember(f"{deed.title}. {summed_up(report)} {note}".strip())
+        deed.remember(f"{deed.title}. {summed_up(report)} {reason}".strip())
     other = request.POST.get(SEEN, "") != digest(report)
-    return _page(screen, request, deed, {"done": True, "other": other, "note": note, **told(report)})
+    return _page(screen, request, deed, {"done": True, "other": other, "reason": reason, **told(report)})
 
 
 def _page(screen: Any, request: HttpRequest, deed: Deed, more: dict[str, Any]) -> HttpResponse:

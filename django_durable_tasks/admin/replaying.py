@@ -28,7 +28,7 @@ class ReplayForm(EditForm):
 
     args = JsonField(list, label=gettext_lazy("Arguments"), help_text=gettext_lazy("A JSON list, by position."))
     kwargs = JsonField(dict, label=gettext_lazy("Keyword arguments"), help_text=gettext_lazy("A JSON object, by name."))
-    note = forms.CharField(max_length=200, required=False, label=gettext_lazy("Note"),
+    reason = forms.CharField(max_length=200, required=False, label=gettext_lazy("Reason"),
                            help_text=gettext_lazy("Kept with the dead letter, beside your name."))  # fmt: skip
 
     def __init__(self, data: Any = None, *, task: Task) -> None:
@@ -43,12 +43,12 @@ def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> 
     if not same:
         wiring.load_tasks()
     question = screen.model.objects.filter(pk=task.pk, epoch=task.epoch)
-    note, by = form.cleaned_data["note"], actions.who(request)
+    reason, by = form.cleaned_data["reason"], actions.who(request)
     try:
         moved = dead_letters.replay(
             question.using(task._state.db),
             by=by,
-            note=note,
+            reason=reason,
             args=None if same else args,
             kwargs=None if same else kwargs,
         )
@@ -59,7 +59,7 @@ def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> 
         form.add_error(None, _("The task is not where it was: somebody else moved it. Nothing was changed."))
         return False
     edited = "" if same else _(" with edited arguments")
-    actions.remember(screen, request, moved, f"Replayed{edited}. {note}".strip())
+    actions.remember(screen, request, moved, f"Replayed{edited}. {reason}".strip())
     screen.message_user(request, _("The task runs again now%s.") % edited)
     return True
 

@@ -55,8 +55,7 @@ def chosen_tasks(keys: list[Any]) -> TaskQuerySet:
 
 
 def _cancel(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    why = f"CANCELLED by {by}: {reason}"[:200] if reason else ""
-    done = cancellation.cancel(chosen_tasks(keys), by=by, reason=why)
+    done = cancellation.cancel(chosen_tasks(keys), by=by, reason=reason)
     told = ngettext("%d task was cancelled.", "%d tasks were cancelled.", done.at_once) % done.at_once
     if done.asked:
         told += " " + ngettext(
@@ -66,13 +65,13 @@ def _cancel(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
 
 
 def _retry(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    done = recovery.retry(chosen_tasks(keys), by=by, note=reason)
+    done = recovery.retry(chosen_tasks(keys), by=by, reason=reason)
     moved = done.released + len(done.replayed)
     return moved, ngettext("%d task runs again now.", "%d tasks run again now.", moved) % moved
 
 
 def _force_complete(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    done = len(dead_letters.force_complete(chosen_tasks(keys), by=by, note=reason))
+    done = len(dead_letters.force_complete(chosen_tasks(keys), by=by, reason=reason))
     return done, ngettext("%d task counts as done.", "%d tasks count as done.", done) % done
 
 

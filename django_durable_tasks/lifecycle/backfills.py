@@ -24,6 +24,7 @@ from django_durable_tasks.models.task import HELD
 from django_durable_tasks.rules.accounts import no_fires_within, not_a_fire_time
 from django_durable_tasks.rules.agenda import Action, Planned, Stretch
 from django_durable_tasks.rules.backfills import Deed, Report, Reprocess, Step, Told, step
+from django_durable_tasks.rules.comments import comment
 from django_durable_tasks.rules.durations import instant
 from django_durable_tasks.rules.options import checked_count
 from django_durable_tasks.rules.overlaps import Verdict
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 def backfill(
     row: RecurringTask, start: datetime, end: datetime, *, dry_run: bool = False, reprocess: str = "NONE",
-    concurrency: int = 1, order: str = "OLDEST", limit: int = LIMIT, by: str = "",
+    concurrency: int = 1, order: str = "OLDEST", limit: int = LIMIT, by: str = "", reason: str = "",
 ) -> Report:  # fmt: skip
     """Run the fire times of [start, end] (aware; by the schedule as it is now) that have no run; return what was done.
 
@@ -64,7 +65,7 @@ def backfill(
         steps = _steps(found, fires, lines, wish)
         if not dry_run:
             ordered = steps if way == CatchUpOrder.OLDEST else steps[::-1]
-            done = _Backfill(found, now, concurrency, by).carry_out(ordered, lines)
+            done = _Backfill(found, now, concurrency, by, reason).carry_out(ordered, lines)
             steps = sorted(done, key=lambda one: one.fire_time)
         remark = _remark(found, first, last, any_fires=bool(steps))
     return Report(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
@@ -158,8 +159,8 @@ def _bulks(several: Sequence[T]) -> Iterator[Sequence[T]]:
 class _Backfill:
     """One backfill under way: its slots, and what its transaction writes."""
 
-    def __init__(self, row: RecurringTask, now: datetime, concurrency: int, by: str) -> None:
-        self.row, self.now, self.by = row, now, by
+    def __init__(self, row: RecurringTask, now: datetime, concurrency: int, by: str, reason: str) -> None:
+        self.row, self.now, self.by, self.reason = row, now, by, reason
         self._slots = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
         self._taken = {slot for slot, tasks in slots.opened(self._slots).items() if tasks}
 
@@ -193,7 +194,7 @@ class _Backfill:
 
     def _write(self, born: dict[datetime, dict[str, Any]], lines: dict[datetime, OccurrenceRecord]) -> set[Any]:
         """Tell the ledger first: a line without a task gets one, a fire time without a line gets a line."""
-        reason = f"backfilled by {self.by}"[: ledger.REASON_MAX] if self.by else "backfilled"
+        reason = comment("backfilled", self.by, self.reason)
         entries, empty = [], {}
         for fire_time, values in born.items():
             line, planned = lines.get(fire_time), Planned(fire_time, fire_time)
@@ -221,7 +222,7 @@ class _Backfill:
         for some in _bulks(steps):
             by_task = {one.task_id: places[one.fire_time] for one in some}
             these = transitions.tasks().filter(pk__in=list(by_task))
-            dead_letters.replay(these, by=self.by, note="backfill")
+            dead_letters.replay(these, by=self.by, reason=self.reason or "backfill")
             transitions.replay(these, "rerun")
             transitions.edit(these, run_at=_each(by_task, "run_at"))
             transitions.edit(these, slot=_each(by_task, "slot"), alarm_at=_each(by_task, "alarm_at"))

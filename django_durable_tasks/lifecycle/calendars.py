@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,9 +17,11 @@ from django_durable_tasks.lifecycle.watermarks import Move, advance
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay, RecurringTask
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.calendars import BusinessDays, SpecialDay
+from django_durable_tasks.rules.comments import comment
 from django_durable_tasks.rules.options import checked_key
 from django_durable_tasks.rules.recurring import RecurringStatus
 
+logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 1_000
 _NAMED = 5
 
@@ -26,6 +29,7 @@ _NAMED = 5
 def upsert(
     name: str, *, working_days: Sequence[int] | None = None, days: Iterable[SpecialDay] | None = None,
     description: str | None = None, origin: str | None = None, tenant: Any = None, revision: int | None = None,
+    by: str = "", reason: str = "",
 ) -> Calendar:  # fmt: skip
     """Create the calendar of this name or change the one there is; what is None stays, on a new one Monday to Friday.
 
@@ -39,6 +43,7 @@ def upsert(
     special = None if days is None else tuple(days)
     told = {"description": description, "origin": origin}
     values: dict[str, Any] = {column: value for column, value in told.items() if value is not None}
+    values |= {"updated_by": by[:200], "reason": reason[:500]}
     for _ in range(2):
         try:
             with transitions.atomic():
@@ -78,8 +83,11 @@ def _write(
         _write_days(calendar, special)
 
 
-def delete(name: str, *, tenant: Any = None) -> bool:
-    """Delete a calendar; False where there is none. Raises TransitionRefused while schedules that may fire name it."""
+def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
+    """Delete a calendar; False where there is none. Raises TransitionRefused while schedules that may fire name it.
+
+    Nothing is left that could keep ``by`` and ``reason``: they are logged.
+    """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     with transitions.atomic():
         calendar = _calendars().select_for_update().filter(tenant_id=tenant_id, name=name).first()
@@ -92,6 +100,7 @@ def delete(name: str, *, tenant: Any = None) -> bool:
             raise TransitionRefused(f"Calendar {name!r} is named by {len(keys)} recurring tasks: {told}.")
         CalendarDay.objects.using(transitions.database()).filter(calendar=calendar).delete()
         _calendars().filter(pk=calendar.pk).delete()
+    logger.info("%s.", comment(f"Calendar {name!r} was removed", by, reason))
     return True
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django_durable_tasks.lifecycle import task_requests, transitions
+from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
-from django_durable_tasks.models import DEFAULT_TENANT_ID, RequestKind
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.durations import instant
+from django_durable_tasks.rules.comments import comment, done_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,40 +27,26 @@ class Cancelled:
 
 @through_deadlocks
 def cancel(question: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
-    """Cancel waiting rows of the question, ask running ones to stop; ended ones are left alone. Idempotent."""
-    why = reason or (f"CANCELLED by {by}"[:200] if by else "CANCELLED")
+    """Cancel waiting rows of the question, ask running ones to stop; ended ones are left alone. Idempotent.
+
+    Without ``by`` the tasks keep ``reason`` as it is given.
+    """
+    why = reason if reason and not by else comment("CANCELLED", by, reason)
     with transitions.atomic():
         return Cancelled(transitions.cancel(question, why), transitions.request_cancel(question, why))
 
 
-def move(question: TaskQuerySet, run_at: datetime) -> int:
+def move(question: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
     """Move waiting tasks to another time; published ones are taken back first. Return how many moved."""
     with transitions.atomic():
         transitions.hand_back(question, 0)
-        return transitions.edit(question, run_at=run_at)
+        return transitions.edit(question, run_at=run_at, **_kept("rescheduled", by, reason))
 
 
-def end_wait(question: TaskQuerySet) -> int:
+def end_wait(question: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
     """Let tasks that wait for their next try be due now; their budgets stay as they are. Return how many."""
-    return transitions.edit(question.retrying(), alarm_at=transitions.NOW)
+    return transitions.edit(question.retrying(), alarm_at=transitions.NOW, **_kept("retried", by, reason))
 
 
-class Verbs:
-    """What the manager of Task offers by key; see ``ports.tasks``."""
-
-    def cancel(self, key: Any, *, by: str = "", tenant: Any = None) -> int:
-        """Cancel the open task of this key."""
-        return cancel(_of_key(key, tenant), by=by).total
-
-    def reschedule(self, key: Any, run_at: Any, *, by: str = "", tenant: Any = None) -> int:
-        """Move the open task of this key; a running one is left alone."""
-        when: datetime = instant("run_at", run_at)
-        return move(_of_key(key, tenant), when)
-
-
-def _of_key(key: Any, tenant: Any) -> TaskQuerySet:
-    tenant_id = getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID
-    next_owner = task_requests.next_owner(RequestKind.KEY, tenant_id, key)
-    if next_owner is not None:
-        return transitions.tasks().filter(pk=next_owner.pk)
-    return transitions.tasks().for_tenant(tenant_id).filter(open_key=key)
+def _kept(action: str, by: str, reason: str) -> dict[str, Any]:
+    return {"reason": done_by(action, by, reason)} if by or reason else {}

@@ -18,6 +18,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.arguments import bind, encode
+from django_durable_tasks.rules.comments import comment, done_by
 from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.options import CallOptions
 from django_durable_tasks.rules.states import LogStatus, Resolution
@@ -46,9 +47,11 @@ def replay(
     by: str,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    note: str = "",
+    reason: str = "",
 ) -> list[uuid.UUID]:
     """Run ended tasks again under the same idempotency key, with both budgets renewed; their dead letters are closed.
+
+    The tasks keep ``by`` and ``reason``, and so do the dead letters.
 
     ``args`` and ``kwargs`` replace the arguments, of exactly one task. Raises TransitionRefused when a newer open task
     holds one of their keys, and our argument errors.
@@ -56,8 +59,8 @@ def replay(
     changes = _changed_arguments(question, args, kwargs)
     try:
         with transitions.atomic():
-            replayed, returned = reopening.replay(question, **changes)
-            close_replayed([*replayed, *returned], by=by, note=note)
+            replayed, returned = reopening.replay(question, done_by("replayed", by, reason), **changes)
+            close_replayed([*replayed, *returned], by=by, reason=reason)
     except IntegrityError as taken:
         raise TransitionRefused(f"A newer open task holds the key of one of these tasks: {taken}") from taken
     return replayed
@@ -83,37 +86,37 @@ def _changed_arguments(
 
 
 @through_deadlocks
-def discard(letters: DeadLetterQuerySet, *, by: str, note: str) -> int:
+def discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
     """Close open dead letters without running their tasks again; the tasks stay FAILED."""
     with transitions.atomic():
-        return _close(letters.using(transitions.database()).open(), Resolution.DISCARDED, by, note)
+        return _close(letters.using(transitions.database()).open(), Resolution.DISCARDED, by, reason)
 
 
 @through_deadlocks
-def force_complete(question: TaskQuerySet, *, by: str, note: str = "") -> list[uuid.UUID]:
+def force_complete(question: TaskQuerySet, *, by: str, reason: str = "") -> list[uuid.UUID]:
     """Call tasks done by an operator's word: a log row says by whom, open dead letters are closed."""
-    reason = f"completed by {by}"[:200]
+    completed = comment("completed", by, reason)
     with transitions.atomic():
         reopening.hold(question.exclude(status="SUCCESS"))
         rows = list(question.exclude(status="SUCCESS").order_by("pk"))
-        done = set(transitions.force_complete(question, reason))
+        done = set(transitions.force_complete(question, completed))
         returned = reopening.revive_below(done)
-        outcome = Outcome(kind=Kind.SUCCEEDED, error=note or reason)
+        outcome = Outcome(kind=Kind.SUCCEEDED, error=reason or completed)
         for row in rows:
             row.run_id = None  # a body that still runs must not take this success for its own
         closings = [records.Closing(task=row, log=LogStatus.SUCCESS, outcome=outcome) for row in rows if row.pk in done]
         records.log_endings(closings)
-        _close(_letters().open().filter(task_id__in=done), Resolution.DISCARDED, by, note or reason)
-        close_replayed(returned, by=by, note=note or reason)
+        _close(_letters().open().filter(task_id__in=done), Resolution.DISCARDED, by, reason or completed)
+        close_replayed(returned, by=by, reason=reason or completed)
     return sorted(done)
 
 
-def close_replayed(tasks: Sequence[uuid.UUID], *, by: str, note: str) -> int:
+def close_replayed(tasks: Sequence[uuid.UUID], *, by: str, reason: str) -> int:
     """Close the open dead letters of tasks that run again; in the caller's transaction."""
-    return _close(_letters().open().filter(task_id__in=tasks), Resolution.REPLAYED, by, note)
+    return _close(_letters().open().filter(task_id__in=tasks), Resolution.REPLAYED, by, reason)
 
 
-def _close(letters: DeadLetterQuerySet, resolution: Resolution, by: str, note: str) -> int:
+def _close(letters: DeadLetterQuerySet, resolution: Resolution, by: str, reason: str) -> int:
     return letters.order_by().update(
-        resolved_at=DatabaseNow(), resolution=resolution, resolved_by=by[:200], note=note[:500], open_task=None
+        resolved_at=DatabaseNow(), resolution=resolution, resolved_by=by[:200], note=reason[:500], open_task=None
     )

@@ -1,14 +1,99 @@
-"""The doors of ``RecurringTask`` and its manager, each with the verb behind it; see ``ports.schedules``."""
+"""Implements the ports behind the managers of Task, DeadLetter and RecurringTask with the functions of the engine."""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from django_durable_tasks import ports, registry
-from django_durable_tasks.lifecycle import accounts, backfills, occurrences, overrides, schedules
-from django_durable_tasks.models import OccurrenceOverride, RecurringTask, Task
+from django_durable_tasks.lifecycle import (
+    accounts,
+    backfills,
+    cancellation,
+    dead_letters,
+    occurrences,
+    overrides,
+    schedules,
+    task_requests,
+    transitions,
+)
+from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask, RequestKind, Task
+from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
+from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.backfills import Report
+from django_durable_tasks.rules.durations import instant
+
+
+class TaskOperations:
+    """See ``ports.tasks``."""
+
+    def replay(
+        self, question: TaskQuerySet, *, by: str, reason: str, args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+    ) -> list[uuid.UUID]:  # fmt: skip
+        """Run ended tasks again."""
+        return dead_letters.replay(_tasks_of(question), by=by, reason=reason, args=args, kwargs=kwargs)
+
+    def retry(self, question: TaskQuerySet, *, by: str, reason: str) -> int:
+        """Make waiting retries due now."""
+        return cancellation.end_wait(_tasks_of(question), by=by, reason=reason)
+
+    def cancel(self, question: TaskQuerySet, *, by: str, reason: str) -> int:
+        """Cancel open tasks."""
+        return cancellation.cancel(_tasks_of(question), by=by, reason=reason).total
+
+    def force_complete(self, question: TaskQuerySet, *, by: str, reason: str) -> list[uuid.UUID]:
+        """Set tasks to SUCCESS without running them."""
+        return dead_letters.force_complete(_tasks_of(question), by=by, reason=reason)
+
+    def reschedule(self, question: TaskQuerySet, run_at: Any, *, by: str, reason: str) -> int:
+        """Move tasks that have not started to another time."""
+        return cancellation.move(_tasks_of(question), instant("run_at", run_at), by=by, reason=reason)
+
+    def cancel_key(self, key: str, *, tenant: Any, by: str, reason: str) -> int:
+        """Cancel the open task of this key."""
+        return cancellation.cancel(_of_key(key, tenant), by=by, reason=reason).total
+
+    def reschedule_key(self, key: str, run_at: Any, *, tenant: Any, by: str, reason: str) -> int:
+        """Move the open task of this key to another time; a RUNNING one is left alone."""
+        return cancellation.move(_of_key(key, tenant), instant("run_at", run_at), by=by, reason=reason)
+
+
+class DeadLetterOperations:
+    """See ``ports.dead_letters``."""
+
+    def replay(
+        self, letters: DeadLetterQuerySet, *, by: str, reason: str, args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+    ) -> list[uuid.UUID]:  # fmt: skip
+        """Run the tasks of open dead letters again."""
+        found = letters.using(transitions.database()).open().order_by().values("task_id")
+        question = transitions.tasks().filter(pk__in=found)
+        return dead_letters.replay(question, by=by, reason=reason, args=args, kwargs=kwargs)
+
+    def discard(self, letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
+        """Close open dead letters."""
+        return dead_letters.discard(letters, by=by, reason=reason)
+
+
+def _of_key(key: str, tenant: Any) -> TaskQuerySet:
+    """Return the open task that has this key, or will have it after the caller's commit."""
+    tenant_id = getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID
+    next_owner = task_requests.next_owner(RequestKind.KEY, tenant_id, key)
+    if next_owner is not None:
+        return transitions.tasks().filter(pk=next_owner.pk)
+    return transitions.tasks().for_tenant(tenant_id).filter(open_key=key)
+
+
+def _tasks_of(question: TaskQuerySet) -> TaskQuerySet:
+    """Return the same tasks as a plain queryset of the database of tasks.
+
+    A caller's joins, annotations, DISTINCT or order would reach the engine's locks and updates.
+    """
+    chosen = question.using(transitions.database()).order_by().values("pk")
+    return transitions.tasks().filter(pk__in=chosen)
 
 
 class Doors:
@@ -26,10 +111,10 @@ class Doors:
         _load_for(task)
         return schedules.upsert(name=name, task=task, **options)
 
-    def trigger_now(self, row: RecurringTask, *, request_id: str | None, by: str) -> Task:
+    def trigger_now(self, row: RecurringTask, *, request_id: str | None, by: str, reason: str) -> Task:
         """Run once now."""
         _load_for(row.task)
-        return occurrences.trigger_now(row, request_id=request_id, by=by)
+        return occurrences.trigger_now(row, request_id=request_id, by=by, reason=reason)
 
     def explain(self, row: RecurringTask, at: datetime) -> str:
         """Say what became of a fire time."""

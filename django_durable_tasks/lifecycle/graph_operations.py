@@ -1,7 +1,7 @@
 """What an operator does to graphs: cancel, retry, force, approve, hold, change edges; each with an exact preview.
 
-Every verb takes ``by`` (who), ``note`` (why) and ``dry_run``, and returns a report of the rows that it changed or, in a
-dry run, would change, with all that follows from it. A dry run leaves nothing behind.
+Every verb takes ``by`` (who), ``reason`` (why) and ``dry_run``, and returns a report of the rows that it changed or, in
+a dry run, would change, with all that follows from it. A dry run leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from django_durable_tasks.lifecycle.cascades import Change, Operation, Report, b
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.rules.comments import comment, done_by
 from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure, chosen
 from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
 from django_durable_tasks.rules.workflows import PlannedEdge
@@ -40,20 +41,16 @@ class RetryMode(StrEnum):
     FAILED_AND_DOWNSTREAM = "FAILED_AND_DOWNSTREAM"
 
 
-def _why(what: str, by: str, note: str) -> str:
-    return f"{what} by {by}{': ' if note else ''}{note}"[:200]
-
-
 # Cancel -----------------------------------------------------------------------------------------------------------
 
 
-def cancel_workflow(run: WorkflowRun, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def cancel_workflow(run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Cancel a run with all runs inside it: waiting tasks at once, running ones are asked; nothing of it starts after.
 
     First, in a transaction of its own, the runs are told, so that none of them grows any more. A run whose tasks have
     all ended is left as it is.
     """
-    why = _why("CANCELLED", by, note)
+    why = comment("CANCELLED", by, reason)
     if not dry_run:
         _stop_growth(run, why)
 
@@ -93,16 +90,16 @@ def _inside(run: WorkflowRun) -> list[uuid.UUID]:
     return sorted(found)
 
 
-def cancel_branch(task: Task, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Cancel a task and everything that depends on it, directly or not; running ones are asked."""
-    why = _why("CANCELLED", by, note)
+    why = comment("CANCELLED", by, reason)
     return cascades.carry_out(lambda operation: operation.cancel(below([task.pk]), why), dry_run=dry_run)
 
 
 # Run again --------------------------------------------------------------------------------------------------------
 
 
-def retry_workflow(run: WorkflowRun, mode: str, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def retry_workflow(run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Run tasks of a run, and of the runs inside it, again; a run that had ended or was cancelled goes on.
 
     ALL: whatever has ended. FAILED: what failed, expired or was cancelled, and what was skipped because of it.
@@ -117,16 +114,16 @@ def retry_workflow(run: WorkflowRun, mode: str, *, by: str, note: str = "", dry_
         if kind != RetryMode.ALL and not failed.exists():
             raise TransitionRefused(f"No task of {run} failed, expired or was cancelled: there is nothing to retry.")
         if kind == RetryMode.FAILED:
-            dead_letters.replay(failed, by=by, note=note)
+            dead_letters.replay(failed, by=by, reason=reason)
         elif kind == RetryMode.ALL:
-            _again(these.filter(status__in=TERMINAL), by, note)
+            _again(these.filter(status__in=TERMINAL), by, reason)
         else:
-            _again(_with_below(failed), by, note)
+            _again(_with_below(failed), by, reason)
 
     return _run_again(act, dry_run)
 
 
-def retry_from(task: Task, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Run an ended task again with everything that depends on it, successes too.
 
     Raises TransitionRefused when it has not ended, or while a task below it runs.
@@ -136,7 +133,7 @@ def retry_from(task: Task, *, by: str, note: str = "", dry_run: bool = False) ->
         row = _row(task)
         if row.status not in TERMINAL:
             raise TransitionRefused(f"Task {row.pk} is {row.status}: only an ended task runs again.")
-        _again(_with_below(transitions.tasks().filter(pk=row.pk)), by, note)
+        _again(_with_below(transitions.tasks().filter(pk=row.pk)), by, reason)
 
     return _run_again(act, dry_run)
 
@@ -146,9 +143,10 @@ def _with_below(question: TaskQuerySet) -> TaskQuerySet:
     return transitions.tasks().filter(pk__in=sorted(keys))
 
 
-def _again(question: TaskQuerySet, by: str, note: str) -> None:
-    returned = reopening.again(list(question.values_list("pk", flat=True)))
-    dead_letters.close_replayed(returned, by=by, note=note)
+def _again(question: TaskQuerySet, by: str, reason: str) -> None:
+    asked = list(question.values_list("pk", flat=True))
+    returned = reopening.again(asked, done_by("replayed", by, reason))
+    dead_letters.close_replayed(returned, by=by, reason=reason)
 
 
 def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
@@ -161,22 +159,22 @@ def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
 # By an operator's word --------------------------------------------------------------------------------------------
 
 
-def force_complete(tasks: TaskQuerySet, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def force_complete(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Call tasks done; what waits for them is released, what was skipped because of them comes back."""
-    return _run_again(lambda _: _some(dead_letters.force_complete(tasks, by=by, note=note)), dry_run)
+    return _run_again(lambda _: _some(dead_letters.force_complete(tasks, by=by, reason=reason)), dry_run)
 
 
-def force_run(tasks: TaskQuerySet, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def force_run(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Run BLOCKED and SKIPPED tasks now, whatever their upstreams and gates say.
 
     What was skipped because of them waits again. Raises TransitionRefused when none of the tasks stands so.
     """
 
     def act(operation: Operation) -> None:
-        forced, returned = reopening.force_run(tasks, _why("forced", by, note), by=by)
+        forced, returned = reopening.force_run(tasks, comment("forced", by, reason), by=by)
         if not forced:
             raise TransitionRefused("None of these tasks is BLOCKED or SKIPPED: there is nothing to force.")
-        dead_letters.close_replayed([*forced, *returned], by=by, note=note)
+        dead_letters.close_replayed([*forced, *returned], by=by, reason=reason)
 
     return _run_again(act, dry_run)
 
@@ -189,37 +187,39 @@ def _some(done: Collection[uuid.UUID]) -> None:
 # Gates ------------------------------------------------------------------------------------------------------------
 
 
-def approve(task: Task, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Open the approval that a task waits for; raises TransitionRefused when it waits for none."""
-    return _at_gate(task, lambda: linking.open_gate(task.pk, Gate.APPROVAL, by=by, note=note), "approved", by, dry_run)
+    return _at_gate(
+        task, lambda: linking.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason), "approved", by, dry_run
+    )
 
 
-def reject(task: Task, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Cancel a task that waits for an approval; replayed, it waits for it again. Raises TransitionRefused."""
 
     def act(operation: Operation) -> None:
         gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
         transitions.lock_rows(sorted(below([task.pk])))
-        if not gates.update(outcome="REJECTED", resolved_by=by[:200], note=note[:500]):
+        if not gates.update(outcome="REJECTED", resolved_by=by[:200], note=reason[:500]):
             raise TransitionRefused(f"Task {task.pk} waits for no {Gate.APPROVAL}.")
-        operation.cancel([task.pk], _why("REJECTED", by, note))
+        operation.cancel([task.pk], comment("REJECTED", by, reason))
 
     return cascades.carry_out(act, dry_run=dry_run)
 
 
-def hold(task: Task, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Let a task that has not started wait for ``unhold``; raises TransitionRefused when it has, or is held already."""
 
     def act() -> None:
-        if not linking.place_gate(task.pk, Gate.HOLD, by=by, note=note):
+        if not linking.place_gate(task.pk, Gate.HOLD, by=by, reason=reason):
             raise TransitionRefused(f"Task {task.pk} is held already.")
 
-    return _at_gate(task, act, _why("held", by, note), "", dry_run)
+    return _at_gate(task, act, comment("held", by, reason), "", dry_run)
 
 
-def unhold(task: Task, *, by: str, note: str = "", dry_run: bool = False) -> Report:
+def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """End the hold of a task; raises TransitionRefused when it is not held."""
-    return _at_gate(task, lambda: linking.open_gate(task.pk, Gate.HOLD, by=by, note=note), "released", by, dry_run)
+    return _at_gate(task, lambda: linking.open_gate(task.pk, Gate.HOLD, by=by, reason=reason), "released", by, dry_run)
 
 
 def _at_gate(task: Task, act: Callable[[], Any], what: str, by: str, dry_run: bool) -> Report:
@@ -234,8 +234,9 @@ def _at_gate(task: Task, act: Callable[[], Any], what: str, by: str, dry_run: bo
 
 
 def add_edge(
-    task: Task, upstream: Task, kind: str, *, by: str, policy: str | None = None, dry_run: bool = False
-) -> Report:
+    task: Task, upstream: Task, kind: str, *, by: str, reason: str = "", policy: str | None = None,
+    dry_run: bool = False,
+) -> Report:  # fmt: skip
     """Let a task that has not started wait for another one (MUST_SUCCEED, MUST_FINISH or MUST_FAIL).
 
     ``policy``: what becomes of it when the upstream ends otherwise, if not what the task says. Raises DependencyCycle
@@ -247,7 +248,7 @@ def add_edge(
     )  # fmt: skip
 
     def act(operation: Operation) -> None:
-        if not linking.link(task.pk, {upstream.pk: edge}, by=by):
+        if not linking.link(task.pk, {upstream.pk: edge}, by=by, reason=reason):
             raise InvalidDependency(f"Task {task.pk} waits for {upstream.pk} already, by {edge.kind}.")
         operation.named[task.pk] = f"waits for {upstream.step or upstream.name} by {edge.kind}"
         operation.also_told.add(upstream.pk)
@@ -255,7 +256,7 @@ def add_edge(
     return cascades.carry_out(act, dry_run=dry_run)
 
 
-def remove_edge(task: Task, upstream: Task, *, by: str, dry_run: bool = False) -> Report:
+def remove_edge(task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Let a BLOCKED task wait for an upstream no more; it runs when nothing else holds it.
 
     Raises InvalidDependency when there is no such edge, TransitionRefused when the task does not wait.
@@ -265,7 +266,7 @@ def remove_edge(task: Task, upstream: Task, *, by: str, dry_run: bool = False) -
         if not edges.edges().above([task.pk]).below([upstream.pk]).exists():
             raise InvalidDependency(f"Task {task.pk} does not wait for task {upstream.pk}: there is no such edge.")
         linking.unlink(task.pk, [upstream.pk])
-        operation.named[task.pk] = f"waits for {upstream.step or upstream.name} no more, says {by}"
+        operation.named[task.pk] = comment(f"no longer waits for {upstream.step or upstream.name}", by, reason)
 
     return cascades.carry_out(act, dry_run=dry_run)
 

@@ -18,7 +18,7 @@ from django_durable_tasks.rules.states import Status
 
 
 def set_limit(
-    scope: str, *, max_concurrency: int | None, rate: str | None, burst: float | None, by: str, note: str = "",
+    scope: str, *, max_concurrency: int | None, rate: str | None, burst: float | None, by: str, reason: str = "",
     seen_at: datetime | None = None,
 ) -> None:  # fmt: skip
     """Limit a scope, whatever code and settings say of it; in force within a second. Raises InvalidOption.
@@ -28,7 +28,7 @@ def set_limit(
     given = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
     rules.allowance_of(scope, {name: value for name, value in given.items() if value is not None})
     values = {
-        "max_concurrency": max_concurrency, "rate": rate or "", "burst": burst, "note": note[:500],
+        "max_concurrency": max_concurrency, "rate": rate or "", "burst": burst, "note": reason[:500],
         "set_by": by[:200], "set_at": DatabaseNow(),
     }  # fmt: skip
     limits = Limit.objects.using(database())

@@ -23,14 +23,16 @@ from django_durable_tasks.rules.workflows import PlannedEdge
 _LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
 
 
-def born(edge: PlannedEdge, task_id: uuid.UUID, upstream: Task | None, policy: str, *, by: str = "") -> TaskDependency:
+def born(
+    edge: PlannedEdge, task_id: uuid.UUID, upstream: Task | None, policy: str, *, by: str = "", reason: str = ""
+) -> TaskDependency:  # fmt: skip
     """Return the edge as it is born: resolved where its upstream has ended as it asks for, else waiting.
 
     An upstream that ended otherwise is told to the edge like any ending, so that one engine decides what follows.
     """
     row = TaskDependency(
         task_id=task_id, depends_on_id=_id(edge), dependency_type=edge.kind, on_upstream_failure=edge.policy,
-        placed_by=by[:200],
+        placed_by=by[:200], note=reason[:500],
     )  # fmt: skip
     if upstream is not None and upstream.status in TERMINAL:
         verdict = tell(edge.kind, upstream.status, edge.policy or policy)
@@ -73,7 +75,7 @@ def check_upstreams(wanted: Iterable[PlannedEdge], rows: Mapping[uuid.UUID, Task
 
 
 @through_deadlocks
-def link(task_id: uuid.UUID, wanted: Mapping[uuid.UUID, PlannedEdge], *, by: str = "") -> int:
+def link(task_id: uuid.UUID, wanted: Mapping[uuid.UUID, PlannedEdge], *, by: str = "", reason: str = "") -> int:
     """Let a task that has not started wait for more upstreams; return how many edges are new.
 
     Raises DependencyCycle with the path, InvalidDependency, TransitionRefused when the task has started or ended.
@@ -89,7 +91,10 @@ def link(task_id: uuid.UUID, wanted: Mapping[uuid.UUID, PlannedEdge], *, by: str
         check_circle([task_id], wanted)
         _waive(rows[task_id])
         policy = rows[task_id].on_upstream_failure
-        new = [born(edge, task_id, _upstream(edge, rows), policy, by=by) for edge in _new_edges(task_id, wanted)]
+        new = [
+            born(edge, task_id, _upstream(edge, rows), policy, by=by, reason=reason)
+            for edge in _new_edges(task_id, wanted)
+        ]
         attach(new, rows)
         _wait_anew(rows[task_id])
     return len(new)
@@ -185,7 +190,7 @@ def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[Ring]:
 
 
 @through_deadlocks
-def place_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> bool:
+def place_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> bool:
     """Let a task that has not started wait for a person (APPROVAL or HOLD); False when it does already."""
     kind = chosen("gate", gate, Gate)
     with transitions.atomic():
@@ -193,13 +198,13 @@ def place_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> boo
         if edges.edges().above([task_id]).gates().unresolved().filter(gate=kind).exists():
             return False
         _waive(rows[task_id])
-        edges.insert([TaskDependency(task_id=task_id, gate=kind, placed_by=by[:200], note=note[:500])])
+        edges.insert([TaskDependency(task_id=task_id, gate=kind, placed_by=by[:200], note=reason[:500])])
         _wait_anew(rows[task_id])
     return True
 
 
 @through_deadlocks
-def open_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> list[Ring]:
+def open_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> list[Ring]:
     """Open the gates of this kind for a task: it was approved, or its hold is over; it runs when nothing else holds it.
 
     Raises TransitionRefused when none is closed.
@@ -209,7 +214,7 @@ def open_gate(task_id: uuid.UUID, gate: str, *, by: str, note: str = "") -> list
         row = transitions.lock_rows([task_id]).get(task_id)
         closed = edges.edges().above([task_id]).gates().unresolved().filter(gate=kind)
         outcome = "APPROVED" if kind == Gate.APPROVAL else "RELEASED"
-        note_too = {"note": note[:500]} if note else {}
+        note_too = {"note": reason[:500]} if reason else {}
         opened = closed.update(resolved_at=transitions.NOW, met=True, outcome=outcome, resolved_by=by[:200], **note_too)
         if row is None or not opened:
             raise TransitionRefused(f"Task {task_id} waits for no {kind}.")

@@ -26,6 +26,7 @@ from django_durable_tasks.lifecycle.ringing import may_be_rung
 from django_durable_tasks.lifecycle.schedules import locked, refuse_ended
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.rules.agenda import Planned
+from django_durable_tasks.rules.comments import comment
 from django_durable_tasks.rules.options import checked_key
 from django_durable_tasks.rules.overlaps import Verdict, decide
 from django_durable_tasks.rules.recurring import Fate, Overlap
@@ -34,7 +35,7 @@ from django_durable_tasks.rules.states import Status
 REQUEST_MAX = 150
 
 
-def trigger_now(row: RecurringTask, *, request_id: str | None = None, by: str = "") -> Task:
+def trigger_now(row: RecurringTask, *, request_id: str | None = None, by: str = "", reason: str = "") -> Task:
     """Run once now and return the Task; the same ``request_id`` (at most 150 characters) runs once.
 
     It stands outside the fire times: the watermark and ``runs_count`` stay, a pause does not hold it. Its turn it waits
@@ -47,7 +48,7 @@ def trigger_now(row: RecurringTask, *, request_id: str | None = None, by: str = 
             now, found = database_now(), locked(row)
             refuse_ended(found, "triggered")
             known = ledger.ledger().filter(recurring_task=found.pk, request_id=request).first()
-            task_id = known.task_id if known and known.task_id else _bear(found, now, request, by)
+            task_id = known.task_id if known and known.task_id else _bear(found, now, request, comment("", by, reason))
     except IntegrityError as taken:
         raise UniqueConflict(f"Recurring task {row.name!r} cannot run now: an open task has its unique key.") from taken
     task: Task | None = transitions.tasks().filter(pk=task_id).first()
@@ -63,7 +64,7 @@ def _checked(request_id: str) -> str:
 
 
 @readable
-def _bear(row: RecurringTask, now: datetime, request: str, by: str) -> uuid.UUID:
+def _bear(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
     slot, planned = births.template(row)["slot"], Planned(now, now)
     opened = slots.opened([slot])[slot] if slot is not None else []
     # Somebody asked for this run by name: where a fire time would be skipped, it waits its turn.
@@ -72,9 +73,8 @@ def _bear(row: RecurringTask, now: datetime, request: str, by: str) -> uuid.UUID
     workflow_deadlines.call_off(runs().filter(pk__in=verdict.replaces), "REPLACED")
     values = births.task_values(row, planned, now, verdict, births.request_key(row.pk, request))
     values |= _rung(values, verdict, now)
-    told = f"by {by}"[: ledger.REASON_MAX] if by else ""
     ledger.write([
-        births.line(row, planned, Fate.MANUAL, term=None, values=values, request_id=request, reason=told,
+        births.line(row, planned, Fate.MANUAL, term=None, values=values, request_id=request, reason=reason,
                     blocked_by=verdict.blocked_by)
     ])  # fmt: skip
     transitions.create_many([values])

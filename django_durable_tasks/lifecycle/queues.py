@@ -27,10 +27,10 @@ def pause(name: str, *, by: str, reason: str = "") -> None:
     )
 
 
-def resume(name: str, *, by: str) -> bool:
+def resume(name: str, *, by: str, reason: str = "") -> bool:
     """Let a queue go on; False when it was not paused."""
     paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
-    return bool(paused.update(paused_at=None, paused_by=by[:200], reason=""))
+    return bool(paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]))
 
 
 COUNTED = 10_000

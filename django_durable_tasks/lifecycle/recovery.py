@@ -86,8 +86,8 @@ class Retried:
     replayed: list[uuid.UUID]
 
 
-def retry(question: TaskQuerySet, *, by: str, note: str = "") -> Retried:
+def retry(question: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
     """An operator's retry: a waiting try is due now, an ended task is replayed; other rows are left alone."""
     with transitions.atomic():
-        released = cancellation.end_wait(question)
-        return Retried(released, dead_letters.replay(question, by=by, note=note))
+        released = cancellation.end_wait(question, by=by, reason=reason)
+        return Retried(released, dead_letters.replay(question, by=by, reason=reason))

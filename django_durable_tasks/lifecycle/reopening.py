@@ -180,8 +180,10 @@ def in_graph(ids: Iterable[uuid.UUID]) -> bool:
     return transitions.tasks().filter(pk__in=keys, has_dependents=True).exists() or edges.edges().above(keys).exists()
 
 
-def replay(question: TaskQuerySet, **changes: Any) -> tuple[list[uuid.UUID], list[uuid.UUID]]:
+def replay(question: TaskQuerySet, reason: str = "", **changes: Any) -> tuple[list[uuid.UUID], list[uuid.UUID]]:
     """Replay ended rows; return them, and what came back with them. In the caller's transaction.
+
+    ``changes`` are written to the rows that were asked for, ``reason`` to all.
 
     A row that an upstream still stands against is left alone: replay that upstream, or force-run the row. Raises
     TransitionRefused when this leaves nothing of what was asked for.
@@ -189,7 +191,7 @@ def replay(question: TaskQuerySet, **changes: Any) -> tuple[list[uuid.UUID], lis
     asked = list(question.filter(status__in=REPLAYABLE).values_list("pk", flat=True))
     if not in_graph(asked):
         runs = _lock_runs(asked)
-        replayed = transitions.replay(question, **changes)
+        replayed = transitions.replay(question, reason=reason, **changes)
         _go_on(runs)
         return replayed, []
     there = _Neighbourhood(asked)
@@ -199,11 +201,11 @@ def replay(question: TaskQuerySet, **changes: Any) -> tuple[list[uuid.UUID], lis
     if wanted and not wanted & back:
         raise TransitionRefused(_stands_against(there, min(wanted)))
     there.arm(back)
-    _bring(there, back, changes)
+    _bring(there, back, changes, reason)
     return sorted(wanted & back), sorted(back - wanted)
 
 
-def again(asked: Sequence[uuid.UUID]) -> list[uuid.UUID]:
+def again(asked: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
     """Run ended rows again, successes too, each after those of its upstreams that do; return all that came back.
 
     What had been released below them and has not started waits again. Raises TransitionRefused while a row below
@@ -219,7 +221,7 @@ def again(asked: Sequence[uuid.UUID]) -> list[uuid.UUID]:
     _refuse_running(there, below)
     _hold_released(there, below, back)
     there.arm(back)
-    _bring(there, back, {})
+    _bring(there, back, {}, reason)
     return sorted(back)
 
 
@@ -243,19 +245,27 @@ def _hold_released(there: _Neighbourhood, below: set[uuid.UUID], back: set[uuid.
 
 
 def _bring(
-    there: _Neighbourhood, back: set[uuid.UUID], changes: Mapping[str, Any], sources: Iterable[uuid.UUID] = ()
-) -> None:
-    """Move these rows, but the sources, which stand where they should; each waits for those that come back too."""
+    there: _Neighbourhood, back: set[uuid.UUID], changes: Mapping[str, Any], reason: str = "",
+    sources: Iterable[uuid.UUID] = (),
+) -> None:  # fmt: skip
+    """Move these rows, but the sources, which stand where they should; each waits for those that come back too.
+
+    ``changes`` are for the rows that were asked for: those that only come back with them keep their arguments.
+    """
     wants = {key: there.wants(key, back) for key in sorted(back - set(sources))}
     for name in ("replay", "rerun"):
         keys = {key for key in wants if there.rows[key].status in TRANSITIONS[name].sources}
-        at_once = [key for key in wants if key in keys and not wants[key]]
-        if at_once:
-            transitions.replay(transitions.tasks().filter(pk__in=at_once), name, **changes)
-        transitions.replay_blocked([(key, there.rows[key].epoch) for key in wants if key in keys and wants[key]], name)
+        at_once = {key for key in wants if key in keys and not wants[key]}
+        for part, writes in ((at_once & there.asked, changes), (at_once - there.asked, {})):
+            if part:
+                these = transitions.tasks().filter(pk__in=sorted(part))
+                transitions.replay(these, name, reason=reason, **writes)
+        blocked = [(key, there.rows[key].epoch) for key in wants if key in keys and wants[key]]
+        transitions.replay_blocked(blocked, name, reason=reason)
     waiting = {key: number for key, number in wants.items() if number}
-    if changes and waiting:
-        transitions.edit(transitions.tasks().filter(pk__in=list(waiting)), **changes)
+    edited = sorted(there.asked & waiting.keys())
+    if changes and edited:
+        transitions.edit(transitions.tasks().filter(pk__in=edited), **changes)
     transitions.set_needed(waiting)
     _go_on(there.runs_of(wants))
 
@@ -323,5 +333,5 @@ def _revive(there: _Neighbourhood, sources: set[uuid.UUID]) -> list[uuid.UUID]:
     back = there.without_lost((there.doomed() - there.asked) | sources, sources)
     back = there.reached(sources, back)
     there.arm(back)
-    _bring(there, back, {}, sources)
+    _bring(there, back, {}, sources=sources)
     return sorted(back - sources)

@@ -16,6 +16,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.pauses import paused_line
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.rules.comments import comment
 from django_durable_tasks.rules.durations import instant, seconds
 from django_durable_tasks.rules.options import checked_key, checked_name
 from django_durable_tasks.rules.recurring import RecurringStatus
@@ -140,7 +141,7 @@ def pause(row: RecurringTask, *, reason: str = "", until: datetime | None = None
         _pause(row, found, reason, wake, by)
 
 
-def snooze(row: RecurringTask, *, until: datetime, by: str = "") -> None:
+def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "") -> None:
     """Pause until ``until`` (aware): the fire times up to it pass, then the schedule goes on by itself.
 
     An instant of whole seconds includes the one fire time within that second. A later snooze replaces an earlier one.
@@ -150,9 +151,9 @@ def snooze(row: RecurringTask, *, until: datetime, by: str = "") -> None:
     with transitions.atomic():
         found = locked(row)
         refuse_ended(found, "snoozed")
-        if found.status == RecurringStatus.PAUSED and found.status_reason != SNOOZED:
+        if found.status == RecurringStatus.PAUSED and not found.status_reason.startswith(SNOOZED):
             raise TransitionRefused(f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first.")
-        _pause(row, found, SNOOZED, fire_times.meant(found, wake), by)
+        _pause(row, found, comment(SNOOZED, reason=reason), fire_times.meant(found, wake), by)
 
 
 def _pause(row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None, by: str) -> None:
@@ -171,7 +172,9 @@ def _who_and_why(row: RecurringTask) -> str:
     return f"{by}{until}{f' ({row.status_reason})' if row.status_reason else ''}"
 
 
-def resume(row: RecurringTask, *, by: str = "", run_missed: bool = False, pace: float | None = None) -> None:
+def resume(
+    row: RecurringTask, *, by: str = "", reason: str = "", run_missed: bool = False, pace: float | None = None
+) -> None:
     """Fire again from now on; what passed meanwhile is told as PAUSED, or with ``run_missed`` caught up."""
     with transitions.atomic():
         now, found = database_now(), locked(row)
@@ -190,7 +193,7 @@ def resume(row: RecurringTask, *, by: str = "", run_missed: bool = False, pace: 
         else:
             ledger.write([told] if told else [])
             _plan(found, now)
-        found.status_reason, found.paused_at, found.paused_until = "", None, None
+        found.status_reason, found.paused_at, found.paused_until = reason[:200], None, None
         keep(row, found, now)
 
 

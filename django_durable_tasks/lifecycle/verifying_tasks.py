@@ -68,7 +68,7 @@ def _hold_letters(keys: Sequence[int]) -> list[int]:
 def _close(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     tasks = list(ground_rows(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
-    dead_letters.close_replayed(tasks, by=BY, note="its task is not FAILED")
+    dead_letters.close_replayed(tasks, by=BY, reason="its task is not FAILED")
     return dict.fromkeys(keys, "closed")
 
 

@@ -19,11 +19,13 @@ from django_durable_tasks.models.task_dependency import TaskDependency
 from django_durable_tasks.models.task_request import RequestKind, TaskRequest
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.models.workflow_run import WorkflowRun
+from django_durable_tasks.rules.calendars import DayKind, SpecialDay
 
 __all__ = [
     "DEFAULT_TENANT_ID",
     "Calendar",
     "CalendarDay",
+    "DayKind",
     "DeadLetter",
     "Ending",
     "Limit",
@@ -37,6 +39,7 @@ __all__ = [
     "RequestKind",
     "SchedulerLease",
     "ShadowFire",
+    "SpecialDay",
     "Task",
     "TaskDependency",
     "TaskExecutionLog",

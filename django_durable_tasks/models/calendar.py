@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.calendars import SpecialDay
 
 
 def _monday_to_friday() -> list[int]:
     return [1, 2, 3, 4, 5]
+
+
+class CalendarManager(models.Manager["Calendar"]):
+    """Calendar.objects: calendars are written whole, and the schedules that name them follow."""
+
+    def upsert(
+        self, name: str, *, working_days: Sequence[int] | None = None, days: Iterable[SpecialDay] | None = None,
+        description: str | None = None, tenant: Any = None, by: str = "", reason: str = "",
+    ) -> Calendar:  # fmt: skip
+        """Create the calendar of this name or change the existing one; what is None stays as it is.
+
+        ``working_days``: ISO weekdays, 1 is Monday. ``days`` replace all its special days. Schedules that name the
+        calendar get their next fire time in the same transaction. Raises InvalidCalendar.
+        """
+        calendar: Calendar = ports.calendars.upsert(
+            name, working_days=working_days, days=days, description=description, tenant=tenant, by=by, reason=reason
+        )
+        return calendar
+
+    def remove(self, name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
+        """Delete the calendar of this name; return whether there was one.
+
+        Raises TransitionRefused while schedules that may fire name it.
+        """
+        return ports.calendars.remove(name, tenant=tenant, by=by, reason=reason)
 
 
 class Calendar(models.Model):
@@ -35,6 +63,10 @@ class Calendar(models.Model):
     origin = models.CharField(_("origin"), max_length=200, blank=True, default="")
     revision = models.BigIntegerField(_("revision"), default=0)
     updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    updated_by = models.CharField(_("updated by"), max_length=200, blank=True, db_default="")
+    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+
+    objects = CalendarManager()
 
     class Meta:
         db_table = "durable_tasks_calendar"

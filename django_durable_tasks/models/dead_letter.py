@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import ports
 from django_durable_tasks.models.indexes import PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.states import Resolution
 
 
 class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
-    """The questions."""
+    """The questions, and the operations on the open dead letters of a queryset."""
 
     def open(self) -> Self:
         """Cases nobody has closed."""
@@ -22,6 +25,17 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
     def for_tenant(self, tenant: Any) -> Self:
         """Cases of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def replay(
+        self, *, by: str = "", reason: str = "", args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[uuid.UUID]:  # fmt: skip
+        """Run the tasks of the open dead letters again, as ``Task.objects.replay`` does; return their ids."""
+        return ports.dead_letters.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
+
+    def discard(self, *, by: str = "", reason: str = "") -> int:
+        """Close the open dead letters; their tasks stay FAILED. Return how many were closed."""
+        return ports.dead_letters.discard(self, by=by, reason=reason)
 
 
 class DeadLetter(models.Model):

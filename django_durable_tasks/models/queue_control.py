@@ -7,6 +7,20 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import ports
+
+
+class QueueControlManager(models.Manager["QueueControl"]):
+    """QueueControl.objects: pausing and resuming queues by name."""
+
+    def pause(self, name: str, *, by: str = "", reason: str = "") -> None:
+        """Publish and start nothing of this queue until it is resumed. Tasks that already run go on."""
+        ports.queues.pause(name, by=by, reason=reason)
+
+    def resume(self, name: str, *, by: str = "", reason: str = "") -> bool:
+        """Publish the tasks of this queue again; return whether it was paused."""
+        return ports.queues.resume(name, by=by, reason=reason)
+
 
 class QueueControl(models.Model):
     """Whether a queue is paused, since when, by whom and why."""
@@ -23,6 +37,8 @@ class QueueControl(models.Model):
     )  # fmt: skip
     misrouted_at = models.DateTimeField(_("last misrouted at"), null=True, blank=True)
     misrouted_from = models.CharField(_("consumed from"), max_length=200, db_default="", blank=True)
+
+    objects = QueueControlManager()
 
     class Meta:
         db_table = "durable_tasks_queue_control"

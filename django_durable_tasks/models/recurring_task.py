@@ -184,21 +184,23 @@ class RecurringTask(models.Model):
         """Stop firing until it is resumed or ``until`` (aware) has come; what passes meanwhile is told as PAUSED."""
         ports.schedules.pause(self, reason=reason, until=until, by=by)
 
-    def resume(self, *, by: str = "", run_missed: bool = False, pace: float | None = None) -> None:
+    def resume(
+        self, *, by: str = "", reason: str = "", run_missed: bool = False, pace: float | None = None
+    ) -> None:  # fmt: skip
         """Fire again from now on; ``run_missed`` catches up what the pause held back, ``pace`` seconds apart."""
-        ports.schedules.resume(self, by=by, run_missed=run_missed, pace=pace)
+        ports.schedules.resume(self, by=by, reason=reason, run_missed=run_missed, pace=pace)
 
-    def snooze(self, until: datetime, *, by: str = "") -> None:
+    def snooze(self, until: datetime, *, by: str = "", reason: str = "") -> None:
         """Let the fire times up to ``until`` (aware) pass, and go on by itself; refused for a paused schedule."""
-        ports.schedules.snooze(self, until=until, by=by)
+        ports.schedules.snooze(self, until=until, by=by, reason=reason)
 
     def cancel(self, reason: str = "", *, by: str = "") -> None:
         """End the schedule for good; its open tasks go on."""
         ports.schedules.cancel(self, reason=reason, by=by)
 
-    def trigger_now(self, *, request_id: str | None = None, by: str = "") -> Any:
+    def trigger_now(self, *, request_id: str | None = None, by: str = "", reason: str = "") -> Any:
         """Run once now, beside the schedule; the same ``request_id`` runs once. Returns the Task row."""
-        return ports.schedules.trigger_now(self, request_id=request_id, by=by)
+        return ports.schedules.trigger_now(self, request_id=request_id, by=by, reason=reason)
 
     def backfill(self, start: datetime, end: datetime, **options: Any) -> Any:
         """Run the fire times of [start, end] that have no run; ``dry_run=True`` only tells. Returns a report."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
@@ -137,17 +137,46 @@ class TaskQuerySet(models.QuerySet["Task"]):
             found = found.filter(Q(completed_at__gt=past[0]) | Q(id__gt=past[1]), completed_at__gte=past[0])
         return found.order_by("completed_at", "id")
 
+    def replay(
+        self, *, by: str = "", reason: str = "", args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[uuid.UUID]:  # fmt: skip
+        """Run the FAILED, CANCELLED, SKIPPED and EXPIRED tasks again; return their ids.
+
+        Attempts and crashes are counted from zero again, and open dead letters are closed. ``args`` and ``kwargs``
+        replace the arguments of exactly one task. Raises TransitionRefused if a newer open task has the same key.
+        """
+        return ports.tasks.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
+
+    def retry(self, *, by: str = "", reason: str = "") -> int:
+        """Make the tasks that wait for their next attempt due now; return how many."""
+        return ports.tasks.retry(self, by=by, reason=reason)
+
+    def cancel(self, *, by: str = "", reason: str = "") -> int:
+        """Cancel the tasks that have not started and ask RUNNING ones to stop; return how many in all."""
+        return ports.tasks.cancel(self, by=by, reason=reason)
+
+    def force_complete(self, *, by: str = "", reason: str = "") -> list[uuid.UUID]:
+        """Set the tasks to SUCCESS without running them, and release what depends on them; return their ids."""
+        return ports.tasks.force_complete(self, by=by, reason=reason)
+
+    def reschedule(self, run_at: datetime, *, by: str = "", reason: str = "") -> int:
+        """Move the tasks that have not started to another time (aware); return how many."""
+        return ports.tasks.reschedule(self, run_at, by=by, reason=reason)
+
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
-    """Task.objects: the questions, and the two verbs by key."""
+    """Task.objects: as the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
 
-    def cancel(self, key: Any, *, by: str = "", tenant: Any = None) -> int:
-        """Cancel the open task of this key; return how many rows moved or were asked to stop."""
-        return ports.tasks.cancel(key, by=by, tenant=tenant)
+    def cancel(self, key: str, *, by: str = "", reason: str = "", tenant: Any = None) -> int:
+        """Cancel the open task of this key, or ask it to stop if it is RUNNING; return how many tasks that were."""
+        return ports.tasks.cancel_key(key, tenant=tenant, by=by, reason=reason)
 
-    def reschedule(self, key: Any, run_at: datetime, *, by: str = "", tenant: Any = None) -> int:
-        """Move the open task of this key to another time; return how many rows moved."""
-        return ports.tasks.reschedule(key, run_at, by=by, tenant=tenant)
+    def reschedule(
+        self, key: str, run_at: datetime, *, by: str = "", reason: str = "", tenant: Any = None
+    ) -> int:  # fmt: skip
+        """Move the open task of this key to another time (aware); return how many tasks that were."""
+        return ports.tasks.reschedule_key(key, run_at, tenant=tenant, by=by, reason=reason)
 
 
 class Task(models.Model):

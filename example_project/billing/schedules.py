@@ -5,19 +5,19 @@ open. Here they stand in a table; where a body has one schedule, `@recurring(...
 `manage.py durable sync` makes them rows. Doing it again changes what was changed here, and keeps an operator's pause.
 """
 
+import io
 import os
 from collections.abc import Mapping
-from datetime import date
 from typing import Any
+
+from django.core.management import call_command
 
 from billing.cadence import quick
 from billing.jobs import closing, figures, housekeeping, letters, money
 from django_durable_tasks import recurring
-from django_durable_tasks.lifecycle import calendars, declared
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.calendars import from_holidays
 
-CALENDARS = {"New York": ("US", "NY"), "Berlin": ("DE", "BE"), "Sydney": ("AU", "NSW"), "TARGET": ("XECB", None)}
+CALENDARS = {"New York": "US-NY", "Berlin": "DE-BE", "Sydney": "AU-NSW", "TARGET": "XECB"}
 """Calendars by the country and subdivision, or the exchange, whose holidays they know."""
 
 NEW_YORK = {"timezone": "America/New_York", "calendar": "New York"}
@@ -117,10 +117,13 @@ for _name, _given in (quick(SCHEDULES) if os.environ.get("BILLING_CADENCE") == "
     recurring(_name, **{option: value for option, value in _given.items() if option != "task"})(_given["task"])
 
 
+def _durable(*words: str) -> None:
+    call_command("durable", *words, stdout=io.StringIO())
+
+
 def sync() -> list[RecurringTask]:
-    """Take in the holidays of this year and the next, and do what `manage.py durable sync` does."""
-    years = range(date.today().year, date.today().year + 2)  # noqa: DTZ011 - a day more or less is none
-    for name, (country, subdivision) in CALENDARS.items():
-        calendars.upsert(name, days=from_holidays(country, subdivision, years), origin=f"holidays {country}")
-    declared.apply()
+    """Import the holidays of this year and the next, and make the schedules rows."""
+    for name, place in CALENDARS.items():
+        _durable("calendars", "import", f"holidays:{place}", "--name", name, "--years", "2")
+    _durable("sync")
     return list(RecurringTask.objects.filter(name__in=SCHEDULES))

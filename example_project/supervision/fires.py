@@ -6,16 +6,17 @@ its task has one success.
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from django.db.models import Sum
 
-from django_durable_tasks.lifecycle.agendas import agenda_from
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, TaskExecutionLog
 
 REPLACED = ("CANCELLED", "EXPIRED")
+PAGE = 1_000
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,15 @@ def _books(row: RecurringTask) -> _Books:
 
 
 def _expected(row: RecurringTask) -> list[datetime]:
-    """Return the fire times up to the last tick by the timetable alone, which knows no database."""
-    agenda, found, after = agenda_from(row, None), list[datetime](), row.start_time
-    while (planned := agenda.next(after)) is not None and planned.at <= row.watermark_at:
-        found.append(planned.nominal)
-        after = planned.at
+    """Return the fire times up to the last tick, by the timetable and not by the ledger."""
+    running = copy(row)
+    running.status = "ACTIVE"  # the demo has paused its jobs by now
+    found, after = list[datetime](), row.start_time
+    while page := [fire.nominal for fire in running.next_fire_times(PAGE, after=after)]:
+        found += [time for time in page if time <= row.watermark_at]
+        after = page[-1]
+        if after > row.watermark_at:
+            break
     return found
 
 

@@ -11,7 +11,6 @@ from billing.models import Card, Customer, Invoice
 from django.db.models import Count
 from django.utils import timezone
 
-from django_durable_tasks.lifecycle import dead_letters
 from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from supervision.platform import Platform
 from supervision.processes import Program
@@ -121,7 +120,7 @@ class Story:
             return
         invoice = Invoice.objects.get(pk=letter.task.args[0])
         Customer.objects.filter(subscriptions=invoice.subscription_id).update(card=Card.GOOD)
-        dead_letters.replay(Task.objects.filter(pk=letter.task_id), by="demo", note="the customer gave a new card")
+        DeadLetter.objects.filter(pk=letter.pk).replay(by="demo", reason="the customer gave a new card")
         self.replayed += 1
         self.screen.say(f"A dead letter was replayed: {letter.error_message.strip()} for {invoice}, new card.")
 

@@ -56,7 +56,7 @@ def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit
     visit.shows("This changes 7 rows")
     assert "asked to stop" in visit.text()
     assert stands(of(run, "load")) == ["BLOCKED"]
-    visit.write("note", "wrong tariff")
+    visit.write("reason", "wrong tariff")
     visit.press("Yes: Cancel the workflow (7)")
     visit.shows("Done. These are the 7 rows that changed.")
     assert stands(of(run, "load"), of(run, "rates")) == ["CANCELLED", "RUNNING"]
@@ -114,7 +114,7 @@ def test_an_operator_approves_what_waits_for_a_person(visit: Visit) -> None:
     visit.shows("It waits for an approval: the controller signs")
     visit.press("Approve")
     visit.shows("This changes 1 row")
-    visit.write("note", "budget is there")
+    visit.write("reason", "budget is there")
     visit.press("Yes: Approve (1)")
     visit.shows("Done. This is the row that changed.")
     assert stands(of(run, "pay")) != ["BLOCKED"]
@@ -131,7 +131,7 @@ def test_an_operator_forces_the_chosen_tasks_of_a_run(visit: Visit) -> None:
     visit.press("Force-run")
     visit.shows("This changes")
     assert stands(load) == ["BLOCKED"]
-    visit.write("note", "rates are known")
+    visit.write("reason", "rates are known")
     visit.press("Yes: Force-run")
     visit.shows("Done.")
     assert stands(load) != ["BLOCKED"]

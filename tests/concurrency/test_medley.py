@@ -56,7 +56,7 @@ def _operate(dice: random.Random) -> None:
     verbs: list[Callable[[], Any]] = [
         lambda: cancellation.cancel(_some(dice), by="bob"),
         lambda: dead_letters.replay(_some(dice), by="bob"),
-        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=_some(dice)), by="bob", note=""),
+        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=_some(dice)), by="bob", reason=""),
         lambda: claims.ring_again(_some(dice), database_now(), 3),
     ]
     dice.choice(verbs)()

@@ -116,7 +116,7 @@ def test_a_replay_and_a_discard_close_the_case_once() -> None:
         letters = DeadLetter.objects.filter(task=row)
         no_errors(race([
             partial(dead_letters.replay, question(row), by="bob"),
-            partial(dead_letters.discard, letters, by="eve", note=""),
+            partial(dead_letters.discard, letters, by="eve", reason=""),
         ]))  # fmt: skip
         assert letters.get().open_task is None
         row.refresh_from_db()

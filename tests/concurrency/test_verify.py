@@ -86,7 +86,7 @@ def _operate(dice: random.Random) -> None:
     verbs: list[Callable[[], Any]] = [
         lambda: cancellation.cancel(question(*rows), by="bob"),
         lambda: dead_letters.replay(question(*ended), by="bob"),
-        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=rows), by="bob", note=""),
+        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=rows), by="bob", reason=""),
     ]
     try:
         dice.choice(verbs)()

@@ -44,7 +44,7 @@ def test_a_running_task_is_asked_to_stop_and_the_reason_is_kept() -> None:
     assert told("cancel", row.pk, "--reason", "too slow")["asked"] == 1
     row.refresh_from_db()
     assert row.cancel_requested_at is not None
-    assert row.reason == "too slow"
+    assert row.reason == f"CANCELLED by {ME}: too slow"
 
 
 def test_an_ended_and_an_unknown_task_are_left_alone_and_exit_with_2() -> None:
@@ -165,7 +165,7 @@ def test_a_task_that_never_failed_is_not_hurried() -> None:
 
 def test_a_replay_closes_the_dead_letter_and_says_who() -> None:
     row = a_task(Status.FAILED)
-    assert told("replay", row.pk, "--note", "mended")["replayed"] == 1
+    assert told("replay", row.pk, "--reason", "mended")["replayed"] == 1
     letter = _letter(row)
     assert (letter.resolution, letter.resolved_by, letter.note) == ("REPLAYED", ME, "mended")
     row.refresh_from_db()
@@ -185,7 +185,7 @@ def test_filters_of_a_replay_pick_open_dead_letters_only() -> None:
     DeadLetter.objects.filter(task=wanted).update(fingerprint="f" * 16)
     a_task(Status.FAILED)
     discarded = a_task(Status.FAILED, queue="mail")
-    told("discard", discarded.pk, "--note", "old")
+    told("discard", discarded.pk, "--reason", "old")
     a_task(Status.CANCELLED, queue="mail")
     for words in (("--queue", "mail"), ("--name", "shop.tasks.mail"), ("--fingerprint", "f" * 16)):
         assert [row["id"] for row in told("replay", *words, "--dry-run")["would_change"]] == [str(wanted.pk)]
@@ -241,17 +241,17 @@ def test_one_refused_row_does_not_hold_up_the_others() -> None:
 
 def test_a_discard_needs_a_note() -> None:
     row = a_task(Status.FAILED)
-    assert "--note" in durable("discard", row.pk).err
+    assert "--reason" in durable("discard", row.pk).err
     assert _letter(row).resolved_at is None
 
 
 def test_a_discarded_dead_letter_says_who_and_why() -> None:
     row = a_task(Status.FAILED)
-    assert told("discard", _letter(row).pk, "--note", "refunded")["discarded"] == 1
+    assert told("discard", _letter(row).pk, "--reason", "refunded")["discarded"] == 1
     letter = _letter(row)
     assert (letter.resolution, letter.resolved_by, letter.note) == ("DISCARDED", ME, "refunded")
     assert _status(row) == "FAILED"
-    answer = durable("discard", row.pk, "--note", "again")
+    answer = durable("discard", row.pk, "--reason", "again")
     assert answer.code == 2
     assert "it has no open dead letter" in answer.out
 
@@ -259,20 +259,20 @@ def test_a_discarded_dead_letter_says_who_and_why() -> None:
 def test_dead_letters_are_discarded_in_bulk_by_filters() -> None:
     rows = many_tasks(3, Status.FAILED, queue="mail")
     a_task(Status.FAILED)
-    assert durable("discard", "--queue", "mail", "--note", "old").code == 2
-    seen = told("discard", "--queue", "mail", "--note", "old", "--dry-run")
+    assert durable("discard", "--queue", "mail", "--reason", "old").code == 2
+    seen = told("discard", "--queue", "mail", "--reason", "old", "--dry-run")
     assert {row["task_id"] for row in seen["would_change"]} == {str(row.pk) for row in rows}
-    assert "FINGERPRINT" in durable("discard", "--queue", "mail", "--note", "old", "--dry-run").out
-    assert told("discard", "--queue", "mail", "--note", "old", "--yes")["discarded"] == 3
+    assert "FINGERPRINT" in durable("discard", "--queue", "mail", "--reason", "old", "--dry-run").out
+    assert told("discard", "--queue", "mail", "--reason", "old", "--yes")["discarded"] == 3
     assert DeadLetter.objects.open().count() == 1
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.SUCCESS])
 def test_any_task_but_a_success_is_called_done(status: Status) -> None:
     row = a_task(status)
-    assert told("force-complete", row.pk, "--note", "paid by hand")["completed"] == 1
+    assert told("force-complete", row.pk, "--reason", "paid by hand")["completed"] == 1
     row.refresh_from_db()
-    assert (row.status, row.reason) == ("SUCCESS", f"completed by {ME}")
+    assert (row.status, row.reason) == ("SUCCESS", f"completed by {ME}: paid by hand")
     assert TaskExecutionLog.objects.filter(task=row, error_message="paid by hand").exists()
     assert not DeadLetter.objects.open().exists()
 
@@ -289,7 +289,7 @@ def test_a_dry_run_of_every_verb_writes_nothing(verb: str) -> None:
     if verb == "cancel":
         a_dead_letter(row)
     before = Task.objects.values().get(pk=row.pk), DeadLetter.objects.values().get(task=row)
-    words = ("--note", "x") if verb == "discard" else ()
+    words = ("--reason", "x") if verb == "discard" else ()
     assert len(told(verb, row.pk, "--dry-run", *words)["would_change"]) == 1
     assert (Task.objects.values().get(pk=row.pk), DeadLetter.objects.values().get(task=row)) == before
 

@@ -103,7 +103,7 @@ def test_a_workflow_is_cancelled_after_it_was_shown_or_confirmed() -> None:
     assert refused.code == 2
     assert "cancel would change 3 rows: see them with --dry-run, do it with --yes" in refused.err
     assert _dump() == before
-    done = told("cancel", "--workflow", run.pk, "--yes", "--note", "no use", "--by", "ann")
+    done = told("cancel", "--workflow", run.pk, "--yes", "--reason", "no use", "--by", "ann")
     assert done["changed"] == [{**row, "reason": "CANCELLED by ann: no use"} for row in seen["would_change"]]
     assert done["asked"] == seen["would_ask"]
     assert durable("cancel", "--workflow", run.pk, "--yes").code == 2
@@ -122,9 +122,9 @@ def test_a_branch_is_cancelled() -> None:
 ])  # fmt: skip
 def test_a_workflow_is_retried(words: tuple[str, ...], steps: list[str]) -> None:
     run = _failed()
-    seen = told("retry", "--workflow", run.pk, "--dry-run", *words)
+    seen = told("retry", "--workflow", run.pk, "--dry-run", "--reason", "disk", *words)
     assert sorted(row["step"] for row in seen["would_change"]) == steps
-    done = told("retry", "--workflow", run.pk, "--yes", "--note", "disk", *words)
+    done = told("retry", "--workflow", run.pk, "--yes", "--reason", "disk", *words)
     assert done["changed"] == seen["would_change"]
     tell()
     assert WorkflowRun.objects.get().status == "RUNNING"
@@ -162,7 +162,7 @@ def test_a_skipped_task_is_forced_to_run_and_others_are_left_alone() -> None:
     assert [(row["step"], row["before"], row["after"]) for row in seen["would_change"]] == [
         ("third", "SKIPPED", "PENDING")]  # fmt: skip
     assert stands(of(run, "third")) == ["SKIPPED"]
-    done = told("force-run", of(run, "third").pk, other.pk, "--note", "by mail")
+    done = told("force-run", of(run, "third").pk, other.pk, "--reason", "by mail")
     assert (done["forced"], done["left_alone"]) == (1, [{"id": str(other.pk), "why": "it is PENDING"}])
     assert of(run, "third").reason == f"forced by {ME}: by mail"
     assert durable("force-run", other.pk).code == 2
@@ -182,7 +182,7 @@ def test_an_approval_is_given_or_refused() -> None:
     run = _chain("first", approval="four eyes")
     assert "first" in durable("approve", of(run, "first").pk, "--dry-run").out
     assert stands(of(run, "first")) == ["BLOCKED"]
-    told("approve", of(run, "first").pk, "--by", "ann", "--note", "fine")
+    told("approve", of(run, "first").pk, "--by", "ann", "--reason", "fine")
     gate = TaskDependency.objects.get()
     assert (gate.outcome, gate.resolved_by, gate.note) == ("APPROVED", "ann", "fine")
     answer = durable("reject", of(run, "first").pk)
@@ -194,13 +194,13 @@ def test_a_rejected_task_takes_what_waits_for_it_along() -> None:
     wf = Workflow("guarded")
     wf.add(noop, step="low", after=wf.add(noop, step="high", approval="four eyes"))
     run = wf.start()
-    done = told("reject", of(run, "high").pk, "--note", "wrong month")
+    done = told("reject", of(run, "high").pk, "--reason", "wrong month")
     assert {row["step"]: row["after"] for row in done["changed"]} == {"high": "CANCELLED", "low": "SKIPPED"}
 
 
 def test_a_task_is_held_and_let_go() -> None:
     row = a_task()
-    told("hold", row.pk, "--note", "month end")
+    told("hold", row.pk, "--reason", "month end")
     assert stands(row) == ["BLOCKED"]
     assert durable("hold", row.pk).code == 2
     told("unhold", row.pk)

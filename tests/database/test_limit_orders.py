@@ -35,7 +35,7 @@ def _says(row: Task) -> str:
 
 def test_a_limit_is_set_listed_and_removed() -> None:
     many_tasks(3)
-    assert durable("limit", "set", SCOPE, "--max-concurrency", "1", "--rate", "10/m", "--note", "slow").code == 0
+    assert durable("limit", "set", SCOPE, "--max-concurrency", "1", "--rate", "10/m", "--reason", "slow").code == 0
     row = Limit.objects.get()
     assert (row.scope, row.max_concurrency, row.rate, row.note) == (SCOPE, 1, "10/m", "slow")
     assert row.set_by

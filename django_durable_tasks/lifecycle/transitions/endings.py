@@ -64,13 +64,13 @@ def expire(question: TaskQuerySet, limit: int) -> int:
         return move("expire", pairs, Status.EXPIRED, reason="EXPIRED", **CLOSED)
 
 
-def replay(question: TaskQuerySet, name: str = "replay", **changes: Any) -> list[uuid.UUID]:
+def replay(question: TaskQuerySet, name: str = "replay", *, reason: str = "", **changes: Any) -> list[uuid.UUID]:
     """Ended rows (by the name ``rerun`` those that succeeded) to PENDING, due now, both budgets renewed."""
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS[name].sources))
         move(
             name, pairs, Status.PENDING, alarm_at=DatabaseNow(), failures=0, crashes=0, publish_count=0, node=None,
-            expires_at=None, completed_at=None, open_key=F("key"), open_unique_key=F("unique_key"), reason="",
+            expires_at=None, completed_at=None, open_key=F("key"), open_unique_key=F("unique_key"), reason=reason,
             cause=None, unresolved_dependencies_count=0, **NO_OWNER, **changes,
         )  # fmt: skip
     return [task_id for task_id, _ in pairs]

@@ -182,11 +182,11 @@ def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     return [task_id for task_id, _ in pairs]
 
 
-def replay_blocked(pairs: Sequence[Pair], name: str = "replay") -> int:
+def replay_blocked(pairs: Sequence[Pair], name: str = "replay", *, reason: str = "") -> int:
     """Ended rows (by the name ``rerun`` those that succeeded) back to BLOCKED, both budgets renewed: they wait for
     their upstreams again.
     """
-    return move(name, pairs, Status.BLOCKED, alarm_at=None, **_REOPENED)
+    return move(name, pairs, Status.BLOCKED, alarm_at=None, **{**_REOPENED, "reason": reason})
 
 
 def set_needed(needed: Mapping[uuid.UUID, int]) -> None:

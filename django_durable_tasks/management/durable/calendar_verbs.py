@@ -13,7 +13,15 @@ from django_durable_tasks.lifecycle import calendars
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.management.durable.calendar_sources import WAYS, days_of
 from django_durable_tasks.management.durable.output import Output, table
-from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, Verb, refuse
+from django_durable_tasks.management.durable.verb import (
+    OK,
+    REFUSED,
+    Options,
+    Verb,
+    add_by_and_reason,
+    by_and_reason,
+    refuse,
+)
 from django_durable_tasks.models import Calendar, Tenant
 
 _SHOWN = ("name", "working_days", "dates", "origin", "updated_at", "description")
@@ -33,8 +41,9 @@ def _import(options: Options, out: Output) -> int:
     if read is None:
         refuse(f"{source!r} is no calendar: give {WAYS}.")
     made = calendars.upsert(
-        name, days=read.special, working_days=options["working_days"], origin=source, tenant=_tenant(options)
-    )
+        name, days=read.special, working_days=options["working_days"], origin=source, tenant=_tenant(options),
+        **by_and_reason(options),
+    )  # fmt: skip
     told = {"verb": "calendars", "act": "import", "name": name, "dates": len(read.special), "revision": made.revision}
     years = f"{first} to {first + options['years'] - 1}"
     out.emit(told, f"{name} has {len(read.special)} dates of {years}; import it again before they run out")
@@ -52,7 +61,7 @@ def _list(options: Options, out: Output) -> int:
 
 def _delete(options: Options, out: Output) -> int:
     name = options["name"] or refuse("delete needs --name.")
-    gone = calendars.delete(name, tenant=_tenant(options))
+    gone = calendars.remove(name, tenant=_tenant(options), **by_and_reason(options))
     out.emit({"verb": "calendars", "act": "delete", "name": name, "deleted": gone},
              f"{name} is deleted" if gone else f"there is no calendar {name}")  # fmt: skip
     return OK if gone else REFUSED
@@ -85,6 +94,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--working-days", metavar="1,2,3,4,5", type=_weekdays, help="of import: ISO weekdays (default: as they are)"
     )
     parser.add_argument("--tenant", help="of this tenant (its slug)")
+    add_by_and_reason(parser, "of import and delete: why; import keeps it in the calendar")
 
 
 CALENDARS = Verb(

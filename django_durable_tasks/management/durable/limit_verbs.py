@@ -8,7 +8,15 @@ from argparse import ArgumentParser
 from django_durable_tasks.celery import wiring
 from django_durable_tasks.lifecycle import limit_orders
 from django_durable_tasks.management.durable.output import Output, table
-from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, Verb, operator, refuse
+from django_durable_tasks.management.durable.verb import (
+    OK,
+    REFUSED,
+    Options,
+    Verb,
+    add_by_and_reason,
+    by_and_reason,
+    refuse,
+)
 
 _COLUMNS = ("scope", "source", "max_concurrency", "taken", "rate", "tokens", "parked")
 
@@ -28,10 +36,10 @@ def _list(options: Options, out: Output) -> int:
 def _set(options: Options, out: Output) -> int:
     scope = _scope(options)
     limit_orders.set_limit(
-        scope, max_concurrency=options["max_concurrency"], rate=options["rate"], burst=options["burst"], by=operator(),
-        note=options["note"],
+        scope, max_concurrency=options["max_concurrency"], rate=options["rate"], burst=options["burst"],
+        **by_and_reason(options),
     )  # fmt: skip
-    told = {name: options[name] for name in ("max_concurrency", "rate", "burst", "note")}
+    told = {name: options[name] for name in ("max_concurrency", "rate", "burst", "reason")}
     out.emit({"verb": "limit", "scope": scope, **told}, f"{scope} is limited, within a second everywhere")
     return OK
 
@@ -57,7 +65,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--max-concurrency", metavar="N", type=int, help="of set: so many published or running at once")
     parser.add_argument("--rate", metavar="N/UNIT", help="of set: so many starts a second, minute, hour or day: 10/m")
     parser.add_argument("--burst", metavar="N", type=float, help="of --rate: so many at once after a pause")
-    parser.add_argument("--note", default="", help="of set: why; list and admin show it")
+    add_by_and_reason(parser, "of set: why; the admin shows it")
 
 
 LIMIT = Verb(
@@ -65,7 +73,7 @@ LIMIT = Verb(
     help="list the limits, set one over what code and settings say, or remove it",
     examples=(
         "limit list",
-        "limit set queue:mail --max-concurrency 5 --rate 100/m --note 'the provider asked for it'",
+        "limit set queue:mail --max-concurrency 5 --rate 100/m --reason 'the provider asked for it'",
         "limit set task:shop.tasks.charge --max-concurrency 0",
         "limit remove queue:mail",
     ),

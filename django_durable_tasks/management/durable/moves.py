@@ -19,7 +19,7 @@ from django_durable_tasks.management.durable.changing import (
     task_ids,
     task_rows,
 )
-from django_durable_tasks.management.durable.operating import add_doer, operate, operate_on, run_of, said, task_of
+from django_durable_tasks.management.durable.operating import add_dry_run, operate, operate_on, run_of, task_of
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.questions import (
     add_filters,
@@ -31,7 +31,7 @@ from django_durable_tasks.management.durable.questions import (
     task_id,
     tasks,
 )
-from django_durable_tasks.management.durable.verb import Options, Verb, operator, refuse
+from django_durable_tasks.management.durable.verb import Options, Verb, add_by_and_reason, by_and_reason, refuse
 from django_durable_tasks.models.task import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
@@ -58,14 +58,14 @@ def cancel(options: Options, out: Output) -> int:
     check_meant(options)
 
     def act(ids: list[Any]) -> dict[str, int]:
-        done = cancellation.cancel(tasks().filter(pk__in=ids), by=_by(options), reason=options["reason"] or "")
+        done = cancellation.cancel(tasks().filter(pk__in=ids), **by_and_reason(options))
         return {"cancelled": done.at_once, "asked": done.asked}
 
     return carry_out(_change("cancel", options, tasks().filter(status__in=OPEN), act), options, out)
 
 
 def _cancel_graph(options: Options, out: Output) -> int:
-    doer = said(options, "reason")
+    doer = by_and_reason(options)
 
     def act(dry_run: bool) -> Report:
         if options["workflow"] is not None:
@@ -84,7 +84,7 @@ def retry(options: Options, out: Output) -> int:
     check_meant(options)
 
     def act(ids: list[Any]) -> dict[str, int]:
-        done = recovery.retry(tasks().filter(pk__in=ids), by=_by(options), note=options["note"])
+        done = recovery.retry(tasks().filter(pk__in=ids), **by_and_reason(options))
         return {"released": done.released, "replayed": len(done.replayed)}
 
     eligible = tasks().filter(status__in=REPLAYABLE) | tasks().retrying()
@@ -92,7 +92,7 @@ def retry(options: Options, out: Output) -> int:
 
 
 def _retry_graph(options: Options, out: Output) -> int:
-    doer, mode = said(options), options["mode"] or RetryMode.FAILED
+    doer, mode = by_and_reason(options), options["mode"] or RetryMode.FAILED
 
     def act(dry_run: bool) -> Report:
         if options["workflow"] is not None:
@@ -110,10 +110,6 @@ def _graph(options: Options, *names: str) -> bool:
     return bool(given)
 
 
-def _by(options: Options) -> str:
-    return options["by"] or operator()
-
-
 def replay(options: Options, out: Output) -> int:
     """Run ended tasks again; filters pick among those with an open dead letter."""
     check_meant(options)
@@ -125,7 +121,7 @@ def replay(options: Options, out: Output) -> int:
 
     def act(ids: list[Any]) -> dict[str, int]:
         question = tasks().filter(pk__in=ids)
-        return {"replayed": len(dead_letters.replay(question, by=operator(), note=options["note"], **edited))}
+        return {"replayed": len(dead_letters.replay(question, **by_and_reason(options), **edited))}
 
     eligible = tasks().filter(status__in=REPLAYABLE)
     if not options["ids"]:
@@ -140,7 +136,7 @@ def discard(options: Options, out: Output) -> int:
     check_meant(options)
 
     def act(ids: list[Any]) -> dict[str, int]:
-        return {"discarded": dead_letters.discard(letters().filter(pk__in=ids), by=operator(), note=options["note"])}
+        return {"discarded": dead_letters.discard(letters().filter(pk__in=ids), **by_and_reason(options))}
 
     if not options["ids"]:
         rows = letter_rows(narrowed_letters(letters().open(), options), options["limit"])
@@ -156,7 +152,7 @@ def force_complete(options: Options, out: Output) -> int:
     """Call tasks done."""
 
     def act(question: TaskQuerySet, dry_run: bool) -> Report:
-        return graph_operations.force_complete(question, **said(options), dry_run=dry_run)
+        return graph_operations.force_complete(question, **by_and_reason(options), dry_run=dry_run)
 
     eligible = tasks().exclude(status=Status.SUCCESS)
     return operate_on("force-complete", "completed", act, eligible, task_ids(options["ids"]), options, out)
@@ -167,13 +163,8 @@ def _cancel_arguments(parser: ArgumentParser) -> None:
     add_filters(parser, *_FILTERS)
     parser.add_argument("--workflow", metavar="ID", type=task_id, help="a workflow run, with all runs inside it")
     parser.add_argument("--branch", metavar="ID", type=task_id, help="a task, and everything that depends on it")
-    parser.add_argument("--reason", "--note", dest="reason", help="why; it is kept in the row")
-    _add_by(parser)
+    add_by_and_reason(parser)
     add_bulk(parser)
-
-
-def _add_by(parser: ArgumentParser) -> None:
-    parser.add_argument("--by", help="who does it (default: the user of the operating system)")
 
 
 def _retry_arguments(parser: ArgumentParser) -> None:
@@ -188,8 +179,7 @@ def _retry_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from", metavar="ID", type=task_id, help="this ended task, and everything that depends on it, successes too"
     )
-    _add_by(parser)
-    parser.add_argument("--note", default="", help="kept in the dead letters that it closes")
+    add_by_and_reason(parser, "why; it is kept in the rows, and in the dead letters that it closes")
     add_bulk(parser)
 
 
@@ -206,20 +196,21 @@ def _replay_arguments(parser: ArgumentParser) -> None:
         type=json_of(dict, "--kwargs"),
         help="other keyword arguments: a JSON object",
     )
-    parser.add_argument("--note", default="", help="kept in the dead letters that it closes")
+    add_by_and_reason(parser, "why; it is kept in the rows, and in the dead letters that it closes")
     add_bulk(parser)
 
 
 def _discard_arguments(parser: ArgumentParser) -> None:
     add_ids(parser, cases=True)
     add_filters(parser, *_CASE_FILTERS)
-    parser.add_argument("--note", required=True, help="why nobody needs it; kept in the dead letter")
+    add_by_and_reason(parser, "why the tasks are not needed; it is kept in the dead letters", required=True)
     add_bulk(parser)
 
 
 def _force_complete_arguments(parser: ArgumentParser) -> None:
     add_ids(parser, cases=True)
-    add_doer(parser, note="how it was done otherwise; kept in the execution log")
+    add_by_and_reason(parser, "how it was done otherwise; it is kept in the execution log")
+    add_dry_run(parser)
 
 
 MOVES = (
@@ -228,7 +219,7 @@ MOVES = (
         help="cancel waiting tasks at once, and ask running ones to stop; also a whole workflow, or a branch of it",
         examples=(f"cancel {_ID}", "cancel --name billing.tasks.remind --status PENDING --dry-run",
                   "cancel --queue mail --yes --reason 'sent by hand'",
-                  f"cancel --workflow {_ID} --dry-run", f"cancel --branch {_ID} --yes --note 'wrong input'"),
+                  f"cancel --workflow {_ID} --dry-run", f"cancel --branch {_ID} --yes --reason 'wrong input'"),
         arguments=_cancel_arguments,
         run=cancel,
     ),
@@ -253,14 +244,14 @@ MOVES = (
     Verb(
         name="discard",
         help="close dead letters without running their tasks again",
-        examples=("discard 17 --note 'refunded by hand'", "discard --queue mail --note 'old' --limit 100 --yes"),
+        examples=("discard 17 --reason 'refunded by hand'", "discard --queue mail --reason 'old' --limit 100 --yes"),
         arguments=_discard_arguments,
         run=discard,
     ),
     Verb(
         name="force-complete",
         help="call tasks done without running them, and let go what waits for them; the log says by whom",
-        examples=(f"force-complete {_ID} --dry-run", f"force-complete {_ID} --note 'paid by bank transfer'",),
+        examples=(f"force-complete {_ID} --dry-run", f"force-complete {_ID} --reason 'paid by bank transfer'",),
         arguments=_force_complete_arguments,
         run=force_complete,
     ),

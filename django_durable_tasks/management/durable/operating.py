@@ -12,7 +12,7 @@ from django_durable_tasks.lifecycle.graph_operations import Report
 from django_durable_tasks.management.durable.changing import left_alone
 from django_durable_tasks.management.durable.output import Output, clean, table
 from django_durable_tasks.management.durable.questions import tasks
-from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, operator, refuse
+from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, refuse
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.task import TaskQuerySet
 
@@ -38,17 +38,9 @@ def task_of(key: uuid.UUID) -> Task:
     return task
 
 
-def add_doer(parser: ArgumentParser, *, note: str = "why; it is kept in the rows") -> None:
-    """Declare who does it and why, and what every verb has that can change more than one row."""
-    parser.add_argument("--by", default=None, help="who does it (default: the user of the operating system)")
-    if note:
-        parser.add_argument("--note", default="", help=note)
+def add_dry_run(parser: ArgumentParser) -> None:
+    """Declare what every verb has that can change more than one row."""
     parser.add_argument("--dry-run", action="store_true", help="show exactly which rows would change, and change none")
-
-
-def said(options: Options, note: str = "note") -> dict[str, str]:
-    """Return who and why, as the lifecycle takes them."""
-    return {"by": options["by"] or operator(), "note": options[note] or ""}
 
 
 def operate(

@@ -16,7 +16,16 @@ from django_durable_tasks.management.durable.drafts import moment
 from django_durable_tasks.management.durable.output import Output, plain
 from django_durable_tasks.management.durable.questions import tasks
 from django_durable_tasks.management.durable.recurring import add_tenant, named
-from django_durable_tasks.management.durable.verb import OK, REFUSED, UNHEALTHY, Options, Verb, operator, refuse
+from django_durable_tasks.management.durable.verb import (
+    OK,
+    REFUSED,
+    UNHEALTHY,
+    Options,
+    Verb,
+    add_by_and_reason,
+    by_and_reason,
+    refuse,
+)
 from django_durable_tasks.rules.recurring import RecurringStatus
 
 
@@ -28,7 +37,7 @@ def pause(options: Options, out: Output) -> int:
         refuse("--until and --tenant go with --recurring.")
     name = options["queue"]
     known = {depth.queue for depth in queues.depths(database_now())}
-    queues.pause(name, by=operator(), reason=options["reason"])
+    queues.pause(name, **by_and_reason(options))
     if name not in known:
         out.note(f"No task waits in a queue {name!r} and no worker listens to one: it is paused all the same.")
     out.emit({"verb": "pause", "queue": name, "paused": True, "reason": options["reason"]}, f"{name} is paused")
@@ -42,7 +51,7 @@ def resume(options: Options, out: Output) -> int:
     if options["run_missed"] or options["pace"] is not None or options["tenant"] is not None:
         refuse("--run-missed, --pace and --tenant go with --recurring.")
     name = options["queue"]
-    resumed = queues.resume(name, by=operator())
+    resumed = queues.resume(name, **by_and_reason(options))
     text = f"{name} goes on" if resumed else f"{name} was not paused"
     out.emit({"verb": "resume", "queue": name, "resumed": resumed}, text)
     return OK if resumed else REFUSED
@@ -50,7 +59,7 @@ def resume(options: Options, out: Output) -> int:
 
 def _pause_recurring(options: Options, out: Output) -> int:
     row = named(options["recurring"], options["tenant"])
-    row.pause(options["reason"], until=options["until"], by=operator())
+    row.pause(until=options["until"], **by_and_reason(options))
     told = {
         "verb": "pause",
         "recurring": row.name,
@@ -66,7 +75,7 @@ def _pause_recurring(options: Options, out: Output) -> int:
 def _resume_recurring(options: Options, out: Output) -> int:
     row = named(options["recurring"], options["tenant"])
     resumed = row.status != RecurringStatus.ACTIVE
-    row.resume(by=operator(), run_missed=options["run_missed"], pace=options["pace"])
+    row.resume(**by_and_reason(options), run_missed=options["run_missed"], pace=options["pace"])
     next_run = plain(row.next_run_at) if row.next_run_at else "never"
     text = f"{row.name} goes on, next at {next_run}" if resumed else f"{row.name} was not paused"
     out.emit({"verb": "resume", "recurring": row.name, "resumed": resumed, "next_run_at": row.next_run_at}, text)
@@ -122,12 +131,13 @@ def prune(options: Options, out: Output) -> int:
 
 def _pause_arguments(parser: ArgumentParser) -> None:
     _add_what(parser)
-    parser.add_argument("--reason", default="", help="why; status and admin show it")
+    add_by_and_reason(parser, "why; status and admin show it")
     parser.add_argument("--until", metavar="INSTANT", type=moment, help="of --recurring: it goes on then by itself")
 
 
 def _resume_arguments(parser: ArgumentParser) -> None:
     _add_what(parser)
+    add_by_and_reason(parser, "why; it is kept in the row of the queue, or of the recurring task")
     parser.add_argument("--run-missed", action="store_true", help="of --recurring: catch up what the pause held back")
     parser.add_argument("--pace", metavar="SECONDS", type=float, help="of --run-missed: so far apart")
 

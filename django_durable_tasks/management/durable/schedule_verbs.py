@@ -9,7 +9,7 @@ from django_durable_tasks.management.durable.drafts import moment
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.questions import count
 from django_durable_tasks.management.durable.recurring import add_name, named
-from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, Verb, operator
+from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, Verb, add_by_and_reason, by_and_reason
 from django_durable_tasks.rules.agenda import Action
 from django_durable_tasks.rules.backfills import Report, Reprocess
 from django_durable_tasks.rules.recurring import CatchUpOrder
@@ -20,7 +20,7 @@ _STEP = ("fire_time", "deed", "why", "task_id")
 def trigger(options: Options, out: Output) -> int:
     """Run once now, beside the schedule."""
     row = named(options["name"], options["tenant"])
-    task = row.trigger_now(request_id=options["request_id"], by=operator())
+    task = row.trigger_now(request_id=options["request_id"], **by_and_reason(options))
     told = {"verb": "trigger", "name": row.name, "task": task.pk, "status": task.status, "held": task.is_held}
     held = ", held until the earlier runs of its slot have ended" if task.is_held else ""
     out.emit(told, f"{row.name} runs as task {task.pk} ({task.status}{held})")
@@ -30,7 +30,7 @@ def trigger(options: Options, out: Output) -> int:
 def snooze(options: Options, out: Output) -> int:
     """Let the fire times up to an instant pass."""
     row = named(options["name"], options["tenant"])
-    row.snooze(options["until"], by=operator())
+    row.snooze(options["until"], **by_and_reason(options))
     told = {"verb": "snooze", "name": row.name, "until": row.paused_until}
     out.emit(told, f"{row.name} fires nothing until {plain(row.paused_until)}, and goes on by itself")
     return OK
@@ -46,9 +46,7 @@ def override(options: Options, out: Output) -> int:
         out.emit({**told, "withdrawn": gone}, f"{row.name}: {plain(when)} {text}")
         return OK if gone else REFUSED
     action = next(name for name in ("skip", "add", "move") if options[name])
-    made = row.override(
-        when, Action(action.upper()), move_to=options["move"], reason=options["reason"], by=operator()
-    )  # fmt: skip
+    made = row.override(when, Action(action.upper()), move_to=options["move"], **by_and_reason(options))
     where = f" to {plain(made.move_to)}" if made.move_to else ""
     told |= {"action": made.action, "move_to": made.move_to, "next_run_at": row.next_run_at}
     out.emit(told, f"{row.name}: {made.action} {plain(when)}{where}; the next run is at {plain(row.next_run_at)}")
@@ -59,7 +57,7 @@ def backfill(options: Options, out: Output) -> int:
     """Run the fire times of a range that have no run."""
     row = named(options["name"], options["tenant"])
     how = {name: options[name] for name in ("dry_run", "reprocess", "concurrency", "order", "limit")}
-    report: Report = row.backfill(options["start"], options["end"], **how, by=operator())
+    report: Report = row.backfill(options["start"], options["end"], **how, **by_and_reason(options))
     counts = {"born": report.born, "replayed": report.replayed, "left": report.left}
     steps = [{name: getattr(step, name) for name in _STEP} for step in report.steps]
     told = {"verb": "backfill", "name": row.name, "dry_run": report.dry_run, **counts, "steps": steps,
@@ -73,11 +71,13 @@ def backfill(options: Options, out: Output) -> int:
 def _trigger_arguments(parser: ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("--request-id", metavar="ID", help="a name for this run: the same one runs once")
+    add_by_and_reason(parser, "why; the ledger keeps it")
 
 
 def _snooze_arguments(parser: ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("until", metavar="UNTIL", type=moment, help="an instant, ISO 8601 with its offset")
+    add_by_and_reason(parser, "why; it is kept in the row")
 
 
 def _override_arguments(parser: ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def _override_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--move", metavar="INSTANT", type=moment, help="run it then")
     what.add_argument("--add", action="store_true", help="run also then")
     what.add_argument("--withdraw", action="store_true", help="take back what was decided about it")
-    parser.add_argument("--reason", default="", help="why; the ledger tells it")
+    add_by_and_reason(parser, "why; the ledger keeps it")
 
 
 def _backfill_arguments(parser: ArgumentParser) -> None:
@@ -105,6 +105,7 @@ def _backfill_arguments(parser: ArgumentParser) -> None:
         "--order", choices=[word.value for word in CatchUpOrder], default="OLDEST", help="what goes first"
     )
     parser.add_argument("--limit", type=count, default=1_000, help="refuse more fire times than these (default: 1000)")
+    add_by_and_reason(parser, "why; the ledger keeps it")
 
 
 SCHEDULE_VERBS = (

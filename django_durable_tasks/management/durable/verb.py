@@ -54,5 +54,18 @@ def operator() -> str:
         return f"uid {os.getuid()}"
 
 
+def add_by_and_reason(
+    parser: ArgumentParser, reason: str = "why; it is kept in the rows", *, required: bool = False
+) -> None:
+    """Declare who does it and why; ``reason`` is the help of ``--reason``."""
+    parser.add_argument("--by", help="who does it (default: the user of the operating system)")
+    parser.add_argument("--reason", default="", required=required, help=reason)
+
+
+def by_and_reason(options: Options) -> dict[str, Any]:
+    """Return who and why, as the engine takes them."""
+    return {"by": options["by"] or operator(), "reason": options["reason"]}
+
+
 def no_arguments(parser: ArgumentParser) -> None:
     """Take no arguments of its own."""

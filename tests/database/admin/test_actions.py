@@ -186,7 +186,7 @@ ADD = "tests.project.tasks.add"
 
 def _edit(ann: Client, task: Task, args: str, kwargs: str = "{}") -> Any:
     address = reverse(REPLAY, args=[task.pk])
-    given = {"args": args, "kwargs": kwargs, "note": "typo", "opened": opened(ann, address)}
+    given = {"args": args, "kwargs": kwargs, "reason": "typo", "opened": opened(ann, address)}
     return ann.post(address, given)
 
 

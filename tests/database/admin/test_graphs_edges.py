@@ -34,7 +34,7 @@ def ann() -> Client:
 def add(client: Client, task: Any, upstream: Any, *, look: bool = False, **given: str) -> Any:
     """Fill the form in and send it off; with ``look`` only to see what it would change."""
     keys = {"task": str(getattr(task, "pk", task)), "upstream": str(getattr(upstream, "pk", upstream))}
-    sent = {"kind": "MUST_SUCCEED", "on_upstream_failure": "", "note": "", **keys, **given}
+    sent = {"kind": "MUST_SUCCEED", "on_upstream_failure": "", "reason": "", **keys, **given}
     return client.post(reverse(ADD), {**sent, ("_look" if look else "_do"): "1"})
 
 
@@ -52,7 +52,7 @@ def test_an_edge_is_shown_and_then_added_with_a_note(ann: Client) -> None:
     assert "Add the dependency" in looked.content.decode()
     assert stands(task) == ["PENDING"]
     assert not TaskDependency.objects.exists()
-    done = add(ann, task, upstream, kind="MUST_FINISH", on_upstream_failure="RUN", note="rates first")
+    done = add(ann, task, upstream, kind="MUST_FINISH", on_upstream_failure="RUN", reason="rates first")
     assert done["Location"] == page_of(task)
     assert said(done) == [
         "Now load waits for extract (MUST_FINISH). 1 row changed: 1 PENDING → BLOCKED."
@@ -107,7 +107,7 @@ def test_a_task_of_another_tenant_a_started_one_and_a_doubled_edge_are_refused(a
 
 
 @pytest.mark.parametrize(("field", "value"), [("kind", "MUST_WIN"), ("on_upstream_failure", "PANIC"),
-                                              ("note", "x" * 151)])  # fmt: skip
+                                              ("reason", "x" * 151)])  # fmt: skip
 def test_a_choice_that_is_none_is_refused(ann: Client, field: str, value: str) -> None:
     given: dict[str, Any] = {field: value}
     assert set(add(ann, a_task(), a_task(), **given).context["form"].errors) == {field}
@@ -136,7 +136,7 @@ def test_an_edge_is_removed_after_it_was_shown_and_the_task_runs(ann: Client) ->
     assert "1 BLOCKED → becomes" in text(looked)
     assert stands(left) == ["BLOCKED"]
     assert TaskDependency.objects.count() == 4
-    done = remove(ann, left, top, _do="1", note="top is not needed")
+    done = remove(ann, left, top, _do="1", reason="top is not needed")
     assert "Done. This is the row that changed." in text(done)
     assert TaskDependency.objects.count() == 3
     assert stands(left)[0] in ("PENDING", "QUEUED")
@@ -152,7 +152,7 @@ def test_an_edge_whose_upstream_is_gone_is_removed_too(ann: Client) -> None:
     left, top = of(run, "left"), of(run, "top")
     Task.objects.filter(pk=top.pk).delete()
     assert stands(left) == ["BLOCKED"]
-    remove(ann, left, top, _do="1", note="")
+    remove(ann, left, top, _do="1", reason="")
     assert stands(left)[0] in ("PENDING", "QUEUED")
 
 
@@ -162,7 +162,7 @@ def test_an_edge_of_a_task_that_waits_no_longer_is_not_removed(ann: Client) -> N
     tell()
     left = of(run, "left")
     assert "Remove…" not in text(ann.get(page_of(left)))
-    answer = remove(ann, left, of(run, "top"), _do="1", note="")
+    answer = remove(ann, left, of(run, "top"), _do="1", reason="")
     assert "does not wait for anything" in text(answer)
     assert TaskDependency.objects.count() == 4
 

@@ -61,7 +61,7 @@ def _visits(ann: Client, run: WorkflowRun) -> list[tuple[str, Any]]:
     ids = {"task": str(first.pk), "upstream": str(last.pk)}
     circle = ann.post(reverse("admin:django_durable_tasks_taskdependency_add"), {**ids, "kind": "MUST_SUCCEED"})
     found.append(("circle", circle))
-    found.append(("done", do(ann, run, "cancel", note=EVIL)))
+    found.append(("done", do(ann, run, "cancel", reason=EVIL)))
     found.append(("history", ann.get(reverse("admin:django_durable_tasks_workflowrun_history", args=[run.pk]))))
     return found
 
@@ -97,7 +97,7 @@ def test_secrets_in_notes_and_reasons_are_masked() -> None:
     task = of(run, "pay")
     Task.objects.filter(pk=task.pk).update(reason="password=hunter2")
     ann = operator()
-    graph_operations.hold(task, by="bob", note="password=hunter2")
+    graph_operations.hold(task, by="bob", reason="password=hunter2")
     gate = TaskDependency.objects.filter(gate="APPROVAL").get()
     ended = a_task(Status.CANCELLED, reason="password=hunter2")
     pages = (page_of(run), page_of(task), page_of(ended), page_of(gate), list_of("taskdependency"))

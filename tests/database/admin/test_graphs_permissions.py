@@ -38,11 +38,11 @@ def _edge_form() -> dict[str, str]:
 VERBS: dict[str, tuple[str, Callable[[Client], Any]]] = {
     "cancel": ("cancel_workflowrun", lambda client: do(client, _run(), "cancel")),
     "retry": ("retry_workflowrun", lambda client: do(client, _run(), "retry")),
-    "force-run": ("force_workflowrun", lambda client: do(client, _step("bottom"), "force-run", note="x")),
+    "force-run": ("force_workflowrun", lambda client: do(client, _step("bottom"), "force-run", reason="x")),
     "force-complete": ("force_workflowrun", lambda client: choose(client, "force-complete", _step("left"), _do="1",
-                                                                  note="x")),
+                                                                  reason="x")),
     "approve": ("approve_taskdependency", lambda client: do(client, _step("pay"), "approve")),
-    "reject": ("approve_taskdependency", lambda client: do(client, _step("pay"), "reject", note="x")),
+    "reject": ("approve_taskdependency", lambda client: do(client, _step("pay"), "reject", reason="x")),
     "hold": ("approve_taskdependency", lambda client: do(client, _step("ship"), "hold")),
     "unhold": ("approve_taskdependency", lambda client: do(client, _step("pay"), "unhold")),
     "retry-from": ("retry_workflowrun", lambda client: do(client, _step("left"), "retry-from")),
@@ -53,7 +53,7 @@ VERBS: dict[str, tuple[str, Callable[[Client], Any]]] = {
     "remove": ("delete_taskdependency", lambda client: client.post(
         reverse("admin:django_durable_tasks_graph_unlink",
                 args=[TaskDependency.objects.get(task=_step("ship"), depends_on=_step("pay")).pk]),
-        {"_do": "1", "note": ""})),
+        {"_do": "1", "reason": ""})),
 }  # fmt: skip
 
 
@@ -124,8 +124,8 @@ def test_nothing_is_done_by_looking() -> None:
         "force-run": _step("bottom"),
     }  # fmt: skip
     for name, row in asked.items():
-        assert ann.get(address(row, name) + "?_do=1&note=x").context["asking"], name
-        assert ann.post(address(row, name) + "?_do=1&note=x").context["number"], name
+        assert ann.get(address(row, name) + "?_do=1&reason=x").context["asking"], name
+        assert ann.post(address(row, name) + "?_do=1&reason=x").context["number"], name
         assert _picture() == before, name
 
 

@@ -44,7 +44,7 @@ def do(client: Client, row: Any, name: str, mode: str = "", **given: str) -> Any
     """Say a verb as its page does: what was shown is sent with it."""
     here = address(row, name) + (f"?mode={mode}" if mode else "")
     seen = (client.post(here).context or {}).get("seen", "")
-    return client.post(here, {"_do": "1", "seen": seen, "note": "", **given})
+    return client.post(here, {"_do": "1", "seen": seen, "reason": "", **given})
 
 
 def choose(client: Client, name: str, *tasks: Task, **given: str) -> Any:
@@ -89,7 +89,7 @@ def test_a_cancel_shows_exactly_what_it_does_and_then_does_it(ann: Client) -> No
     assert "Nothing was written yet." in text(looked)
     assert of_all(run) == before
     assert not WorkflowRun.objects.get(pk=run.pk).cancel_requested_at
-    done = do(ann, run, "cancel", note="wrong tariff")
+    done = do(ann, run, "cancel", reason="wrong tariff")
     assert moves(done) == expected
     assert "Done. These are the 4 rows that changed." in text(done)
     assert "wrong tariff" in text(done)
@@ -101,7 +101,7 @@ def test_a_cancel_shows_exactly_what_it_does_and_then_does_it(ann: Client) -> No
 
 def test_who_when_and_why_are_remembered_with_the_run(ann: Client) -> None:
     run = a_diamond()
-    do(ann, run, "cancel", note="wrong tariff")
+    do(ann, run, "cancel", reason="wrong tariff")
     entry = LogEntry.objects.get()
     assert (entry.user.get_username(), entry.object_id) == ("ann", str(run.pk))
     assert entry.change_message.startswith(f"Cancel the workflow: diamond {str(run.pk)[-8:]}. 4 rows changed: ")
@@ -124,7 +124,7 @@ def test_an_answer_says_when_the_rows_moved_since_they_were_shown(ann: Client) -
     seen = ann.post(address(run, "cancel")).context["seen"]
     succeed(of(run, "top"))
     tell()
-    done = ann.post(address(run, "cancel"), {"_do": "1", "seen": seen, "note": ""})
+    done = ann.post(address(run, "cancel"), {"_do": "1", "seen": seen, "reason": ""})
     assert "The rows had moved since you looked" in text(done)
     assert "top" not in " ".join(moves(done))
 
@@ -140,7 +140,7 @@ def test_a_workflow_is_retried_in_three_ways(ann: Client, mode: str, back: set[s
     assert [tab["here"] for tab in looked.context["deed"].tabs].count(True) == 1
     assert {move.split()[0] for move in moves(looked)} == back
     assert of_all(run) == before
-    done = do(ann, run, "retry", mode, note="mended")
+    done = do(ann, run, "retry", mode, reason="mended")
     assert moves(done) == moves(looked)
     assert {step for step in STEPS if stands(of(run, step)) != [before[STEPS.index(step)]]} == back
     tell()
@@ -200,7 +200,7 @@ def test_a_gate_is_approved_with_a_note(ann: Client) -> None:
     looked = ann.post(address(task, "approve"))
     assert [move.split()[:2] for move in moves(looked)] == [["pay", "BLOCKED"]]
     assert stands(task) == ["BLOCKED"]
-    do(ann, task, "approve", note="budget is there")
+    do(ann, task, "approve", reason="budget is there")
     assert stands(task) in (["PENDING"], ["QUEUED"])
     gate = TaskDependency.objects.get(gate="APPROVAL")
     assert (gate.outcome, gate.resolved_by, gate.note) == ("APPROVED", "ann", "budget is there")
@@ -211,16 +211,16 @@ def test_a_gate_is_approved_with_a_note(ann: Client) -> None:
 def test_a_rejection_needs_a_note_and_ends_what_comes_after(ann: Client) -> None:
     run = a_gated()
     task = of(run, "pay")
-    assert "This field is required." in text(do(ann, task, "reject", note=" "))
+    assert "This field is required." in text(do(ann, task, "reject", reason=" "))
     assert stands(task) == ["BLOCKED"]
-    done = do(ann, task, "reject", note="no budget")
+    done = do(ann, task, "reject", reason="no budget")
     assert "pay BLOCKED CANCELLED" in moves(done)
     assert stands(task, of(run, "ship")) == ["CANCELLED", "SKIPPED"]
 
 
 def test_a_task_is_held_and_let_go(ann: Client) -> None:
     task = a_task()
-    do(ann, task, "hold", note="wait for the price list")
+    do(ann, task, "hold", reason="wait for the price list")
     assert stands(task) == ["BLOCKED"]
     page = ann.get(page_of(task))
     assert "It is on hold, asked for by ann: wait for the price list" in text(page)
@@ -257,9 +257,9 @@ def test_chosen_tasks_of_a_run_are_forced_after_they_were_shown(ann: Client) -> 
     assert stands(bottom) == ["SKIPPED"]
     hidden = dict(looked.context["deed"].hidden)
     assert hidden == {"_selected_action": str(bottom.pk), "run": str(run.pk)}
-    assert "This field is required." in text(choose(ann, "force-run", bottom, _do="1", note=""))
+    assert "This field is required." in text(choose(ann, "force-run", bottom, _do="1", reason=""))
     assert stands(bottom) == ["SKIPPED"]
-    done = choose(ann, "force-run", bottom, _do="1", note="the left side does not matter", run=str(run.pk))
+    done = choose(ann, "force-run", bottom, _do="1", reason="the left side does not matter", run=str(run.pk))
     assert done.context["deed"].back == page_of(run)
     assert stands(bottom)[0] in ("PENDING", "QUEUED")
     assert LogEntry.objects.get().object_id == str(bottom.pk)
@@ -271,7 +271,7 @@ def test_chosen_tasks_are_called_done(ann: Client) -> None:
     looked = moves(choose(ann, "force-complete", left))
     assert "left FAILED SUCCESS" in looked
     assert any(move.startswith("bottom SKIPPED ") for move in looked)
-    choose(ann, "force-complete", left, _do="1", note="done by hand")
+    choose(ann, "force-complete", left, _do="1", reason="done by hand")
     assert stands(left) == ["SUCCESS"]
     tell()
     assert not recount()
@@ -332,7 +332,7 @@ def test_all_chosen_tasks_are_carried_by_one_field_of_the_form(ann: Client) -> N
     assert looked.content.decode().count('name="_selected_action"') == 1
     carried = dict(looked.context["deed"].hidden)
     here = reverse("admin:django_durable_tasks_graph_chosen", args=["force-run"])
-    done = ann.post(here, {**carried, "_do": "1", "note": "rates are known", "seen": looked.context["seen"]})
+    done = ann.post(here, {**carried, "_do": "1", "reason": "rates are known", "seen": looked.context["seen"]})
     assert {move.split()[0] for move in moves(done)} == {"left", "right"}
 
 

@@ -45,7 +45,7 @@ def _edit(client: Client) -> Any:
     address = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
     page = client.get(address)
     carried = {"opened": page.context["form"]["opened"].value()} if page.status_code == 200 else {}
-    return client.post(address, {"args": "[]", "kwargs": "{}", "note": "", **carried})
+    return client.post(address, {"args": "[]", "kwargs": "{}", "reason": "", **carried})
 
 
 VERBS: list[tuple[str, tuple[str, ...], Callable[[Client], Any]]] = [

@@ -43,7 +43,7 @@ def test_a_run_whose_tasks_the_leader_cancels_first_is_cancelled_as_it_was_asked
         return carry_out(*given, **named)
 
     monkeypatch.setattr(cascades, "carry_out", after_the_leader)
-    assert graph_operations.cancel_workflow(run, by="ann", note="no use").total == 0
+    assert graph_operations.cancel_workflow(run, by="ann", reason="no use").total == 0
     for body in bodies:
         assert attempts.succeed(body, None, "w")
     tell()

@@ -219,7 +219,7 @@ class Histories(RuleBasedStateMachine):
 
     def _forced(self, names: list[str]) -> list[uuid.UUID]:
         forced, returned = reopening.force_run(self._question(names), "forced")
-        dead_letters.close_replayed([*forced, *returned], by="bob", note="")
+        dead_letters.close_replayed([*forced, *returned], by="bob", reason="")
         return forced
 
     @rule(pick=picks, other=picks, kind=drawn.kinds, policy=st.one_of(st.none(), drawn.policies), point=points)

@@ -56,7 +56,7 @@ def _all(run: WorkflowRun, *steps: str) -> list[str]:
 def test_a_whole_workflow_is_cancelled_with_what_runs_inside_it() -> None:
     run = _nested()
     body = begin(of(run, "beside"))
-    report = graph_operations.cancel_workflow(run, by="ann", note="no use")
+    report = graph_operations.cancel_workflow(run, by="ann", reason="no use")
     assert set(_moves(report)) == {"leaf", "inner", "last"}
     assert report.asked == (body.task_id,)
     assert {change.reason for change in report.changes} == {"CANCELLED by ann: no use"}
@@ -136,7 +136,7 @@ def _failed_in_the_middle() -> WorkflowRun:
 ])  # fmt: skip
 def test_a_failed_run_goes_on_under_its_key_and_ends_well(mode: str, expected: dict[str, str]) -> None:
     run = _failed_in_the_middle()
-    report = graph_operations.retry_workflow(run, mode, by="ann", note="disk was full")
+    report = graph_operations.retry_workflow(run, mode, by="ann", reason="disk was full")
     assert _moves(report) == expected
     assert (_again(run).status, run.open_key, run.completed_at) == ("RUNNING", "nightly", None)
     letter = DeadLetter.objects.get()
@@ -248,7 +248,7 @@ def test_a_skipped_task_is_forced_to_run_and_what_was_skipped_below_it_waits_aga
     run = _chain("first", "second", "third")
     fail(of(run, "first"))
     tell()
-    report = graph_operations.force_run(question(of(run, "second")), by="ann", note="data is there")
+    report = graph_operations.force_run(question(of(run, "second")), by="ann", reason="data is there")
     assert _moves(report) == {"second": "SKIPPED PENDING", "third": "SKIPPED BLOCKED"}
     assert of(run, "second").reason == "forced by ann: data is there"
     for step in ("second", "third"):
@@ -269,7 +269,7 @@ def test_a_task_that_is_called_done_brings_back_and_releases() -> None:
     run = _chain("first", "second", "third")
     fail(of(run, "first"))
     tell()
-    report = graph_operations.force_complete(question(of(run, "first")), by="ann", note="by hand")
+    report = graph_operations.force_complete(question(of(run, "first")), by="ann", reason="by hand")
     moves = _moves(report)
     assert moves["first"] == "FAILED SUCCESS"
     assert moves["second"].split()[1] in WAITS
@@ -290,7 +290,7 @@ def _guarded() -> WorkflowRun:
 
 def test_an_approval_lets_the_task_run_and_says_who_and_why() -> None:
     run = _guarded()
-    report = graph_operations.approve(of(run, "guarded"), by="ann", note="looked at it")
+    report = graph_operations.approve(of(run, "guarded"), by="ann", reason="looked at it")
     assert _moves(report)["guarded"].split()[1] in WAITS
     gate = TaskDependency.objects.gates().get()
     assert (gate.outcome, gate.resolved_by, gate.note, gate.resolved_at is not None) == (
@@ -301,7 +301,7 @@ def test_an_approval_lets_the_task_run_and_says_who_and_why() -> None:
 
 def test_a_rejected_task_is_cancelled_and_asks_again_when_it_is_replayed() -> None:
     run = _guarded()
-    report = graph_operations.reject(of(run, "guarded"), by="ann", note="too early")
+    report = graph_operations.reject(of(run, "guarded"), by="ann", reason="too early")
     assert _moves(report) == {"guarded": "BLOCKED CANCELLED", "after it": "BLOCKED SKIPPED"}
     assert of(run, "guarded").reason == "REJECTED by ann: too early"
     assert TaskDependency.objects.gates().get().outcome == "REJECTED"
@@ -317,7 +317,7 @@ def test_a_rejected_task_is_cancelled_and_asks_again_when_it_is_replayed() -> No
 
 def test_a_task_is_held_and_let_go() -> None:
     row = a_task()
-    assert _moves(graph_operations.hold(row, by="ann", note="month end")) == {"": "PENDING BLOCKED"}
+    assert _moves(graph_operations.hold(row, by="ann", reason="month end")) == {"": "PENDING BLOCKED"}
     gate = TaskDependency.objects.get()
     assert (gate.gate, gate.placed_by, gate.note) == ("HOLD", "ann", "month end")
     with pytest.raises(TransitionRefused, match="is held already"):
@@ -331,7 +331,7 @@ def test_a_task_is_held_and_let_go() -> None:
 
 def test_a_hold_of_a_task_that_waits_already_is_reported_though_it_stays_where_it_is() -> None:
     run = _chain("first", "second")
-    report = graph_operations.hold(of(run, "second"), by="ann", note="look first")
+    report = graph_operations.hold(of(run, "second"), by="ann", reason="look first")
     assert _moves(report) == {"second": "BLOCKED BLOCKED"}
     assert report.changes[0].reason == "held by ann: look first"
 

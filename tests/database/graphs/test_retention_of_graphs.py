@@ -84,7 +84,7 @@ def test_the_longest_retention_of_its_ends_is_that_of_the_whole_and_counts_from_
     _all(run, "beside")
     fail(of(run, "beside"))
     tell()
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(29) == 0
     WorkflowRun.objects.filter(name="inner").update(completed_at=database_now() + timedelta(days=5))
     assert _in(31) == 0
@@ -96,7 +96,7 @@ def test_a_status_that_is_kept_for_ever_keeps_the_whole() -> None:
     _all(run, "beside")
     fail(of(run, "beside"))
     tell()
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     with override_settings(DURABLE_TASKS={"RETENTION": {"FAILED": None}}):
         assert _in(4_000) == 0
     assert _in(4_000) == 5
@@ -108,7 +108,7 @@ def test_an_open_dead_letter_keeps_the_whole_and_a_closed_one_goes_along() -> No
     fail(of(run, "leaf"))
     tell()
     assert _in(400) == 0
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(400) == 5
     assert not DeadLetter.objects.exists()
 
@@ -128,7 +128,7 @@ def test_a_task_that_is_open_again_keeps_its_workflow_though_that_says_it_has_en
     for step in ("one", "two"):
         fail(of(run, step))
         tell()
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     dead_letters.replay(question(of(run, "two")), by="anna")
     WorkflowRun.objects.update(status="FAILED", completed_at=database_now())
     Ending.objects.all().delete()
@@ -209,7 +209,7 @@ def test_a_dry_run_counts_what_would_go() -> None:
     _all(_graph())
     a_task("SUCCESS", completed_at=database_now() - timedelta(days=40))
     assert retention.prunable(database_now() + timedelta(days=8))["SUCCESS"] == 6
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     would = retention.prunable(database_now() + timedelta(days=31))
     assert (would["SUCCESS"], would["FAILED"]) == (10, 1)
     assert _in(31) == sum(would.values())
@@ -262,7 +262,7 @@ def test_an_ending_that_nobody_has_told_yet_keeps_its_row() -> None:
     first = a_task()
     last = _after(first)
     fail(first)
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     Task.objects.filter(pk=last.pk).update(status="CANCELLED", completed_at=database_now())
     assert _in(400) == 1
     assert stands(first) == ["FAILED"]

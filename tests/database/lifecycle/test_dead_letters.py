@@ -44,10 +44,11 @@ def test_the_database_refuses_a_second_open_case_and_takes_any_number_of_closed_
 
 def test_a_replay_renews_both_budgets_keeps_attempts_and_closes_the_case() -> None:
     row = a_task(Status.FAILED, attempts=5, failures=5, crashes=2, idempotency_key="i", key="k", unique_key="u")
-    assert dead_letters.replay(question(row), by="bob", note="the bank is back") == [row.pk]
+    assert dead_letters.replay(question(row), by="bob", reason="the bank is back") == [row.pk]
     again = _now(row)
     assert (again.status, again.failures, again.crashes, again.attempts) == (Status.PENDING, 0, 0, 5)
-    assert (again.idempotency_key, again.open_key, again.open_unique_key, again.reason) == ("i", "k", "u", "")
+    assert (again.idempotency_key, again.open_key, again.open_unique_key) == ("i", "k", "u")
+    assert again.reason == "replayed by bob: the bank is back"
     assert (again.completed_at, again.expires_at, again.publish_count) == (None, None, 0)
     letter = row.dead_letters.get()
     assert (letter.resolution, letter.resolved_by, letter.note) == (Resolution.REPLAYED, "bob", "the bank is back")
@@ -121,8 +122,8 @@ def test_many_are_replayed_by_a_filter_and_successes_are_left_alone() -> None:
 
 def test_a_discarded_case_is_closed_with_a_reason_and_its_task_stays_failed() -> None:
     row = a_task(Status.FAILED)
-    assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="bob", note="not worth it") == 1
-    assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="eve", note="again") == 0
+    assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="bob", reason="not worth it") == 1
+    assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="eve", reason="again") == 0
     letter = row.dead_letters.get()
     assert (letter.resolution, letter.resolved_by, letter.note) == (Resolution.DISCARDED, "bob", "not worth it")
     assert _now(row).status == Status.FAILED
@@ -130,7 +131,7 @@ def test_a_discarded_case_is_closed_with_a_reason_and_its_task_stays_failed() ->
 
 def test_a_discarded_task_can_still_be_replayed() -> None:
     row = a_task(Status.FAILED)
-    dead_letters.discard(DeadLetter.objects.all(), by="bob", note="")
+    dead_letters.discard(DeadLetter.objects.all(), by="bob", reason="")
     assert dead_letters.replay(question(row), by="bob") == [row.pk]
     assert row.dead_letters.get().resolution == Resolution.DISCARDED
 
@@ -138,9 +139,9 @@ def test_a_discarded_task_can_still_be_replayed() -> None:
 @pytest.mark.parametrize("status", set(Status) - {Status.SUCCESS})
 def test_an_operator_may_call_any_task_done(status: Status) -> None:
     row = a_task(status)
-    assert dead_letters.force_complete(question(row), by="bob", note="paid by hand") == [row.pk]
+    assert dead_letters.force_complete(question(row), by="bob", reason="paid by hand") == [row.pk]
     again = _now(row)
-    assert (again.status, again.reason) == (Status.SUCCESS, "completed by bob")
+    assert (again.status, again.reason) == (Status.SUCCESS, "completed by bob: paid by hand")
     assert not DeadLetter.objects.open().exists()
     log = row.executions.order_by("-id")[0]
     assert (log.status, log.error_message) == (LogStatus.SUCCESS, "paid by hand")
@@ -148,7 +149,7 @@ def test_an_operator_may_call_any_task_done(status: Status) -> None:
 
 def test_long_names_and_notes_are_cut_to_their_columns() -> None:
     row = a_task(Status.FAILED)
-    dead_letters.replay(question(row), by="b" * 300, note="n" * 600)
+    dead_letters.replay(question(row), by="b" * 300, reason="n" * 600)
     letter = row.dead_letters.get()
     assert (len(letter.resolved_by), len(letter.note)) == (200, 500)
 

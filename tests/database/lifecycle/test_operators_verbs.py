@@ -38,7 +38,7 @@ def test_only_waiting_tries_are_released() -> None:
 
 def test_a_retry_releases_and_replays_in_one_go() -> None:
     waiting, failed, running = a_task(due=60, failures=1), a_task(Status.FAILED), a_task(Status.RUNNING)
-    done = recovery.retry(_of(waiting, failed, running), by="ann", note="mended")
+    done = recovery.retry(_of(waiting, failed, running), by="ann", reason="mended")
     assert (done.released, done.replayed) == (1, [failed.pk])
     assert failed.dead_letters.get().resolved_by == "ann"
     assert Task.objects.get(pk=running.pk).epoch == running.epoch

@@ -146,7 +146,7 @@ class Lifecycle(RuleBasedStateMachine):
     def discard(self, pick: int) -> None:
         """An operator closes a case."""
         row: Row = _pick(self.reference.rows, pick)
-        closed = dead_letters.discard(DeadLetter.objects.filter(task_id=row.task_id), by="bob", note="")
+        closed = dead_letters.discard(DeadLetter.objects.filter(task_id=row.task_id), by="bob", reason="")
         assert closed == row.letter
         row.letter = False
 

@@ -96,7 +96,7 @@ VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "exhaust": (Status.RUNNING, lambda rows: end(*rows, outcome=HOPELESS)),
     "lose": (Status.RUNNING, lambda rows: end(*rows, outcome=CRASH)),
     "replay": (Status.FAILED, lambda rows: dead_letters.replay(question(*rows), by="bob")),
-    "discard": (Status.FAILED, lambda rows: dead_letters.discard(DeadLetter.objects.all(), by="bob", note="")),
+    "discard": (Status.FAILED, lambda rows: dead_letters.discard(DeadLetter.objects.all(), by="bob", reason="")),
     "force_complete": (Status.FAILED, lambda rows: dead_letters.force_complete(question(*rows), by="bob")),
 }
 

@@ -147,10 +147,10 @@ def test_a_calendar_that_is_named_cannot_be_deleted_and_others_can() -> None:
     row = a_daily_schedule()
     row.pause()
     with pytest.raises(TransitionRefused, match="'office' is named by 1 recurring tasks: nightly"):
-        calendars.delete("office")
+        calendars.remove("office")
     row.cancel()
-    assert calendars.delete("office") is True
-    assert calendars.delete("office") is False
+    assert calendars.remove("office") is True
+    assert calendars.remove("office") is False
     assert not CalendarDay.objects.exists()
     assert "there is no calendar 'office'" in row.explain(FRIDAY)
 

@@ -1,0 +1,21 @@
+"""Checker of imports that users of the package should not need: the engine and its rules."""
+
+import ast
+
+INTERNAL = ("django_durable_tasks.lifecycle", "django_durable_tasks.rules")
+
+
+def internal_imports(source: str) -> list[str]:
+    """Find imports of internal packages, by line."""
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+    return [
+        f"{node.lineno}: imports {name}"
+        for node in nodes
+        for name in _imported(node)
+        if any(name == package or name.startswith(f"{package}.") for package in INTERNAL)
+    ]
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    return names if isinstance(node, ast.Import) else [f"{node.module}.{name}" for name in names]
