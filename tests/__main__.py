@@ -268,12 +268,21 @@ def _say(line: str) -> None:
     print(f"{line}\n", end="", flush=True)  # in one write, so that lines of several lanes do not mix
 
 
+def accept_interrupts() -> None:
+    """Let SIGINT end the runs also where a shell started this program in the background, and so with SIGINT ignored.
+
+    Programs inherit that. A run that ignores SIGINT is killed only after a grace time, and leaves its database behind.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _end)
+    accept_interrupts()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """`python -m tests` keeps what was asked for, and does not call a thing passed that failed or did not run."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import _repeat_failures, _results
+from tests.__main__ import _repeat_failures, _results, accept_interrupts
 from tests.lanes import Lanes
 from tests.report import Result, closing, node_id, servers_that_did_not_run
 from tests.runs import Run, in_turn, planned
@@ -247,6 +248,17 @@ def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(t
         until(partial(_is_gone, note), within=10)
     with pytest.raises(InterruptedError):
         lanes.code(_script(""), os.environ, 600, None)
+
+
+def test_runs_accept_interrupts_though_a_shell_in_the_background_ignores_them() -> None:
+    script = _script("import signal; raise SystemExit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert Lanes().code(script, os.environ, 60, None) == 1
+        accept_interrupts()
+        assert Lanes().code(script, os.environ, 60, None) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupted(answers: Iterator[int | None]) -> None:
