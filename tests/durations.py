@@ -15,8 +15,8 @@ SECONDS: dict[tuple[str, str | None, str | None], int] = {
     ("processes", "postgresql", "filesystem"): 250, ("processes", "mariadb", "rabbitmq"): 430,
     ("processes", "sqlite", "filesystem"): 460,
     ("smoke", "postgresql", "rabbitmq"): 20, ("smoke", "postgresql", "filesystem"): 65,
-    ("smoke", "mariadb", "rabbitmq"): 70, ("smoke", "sqlite", "filesystem"): 90,
-    ("pgbouncer", "postgresql", "redis"): 85,
+    ("smoke", "mariadb", "rabbitmq"): 75, ("smoke", "sqlite", "filesystem"): 100,
+    ("pgbouncer", "postgresql", "redis"): 95,
     ("mutants", "postgresql", "redis"): 400, ("chaos", "postgresql", "rabbitmq"): 65,
     ("newest", None, None): 250, ("newest", "sqlite", None): 330, ("newest", "postgresql", "redis"): 110,
 }  # fmt: skip

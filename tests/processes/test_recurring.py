@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Node, OccurrenceRecord, RecurringTask
 from tests.processes.fires import advanced, again, born, declared, expected, ran, silenced, told
@@ -173,6 +175,7 @@ def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(fleet: Fleet, tmp
         assert times == expected(edited, edited.watermark_at, times[-1])
 
 
+@pytest.mark.smoke
 def test_undisturbed_schedules_run_in_their_windows(
     fleet: Fleet, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
