@@ -26,7 +26,7 @@ _SLICE = 500_000
 _DAY = 86_400
 _ROWS = """
     INSERT INTO durable_tasks_task
-           (id, name, queue, priority, args, kwargs, status, run_at, alarm_at, completed_at, shard_key)
+           (id, name, queue, priority, args, kwargs, status, run_at, due_at, completed_at, shard_key)
     SELECT (lpad(to_hex(%(born)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
            'benchmarks.project.tasks.noop', %(queue)s, n %% 10, '[]', '{}', %(status)s, at.moment,
            CASE WHEN %(status)s = 'PENDING' THEN at.moment END, CASE WHEN %(status)s = 'SUCCESS' THEN at.moment END, 0

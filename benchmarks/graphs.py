@@ -24,7 +24,7 @@ EDGES_CHECKED = 10_000
 _READY = "SELECT count(*) FROM durable_tasks_node WHERE stopped_at IS NULL"
 _ENDED = "SELECT status FROM durable_tasks_workflow_run WHERE id = %s AND completed_at IS NOT NULL"
 _EMPTY = """
-    TRUNCATE durable_tasks_task, durable_tasks_execution_log, durable_tasks_dependency, durable_tasks_ending,
+    TRUNCATE durable_tasks_task, durable_tasks_execution_log, durable_tasks_dependency, durable_tasks_ending_event,
              durable_tasks_workflow_run, durable_tasks_node RESTART IDENTITY CASCADE
 """
 _INSTANTS = """

@@ -38,7 +38,7 @@ def _write(name: str, status: str, places: list[tuple[str, int]], due: float) ->
 
     at = database_now() + timedelta(seconds=due)
     Task.objects.bulk_create(
-        [Task(name=name, queue=queue, tenant_id=tenant, status=status, run_at=at, alarm_at=at, args=[1])
+        [Task(name=name, queue=queue, tenant_id=tenant, status=status, run_at=at, due_at=at, args=[1])
          for queue, tenant in places], batch_size=5_000,
     )  # fmt: skip
     with connection.cursor() as cursor:

@@ -19,8 +19,8 @@ EVERY = 10
 WATCHED = 30.0
 """For so long (seconds) the broker is watched from its first message on."""
 DUE_AT_ONCE, TICKS = 100, 20
-# Without workers nothing ends: no window may close, and what nobody starts is not rung again while we watch.
-UNWORKED = {"QUEUE_WINDOW": 10_000_000, "RING_AGAIN": 3_600, "RING_AGAIN_MAX": 3_600}
+# Without workers nothing ends: no window may close, and what nobody starts is not republished while we watch.
+UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600, "REPUBLISH_AFTER_MAX": 3_600}
 
 
 def _measured(arrivals: Arrivals, rows: int, **facts: float) -> Measured:

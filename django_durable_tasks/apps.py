@@ -23,7 +23,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.lifecycle.first_rows import write_first_rows
         from django_durable_tasks.management.durable.declaring import after_migrate
         from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
-        from django_durable_tasks.targets import audit, carry, end_of_workflow, maps  # noqa: F401 - all processes know them
+        from django_durable_tasks.targets import end_of_workflow, maps, plain_celery_task, verify  # noqa: F401 - all processes know them
 
         filesystem.register()
         call_guard.install()

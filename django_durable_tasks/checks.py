@@ -110,7 +110,7 @@ _ALL = (
             "there ends the lease, and only a body that asks self.durable.check() stops.",
             "Use the prefork pool for them, or call self.durable.check() in long bodies."),
     Finding("W005", "CELERY_WORKER_PREFETCH_MULTIPLIER is {found}: a worker hoards messages behind a long run while "
-            "others are idle, and the hoarded are rung again elsewhere.",
+            "others are idle, and the hoarded are republished elsewhere.",
             "Write CELERY_WORKER_PREFETCH_MULTIPLIER = 1."),
     Finding("W006", "CELERY_TASK_ACKS_LATE is set: durable tasks ignore it, because their rows outlive the broker.",
             "Leave it out, unless Celery tasks that are not durable need it."),

@@ -44,27 +44,27 @@ class Settings:
     HEARTBEAT: float = _duration(15, "How often a process renews the leases of all its runs with one UPDATE.")
     NODE_HEARTBEAT: float = _duration(5, "How often a scheduler or a worker says that it lives.")
     NODE_TIMEOUT: float | None = _duration(
-        None, "A node silent for so long is dead: its runs are lost, its claims rung again. None: 20, on SQLite 60."
+        None, "A node silent for so long is dead: its runs are lost, its claims republished. None: 20, on SQLite 60."
     )
     LEADER_LEASE: float | None = _duration(None, "How long a leader stays leader unseen. None: 4, on SQLite 20.")
     LEADER_RENEW: float | None = _duration(None, "How often the leader renews. None: 1, on SQLite 5.")
-    RING_AGAIN: float = _duration(15, "How long a published row waits for its start before it is rung again.")
-    RING_AGAIN_MAX: float = _duration(
+    REPUBLISH_AFTER: float = _duration(15, "How long a published row waits for its start before it is republished.")
+    REPUBLISH_AFTER_MAX: float = _duration(
         900, "The wait between two rings doubles up to this; it is four times this from the eighth on."
     )
     POLL: float = _duration(1, "How long a scheduler sleeps when nothing is due.")
     LOOKAHEAD: float = _duration(
         2, "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner wakes it."
     )
-    DUE_HORIZON: float = _duration(300, "How far ahead of their time rows are kept in the due index in Redis.")
+    DUE_INDEX_HORIZON: float = _duration(300, "How far ahead of their time rows are kept in the due index in Redis.")
     BATCH_SIZE: int = _count(500, "How many rows one claim, sweep or prune statement takes at most.")
     SKEW_MAX: float = _duration(
         2, "A host clock further from the database's than this is logged, and makes `durable status` exit with 1."
     )
     STALLED_AFTER: float = _duration(
         60,
-        "A scheduler that looked for nothing, or a worker with free slots that started nothing though rows of "
-        "its queues were rung more than once, for so long is stalled: `durable alive` fails.",
+        "A scheduler that looked for nothing, or a worker with free processes that started nothing though rows of "
+        "its queues were rung more than once, for so long is stalled: `durable health` fails.",
     )
     DATABASE: str = _value(
         "default",
@@ -80,14 +80,15 @@ class Settings:
     FAST_PATH: bool = _value(True, "Publish a task that is due now right after COMMIT instead of at the next poll.")
     FAST_PATH_MAX: int = _count(100, "How many tasks of one transaction take the fast path; the rest wait for a poll.")
     QUEUE_WINDOW: int | None = _count(
-        None, "How many published rows may wait per queue. None: 2 x slots + two seconds' starts, 1,000 with no worker."
+        None,
+        "How many published rows may wait per queue. None: 2 x concurrency + 2 s of starts, 1,000 without a worker.",
     )
     LIMITS: Mapping[str, Mapping[str, Any]] | None = _value(
         None,
         "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10}, 'tenant:7': ...}; "
         "scopes are global, queue:<name>, task:<name>, tenant:<id> and key:<text>.",
     )
-    AGEING: float | None = _duration(
+    PRIORITY_AGING: float | None = _duration(
         None, "A due row becomes more urgent by one priority each time it waited for so long. None: never."
     )
     TASK_DEFAULTS: Mapping[str, Any] | None = _value(
@@ -105,13 +106,13 @@ class Settings:
     WORKFLOW_MAX_EDGES: int = _count(50_000, "The most edges of one workflow.")
     JSON_MAX_DEPTH: int = _count(16, "The deepest nesting of arguments and results.")
     DELAY_MAX: float = _duration(31_536_000, "The longest countdown or distance of run_at; one year.")
-    ENDING_TIMEOUT: float = _duration(300, "How long an ending that cannot be written is tried again.")
+    RESULT_WRITE_TIMEOUT: float = _duration(300, "How long an ending that cannot be written is tried again.")
     PUBLISH_TIMEOUT: float = _duration(2, "The longest wait for the broker in one publish.")
-    BREAKER_PAUSE: float = _duration(
+    BROKER_BACKOFF: float = _duration(
         5, "How long nothing is published after the broker failed; to a queue that it rejects at first."
     )
     UNKNOWN_TASK_DELAY: float = _duration(30, "How long a row waits after a worker did not know its task.")
-    PLAIN_MESSAGES: bool = _value(
+    ACCEPT_PLAIN_MESSAGES: bool = _value(
         False,
         "Let workers create tasks from plain messages for durable tasks, with the arguments that they carry: those "
         "published before the task was durable, by `celery call`, or by another project.",
@@ -129,11 +130,11 @@ class Settings:
         None, "The zone of new schedules without `timezone=`. None: CELERY_TIMEZONE, else TIME_ZONE."
     )
     SYNC_SCHEDULES_ON_MIGRATE: bool = _value(False, "Do what `durable sync` does after each `migrate` of our tables.")
-    CARRY: Sequence[str] = _value(
+    PLAIN_CELERY_TASKS: Sequence[str] = _value(
         (), "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of names."
     )
     SHADOW_RETENTION: float = _duration(604_800, "How long what was heard of beat is kept for `durable shadow`.")
-    AUDIT: str | None = _value(
+    VERIFY_CRON: str | None = _value(
         None,
         "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync` makes the schedule.",
     )
@@ -193,11 +194,12 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
     _check_names(found.REDIS_URL, found.REGION)
     _check_schedules(found.SCHEDULES)
-    _check_audit(found.AUDIT)
+    _check_verify_cron(found.VERIFY_CRON)
     _check_limits(found.LIMITS)
     _check_task_defaults(found.TASK_DEFAULTS)
-    if isinstance(found.CARRY, str) or not all(isinstance(name, str) for name in found.CARRY):
-        raise InvalidSetting(f"DURABLE_TASKS['CARRY'] is {found.CARRY!r}: give a list of names of Celery tasks.")
+    plain = found.PLAIN_CELERY_TASKS
+    if isinstance(plain, str) or not all(isinstance(name, str) for name in plain):
+        raise InvalidSetting(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] is {plain!r}: give a list of names of Celery tasks.")
     return found
 
 
@@ -241,9 +243,11 @@ def _check_task_defaults(defaults: object) -> None:
         raise InvalidSetting(f"DURABLE_TASKS['TASK_DEFAULTS'] is {defaults!r}: give a mapping of options to values.")
 
 
-def _check_audit(audit: object) -> None:
+def _check_verify_cron(audit: object) -> None:
     if audit is not None and not isinstance(audit, str):
-        raise InvalidSetting(f"DURABLE_TASKS['AUDIT'] is {audit!r}: give a cron text such as '40 3 * * *', or None.")
+        raise InvalidSetting(
+            f"DURABLE_TASKS['VERIFY_CRON'] is {audit!r}: give a cron text such as '40 3 * * *', or None."
+        )
 
 
 _KEPT = {"SUCCESS": 604_800, "FAILED": 2_592_000, "CANCELLED": 604_800, "SKIPPED": 604_800, "EXPIRED": 604_800}

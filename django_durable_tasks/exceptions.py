@@ -43,7 +43,7 @@ class UnknownTask(DurableTasksError, LookupError):
 
 
 class PlainMessageRefused(DurableTasksError):
-    """A worker got a message for a durable task that no row was created for; see PLAIN_MESSAGES."""
+    """A worker got a message for a durable task that no row was created for; see ACCEPT_PLAIN_MESSAGES."""
 
 
 class UnknownQueue(DurableTasksError, LookupError):
@@ -67,7 +67,7 @@ class EndingNotRecorded(DurableTasksError):
 
 
 class BrokerUnavailable(DurableTasksError):
-    """The broker did not take the messages within the time limit; the rows stay and are rung again."""
+    """The broker did not take the messages within the time limit; the rows stay and are republished."""
 
 
 class RunCancelled(DurableTasksError):

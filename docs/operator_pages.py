@@ -95,8 +95,8 @@ _WHY = """
   be declared dead by mistake, so healthy runs renew their leases more often than that.
 * **W004**: Celery ends a body at its limit by signals and by killing a prefork child. Threads, solo, gevent and
   eventlet cannot do that for a durable task; the row is freed all the same when its lease ends.
-* **W005**: a prefetched message waits behind the run in progress although other workers are idle. The row is rung again
-  after `RING_AGAIN`, so nothing is lost, but it starts late.
+* **W005**: a prefetched message waits behind the run in progress although other workers are idle. The task is
+  republished after `REPUBLISH_AFTER`, so nothing is lost, but it starts late.
 * **W006, W007**: the lease of the row does what late acknowledgements promise, without their doubles.
 * **W008**: SQLite has one writer. `IMMEDIATE` makes it wait in line instead of failing half-way, WAL lets readers read
   meanwhile.

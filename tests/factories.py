@@ -84,9 +84,9 @@ def _of_state(status: Status, due: float | None, now: datetime, fields: dict[str
         return {"unresolved_dependencies_count": 1}
     if status == Status.PENDING:
         alarm = at(-1 if due is None else due)
-        return {"run_at": alarm, "alarm_at": alarm}
+        return {"run_at": alarm, "due_at": alarm}
     if status == Status.QUEUED:
-        return {"alarm_at": at(15 if due is None else due), "epoch": 1, "publish_count": 1}
+        return {"due_at": at(15 if due is None else due), "epoch": 1, "publish_count": 1}
     if status == Status.RUNNING:
         return _started(at(0)) | {"epoch": 2, "lease_until": at(60 if due is None else due)}
     if status in (Status.SUCCESS, Status.FAILED):

@@ -207,7 +207,7 @@ class ConditionFilter(ScreenFilter):
     def narrow(self, rows: Any, value: str) -> TaskQuerySet:
         """Return the rows of which this is true."""
         found: TaskQuerySet = {
-            "due": lambda: rows.pending().filter(alarm_at__lte=database_now()),
+            "due": lambda: rows.pending().filter(due_at__lte=database_now()),
             "retrying": rows.retrying,
             "unanswered": lambda: rows.queued().filter(publish_count__gt=1),
             "overdue": lambda: rows.overdue(database_now()),

@@ -51,7 +51,18 @@ class AliveFilter(ScreenFilter):
 class NodeAdmin(ReadOnlyAdmin):
     """Schedulers and workers."""
 
-    list_display = ("name", "kind", "state", "last_beat", "running", "listens", "slots", "clock", "process", _STARTED)
+    list_display = (
+        "name",
+        "kind",
+        "state",
+        "last_beat",
+        "running",
+        "listens",
+        "concurrency",
+        "clock",
+        "process",
+        _STARTED,
+    )
     list_filter = (AliveFilter, "kind", "region")
     lookups_allowed = frozenset({"kind__exact", "region", "region__exact"})
     sortable_by = ("name", "kind")
@@ -59,7 +70,10 @@ class NodeAdmin(ReadOnlyAdmin):
     change_list_template = "admin/django_durable_tasks/node/change_list.html"
     fieldsets: ClassVar = (
         (None, {"fields": ("id", ("name", "kind"), "region", "state", ("last_beat", "beats"), "running", "runs")}),
-        (_("Process"), {"fields": (("host", "pid"), "releases", "clock", ("pool", "slots"), "listens", "serves")}),
+        (
+            _("Process"),
+            {"fields": (("host", "pid"), "releases", "clock", ("pool", "concurrency"), "listens", "serves")},
+        ),
         (_("How it is notified of due tasks"), {"fields": ("index_state", "wakeups_state", "failing")}),
         (_("Times"), {"fields": (_STARTED, _SEEN, _SCANNED, _LAST_START, _STOPPED)}),
     )
@@ -103,7 +117,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("running"))
     def running(self, node: Node) -> str:
-        """Show how many of its slots are taken."""
+        """Show how many of its processes or threads are busy."""
         return display.NOTHING if node.active is None else str(node.active.get("number", 0))
 
     @admin.display(description=_("clock"))

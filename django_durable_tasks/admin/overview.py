@@ -130,7 +130,7 @@ def _facts() -> dict[str, Any]:
         "due": sum(depth.due for depth in seen.depths),
         "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
         "workers": len(workers),
-        "slots": sum(node.slots for node in workers),
+        "concurrency": sum(node.concurrency for node in workers),
     }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ _STARTED = display.instant_of("started_at", _("started at"))
 _COMPLETED = display.instant_of("completed_at", _("completed at"))
 _EXPIRES = display.instant_of("expires_at", _("expires at"))
 _ASKED = display.instant_of("cancel_requested_at", _("asked to stop at"))
-_ALARM = display.instant_of("alarm_at", _("alarm at"))
+_DUE_AT = display.instant_of("due_at", _("due at"))
 _LEASE = display.instant_of("lease_until", _("lease until"))
 _FIRED = display.instant_of("fire_time", _("fire time"))
 _WAITING_RETRY = Q(status=Status.PENDING, failures__gt=0)
@@ -109,7 +109,7 @@ class TaskAdmin(ReadOnlyAdmin):
         "state", "why_it_ended", "tries", "arguments", "returned", "last_error_text", "progress_text", "due", "took",
         "effective_key", "node_link", "schedule_link", "overridden", "workflow_link", "cause_link",
         _CREATED, _UPDATED, _RUN_AT, _STARTED, _COMPLETED, _EXPIRES, _ASKED,
-        _ALARM, _LEASE, _FIRED,
+        _DUE_AT, _LEASE, _FIRED,
     )  # fmt: skip
     search_fields = ("name",)
     search_help_text = _("An id, a Celery id, a key or an idempotency key, whole; or a part of a name.")
@@ -125,7 +125,7 @@ class TaskAdmin(ReadOnlyAdmin):
                                  ("due", _EXPIRES), (_ASKED, _UPDATED))}),
         (_("Keys"), {"fields": (("key", "unique_key"), "effective_key")}),
         (_("Ownership"), {"classes": ("collapse",), "fields": (
-            ("epoch", "publish_count"), ("run_id", "node_link"), (_ALARM, _LEASE),
+            ("epoch", "publish_count"), ("run_id", "node_link"), (_DUE_AT, _LEASE),
             ("crashes", "max_crashes"), ("on_orphan", "overridden"), ("target_type", "shard_key"))}),
     )  # fmt: skip
 
@@ -247,9 +247,9 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("next"))
     def due(self, task: Any) -> str:
         """Show when the row is due: the next start, ring or lease end; or the limit that it waits for."""
-        if task.is_held:
-            return f"limit {task.held_for}" if task.held_for else "held"
-        return display.since(task.alarm_at or task.lease_until, task.seen_at)
+        if task.is_waiting:
+            return f"limit {task.waiting_for_limit}" if task.waiting_for_limit else "held"
+        return display.since(task.due_at or task.lease_until, task.seen_at)
 
     @admin.display(description=_("duration"))
     def took(self, task: Any) -> str:

@@ -1,4 +1,4 @@
-"""Plain Celery messages for a durable task: turned into a task if PLAIN_MESSAGES allows it, else refused.
+"""Plain Celery messages for a durable task: turned into a task if ACCEPT_PLAIN_MESSAGES allows it, else refused.
 
 Such messages were published before the task was durable, or by a process that does not know that it is.
 """
@@ -36,7 +36,7 @@ def has_canvas(request: Any) -> bool:
 def adopt(task: Any, args: Any, kwargs: Any) -> NoReturn:
     """Create the task of this message, once for each message id, and raise Ignore; raises PlainMessageRefused.
 
-    Celery has acknowledged the message already, so a database that is away is tried again for ENDING_TIMEOUT.
+    Celery has acknowledged the message already, so a database that is away is tried again for RESULT_WRITE_TIMEOUT.
     """
     request, task_id = task.request, task_id_of(task.request.id)
     options = {name: value for name, value in _options(request).items() if value is not None}
@@ -79,7 +79,7 @@ def _instant(text: Any) -> datetime | None:
 
 
 def _persistently(create: Any) -> None:
-    deadline, pause = time.monotonic() + conf.settings().ENDING_TIMEOUT, _FIRST_PAUSE
+    deadline, pause = time.monotonic() + conf.settings().RESULT_WRITE_TIMEOUT, _FIRST_PAUSE
     while True:
         try:
             with own():

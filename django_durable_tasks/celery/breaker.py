@@ -15,7 +15,7 @@ logger = logging.getLogger("django_durable_tasks.broker")
 
 
 class Breaker:
-    """Open after one failed publish (which was already tried twice), half open after BREAKER_PAUSE seconds."""
+    """Open after one failed publish (which was already tried twice), half open after BROKER_BACKOFF seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Breaker:
 
     def failed(self, error: BaseException) -> None:
         """The broker did not take a message."""
-        pause = conf.settings().BREAKER_PAUSE
+        pause = conf.settings().BROKER_BACKOFF
         with self._lock:
             was_closed = self._open_until is None
             self._open_until, self._probing_until = time.monotonic() + pause, 0.0

@@ -73,21 +73,12 @@ def dispatch_of(
             with own():
                 rings, of_queues = claims.claim_of(part, now, allowed, node, shards)
             taken = of_queues.total()
-            done.taken.update(_as_asked(of_queues, part))
-            done.claimed.update(_as_asked(Counter(ring.queue for ring in rings), part))
-            done.sent.update(_as_asked(_send(rings), part))
+            done.taken.update(of_queues)
+            done.claimed.update(Counter(ring.queue for ring in rings))
+            done.sent.update(_send(rings))
         limit = max(0, limit - taken)
         if taken >= share:
             done.cut.update(one.queue for one in part)
-
-
-def _as_asked(numbers: Counter[str], asked: Sequence[Demand]) -> Counter[str]:
-    """Return these numbers by queues as they were asked for: a collation that ignores case mixes their spellings."""
-    names, folded = {one.queue for one in asked}, {one.queue.casefold(): one.queue for one in asked}
-    found = Counter[str]()
-    for queue, number in numbers.items():
-        found[queue if queue in names else folded.get(queue.casefold(), queue)] += number
-    return found
 
 
 def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> int:
@@ -132,7 +123,7 @@ def _publish(rings: Sequence[Ring]) -> Sequence[NotAccepted]:
     except Exception:
         if len(rings) > 1:  # one that cannot be published must not hold up the others
             return [refused for ring in rings for refused in _publish([ring])]
-        (ring,), again = rings, conf.settings().RING_AGAIN
+        (ring,), again = rings, conf.settings().REPUBLISH_AFTER
         logger.exception(
             "Publishing task %s (%s) to queue %r failed unexpectedly; it is tried again in %g s.", ring.task_id,
             ring.name, ring.queue, again, extra={"task_id": str(ring.task_id), "queue": ring.queue},
@@ -187,7 +178,7 @@ def ring_after_commit(rings: Sequence[Ring]) -> None:
         _take_back(refused)
     except Error as error:
         logger.warning("%d messages were not accepted, nor handed back (%s); they are published again after %g s.",
-                       len(refused), type(error).__name__, conf.settings().RING_AGAIN)  # fmt: skip
+                       len(refused), type(error).__name__, conf.settings().REPUBLISH_AFTER)  # fmt: skip
 
 
 def _take_back(refused: Sequence[NotAccepted]) -> None:

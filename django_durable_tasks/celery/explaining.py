@@ -9,7 +9,7 @@ from django_durable_tasks.celery import wiring
 from django_durable_tasks.lifecycle import overview
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.explanations import Level, Sentence, Situation, explain
-from django_durable_tasks.rules.states import ALARMED, Status
+from django_durable_tasks.rules.states import WITH_DUE_AT, Status
 
 
 def sentences(task: Task) -> list[Sentence]:
@@ -32,9 +32,9 @@ def _around(task: Task, situation: Situation, *, led: bool) -> Iterator[str]:
     stuck = situation.publish_count > 1 or (task.lease_until is not None and task.lease_until < situation.now)
     if situation.schedulers and not led and task.status in (Status.QUEUED, Status.RUNNING) and stuck:
         yield "No scheduler leads, so nobody publishes it again or takes it from a silent worker."
-    if task.status not in ALARMED or task.alarm_at is None:
+    if task.status not in WITH_DUE_AT or task.due_at is None:
         return
-    if task.status == Status.QUEUED or task.alarm_at <= situation.now:
+    if task.status == Status.QUEUED or task.due_at <= situation.now:
         broker = wiring.broker_problem()
         if broker is not None:
             yield f"The broker does not answer from here: {broker}."

@@ -6,7 +6,7 @@ nobody reads half of one, and no lock is needed. Names begin with the inverted p
 first, then the oldest. A message is taken by a rename, so two consumers never take the same.
 
 Guarantees: a published message is taken at most once. A consumer that is killed loses the messages it had taken and
-not finished; the alarm of their rows rings again. Nothing is synced to disk: the row in the database is the truth, and
+not finished; their tasks are republished. Nothing is synced to disk: the row in the database is the truth, and
 after a power cut an empty file is moved aside like any other that cannot be read (`*.undecodable`, logged once, kept).
 A kill in the very middle of a write or a take leaves a `*.tmp` or `*.taken` file that nobody reads.
 """

@@ -1,6 +1,6 @@
 """Gate, body, close. Only the task class can refuse a message (a signal receiver cannot), so the gate stands here.
 
-A refused message is acknowledged and dropped: the row's own alarm is the retry.
+A refused message is acknowledged and dropped: republishing the task is the retry.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _open(task: Any, envelope: Envelope) -> LiveRun:
         opened = _start(task, envelope, place, eager)
     except Error as error:
         logger.warning("%s was not started: %s", envelope.celery_id, reason_of(error))
-        raise Ignore("The database is away; the row's alarm rings again.") from None
+        raise Ignore("The database is away; the task is republished.") from None
     if isinstance(opened, Refusal):
         if opened is Refusal.MISROUTED:
             logger.error(

@@ -42,13 +42,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -> Verdict | None:
     """Write the ending of a run, once; return where the row went, None when the run was fenced.
 
-    A write that fails is tried again with growing pauses for ENDING_TIMEOUT seconds while the heartbeat goes on; after
-    that EndingNotRecorded is raised. Either way the run leaves the heartbeat.
+    A write that fails is tried again with growing pauses for RESULT_WRITE_TIMEOUT seconds while the heartbeat goes on.
+    After that EndingNotRecorded is raised. Either way the run leaves the heartbeat.
     """
     if live.told:
         return live.verdict
     try:
-        live.verdict = _persist(lambda: _write(live, outcome, followups), conf.settings().ENDING_TIMEOUT)
+        live.verdict = _persist(lambda: _write(live, outcome, followups), conf.settings().RESULT_WRITE_TIMEOUT)
         live.told = True
     finally:
         runs.heart.remove(live)
@@ -91,7 +91,7 @@ def give_up(live: LiveRun) -> None:
     if not live.told:
         live.told = True
         fenced = Outcome(kind=Kind.SUCCEEDED, error="The success was refused.")
-        _persist(lambda: _fence(live, fenced), conf.settings().ENDING_TIMEOUT)
+        _persist(lambda: _fence(live, fenced), conf.settings().RESULT_WRITE_TIMEOUT)
         _report(live, fenced)
 
 

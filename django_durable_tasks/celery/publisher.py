@@ -1,6 +1,6 @@
 """Rings are handed to the broker within time limits; a queue that the broker rejects holds up no other.
 
-Nothing here is needed for correctness: a ring that is lost is rung again by its row's alarm.
+Nothing here is needed for correctness: a task whose message is lost is republished.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from django_durable_tasks import conf
 
 logger = logging.getLogger("django_durable_tasks.broker")
 _LONGEST = 60.0
-"""Seconds: the delay starts at BREAKER_PAUSE and doubles up to this, so that a repaired queue is soon used again."""
+"""Seconds: the delay starts at BROKER_BACKOFF and doubles up to this, so that a repaired queue is soon used again."""
 _TEXT_MAX = 300
 
 
@@ -66,7 +66,7 @@ class QueueBackoff:
             before = self._rejected.get(queue)
             if before is not None and before.until > time.monotonic():
                 return
-            delay = conf.settings().BREAKER_PAUSE if before is None else min(2 * before.delay, _LONGEST)
+            delay = conf.settings().BROKER_BACKOFF if before is None else min(2 * before.delay, _LONGEST)
             self._rejected[queue] = _Rejected(reason, delay, time.monotonic() + delay)
         if before is None:
             logger.error(

@@ -90,7 +90,7 @@ def send(bell: Doorbell, rings: Sequence[Ring], *, confirm: bool) -> tuple[list[
     elif bell.driver == "amqp" and confirm:
         found = _send_with_confirms(bell, prepared)
     elif bell.driver == "amqp":
-        # Without a confirm: the row's alarm is the receipt.
+        # Without a confirm: the task is republished if it does not start.
         for one in prepared:
             _put(bell.channel, one, mandatory=False)
         found = []

@@ -29,7 +29,7 @@ logger = logging.getLogger("django_durable_tasks.runs")
 class DurableTask(CeleryTask):
     """Celery's task class for ``@durable_task``.
 
-    Its messages are acknowledged early and never redelivered by Celery: the row's lease and alarm do what late
+    Its messages are acknowledged early and never redelivered by Celery: the lease and the republishing do what late
     acknowledgements promise, without their doubles.
     """
 
@@ -53,10 +53,10 @@ class DurableTask(CeleryTask):
     def _plain_message(self, args: Any, kwargs: Any) -> Any:
         """Handle a message that was published for no row; one that is part of a canvas stays what it was."""
         if not self.request.is_eager:
-            if not conf.settings().PLAIN_MESSAGES:
+            if not conf.settings().ACCEPT_PLAIN_MESSAGES:
                 adoption.refuse(self, f"Refused message {self.request.id}, which no task was created for: durable task "
                                 f"{self.name} takes its arguments from the database. Call it with .delay(), or set "
-                                "DURABLE_TASKS['PLAIN_MESSAGES'].")  # fmt: skip
+                                "DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES'].")  # fmt: skip
             if not adoption.has_canvas(self.request):
                 adoption.adopt(self, args, kwargs)
         return super().__call__(*args, **kwargs)

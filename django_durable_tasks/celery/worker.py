@@ -3,8 +3,8 @@
 The boot id is drawn in the parent before it forks, so that its children start runs in its name. A process that is no
 worker (eager mode, a shell) is nobody's node: its runs are judged by their own leases.
 
-SIGTERM drains: from then on the node counts no slots, what it had not begun goes back to the broker or is rung again,
-and its runs go on to their end.
+SIGTERM drains: from then on the node's concurrency is not counted. Messages that it has not begun go back
+to the broker or are republished. Its runs continue to their end.
 """
 
 from __future__ import annotations
@@ -191,9 +191,11 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
     controller = sender.controller
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
-    slots = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
+    concurrency = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
     report = partial(_report, controller.state, sender)
-    _Here.beat = NodeBeat(_Here.node, _Here.name, NodeKind.WORKER, report, pool=pool, slots=slots, queues=queues)
+    _Here.beat = NodeBeat(
+        _Here.node, _Here.name, NodeKind.WORKER, report, pool=pool, concurrency=concurrency, queues=queues
+    )
     _Here.beat.start()
 
 

@@ -24,7 +24,7 @@ _PLAUSIBLE = timedelta(hours=1)
 
 
 def fill(now: datetime) -> int:
-    """Read rows that will be due within DUE_HORIZON of ``now`` into the set; return how many were read.
+    """Read rows that will be due within DUE_INDEX_HORIZON of ``now`` into the set; return how many were read.
 
     Goes on where the mark stands, for about a second, and stops at about 100,000 entries. The mark is set to what was
     read: all rows that are due before it are in the set. Raises Error for a database that is away.
@@ -37,11 +37,11 @@ def fill(now: datetime) -> int:
     if not door.open():
         return 0
     filled = index.filled_until
-    if filled is not None and filled > now + timedelta(seconds=conf.settings().DUE_HORIZON) + _PLAUSIBLE:
+    if filled is not None and filled > now + timedelta(seconds=conf.settings().DUE_INDEX_HORIZON) + _PLAUSIBLE:
         index.forget_mark()
         filled = None
     reached = _whole(now) if filled is None or filled < now else filled
-    horizon = from_ms(instant_ms(now + timedelta(seconds=conf.settings().DUE_HORIZON)))
+    horizon = from_ms(instant_ms(now + timedelta(seconds=conf.settings().DUE_INDEX_HORIZON)))
     queues = [queue for queue, head in heads().items() if head <= horizon]
     while reached < horizon and time.monotonic() < end and len(index) < _MOST:
         until = min(reached + _WINDOW, horizon)

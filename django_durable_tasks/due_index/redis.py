@@ -53,7 +53,7 @@ def keys() -> list[str]:
 
 def life_ms() -> int:
     """Return for how long the set stays when nobody writes to it any more (milliseconds)."""
-    return round(2_000 * conf.settings().DUE_HORIZON) + _SPARE
+    return round(2_000 * conf.settings().DUE_INDEX_HORIZON) + _SPARE
 
 
 def instant_ms(at: datetime) -> int:

@@ -61,7 +61,7 @@ def _idle() -> str:
     """Return why nobody can judge the set: nodes of another region tell their own set of the rows that all share."""
     if redis_client.url() is None:
         return _NO_REDIS
-    since = after(-PATIENCE - conf.settings().DUE_HORIZON)
+    since = after(-PATIENCE - conf.settings().DUE_INDEX_HORIZON)
     try:
         others = ground_rows(Node).exclude(region=conf.settings().REGION).filter(last_seen_at__gte=since)
         regions = sorted(set(others.values_list("region", flat=True)))
@@ -102,7 +102,7 @@ class EntryCheck(UnlockedCheck):
 def stale(look: Look, entries: Any) -> list[Finding]:
     """Entries of tasks that are gone, do not wait any more, or are due at another instant."""
     wanted = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
-    columns = ("pk", "status", "alarm_at", "updated_at")
+    columns = ("pk", "status", "due_at", "updated_at")
     rows = {pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=wanted).values_list(*columns)}
     right = {member: _right(look, rows.get(id_of(member)), score) for member, score in entries.scores.items()}
     return [
@@ -122,12 +122,12 @@ def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
     """Return what is right instead of an entry; empty where it is right, or its row moved of late."""
     if row is None:
         return "none, because there is no such task"
-    status, alarm, updated = row
+    status, due_at, updated = row
     if updated >= look.ago(PATIENCE):
         return ""
     if status != Status.PENDING:
         return f"none, because the task is {status}"
-    return "" if instant_ms(alarm) == score else f"{shown(alarm)}, when the task is due"
+    return "" if instant_ms(due_at) == score else f"{shown(due_at)}, when the task is due"
 
 
 def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
@@ -146,24 +146,24 @@ def missing(look: Look, rows: Rows) -> list[Finding]:
         return []
     coming = _coming(look, rows, until)
     there = entries.instants(list(coming)) if coming else {}
-    absent = {pk: there.get(pk) for pk, alarm in coming.items() if there.get(pk) != instant_ms(alarm)}
+    absent = {pk: there.get(pk) for pk, due_at in coming.items() if there.get(pk) != instant_ms(due_at)}
     again = _coming(look, rows.filter(pk__in=list(absent)), until) if absent else {}
     found = {pk: None if score is None else from_ms(score) for pk, score in absent.items()}
     return [
         finding("due-missing", "task", pk, "entry in the due index", found[pk],
-                f"{shown(alarm)}, because the index claims all that is due before {shown(until)}",
+                f"{shown(due_at)}, because the index claims all that is due before {shown(until)}",
                 severity=Severity.LATE, repair="add it")
-        for pk, alarm in again.items() if alarm == coming[pk]
+        for pk, due_at in again.items() if due_at == coming[pk]
     ]  # fmt: skip
 
 
 def _soon(look: Look, rows: Rows, until: datetime) -> Rows:
-    soon = rows.filter(status=Status.PENDING, alarm_at__gt=look.now + _MARGIN, alarm_at__lt=until)
+    soon = rows.filter(status=Status.PENDING, due_at__gt=look.now + _MARGIN, due_at__lt=until)
     return soon.filter(updated_at__lt=look.ago(PATIENCE))
 
 
 def _coming(look: Look, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
-    return dict(_soon(look, rows, until).values_list("pk", "alarm_at"))
+    return dict(_soon(look, rows, until).values_list("pk", "due_at"))
 
 
 def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
@@ -171,7 +171,7 @@ def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     until, seen = entries.filled_until(), entries.members(keys)
     if until is None:
         return {}
-    columns = ("alarm_at", "queue", "pk", "priority", "shard_key")
+    columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = _soon(look, ground_rows(Task).filter(pk__in=keys), until)  # one may be held since it was judged
     rows = [Due(*row) for row in waiting.values_list(*columns)]
     return dict.fromkeys(entries.put(rows, seen), "added")

@@ -8,7 +8,7 @@ from itertools import islice
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
-from django_durable_tasks.lifecycle import fire_times, leadership, ledger, slots, transitions
+from django_durable_tasks.lifecycle import fire_times, leadership, ledger, overlap, transitions
 from django_durable_tasks.lifecycle.agendas import agenda_of, check, readable
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.edges import runs
@@ -115,10 +115,10 @@ def _story(line: OccurrenceRecord) -> Story | None:
     if task is None:
         return Story(task_id=line.task_id)
     since = task.completed_at or task.started_at
-    first = slots.opened([task.slot])[task.slot][:1] if task.is_held else []
+    first = overlap.open_runs([task.overlap_key])[task.overlap_key][:1] if task.is_waiting else []
     behind = next((named(first, one.task_id) for one in first if one.task_id != task.pk), "")
     return Story(
-        task_id=task.pk, status=task.status, reason=task.reason, held=task.is_held, behind=behind, since=since,
+        task_id=task.pk, status=task.status, reason=task.reason, held=task.is_waiting, behind=behind, since=since,
         run=_run_of(task),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Rows that wait long become more urgent, so that a stream of urgent rows starves nobody; off unless AGEING is set."""
+"""Raise the priority of tasks that have waited for PRIORITY_AGING seconds, so that urgent ones do not starve them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _walk = lines.Walk()
 
 
 def age(now: datetime, wait: float, limit: int) -> int:
-    """Raise by one the priority of rows that are due, or parked, since ``wait`` seconds; return how many rose.
+    """Raise by one the priority of tasks that have been due, or parked, for ``wait`` seconds; return how many.
 
-    To be called once in that time. At most ``limit`` rows of each priority of a queue rise, the oldest, which are those
-    that starve, and as many of those that are parked; the rest rises the next time. How often stands in ``raised``.
+    To be called once in that time. Raises at most ``limit`` due tasks of each priority of a queue, the oldest first,
+    and at most ``limit`` parked ones. The next call raises the others. ``priority_boost`` counts the steps.
     """
     since, risen = now - timedelta(seconds=wait), 0
     late = [queue for queue, head in heads().items() if head <= since]
@@ -27,14 +27,14 @@ def age(now: datetime, wait: float, limit: int) -> int:
     for priority in range(_HIGHEST - 1, -1, -1):
         level = transitions.tasks().pending().filter(priority=priority)
         for queue in late:
-            risen += transitions.age(level.filter(queue=queue, alarm_at__lte=since).order_by("alarm_at"), limit)
+            risen += transitions.age(level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit)
         if scopes:
             risen += _age_parked(scopes, priority, since, limit)
     return risen
 
 
 def _age_parked(scopes: Sequence[str], priority: int, since: datetime, limit: int) -> int:
-    """Let those parked rows of a priority rise that wait so long, of the first of each line: no scan looks at all."""
+    """Raise the oldest parked tasks of each scope that were due before ``since``; read at most ``limit``."""
     lined = {scope: transitions.tasks().parked_for(scope).filter(priority=priority).order_by("id") for scope in scopes}
     each = -(-limit // len(scopes))
     ids = [task_id for task_id, run_at in lines.first(lined, lambda _: each, ("pk", "run_at")) if run_at <= since]

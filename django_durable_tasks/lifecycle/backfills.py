@@ -14,13 +14,13 @@ from django.db import IntegrityError
 from django.db.models import Case, Value, When
 
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
-from django_durable_tasks.lifecycle import births, dead_letters, fire_times, ledger, slots, transitions
+from django_durable_tasks.lifecycle import births, dead_letters, fire_times, ledger, overlap, transitions
 from django_durable_tasks.lifecycle.agendas import agenda_of, fire_times_of
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.schedules import locked, recurring
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.accounts import no_fires_within, not_a_fire_time
 from django_durable_tasks.rules.agenda import Action, Planned, Stretch
 from django_durable_tasks.rules.backfills import Deed, Report, Reprocess, Step, Told, step
@@ -157,17 +157,17 @@ def _bulks(several: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class _Backfill:
-    """One backfill under way: its slots, and what its transaction writes."""
+    """A backfill in progress: its overlap keys, and what its transaction writes."""
 
     def __init__(self, row: RecurringTask, now: datetime, concurrency: int, by: str, reason: str) -> None:
         self.row, self.now, self.by, self.reason = row, now, by, reason
         self._slots = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
-        self._taken = {slot for slot, tasks in slots.opened(self._slots).items() if tasks}
+        self._taken = {overlap_key for overlap_key, tasks in overlap.open_runs(self._slots).items() if tasks}
 
     def carry_out(self, steps: Sequence[Step], lines: dict[datetime, OccurrenceRecord]) -> list[Step]:
         """Bear and replay what the steps say, in their order; return the steps with the ids of the tasks."""
-        places = self._places([one for one in steps if one.deed != Deed.LEFT])
-        born = {one.fire_time: self._values(one, places[one.fire_time]) for one in steps if one.deed == Deed.BORN}
+        places = self._places([one for one in steps if one.deed != Deed.UNCHANGED])
+        born = {one.fire_time: self._values(one, places[one.fire_time]) for one in steps if one.deed == Deed.CREATED}
         new = self._write(born, lines)
         self._bear([values for values in born.values() if values["id"] in new])
         self._replay([one for one in steps if one.deed == Deed.REPLAYED], places)
@@ -177,15 +177,19 @@ class _Backfill:
         ]
 
     def _places(self, steps: Sequence[Step]) -> dict[datetime, dict[str, Any]]:
-        """Return each one's slot, and that it waits unless it is the first of a free one."""
+        """Return the overlap key of each task; all but the first task of a free key wait."""
         return {one.fire_time: place for one, place in zip(steps, self._next_places(), strict=False)}
 
     def _next_places(self) -> Iterator[dict[str, Any]]:
         number = 0
         while True:
-            slot, run_at = self._slots[number % len(self._slots)], self.now + number * _INSTANT
-            yield {"slot": slot, "run_at": run_at, "alarm_at": HELD if slot in self._taken else run_at}
-            self._taken.add(slot)
+            overlap_key, run_at = self._slots[number % len(self._slots)], self.now + number * _INSTANT
+            yield {
+                "overlap_key": overlap_key,
+                "run_at": run_at,
+                "due_at": NEVER if overlap_key in self._taken else run_at,
+            }
+            self._taken.add(overlap_key)
             number += 1
 
     def _values(self, one: Step, place: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +229,7 @@ class _Backfill:
             dead_letters.replay(these, by=self.by, reason=self.reason or "backfill")
             transitions.replay(these, "rerun")
             transitions.edit(these, run_at=_each(by_task, "run_at"))
-            transitions.edit(these, slot=_each(by_task, "slot"), alarm_at=_each(by_task, "alarm_at"))
+            transitions.edit(these, overlap_key=_each(by_task, "overlap_key"), due_at=_each(by_task, "due_at"))
 
 
 def _each(by_task: Mapping[uuid.UUID | None, Mapping[str, Any]], name: str) -> Case:

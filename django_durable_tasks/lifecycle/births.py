@@ -13,7 +13,7 @@ from django_durable_tasks.lifecycle import scheduling
 from django_durable_tasks.lifecycle.agendas import readable
 from django_durable_tasks.lifecycle.ledger import Entry
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.models.task import HELD, new_task_id
+from django_durable_tasks.models.task import NEVER, new_task_id
 from django_durable_tasks.rules.agenda import Planned
 from django_durable_tasks.rules.key_templates import formatted
 from django_durable_tasks.rules.options import CallOptions, call_options
@@ -46,13 +46,13 @@ def unkept_template(row: RecurringTask) -> dict[str, Any]:
     call = scheduling.Call(registry.get(row.task), tuple(row.args), row.kwargs, options)
     values = scheduling.values_of(call)
     return values | {
-        "recurring_task_id": row.pk, "time_zone": row.time_zone, "slot": slot_of(row), "status": Status.PENDING,
-        "epoch": 0, "publish_count": 0, "wait": 0.0, "named": False,
+        "recurring_task_id": row.pk, "time_zone": row.time_zone, "overlap_key": overlap_key_of(row),
+        "status": Status.PENDING, "epoch": 0, "publish_count": 0, "wait": 0.0, "named": False,
     }  # fmt: skip
 
 
-def slot_of(row: RecurringTask) -> str | None:
-    """Return the slot that the row's runs share; None where they may overlap. Raises InvalidOption."""
+def overlap_key_of(row: RecurringTask) -> str | None:
+    """Return the overlap key of the schedule's runs; None if they may overlap. Raises InvalidOption."""
     if row.overlap == Overlap.ALLOW:
         return None
     if not row.overlap_key:
@@ -65,14 +65,14 @@ def slot_of(row: RecurringTask) -> str | None:
 def task_values(
     row: RecurringTask, planned: Planned, effective: datetime, verdict: Verdict, key: str | None = None
 ) -> dict[str, Any]:
-    """Return the values of the Task of this fire; it waits until ``effective``, or until its slot is free."""
+    """Return the values of the Task of this fire; it waits until ``effective``, or until its overlap key is free."""
     shared, task_id = template(row), new_task_id()
     expires_in = row.expires_in if row.expires_in is not None else shared["expires_in"]
     return shared | {
         "id": task_id,
         "shard_key": shard_of(task_id),
         "run_at": effective,
-        "alarm_at": HELD if verdict.held else effective,
+        "due_at": NEVER if verdict.held else effective,
         "expires_at": None if expires_in is None else effective + timedelta(seconds=expires_in),
         "fire_time": planned.nominal,
         "idempotency_key": key or idempotency_key(row.pk, planned.nominal),

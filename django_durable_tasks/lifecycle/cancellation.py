@@ -45,7 +45,7 @@ def move(question: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str 
 
 def end_wait(question: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
     """Let tasks that wait for their next try be due now; their budgets stay as they are. Return how many."""
-    return transitions.edit(question.retrying(), alarm_at=transitions.NOW, **_kept("retried", by, reason))
+    return transitions.edit(question.retrying(), due_at=transitions.NOW, **_kept("retried", by, reason))
 
 
 def _kept(action: str, by: str, reason: str) -> dict[str, Any]:

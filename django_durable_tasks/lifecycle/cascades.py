@@ -159,7 +159,7 @@ def _untold(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
     )  # fmt: skip
     found: list[tuple[int, uuid.UUID]] = []
     for some in in_parts(keys):
-        notes = edges.endings().untold().filter(Exists(last), Exists(waits), task_id__in=some)
+        notes = edges.endings().unresolved().filter(Exists(last), Exists(waits), task_id__in=some)
         found += notes.values_list("pk", "task_id")
     return found
 

@@ -1,4 +1,4 @@
-"""Due rows are claimed for publishing, handed back, and rung again. Claims commit before anything is published."""
+"""Due rows are claimed for publishing, handed back, and republished. Claims commit before anything is published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import allowances, letting_go, parking, slots, transitions
+from django_durable_tasks.lifecycle import allowances, letting_go, overlap, parking, transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models.task import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import Ring
@@ -53,7 +53,7 @@ def coming(
     found = transitions.tasks().coming(now, until, past).filter(queue__in=queues)
     if shards is not None:
         found = found.filter(shard_key__in=sorted(shards))
-    return list(found.values_list("alarm_at", "queue", "pk", "priority", "shard_key")[:limit])
+    return list(found.values_list("due_at", "queue", "pk", "priority", "shard_key")[:limit])
 
 
 def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[Ring]:
@@ -62,14 +62,14 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     What a limit refuses is parked in the same transaction.
     """
     book = allowances.book()
-    act = partial(transitions.claim_these, ids, node, conf.settings().RING_AGAIN)
+    act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
     if book.empty:
-        return rings_of(slots.kept(_ordered(act(), now)))
+        return rings_of(overlap.admitted(_ordered(act(), now)))
     with transitions.atomic():
         gate = parking.Gate(book)
         rows = gate.let_in(_ordered(act(), now))
         gate.close()
-    return rings_of(slots.kept(rows))
+    return rings_of(overlap.admitted(rows))
 
 
 def claim(
@@ -108,11 +108,11 @@ def claim_of(
     The number of statements does not grow with the queues. What a limit refuses is parked in the same transaction, and
     of those that it hid others are claimed.
     """
-    node_and_wait = (node, conf.settings().RING_AGAIN)
+    node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
     book = allowances.book()
     if book.empty:
         due = transitions.claim(asked, now, limit, *node_and_wait, shards)
-        return Claimed(rings_of(slots.kept(_ordered(due, now))), Counter(row[_QUEUE] for row in due))
+        return Claimed(rings_of(overlap.admitted(_ordered(due, now))), Counter(row[_QUEUE] for row in due))
     turns, taken = _turns(book, asked, now), Counter[str]()
 
     def act(wanted: Sequence[Demand], number: int) -> list[Sequence[Any]]:
@@ -138,7 +138,7 @@ def claim_of(
             left = _left(left, rows, fit)
             gate.clear_heads([one.queue for one in left], now, _AHEAD)
         gate.close()
-    return Claimed(rings_of(slots.kept(found)), taken)
+    return Claimed(rings_of(overlap.admitted(found)), taken)
 
 
 def _turns(book: allowances.Book, asked: Sequence[Demand], now: datetime) -> list[uuid.UUID] | None:
@@ -176,14 +176,14 @@ def _in_time(rows: Sequence[Sequence[Any]], now: datetime) -> list[Sequence[Any]
     return [row for row in rows if row[0] not in late]
 
 
-def ring_again(question: TaskQuerySet, now: datetime, limit: int) -> list[Ring]:
-    """Set the next alarm of QUEUED rows that nobody started, and return what to publish once more.
+def republish(question: TaskQuerySet, now: datetime, limit: int) -> list[Ring]:
+    """Set the next ``due_at`` of QUEUED rows that nobody started, and return what to publish once more.
 
-    Their slots are looked at again: who claimed them may have died before it looked.
+    Their overlap keys are checked again: the process that claimed them may have died before its check.
     """
     settings = conf.settings()
-    rows = transitions.ring_again(question, limit, settings.RING_AGAIN, settings.RING_AGAIN_MAX)
-    return rings_of(slots.kept(_in_time(rows, now)))
+    rows = transitions.republish(question, limit, settings.REPUBLISH_AFTER, settings.REPUBLISH_AFTER_MAX)
+    return rings_of(overlap.admitted(_in_time(rows, now)))
 
 
 def ring_all(question: TaskQuerySet, batch: int) -> Iterator[list[Ring]]:
@@ -194,7 +194,7 @@ def ring_all(question: TaskQuerySet, batch: int) -> Iterator[list[Ring]]:
     queued = question.queued().filter(pk__lte=new_task_id()).order_by("pk")
     page = list(queued.values_list("pk", flat=True)[:batch])
     while page:
-        yield ring_again(transitions.tasks().filter(pk__in=page), database_now(), batch)
+        yield republish(transitions.tasks().filter(pk__in=page), database_now(), batch)
         page = list(queued.filter(pk__gt=page[-1]).values_list("pk", flat=True)[:batch])
 
 

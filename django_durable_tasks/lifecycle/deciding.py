@@ -87,8 +87,8 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
         tick.entries.append(births.line(row, planned, Fate.EXPIRED, term=tick.term, reason=f"{row.expires_in:g} s"))
         return 0
-    slot = births.template(row)["slot"]
-    opened = tick.opened.setdefault(slot, []) if slot is not None else []
+    overlap_key = births.template(row)["overlap_key"]
+    opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
     all_missed = chosen.caught_up and row.catch_up_mode == CatchUp.RUN_ALL_MISSED
     verdict = decide(Overlap(row.overlap), opened, caught_up=all_missed)
     blocker = _in_the_way(tick, row, opened, verdict)

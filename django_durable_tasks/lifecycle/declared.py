@@ -20,7 +20,7 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.rules.declarations import CODE, SETTINGS, UNDECLARED, Act, kept, merged
-from django_durable_tasks.rules.findings import AUDIT
+from django_durable_tasks.rules.findings import VERIFY_TASK
 from django_durable_tasks.rules.options import checked_key
 from django_durable_tasks.rules.recurring import RecurringStatus
 from django_durable_tasks.rules.recurring_options import KINDS, columns
@@ -72,8 +72,10 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
 
 
 def _of_settings() -> list[Declaration]:
-    schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().AUDIT
-    ours = [] if audit is None else [Declaration(AUDIT, AUDIT, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
+    schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().VERIFY_CRON
+    ours = (
+        [] if audit is None else [Declaration(VERIFY_TASK, VERIFY_TASK, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
+    )
     return ours + [
         Declaration(name, given["task"], {key: value for key, value in given.items() if key != "task"}, SETTINGS)
         for name, given in schedules_.items()

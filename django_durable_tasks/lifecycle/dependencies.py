@@ -21,8 +21,8 @@ from django_durable_tasks.lifecycle import edges, limits, records, transitions
 from django_durable_tasks.lifecycle.claims import rings_of
 from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
 from django_durable_tasks.lifecycle.isolation import Isolation
-from django_durable_tasks.models import Ending, Task, TaskDependency
-from django_durable_tasks.models.ending import EndingQuerySet
+from django_durable_tasks.models import EndingEvent, Task, TaskDependency
+from django_durable_tasks.models.ending_event import EndingEventQuerySet
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.graphs import DELETED, Fate, Tally, Told, fate, needed, tell
@@ -58,7 +58,7 @@ def spread(limit: int) -> Spread:
 
     A task whose dependents cannot be moved is postponed; the others go on.
     """
-    untold = edges.endings().untold().exclude(task_id__in=_isolation.postponed())
+    untold = edges.endings().unresolved().exclude(task_id__in=_isolation.postponed())
     notes: dict[uuid.UUID, list[int]] = {}
     for note, task_id in untold.values_list("pk", "task_id")[:limit]:
         notes.setdefault(task_id, []).append(note)
@@ -91,14 +91,14 @@ def spread_of(task_id: uuid.UUID) -> Spread:
 
 
 def _spread_of(task_id: uuid.UUID) -> Spread:
-    mine = list(edges.endings().untold().filter(task_id=task_id).values_list("pk", flat=True))
+    mine = list(edges.endings().unresolved().filter(task_id=task_id).values_list("pk", flat=True))
     if not mine:
         return Spread()
     waiting = edges.edges().below([task_id]).untold().order_by()
     wants = list(waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1])
     if len(wants) > SMALL or any(number > FEW for number in wants):
         return Spread(left=True)
-    return _spread(edges.endings().untold().filter(pk__in=mine), len(mine))
+    return _spread(edges.endings().unresolved().filter(pk__in=mine), len(mine))
 
 
 def _spread_met(notes: Sequence[int], queues: Iterable[str], limited: Iterable[str]) -> Spread:
@@ -107,13 +107,13 @@ def _spread_met(notes: Sequence[int], queues: Iterable[str], limited: Iterable[s
     What may be rung at once: tasks of these queues, but those of the ``limited`` names.
     """
     done = through_deadlocks(transitions.release_met)(
-        notes, _EDGES, list(queues), list(limited), conf.settings().RING_AGAIN
+        notes, _EDGES, list(queues), list(limited), conf.settings().REPUBLISH_AFTER
     )
     if done is None:
-        return _spread(edges.endings().untold().filter(pk__in=list(notes)), len(notes))
+        return _spread(edges.endings().unresolved().filter(pk__in=list(notes)), len(notes))
     found = Spread(notes=done.notes, moved=done.moved, rings=rings_of(done.rung), left=done.more)
     if done.left and not done.more:
-        rest = _spread(edges.endings().untold().filter(pk__in=list(done.left)), len(done.left))
+        rest = _spread(edges.endings().unresolved().filter(pk__in=list(done.left)), len(done.left))
         found.moved += rest.moved
         found.rings += rest.rings
     return found
@@ -124,18 +124,18 @@ def spread_notes(notes: Iterable[int]) -> Spread:
 
     By transitions of rows alone, never by one statement: the operation watches which rows they move.
     """
-    return _spread(edges.endings().untold().filter(pk__in=list(notes)), _EDGES)
+    return _spread(edges.endings().unresolved().filter(pk__in=list(notes)), _EDGES)
 
 
 @through_deadlocks
-def _spread(question: EndingQuerySet, limit: int) -> Spread:
+def _spread(question: EndingEventQuerySet, limit: int) -> Spread:
     found = list(question.values_list("pk", flat=True)[:limit])
     if not found:
         return Spread()
     with transitions.atomic():
         # By the primary key alone: of a note that it leaves to its holder MariaDB keeps the entry of any other index.
         held = edges.endings().filter(pk__in=found).order_by("pk").select_for_update(skip_locked=True)
-        notes = [note for note in held if not note.told]
+        notes = [note for note in held if not note.resolved]
         upstreams = _news(notes)
         waiting = edges.edges().below(upstreams).untold().order_by("task", "pk")
         children = list(waiting.values_list("task", flat=True)[:_EDGES])
@@ -149,14 +149,14 @@ def _spread(question: EndingQuerySet, limit: int) -> Spread:
     return done
 
 
-def _news(notes: Sequence[Ending]) -> set[uuid.UUID]:
+def _news(notes: Sequence[EndingEvent]) -> set[uuid.UUID]:
     """Return the rows that these notes say something of; a note of an earlier ending never will again."""
     keys = {note.task_id for note in notes}
     epochs = dict(transitions.tasks().filter(pk__in=keys).values_list("pk", "epoch"))
     return {note.task_id for note in notes if epochs.get(note.task_id, note.epoch) == note.epoch}
 
 
-def _outcomes(notes: Iterable[Ending], rows: Mapping[uuid.UUID, Task]) -> dict[uuid.UUID, str]:
+def _outcomes(notes: Iterable[EndingEvent], rows: Mapping[uuid.UUID, Task]) -> dict[uuid.UUID, str]:
     """Return how each upstream ended, as its row says now; a note of an earlier ending says nothing.
 
     Of a row that was deleted before its ending was told the last note says how it had ended.
@@ -188,10 +188,10 @@ def _tell_edges(
     return told
 
 
-def _deal_with(notes: Iterable[Ending]) -> None:
+def _deal_with(notes: Iterable[EndingEvent]) -> None:
     """Delete notes that nobody needs any more, and leave those that a workflow has to count."""
-    counted = [note.pk for note in notes if note.workflow_id is not None and note.change]
-    edges.endings().filter(pk__in=counted).update(told=True)
+    counted = [note.pk for note in notes if note.workflow_id is not None and note.delta]
+    edges.endings().filter(pk__in=counted).update(resolved=True)
     edges.endings().filter(pk__in=[note.pk for note in notes if note.pk not in set(counted)]).delete()
 
 
@@ -265,12 +265,12 @@ def release(rows: Sequence[Task]) -> list[Ring]:
     transitions.release([(row.pk, row.epoch) for row in rows if row.pk not in keys])
     if not rung:
         return []
-    transitions.release_rung([(row.pk, row.epoch) for row in rung], settings.RING_AGAIN)
+    transitions.release_rung([(row.pk, row.epoch) for row in rung], settings.REPUBLISH_AFTER)
     return rings_of(transitions.tasks().filter(pk__in=keys).values_list(*transitions.RING_COLUMNS))
 
 
 def _may_be_rung(row: Any) -> bool:
-    in_time = row.run_at <= row.read_at and row.expires_at is None and row.slot is None
+    in_time = row.run_at <= row.read_at and row.expires_at is None and row.overlap_key is None
     return in_time and ports.broker_open() and limits.fast_path_open(row.name, row.queue, row.tenant_id)
 
 

@@ -13,8 +13,8 @@ from django_durable_tasks import ports
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.connections import cursor
 from django_durable_tasks.lifecycle.statements import recordset, statement
-from django_durable_tasks.models import Ending, TaskDependency, WorkflowRun
-from django_durable_tasks.models.ending import EndingQuerySet
+from django_durable_tasks.models import EndingEvent, TaskDependency, WorkflowRun
+from django_durable_tasks.models.ending_event import EndingEventQuerySet
 from django_durable_tasks.models.task_dependency import TaskDependencyQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.graphs import FORCED, Tally, Told
@@ -120,16 +120,16 @@ def tally_of(rows: Iterable[TaskDependency]) -> Tally:
 # Endings ----------------------------------------------------------------------------------------------------------
 
 
-def endings() -> EndingQuerySet:
+def endings() -> EndingEventQuerySet:
     """Return all notes of endings, as a question to narrow."""
-    found: EndingQuerySet = Ending.objects.using(transitions.database())
+    found: EndingEventQuerySet = EndingEvent.objects.using(transitions.database())
     return found
 
 
 def note_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
     """Note once more that these rows ended (epoch and status), for an edge that came after they were told."""
     endings().bulk_create([
-        Ending(task_id=task_id, epoch=epoch, status=status, change=0)
+        EndingEvent(task_id=task_id, epoch=epoch, status=status, delta=0)
         for task_id, (epoch, status) in sorted(upstreams.items())
     ])  # fmt: skip
     if upstreams:

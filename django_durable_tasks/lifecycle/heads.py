@@ -24,7 +24,7 @@ def heads() -> dict[str, datetime]:
     """
     sql = statement("heads")
     if sql is None:
-        return dict(transitions.tasks().pending().order_by().values_list("queue").annotate(head=Min("alarm_at")))
+        return dict(transitions.tasks().pending().order_by().values_list("queue").annotate(head=Min("due_at")))
     found, past = dict[str, datetime](), ""
     with connections[transitions.database()].cursor() as cursor:
         while True:

@@ -70,10 +70,13 @@ def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.U
         due = parking.next_due([queue], now, _AHEAD)
         if not shares and len(due) <= free:
             return None
-        rows = transitions.tasks().filter(pk__in=due).values_list("pk", "tenant_id", "held_for")
-        of = {task_id: (rules.of_share(queue, tenant_id), held_for) for task_id, tenant_id, held_for in rows}
+        rows = transitions.tasks().filter(pk__in=due).values_list("pk", "tenant_id", "waiting_for_limit")
+        of = {
+            task_id: (rules.of_share(queue, tenant_id), waiting_for_limit)
+            for task_id, tenant_id, waiting_for_limit in rows
+        }
         given = [task_id for task_id in due if task_id in of and of[task_id][0] == of[task_id][1]]
-        new = {task_id: share for task_id, (share, held_for) in of.items() if share != held_for}
+        new = {task_id: share for task_id, (share, waiting_for_limit) in of.items() if share != waiting_for_limit}
         transitions.park_due(new, now)
         shares.update(new.values())
         if len(due) < _AHEAD:
@@ -115,10 +118,10 @@ def going(scopes: Collection[str], now: datetime, limit: int, given: Mapping[str
     judge.bind(of.values())
     waiting: dict[str, list[Asking]] = {scope: [] for scope in asked}
     for row in of.values():
-        waiting[row.held_for].append(judge.asking(row))
+        waiting[row.waiting_for_limit].append(judge.asking(row))
     chosen, elsewhere = rooms.going(waiting, judge.room, limit)
     held_up = {of[task_id].pk: scope for task_id, full in elsewhere.items() if (scope := _named(full)) is not None}
-    return Going({of[task_id].pk: of[task_id].held_for for task_id in chosen}, held_up, list(late))
+    return Going({of[task_id].pk: of[task_id].waiting_for_limit for task_id in chosen}, held_up, list(late))
 
 
 def _named(full: Sequence[str]) -> str | None:
@@ -221,7 +224,7 @@ class _Judge:
         """Return whether the row's queue takes it now, and it is not heavier than the whole limit it waits for."""
         if row.queue in self._paused or (row.priority < lines.URGENT and not self._window(row.queue)):
             return False
-        heaviest = self._book.among(row.held_for, [row.name]).heaviest
+        heaviest = self._book.among(row.waiting_for_limit, [row.name]).heaviest
         return heaviest is None or row.weight <= heaviest
 
     def bind(self, rows: Iterable[Waiting]) -> None:
@@ -232,7 +235,7 @@ class _Judge:
         new: dict[str, dict[str, Allowance]] = {}
         for row in rows:
             self.room.places.setdefault(rules.of_window(row.queue), self._window(row.queue))
-            for scope in (row.held_for, *self._narrow(row)):
+            for scope in (row.waiting_for_limit, *self._narrow(row)):
                 marked = self._marked(scope, row.name)
                 if marked not in self.room.known and rules.shared(scope) is None:
                     mark = marked.removeprefix(scope)
@@ -242,10 +245,12 @@ class _Judge:
 
     def asking(self, row: Waiting) -> Asking:
         """Return the row with all that it takes room of when it is let go."""
-        wide = self._book.wide(row.queue) if rules.shared(row.held_for) is not None else []
-        others = [self._marked(scope, row.name) for scope in self._narrow(row) if scope != row.held_for]
+        wide = self._book.wide(row.queue) if rules.shared(row.waiting_for_limit) is not None else []
+        others = [self._marked(scope, row.name) for scope in self._narrow(row) if scope != row.waiting_for_limit]
         others += [] if row.priority >= lines.URGENT else [rules.of_window(row.queue)]
-        return lines.asking(row.pk, [self._marked(row.held_for, row.name), *wide], row.weight, row.priority, others)
+        return lines.asking(
+            row.pk, [self._marked(row.waiting_for_limit, row.name), *wide], row.weight, row.priority, others
+        )
 
     def _narrow(self, row: Waiting) -> list[str]:
         return self._book.narrow(row.name, row.tenant_id, row.limit_key)

@@ -56,7 +56,7 @@ class Standing:
     """A limit and what stands in it: ``taken`` is the weight that is published or runs, ``parked`` rows wait for it.
 
     ``too_heavy``: the weight of the heaviest that waits, where that is more than the whole limit: it never starts.
-    ``source``: CODE, OPERATOR, KEY (a ``PerKey`` of code), SHARE (a tenant's share of a queue) or GONE.
+    ``source``: CODE, OPERATOR, KEY (a ``PerKey`` of code), TENANT_SHARE (a tenant's share of a queue) or REMOVED.
     """
 
     scope: str
@@ -72,7 +72,9 @@ class Standing:
 def standings() -> list[Standing]:
     """Return every limit that is set, and every scope for which rows wait; by scope."""
     book, found, now = allowances.read(), holders.holders(), database_now()
-    lines = tasks().parked().order_by().values_list("held_for").annotate(number=Count("pk"), most=Max("weight"))
+    lines = (
+        tasks().parked().order_by().values_list("waiting_for_limit").annotate(number=Count("pk"), most=Max("weight"))
+    )
     waiting = {scope: (number, most) for scope, number, most in lines if scope is not None}
     scopes = sorted({*book.scopes, *waiting})
     allowed = {scope: letting_go.allowed(scope, book) for scope in scopes}
@@ -104,8 +106,8 @@ def _source(scope: str, book: allowances.Book, operators: set[str]) -> str:
     if scope in book.scopes:
         return "CODE"
     if rules.shared(scope) is not None:
-        return "SHARE"
-    return "KEY" if scope.startswith("key:") and book.per_key else "GONE"
+        return "TENANT_SHARE"
+    return "KEY" if scope.startswith("key:") and book.per_key else "REMOVED"
 
 
 def why(task: Task) -> str:
@@ -113,12 +115,12 @@ def why(task: Task) -> str:
     if task.status != Status.PENDING:
         return ""
     book = allowances.read()
-    if task.held_for is not None and task.is_held:
-        share = rules.shared(task.held_for)
+    if task.waiting_for_limit is not None and task.is_waiting:
+        share = rules.shared(task.waiting_for_limit)
         if share is not None:
             return f"It waits for its turn: its tenant has its fair share of queue {share[0]}."
-        return _sentence(task.held_for, task, book)
-    if task.is_held or not book.wide(task.queue):
+        return _sentence(task.waiting_for_limit, task, book)
+    if task.is_waiting or not book.wide(task.queue):
         return ""
     found = holders.holders()
     full = (

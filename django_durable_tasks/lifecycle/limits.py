@@ -49,21 +49,21 @@ _FORGOTTEN_AFTER = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The queues at one moment: which are paused, how many rows wait published, how many slots listen."""
+    """The queues at one moment: which are paused, how many rows wait published, what concurrency their workers have."""
 
     paused: frozenset[str] = frozenset()
     queued: Counter[str] = field(default_factory=Counter)
-    slots: Counter[str] = field(default_factory=Counter)
+    concurrency: Counter[str] = field(default_factory=Counter)
     of_tenants: Mapping[str, Counter[int]] = field(default_factory=dict)
 
     def window(self, queue: str, starts_per_second: float = 0.0) -> int:
-        """Return how many rows may wait published: 2 x slots and two seconds' starts, 1,000 with no worker known."""
+        """Return how many tasks may wait published: 2 x concurrency and 2 s of starts, 1,000 without a worker."""
         fixed = conf.settings().QUEUE_WINDOW
         if fixed is not None:
             return fixed
-        if not self.slots[queue]:
+        if not self.concurrency[queue]:
             return _UNKNOWN_WORKERS_WINDOW
-        return max(_SMALLEST_WINDOW, 2 * self.slots[queue] + round(2 * starts_per_second))
+        return max(_SMALLEST_WINDOW, 2 * self.concurrency[queue] + round(2 * starts_per_second))
 
     def room(self, queue: str, starts_per_second: float = 0.0) -> int:
         """Return how many more rows of this queue may be published now."""
@@ -95,12 +95,12 @@ def picture(queues: Collection[str] | None = None) -> Picture:
     global _window_of
     published = tasks().queued() if queues is None else tasks().queued().filter(queue__in=sorted(queues))
     waiting = published.order_by().values_list("queue", "tenant_id").annotate(number=Count("pk"))
-    workers = Node.objects.using(database()).alive().workers().values_list("queues", "slots")
+    workers = Node.objects.using(database()).alive().workers().values_list("queues", "concurrency")
     of_tenants: dict[str, Counter[int]] = {}
     for queue, tenant_id, number in waiting:
         of_tenants.setdefault(queue, Counter())[tenant_id] = number
     queued = Counter({queue: tenants.total() for queue, tenants in of_tenants.items()})
-    found = Picture(paused_queues(), queued, _slots(workers), of_tenants)
+    found = Picture(paused_queues(), queued, _concurrency(workers), of_tenants)
     _window_of = found.window
     return found
 
@@ -120,12 +120,12 @@ def window_of(queue: str) -> int:
     return _window_of(queue, _pace_of(queue))
 
 
-def _slots(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
-    slots: Counter[str] = Counter()
+def _concurrency(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
+    concurrency: Counter[str] = Counter()
     for queues, number in workers:
         for queue in queues:
-            slots[queue] += number
-    return slots
+            concurrency[queue] += number
+    return concurrency
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class _Recent:
     """The last state of the queues that this process publishes to, read at most once a second by a background thread.
 
     A caller reads it itself only outside a transaction and if there is no recent one: inside, it would hold one
-    connection and wait for another, which deadlocks behind a pooler as soon as all its slots are held that way.
+    connection and wait for another, which deadlocks behind a pooler as soon as all its connections are used that way.
     In a test run and in Celery's eager mode there is no thread, and the caller always reads: its task has to run now.
     """
 

@@ -24,7 +24,7 @@ _SPARE, _FAR = 10, 1_000
 class Waiting(NamedTuple):
     """A row of a line."""
 
-    held_for: str
+    waiting_for_limit: str
     pk: uuid.UUID
     name: str
     queue: str
@@ -47,7 +47,7 @@ def able(
     def those(rows: Sequence[Any]) -> dict[str, list[Waiting]]:
         found: dict[str, list[Waiting]] = {}
         for row in map(Waiting._make, rows):
-            found.setdefault(row.held_for, []).append(row)
+            found.setdefault(row.waiting_for_limit, []).append(row)
         return found
 
     wanted = {scope: number(scope) for scope in lines}
@@ -110,5 +110,7 @@ def parked_past(past: str, limit: int) -> list[str]:
     sql = statement("parked")
     if sql is not None:
         return _by_pages(sql, past, limit)
-    waiting = transitions.tasks().filter(held_for__gt=past).order_by("held_for")
-    return [scope for scope in waiting.values_list("held_for", flat=True).distinct()[:limit] if scope is not None]
+    waiting = transitions.tasks().filter(waiting_for_limit__gt=past).order_by("waiting_for_limit")
+    return [
+        scope for scope in waiting.values_list("waiting_for_limit", flat=True).distinct()[:limit] if scope is not None
+    ]

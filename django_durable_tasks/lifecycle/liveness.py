@@ -1,6 +1,6 @@
 """Which nodes live and yet do nothing: a scheduler that looks no more, a worker that starts nothing while rows wait.
 
-Such a node beats, so that nobody buries it; whoever watches it (``durable alive``) restarts it.
+Such a node beats, so that nobody buries it; whoever watches it (``durable health``) restarts it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_silent(node: Node, now: datetime) -> bool:
 def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
     """Return which of these nodes live and have stalled, and why; two statements where there is a worker.
 
-    A worker is judged where it has free slots, does not drain, and its queues are not paused.
+    A worker is judged where it has free processes, does not drain, and its queues are not paused.
     """
     found, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
     for node in everybody:
@@ -40,14 +40,14 @@ def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
             continue
         if node.kind == NodeKind.SCHEDULER:
             found[node.pk] = f"it has not looked for due tasks for {ago(still)}"
-        elif _has_free_slots(node):
+        elif _has_free_processes(node):
             idle.append((node, still))
     waiting = _waiting_since(now) if idle else {}
     for node, still in idle:
         queue = next((name for name in node.queues if name in waiting), None)
         if queue is not None:
             found[node.pk] = (
-                f"it has free slots and has started nothing for {ago(still)}, though tasks wait published in queue"
+                f"it has free processes and has started nothing for {ago(still)}, though tasks wait published in queue"
                 f" {queue} since {ago((now - waiting[queue]).total_seconds())}"
             )
     return found
@@ -61,15 +61,15 @@ def _still_for(node: Node, now: datetime) -> float | None:
     return (now - max(last or node.started_at, node.started_at)).total_seconds()
 
 
-def _has_free_slots(node: Node) -> bool:
-    return node.active is not None and int(node.active.get("number", 0)) < node.slots
+def _has_free_processes(node: Node) -> bool:
+    return node.active is not None and int(node.active.get("number", 0)) < node.concurrency
 
 
 def _waiting_since(now: datetime) -> dict[str, datetime]:
     """Return the queues with rows that were rung and not started for longer than the bound, and since when."""
     long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False).values_list("name", flat=True)
-    # Only what was rung again: while the broker is away nobody rings, and a worker without messages is not to blame.
+    # Only what was republished: while the broker is away nobody rings, and a worker without messages is not to blame.
     rung_again = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
     question = rung_again.exclude(queue__in=list(paused)).order_by()
     return dict(question.values_list("queue").annotate(since=Min("updated_at")))

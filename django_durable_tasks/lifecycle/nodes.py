@@ -33,7 +33,7 @@ SHOWN = 20
 class NodeReport:
     """What a node tells of itself with a heartbeat; None leaves what it told before.
 
-    ``active`` are the ids of running tasks and ``busy`` how many of its slots are taken, by whatever; ``scanned`` and
+    ``active`` are the ids of running tasks and ``busy`` how many of its processes or threads are busy; ``scanned`` and
     ``started`` are instants of this host's monotonic clock: when it last looked for due rows, and last started one;
     ``skew`` is in seconds; ``index_state`` and ``wakeups_state`` say where a scheduler finds what is due next, and what
     wakes it. ``failing`` are the parts of a scheduler that fail: ``what``, ``error``, ``number`` of failures in a row
@@ -108,13 +108,14 @@ def timeout() -> float:
 
 
 def register(
-    node_id: uuid.UUID, name: str, kind: NodeKind, *, pool: str = "", slots: int = 0, queues: Sequence[str] = (),
+    node_id: uuid.UUID, name: str, kind: NodeKind, *, pool: str = "", concurrency: int = 0, queues: Sequence[str] = (),
     report: NodeReport = _NOTHING,
 ) -> None:  # fmt: skip
     """Enter this process under its random boot id, or bring it back under it; a restart is a new node."""
     details: dict[str, Any] = {
         "name": name, "kind": kind, "host": platform.node(), "pid": os.getpid(), "version": __version__, "pool": pool,
-        "slots": slots, "queues": list(queues), "beats": 1, "started_at": DatabaseNow(), "last_seen_at": DatabaseNow(),
+        "concurrency": concurrency, "queues": list(queues), "beats": 1,
+        "started_at": DatabaseNow(), "last_seen_at": DatabaseNow(),
         "stopped_at": None, "declared_dead": False, "region": conf.settings().REGION, "versions": versions(),
         "draining": False, **report.columns(),
     }  # fmt: skip

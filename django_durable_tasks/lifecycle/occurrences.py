@@ -15,7 +15,7 @@ from django_durable_tasks.lifecycle import (
     cancellation,
     claims,
     ledger,
-    slots,
+    overlap,
     transitions,
     workflow_deadlines,
 )
@@ -65,8 +65,8 @@ def _checked(request_id: str) -> str:
 
 @readable
 def _bear(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
-    slot, planned = births.template(row)["slot"], Planned(now, now)
-    opened = slots.opened([slot])[slot] if slot is not None else []
+    overlap_key, planned = births.template(row)["overlap_key"], Planned(now, now)
+    opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
     # Somebody asked for this run by name: where a fire time would be skipped, it waits its turn.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
     cancellation.cancel(transitions.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
@@ -96,11 +96,11 @@ def _rung(values: dict[str, Any], verdict: Verdict, now: datetime) -> dict[str, 
     """Return what is different in a row that is born QUEUED, to be rung at commit; nothing where it must wait."""
     if verdict.held or not may_be_rung({**values, "run_at": None}):
         return {}
-    alarm_at = now + timedelta(seconds=conf.settings().RING_AGAIN)
-    return {"status": Status.QUEUED, "epoch": 1, "publish_count": 1, "alarm_at": alarm_at}
+    due_at = now + timedelta(seconds=conf.settings().REPUBLISH_AFTER)
+    return {"status": Status.QUEUED, "epoch": 1, "publish_count": 1, "due_at": due_at}
 
 
 def _ring(task_id: uuid.UUID) -> None:
-    """Ring a row born QUEUED, if its slot is its own: looked at after the commit, as every claim does."""
+    """Ring a row born QUEUED, if it may use its overlap key: checked after the commit, as in every claim."""
     rows = transitions.tasks().queued().filter(pk=task_id).values_list(*transitions.RING_COLUMNS)
-    ports.ring(claims.rings_of(slots.kept(list(rows))))
+    ports.ring(claims.rings_of(overlap.admitted(list(rows))))

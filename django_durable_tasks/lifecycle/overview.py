@@ -21,7 +21,7 @@ from django_durable_tasks.rules.explanations import Situation
 from django_durable_tasks.rules.recurring import QUARANTINED
 from django_durable_tasks.rules.states import Status
 
-_PER_CHILD, _PER_SLOT, _PER_SCHEDULER = 3, 2, 7
+_PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 7
 _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
@@ -112,9 +112,9 @@ def connections_needed(everybody: Sequence[Node]) -> int:
         if node.kind == NodeKind.SCHEDULER:
             number += _PER_SCHEDULER
         elif node.pool == _FORKING:
-            number += 1 + _PER_CHILD * node.slots
+            number += 1 + _PER_CHILD * node.concurrency
         else:
-            number += 2 + _PER_SLOT * node.slots
+            number += 2 + _PER_THREAD * node.concurrency
     return number
 
 
@@ -139,10 +139,10 @@ def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
     led = SchedulerLease.objects.using(database()).filter(name=leadership.office(), expires_at__gt=now).exists()
     runs = now - task.started_at if task.started_at is not None and task.status == Status.RUNNING else timedelta(0)
     found = Situation(
-        now=now, status=task.status, queue=task.queue, alarm_at=task.alarm_at, lease_until=task.lease_until,
+        now=now, status=task.status, queue=task.queue, due_at=task.due_at, lease_until=task.lease_until,
         started_at=task.started_at, expires_at=task.expires_at,
         overdue=task.expected_duration is not None and runs > task.expected_duration,
-        held=task.is_held, limited=limit_orders.why(task),
+        held=task.is_waiting, limited=limit_orders.why(task),
         cancel_requested=task.cancel_requested_at is not None, attempts=task.attempts, failures=task.failures,
         max_attempts=task.max_attempts, crashes=task.crashes, publish_count=task.publish_count,
         unresolved=task.unresolved_dependencies_count, reason=task.reason, paused=pause is not None,

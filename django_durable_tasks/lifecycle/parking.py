@@ -25,8 +25,10 @@ from django_durable_tasks.rules.demands import Demand
 from django_durable_tasks.rules.limits import Allowance, Bucket
 from django_durable_tasks.rules.rooms import Asking, Room
 
-_ID, _NAME, _QUEUE, _HELD_FOR = (transitions.RING_COLUMNS.index(name) for name in ("id", "name", "queue", "held_for"))
-_COLUMNS = ("pk", "name", "queue", "tenant_id", "limit_key", "weight", "priority", "held_for")
+_ID, _NAME, _QUEUE, _HELD_FOR = (
+    transitions.RING_COLUMNS.index(name) for name in ("id", "name", "queue", "waiting_for_limit")
+)
+_COLUMNS = ("pk", "name", "queue", "tenant_id", "limit_key", "weight", "priority", "waiting_for_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,10 @@ class Gate:
     ) -> dict[uuid.UUID, _Bound]:
         """Return these rows as the gate sees them; ``marks``: for which scopes they were in line before the claim."""
         rows, book, found = transitions.tasks().filter(pk__in=ids).values_list(*_COLUMNS), self._book, {}
-        for task_id, name, queue, tenant_id, key, weight, priority, held_for in rows:
+        for task_id, name, queue, tenant_id, key, weight, priority, waiting_for_limit in rows:
             scopes = [*book.wide(queue), *book.narrow(name, tenant_id, key)]
             share = rules.of_share(queue, tenant_id) if book.tenants else None
-            turn = share is not None and share == (held_for if marks is None else marks.get(task_id))
+            turn = share is not None and share == (waiting_for_limit if marks is None else marks.get(task_id))
             if share is not None and not turn:
                 scopes.append(share)
             asking = lines.asking(task_id, scopes, weight, priority)
@@ -205,20 +207,22 @@ class Gate:
         if self._now is None or not new:
             return
         asked = {scope: transitions.tasks().in_line_for(scope) for scope in new}
-        for row in {row.held_for: row for row in reversed(lines.able(asked, lambda _: 1, self._could_go))}.values():
+        for row in {
+            row.waiting_for_limit: row for row in reversed(lines.able(asked, lambda _: 1, self._could_go))
+        }.values():
             if row.weight == 1:
                 continue
             others = [*self._book.wide(row.queue), *self._book.narrow(row.name, row.tenant_id, row.limit_key)]
             self._open({scope: self._book.among(scope, [row.name]) for scope in others})
             asking = lines.asking(row.pk, others, row.weight, row.priority)
-            if not any(self._room.refuses(scope, asking) for scope in others if scope != row.held_for):
-                self._room.ahead[row.held_for] = asking
+            if not any(self._room.refuses(scope, asking) for scope in others if scope != row.waiting_for_limit):
+                self._room.ahead[row.waiting_for_limit] = asking
 
     def _could_go(self, row: lines.Waiting) -> bool:
         """Return whether the row is in time, its queue takes it, and it is not heavier than the whole limit."""
         if row.expires_at is not None and self._now is not None and row.expires_at <= self._now:
             return False
-        if row.weight > self._room.heaviest.get(row.held_for, row.weight):
+        if row.weight > self._room.heaviest.get(row.waiting_for_limit, row.weight):
             return False
         if self._paused is None:
             self._paused = limits.paused_queues()
@@ -232,10 +236,10 @@ def _strict(told: Iterable[_Bound]) -> bool:
 
 def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:
     """Return the next due rows of these queues, the most urgent first, of each an equal part of so many."""
-    due, part = transitions.tasks().due(now).order_by("alarm_at"), max(1, limit // len(queues))
+    due, part = transitions.tasks().due(now).order_by("due_at"), max(1, limit // len(queues))
     # One short scan of the index for each priority, where one ORDER BY would sort them all.
     scans = [(due.filter(queue=queue, priority=level), part) for queue in queues for level in range(9, -1, -1)]
-    rows = transitions.first_of_each(scans, ("pk", "priority", "alarm_at"))
+    rows = transitions.first_of_each(scans, ("pk", "priority", "due_at"))
     return [row[0] for row in sorted(rows, key=lambda row: (-row[1], row[2]))[:limit]]
 
 

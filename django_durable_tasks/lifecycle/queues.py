@@ -51,7 +51,7 @@ def count_misrouted(name: str, consumed_from: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """What stands in one queue: rows by status, who holds it, and how many workers and slots listen.
+    """What stands in one queue: rows by status, who holds it, and how many workers listen, with what concurrency.
 
     ``due`` are the pending rows whose time has come, ``unanswered`` the queued ones that were rung more than once,
     ``late`` the running ones past their expected duration; ``oldest_due_at`` is since when a row could have started.
@@ -72,7 +72,7 @@ class Depth:
     paused_by: str = ""
     reason: str = ""
     workers: int = 0
-    slots: int = 0
+    concurrency: int = 0
     rejected: str = ""
     misrouted: int = 0
     misrouted_at: datetime | None = None
@@ -98,14 +98,16 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     )  # fmt: skip
     for row in (row for question in counted for row in question):
         facts.setdefault(row.pop("queue"), {}).update(row)
-    for node in Node.objects.using(database()).alive().only("kind", "draining", "queues", "slots", "rejected_queues"):
+    for node in (
+        Node.objects.using(database()).alive().only("kind", "draining", "queues", "concurrency", "rejected_queues")
+    ):
         for queue, reason in (node.rejected_queues or {}).items():
             facts.setdefault(queue, {})["rejected"] = str(reason)
         if node.kind != NodeKind.WORKER or node.draining:
             continue
         for queue in node.queues:
             seen = facts.setdefault(queue, {})
-            seen.update(workers=seen.get("workers", 0) + 1, slots=seen.get("slots", 0) + node.slots)
+            seen.update(workers=seen.get("workers", 0) + 1, concurrency=seen.get("concurrency", 0) + node.concurrency)
     return [_depth(queue, seen, now) for queue, seen in sorted(facts.items())]
 
 
@@ -118,8 +120,8 @@ def _waiting(now: datetime) -> list[dict[str, Any]]:
     """Return how many rows wait in each queue, how many of them are due, and since when the first is."""
     sql = statement("waiting")
     if sql is None:
-        come = Count("alarm_at", filter=Q(alarm_at__lte=now))
-        rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("alarm_at")))
+        come = Count("due_at", filter=Q(due_at__lte=now))
+        rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("due_at")))
         return [{**row, "pending": min(row["pending"], COUNTED), "due": min(row["due"], COUNTED)} for row in rows]
     first = heads()
     with connections[database()].cursor() as cursor:

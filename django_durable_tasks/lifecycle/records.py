@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from django.db.models import Q
 
 from django_durable_tasks import conf
-from django_durable_tasks.models import DeadLetter, Ending, Task, TaskExecutionLog
+from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.endings import Outcome, fingerprint
 from django_durable_tasks.rules.runs import Run
@@ -25,8 +25,8 @@ def note_endings(ids: Sequence[uuid.UUID], status: Status) -> int:
     moved = Task.objects.using(database).filter(pk__in=list(ids), status=status)
     graph = moved.filter(Q(has_dependents=True) | Q(workflow__isnull=False))
     found = graph.values_list("pk", "epoch", "workflow_id", "has_dependents")
-    notes = Ending.objects.using(database).bulk_create([
-        Ending(task_id=task_id, epoch=epoch, workflow_id=workflow, status=status, told=not has_dependents)
+    notes = EndingEvent.objects.using(database).bulk_create([
+        EndingEvent(task_id=task_id, epoch=epoch, workflow_id=workflow, status=status, resolved=not has_dependents)
         for task_id, epoch, workflow, has_dependents in found
     ])  # fmt: skip
     return len(notes)
@@ -34,8 +34,8 @@ def note_endings(ids: Sequence[uuid.UUID], status: Status) -> int:
 
 def note_returns(rows: Sequence[tuple[uuid.UUID, int, uuid.UUID | None, str]]) -> None:
     """Note that ended rows of workflows come back: (task, epoch, workflow, the status they leave)."""
-    Ending.objects.using(conf.settings().DATABASE).bulk_create([
-        Ending(task_id=task_id, epoch=epoch, workflow_id=workflow, status=status, change=-1, told=True)
+    EndingEvent.objects.using(conf.settings().DATABASE).bulk_create([
+        EndingEvent(task_id=task_id, epoch=epoch, workflow_id=workflow, status=status, delta=-1, resolved=True)
         for task_id, epoch, workflow, status in rows
         if workflow is not None
     ])  # fmt: skip

@@ -62,18 +62,18 @@ def lose_child(task_id: uuid.UUID, epoch: int, node: uuid.UUID, outcome: Outcome
     return bool(attempts.end_runs(question, told, worker=worker, celery_id=celery_id))
 
 
-def ring_of_dead(dead: Sequence[uuid.UUID], now: datetime, limit: int) -> list[Ring]:
+def republish_of_dead(dead: Sequence[uuid.UUID], now: datetime, limit: int) -> list[Ring]:
     """Ring what dead nodes had claimed: they may have died before they published it."""
-    return claims.ring_again(transitions.tasks().queued().held_by(list(dead)).filter(publish_count__lte=1), now, limit)
+    return claims.republish(transitions.tasks().queued().owned_by(list(dead)).filter(publish_count__lte=1), now, limit)
 
 
-def ring_overdue(now: datetime, limit: int, but_of: Collection[str] = ()) -> list[Ring]:
+def republish_overdue(now: datetime, limit: int, but_of: Collection[str] = ()) -> list[Ring]:
     """Ring what was published and not started in time, but for rows of these queues."""
-    overdue = transitions.tasks().ring_overdue(now)
-    return claims.ring_again(overdue.exclude(queue__in=but_of) if but_of else overdue, now, limit)
+    overdue = transitions.tasks().republish_due(now)
+    return claims.republish(overdue.exclude(queue__in=but_of) if but_of else overdue, now, limit)
 
 
-def ring_queued_before(cutoff: datetime, batch: int) -> Iterator[list[Ring]]:
+def republish_queued_before(cutoff: datetime, batch: int) -> Iterator[list[Ring]]:
     """Go once through what was QUEUED before ``cutoff``, in batches to ring: a broker that was away may be empty."""
     return claims.ring_all(transitions.tasks().filter(updated_at__lte=cutoff), batch)
 

@@ -19,7 +19,7 @@ from django.db import Error, IntegrityError, connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import InvalidSchedule, UnknownTask
-from django_durable_tasks.lifecycle import births, ledger, slots, transitions, workflow_deadlines
+from django_durable_tasks.lifecycle import births, ledger, overlap, transitions, workflow_deadlines
 from django_durable_tasks.lifecycle.agendas import agenda_of, calendars_of
 from django_durable_tasks.lifecycle.deciding import Tick, decide_row, policy_of
 from django_durable_tasks.lifecycle.edges import runs
@@ -88,7 +88,7 @@ def _tick(tick: Tick, keys: list[Any] | None, limit: int) -> int:
         if not rows:
             return 0
         plans = _plans(tick, rows)
-        tick.opened, tick.keys = slots.opened(_slots(plans)), _holders(plans)
+        tick.opened, tick.keys = overlap.open_runs(_slots(plans)), _holders(plans)
         if tick.told is not None:
             tick.told |= ledger.told({row.pk: [run.planned.nominal for run in choice.runs] for row, choice, _ in plans})
         for row, choice, agenda in plans:
@@ -175,8 +175,8 @@ def _wake(tick: Tick, row: RecurringTask, agenda: Agenda) -> None:
 
 
 def _slots(plans: Sequence[Plan]) -> set[str]:
-    wanted = (births.template(row)["slot"] for row, choice, _ in plans if choice.runs)
-    return {slot for slot in wanted if slot is not None}
+    wanted = (births.template(row)["overlap_key"] for row, choice, _ in plans if choice.runs)
+    return {overlap_key for overlap_key in wanted if overlap_key is not None}
 
 
 def _holders(plans: Sequence[Plan]) -> dict[tuple[int, str | None], Any]:

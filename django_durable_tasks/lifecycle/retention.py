@@ -128,7 +128,7 @@ def _untied(question: TaskQuerySet) -> TaskQuerySet:
     below = edges.edges().filter(depends_on=OuterRef("pk"), task__status__in=OPEN)
     above = edges.edges().filter(task=OuterRef("pk"), depends_on__status__in=OPEN)
     note = edges.endings().filter(task_id=OuterRef("pk"))
-    # The open workflow that a recurring task started holds the slot of this row.
+    # The open workflow that a recurring task started uses the overlap key of this row.
     started = runs().filter(
         recurring_task=OuterRef("recurring_task"), fire_time=OuterRef("fire_time"), completed_at__isnull=True
     )

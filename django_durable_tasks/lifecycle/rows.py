@@ -12,7 +12,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.states import Status
 
-_NO_COLUMN = frozenset({"wait", "expires_in", "named", "alarm_at", "unresolved"})
+_NO_COLUMN = frozenset({"wait", "expires_in", "named", "due_at", "unresolved"})
 
 
 def row_of(values: dict[str, Any]) -> Task:
@@ -27,9 +27,9 @@ def row_of(values: dict[str, Any]) -> Task:
         "kwargs": json.loads(values["kwargs"]),
         "options": json.loads(values["options"]) if values["options"] else None,
         "run_at": start,
-        "alarm_at": None
+        "due_at": None
         if values["status"] == Status.BLOCKED
-        else values.get("alarm_at") or start + timedelta(seconds=values["wait"]),
+        else values.get("due_at") or start + timedelta(seconds=values["wait"]),
         "unresolved_dependencies_count": values["unresolved"],
         "expected_duration": None if expected is None else timedelta(seconds=expected),
         "open_key": values["key"],

@@ -1,4 +1,4 @@
-"""The verbs of recurring tasks: declare, pause, resume, end. An edit never fires a slot of the past."""
+"""The verbs of recurring tasks: declare, pause, resume, end. An edit never fires for a time in the past."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
 
 
 def _plan(row: RecurringTask, now: datetime) -> None:
-    """Set watermark and next fire from now on, so that no slot of the past fires; a paused row may never fire."""
+    """Set watermark and next fire from now on, so that no time in the past fires; a paused row may never fire."""
     row.watermark_at, row.tzdata_version = now, tzdata_version()
     if row.status != RecurringStatus.ACTIVE:
         return

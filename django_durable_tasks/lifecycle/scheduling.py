@@ -202,7 +202,7 @@ def _values(call: Call, *, alone: bool = True) -> dict[str, Any]:
         "status": Status.QUEUED if fast else Status.PENDING,
         "epoch": int(fast),
         "publish_count": int(fast),
-        "wait": settings.RING_AGAIN if fast else 0.0,
+        "wait": settings.REPUBLISH_AFTER if fast else 0.0,
     }
 
 

@@ -20,7 +20,7 @@ from django_durable_tasks.lifecycle.verifying_walks import (
     ground_rows,
     hold_edges,
 )
-from django_durable_tasks.models import Ending, RequestKind, Task, TaskDependency, TaskRequest
+from django_durable_tasks.models import EndingEvent, RequestKind, Task, TaskDependency, TaskRequest
 from django_durable_tasks.rules.findings import Finding, Severity
 from django_durable_tasks.rules.graphs import DELETED, FORCED, Fate, Tally, fate, needed
 from django_durable_tasks.rules.states import OPEN, Status
@@ -85,12 +85,12 @@ def _settle(tasks: Sequence[uuid.UUID]) -> None:
 def untold(look: Look, rows: Rows) -> list[Finding]:
     """Edges that wait for an upstream which has ended, or is gone, and no note says so any more."""
     upstream = transitions.tasks().filter(pk=OuterRef("depends_on"))
-    note = ground_rows(Ending).filter(task_id=OuterRef("depends_on"), told=False)
+    note = ground_rows(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
     # Not "depends_on is not null": by that Django would join the upstreams, and leave out those that are gone.
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
     found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(note), _has_task())
     return [
-        finding("edges-untold", "dependency", pk, "outcome", None,
+        finding("unresolved-edges", "dependency", pk, "outcome", None,
                 f"{status or DELETED}, because the task {above} it waits for {'has ended' if status else 'is gone'}",
                 repair="note the ending again, for the leader to tell")
         for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status")
@@ -136,7 +136,7 @@ def unmarked(look: Look, rows: Rows) -> list[Finding]:
     coming = TaskRequest.objects.using(transitions.database()).filter(kind=RequestKind.DEPENDENTS)
     found = rows.filter(depends_on__has_dependents=False).exclude(depends_on__in=coming.values("task_id"))
     return [
-        finding("upstream-marks", "dependency", pk, "depends_on.has_dependents", False,
+        finding("has-dependents-flag", "dependency", pk, "depends_on.has_dependents", False,
                 f"true on the task {above}, because {task} waits for it", repair="mark the upstream")
         for pk, above, task in found.values_list("pk", "depends_on_id", "task_id")
     ]  # fmt: skip
@@ -154,20 +154,21 @@ def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 def noted_twice(look: Look, rows: Rows) -> list[Finding]:
     """Notes that say the same as an earlier one: a workflow would count the ending twice."""
-    same = ground_rows(Ending).filter(
-        task_id=OuterRef("task_id"), epoch=OuterRef("epoch"), change=OuterRef("change"), pk__lt=OuterRef("pk")
+    same = ground_rows(EndingEvent).filter(
+        task_id=OuterRef("task_id"), epoch=OuterRef("epoch"), delta=OuterRef("delta"), pk__lt=OuterRef("pk")
     )
-    found = rows.exclude(change=0).filter(Exists(same))
+    found = rows.exclude(delta=0).filter(Exists(same))
     return [
-        finding("notes-twice", "ending", pk, "task_id", task, f"one note of epoch {epoch}, and there is an earlier one",
-                repair="delete the later note")
+        finding("duplicate-endings", "ending", pk, "task_id", task,
+                f"one event of epoch {epoch}, and there is an earlier one",
+                repair="delete the later event")
         for pk, task, epoch in found.values_list("pk", "task_id", "epoch")
     ]  # fmt: skip
 
 
 def _drop(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
-    unheard = edges.endings().filter(pk__in=keys, told=False).values_list("task_id", "epoch", "status")
+    unheard = edges.endings().filter(pk__in=keys, resolved=False).values_list("task_id", "epoch", "status")
     edges.note_again({task: (epoch, status) for task, epoch, status in unheard})
     edges.endings().filter(pk__in=keys).delete()
     return dict.fromkeys(keys, "deleted")
@@ -178,18 +179,18 @@ def left_lying(look: Look, rows: Rows) -> list[Finding]:
     if not look.may_judge(_WAITED):
         return []
     moved = transitions.tasks().filter(pk=OuterRef("task_id"))
-    found = rows.exclude(change=0).filter(Exists(moved.filter(updated_at__lt=look.ago(_WAITED))))
+    found = rows.exclude(delta=0).filter(Exists(moved.filter(updated_at__lt=look.ago(_WAITED))))
     return [
-        finding("notes-waiting", "ending", pk, "told" if not told else "task_id", task if told else told,
+        finding("notes-waiting", "ending", pk, "resolved" if not told else "task_id", task if told else told,
                 f"dealt with by the leader within {_WAITED:g} s", severity=Severity.LATE, repair="tell and count it")
-        for pk, task, told in found.values_list("pk", "task_id", "told")
+        for pk, task, told in found.values_list("pk", "task_id", "resolved")
     ]  # fmt: skip
 
 
 def of_nobody(look: Look, rows: Rows) -> list[Finding]:
     """Notes of an ending whose task is gone."""
     task = transitions.tasks().filter(pk=OuterRef("task_id"))
-    found = rows.exclude(change=0).filter(~Exists(task))
+    found = rows.exclude(delta=0).filter(~Exists(task))
     return [
         finding("orphan-notes", "ending", pk, "task_id", task_id, "a task that is there", repair="tell and count it")
         for pk, task_id in found.values_list("pk", "task_id")
@@ -210,15 +211,15 @@ def _check(name: str, question: str, ground: Any, judge: Any, repair: Any, hold:
 
 
 CHECKS = (
-    _check("edges-untold", "Will each edge hear how its upstream ended?", TaskDependency, untold, _note_again,
+    _check("unresolved-edges", "Will each edge hear how its upstream ended?", TaskDependency, untold, _note_again,
            hold_edges),
     _check("edges-told-early", "Does no edge know an ending that is still to come?", TaskDependency, told_too_early,
            _arm_again, hold_edges),
-    _check("upstream-marks", "Does each upstream know that others wait for it?", TaskDependency, unmarked, _mark,
+    _check("has-dependents-flag", "Does each upstream know that others wait for it?", TaskDependency, unmarked, _mark,
            hold_edges),
     _check("dependency-counts", "Does each BLOCKED task count what its edges say?", Task, miscounted, _count_anew),
     _check("blocked-by-nothing", "Does something hold each BLOCKED task?", Task, held_by_nothing, _count_anew),
-    _check("notes-twice", "Is each ending noted once?", Ending, noted_twice, _drop),
-    _check("notes-waiting", "Is each note dealt with in time?", Ending, left_lying, _deal_with),
-    _check("orphan-notes", "Does each note speak of a task that is there?", Ending, of_nobody, _deal_with),
+    _check("duplicate-endings", "Is each ending noted once?", EndingEvent, noted_twice, _drop),
+    _check("notes-waiting", "Is each note dealt with in time?", EndingEvent, left_lying, _deal_with),
+    _check("orphan-notes", "Does each note speak of a task that is there?", EndingEvent, of_nobody, _deal_with),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.lifecycle import holders, letting_go, transitions
 from django_durable_tasks.lifecycle.verifying_walks import PATIENCE, Check, Look, Rows, finding
 from django_durable_tasks.models import Task, TaskExecutionLog
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules import limits as rules
 from django_durable_tasks.rules.findings import Finding, Severity
 from django_durable_tasks.rules.states import Status
@@ -21,14 +21,16 @@ _NO_SCHEDULER = "Nobody lets parked tasks go: run `manage.py run_scheduler`."
 
 
 def half_parked(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that name a limit and do not wait, or that are parked and name neither a limit nor a slot."""
+    """Tasks that name a limit and do not wait, or that are parked and name neither a limit nor an overlap key."""
     waits = Q(status=Status.PENDING)
-    parked = waits & Q(alarm_at__gte=HELD)
-    wrong = (Q(held_for__isnull=False) & ~waits) | (Q(held_for__isnull=True, slot__isnull=True) & parked)
+    parked = waits & Q(due_at__gte=NEVER)
+    wrong = (Q(waiting_for_limit__isnull=False) & ~waits) | (
+        Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & parked
+    )
     return [
-        finding("half-parked", "task", pk, "held_for", scope, "named by tasks that wait, and by no others",
+        finding("half-parked", "task", pk, "waiting_for_limit", scope, "named by tasks that wait, and by no others",
                 repair="let it go where it waits, and forget the limit")
-        for pk, scope in rows.filter(wrong).values_list("pk", "held_for")
+        for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit")
     ]  # fmt: skip
 
 
@@ -42,15 +44,15 @@ def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
     """Tasks that are parked for a while although their scope has room, or nobody limits it, and nothing moves in it."""
     if not look.may_judge(PATIENCE):
         return []
-    parked = rows.filter(held_for__isnull=False, status=Status.PENDING, alarm_at__gte=HELD)
+    parked = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
     parked = parked.filter(updated_at__lt=look.ago(PATIENCE))
-    found = [(pk, scope) for pk, scope in parked.values_list("pk", "held_for") if scope is not None]
+    found = [(pk, scope) for pk, scope in parked.values_list("pk", "waiting_for_limit") if scope is not None]
     if not found:
         return []
     going = letting_go.going(sorted({scope for _, scope in found}), look.now, len(found))
     still = set(going.rows.values()) - _moving(look)
     return [
-        finding("parked-for-nobody", "task", pk, "held_for", scope, "let go, because the limit has room",
+        finding("stuck-on-limit", "task", pk, "waiting_for_limit", scope, "let go, because the limit has room",
                 severity=Severity.LATE, repair="let the most urgent go", advice="" if look.led else _NO_SCHEDULER)
         for pk, scope in found if scope in still
     ]  # fmt: skip
@@ -79,6 +81,6 @@ CHECKS = tuple(
     Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
     for name, question, judge, repair in (
         ("half-parked", "Does a task that names a limit wait for it?", half_parked, _unpark),
-        ("parked-for-nobody", "Does each parked task wait for a limit without room?", parked_for_nobody, _let_go),
+        ("stuck-on-limit", "Does each parked task wait for a limit without room?", parked_for_nobody, _let_go),
     )
 )

@@ -15,13 +15,13 @@ from django.db.models import Exists, Max, OuterRef, Q
 from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle import attempts, claims, limits, slots, transitions
+from django_durable_tasks.lifecycle import attempts, claims, limits, overlap, transitions
 from django_durable_tasks.lifecycle.edges import runs
 from django_durable_tasks.lifecycle.ringing import ring_after_commit
 from django_durable_tasks.lifecycle.verifying_walks import PATIENCE, Check, Look, Rows, finding, ground_rows
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.findings import Finding, Severity
 from django_durable_tasks.rules.states import Status
@@ -54,21 +54,21 @@ def _lose(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def unrung(look: Look, rows: Rows) -> list[Finding]:
-    """QUEUED tasks that should have been rung again long ago."""
-    patience = max(PATIENCE, 4 * conf.settings().RING_AGAIN)
+    """QUEUED tasks that should have been republished long ago."""
+    patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not look.may_judge(patience):
         return []
-    found = rows.filter(status=Status.QUEUED, alarm_at__lt=look.ago(patience))
+    found = rows.filter(status=Status.QUEUED, due_at__lt=look.ago(patience))
     return [
-        finding("unrung", "task", pk, "alarm_at", alarm, "rung again when it was over", severity=Severity.LATE,
+        finding("not-republished", "task", pk, "due_at", due_at, "republished when it was over", severity=Severity.LATE,
                 repair="ring it", advice="" if look.led else NO_LEADER)
-        for pk, alarm in found.values_list("pk", "alarm_at")
+        for pk, due_at in found.values_list("pk", "due_at")
     ]  # fmt: skip
 
 
 def _ring(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
-    ring_after_commit(claims.ring_again(transitions.tasks().filter(pk__in=keys), look.now, len(keys)))
+    ring_after_commit(claims.republish(transitions.tasks().filter(pk__in=keys), look.now, len(keys)))
     return dict.fromkeys(keys, "rung")
 
 
@@ -77,8 +77,8 @@ def unpublished(look: Look, rows: Rows) -> list[Finding]:
     patience = conf.settings().OLDEST_DUE_MAX
     if not look.led or not look.may_judge(max(PATIENCE, patience)):
         return []
-    overdue = list(rows.filter(status=Status.PENDING, alarm_at__lt=look.ago(patience)).values_list(
-        "pk", "queue", "alarm_at"
+    overdue = list(rows.filter(status=Status.PENDING, due_at__lt=look.ago(patience)).values_list(
+        "pk", "queue", "due_at"
     ))  # fmt: skip
     if not overdue:
         return []
@@ -87,10 +87,10 @@ def unpublished(look: Look, rows: Rows) -> list[Finding]:
         {queue for _, queue, _ in overdue}, look
     )
     return [
-        finding("unpublished", "task", pk, "alarm_at", alarm,
+        finding("unpublished", "task", pk, "due_at", due_at,
                 f"published within {patience:g} s, for queue {queue} is open and has room", severity=Severity.LATE,
                 advice="Look at the schedulers' logs, and at `manage.py durable status`.")
-        for pk, queue, alarm in overdue if queue in still
+        for pk, queue, due_at in overdue if queue in still
     ]  # fmt: skip
 
 
@@ -100,34 +100,41 @@ def _moving(queues: Iterable[str], look: Look) -> set[str]:
     return set(transitions.tasks().filter(busy, queue__in=list(queues)).order_by().values_list("queue", flat=True))
 
 
-# Slots ------------------------------------------------------------------------------------------------------------
+# Overlap keys -----------------------------------------------------------------------------------------------------
 
 
-def held_for_nobody(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that are held although their slot has been free for a while."""
+def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks that wait for an overlap key that has been free for PATIENCE seconds."""
     if not look.may_judge(PATIENCE):
         return []
     held = list(rows.filter(
-        status=Status.PENDING, slot__isnull=False, held_for=None, alarm_at__gte=HELD, updated_at__lt=look.ago(PATIENCE)
-    ).values_list("pk", "slot", "recurring_task_id"))  # fmt: skip
-    wanted = {slot for _, slot, _ in held}
+        status=Status.PENDING, overlap_key__isnull=False, waiting_for_limit=None, due_at__gte=NEVER,
+        updated_at__lt=look.ago(PATIENCE),
+    ).values_list("pk", "overlap_key", "recurring_task_id"))  # fmt: skip
+    wanted = {overlap_key for _, overlap_key, _ in held}
     if not wanted:
         return []
-    free = {slot for slot, several in slots.opened(wanted).items() if all(task.held for task in several)}
+    free = {
+        overlap_key for overlap_key, several in overlap.open_runs(wanted).items() if all(task.held for task in several)
+    }
     recent = _freed_of_late(free, {schedule for *_, schedule in held if schedule is not None}, look.ago(PATIENCE))
     return [
-        finding("held-for-nobody", "task", pk, "slot", slot, "let go, because nobody holds the slot",
-                severity=Severity.LATE, repair="let the oldest of the slot go", advice="" if look.led else NO_LEADER)
-        for pk, slot, _ in held if slot in free - recent
+        finding("stuck-on-overlap", "task", pk, "overlap_key", overlap_key, "due", severity=Severity.LATE,
+                repair="make the oldest task of the key due", advice="" if look.led else NO_LEADER)
+        for pk, overlap_key, _ in held if overlap_key in free - recent
     ]  # fmt: skip
 
 
 def _freed_of_late(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
-    """Return the slots that were held a moment ago, or in which something moved since."""
-    ended = transitions.tasks().filter(slot__in=list(free)).order_by().values_list("slot")
-    found = {slot for slot, last in ended.annotate(last=Max("completed_at")) if last is not None and last >= cutoff}
-    moved = transitions.tasks().in_slots(free).filter(updated_at__gte=cutoff).order_by()
-    found |= {slot for slot in moved.values_list("slot", flat=True) if slot is not None}
+    """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
+    ended = transitions.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
+    found = {
+        overlap_key
+        for overlap_key, last in ended.annotate(last=Max("completed_at"))
+        if last is not None and last >= cutoff
+    }
+    moved = transitions.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
+    found |= {overlap_key for overlap_key in moved.values_list("overlap_key", flat=True) if overlap_key is not None}
     if runs().filter(recurring_task__in=list(schedules), completed_at__gte=cutoff).exists():
         return set(free)
     return found
@@ -137,18 +144,18 @@ def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     of: dict[Any, list[Any]] = defaultdict(list)
     for one in findings:
         of[one.found].append(one.key)
-    going = [several[0].task_id for several in slots.opened(of).values() if all(task.held for task in several)]
-    these = transitions.tasks().held().filter(pk__in=going)
-    transitions.edit(these, alarm_at=Greatest("run_at", DatabaseNow()))
-    return dict.fromkeys((key for keys in of.values() for key in keys), "the oldest of its slot goes on")
+    going = [several[0].task_id for several in overlap.open_runs(of).values() if all(task.held for task in several)]
+    these = transitions.tasks().waiting_for_overlap().filter(pk__in=going)
+    transitions.edit(these, due_at=Greatest("run_at", DatabaseNow()))
+    return dict.fromkeys((key for keys in of.values() for key in keys), "the oldest task of its key is due")
 
 
 CHECKS = tuple(
     Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
     for name, question, judge, repair in (
         ("silent-runs", "Is each run alive, or lost in time?", silent, _lose),
-        ("unrung", "Is what was published and not started rung again?", unrung, _ring),
+        ("not-republished", "Is what was published and not started republished?", unrung, _ring),
         ("unpublished", "Is what is due published?", unpublished, None),
-        ("held-for-nobody", "Does each held task wait for somebody?", held_for_nobody, _let_go),
+        ("stuck-on-overlap", "Does each held task wait for somebody?", stuck_on_overlap, _let_go),
     )
 )

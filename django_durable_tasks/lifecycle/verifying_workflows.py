@@ -12,7 +12,7 @@ from django.db.models import Count
 from django_durable_tasks.lifecycle import edges, transitions, workflow_runs, workflow_starts
 from django_durable_tasks.lifecycle.verifying_walks import Check, Look, Rows, finding
 from django_durable_tasks.lifecycle.workflow_starts import ABANDONED_AFTER
-from django_durable_tasks.models import Ending, WorkflowRun
+from django_durable_tasks.models import EndingEvent, WorkflowRun
 from django_durable_tasks.rules.findings import Finding, RunFacts, Severity, Wrong, wrong_counts, wrong_status
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import COUNTS, WorkflowStatus
@@ -25,7 +25,7 @@ Notes = dict[uuid.UUID, list[tuple[int, str, int]]]
 def _notes(keys: Sequence[uuid.UUID]) -> Notes:
     found: Notes = defaultdict(list)
     waiting = edges.endings().filter(workflow_id__in=keys).order_by("pk")
-    for workflow, pk, status, change in waiting.values_list("workflow_id", "pk", "status", "change"):
+    for workflow, pk, status, change in waiting.values_list("workflow_id", "pk", "status", "delta"):
         if workflow is not None:
             found[workflow].append((pk, status, change))
     return found
@@ -86,7 +86,8 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 def _judge_anew(keys: Sequence[uuid.UUID]) -> None:
     """Let the count look at these runs once more: a note that changes nothing, for each."""
     edges.endings().bulk_create([
-        Ending(task_id=key, epoch=0, workflow_id=key, status=Status.SUCCESS, change=0, told=True) for key in keys
+        EndingEvent(task_id=key, epoch=0, workflow_id=key, status=Status.SUCCESS, delta=0, resolved=True)
+        for key in keys
     ])  # fmt: skip
     while edges.endings().uncounted().filter(task_id__in=keys).exists() and workflow_runs.fold(_FOLD):
         pass

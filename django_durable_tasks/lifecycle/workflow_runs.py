@@ -150,7 +150,7 @@ def _fold(found: Iterable[int]) -> int:
         changes: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
         for note in notes:
             if note.workflow_id is not None:
-                changes[note.workflow_id][COUNTS[note.status]] += note.change
+                changes[note.workflow_id][COUNTS[note.status]] += note.delta
         for row in held:
             if row.pk in changes:
                 _count(row, changes[row.pk])

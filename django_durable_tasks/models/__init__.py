@@ -3,7 +3,7 @@
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
 from django_durable_tasks.models.dead_letter import DeadLetter
-from django_durable_tasks.models.ending import Ending
+from django_durable_tasks.models.ending_event import EndingEvent
 from django_durable_tasks.models.execution_log import TaskExecutionLog
 from django_durable_tasks.models.lease import SchedulerLease
 from django_durable_tasks.models.limit import Limit
@@ -27,7 +27,7 @@ __all__ = [
     "CalendarDay",
     "DayKind",
     "DeadLetter",
-    "Ending",
+    "EndingEvent",
     "Limit",
     "LimitBucket",
     "Node",

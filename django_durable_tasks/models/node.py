@@ -47,7 +47,7 @@ class Node(models.Model):
     pid = models.IntegerField(_("process id"))
     version = models.CharField(_("version"), max_length=50)
     pool = models.CharField(_("pool"), max_length=50, blank=True, default="")
-    slots = models.IntegerField(_("slots"), default=0)
+    concurrency = models.IntegerField(_("concurrency"), default=0)
     queues = models.JSONField(_("queues"), default=list)
     beats = models.BigIntegerField(_("beats"), default=0)
     started_at = models.DateTimeField(_("started at"))

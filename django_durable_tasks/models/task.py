@@ -1,6 +1,6 @@
 """Task: one intended run, and the questions one may ask of the table. Questions never write.
 
-Every live row has one deadline: PENDING and QUEUED an indexed ``alarm_at``, RUNNING an unindexed ``lease_until`` (so
+Every live row has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed ``lease_until`` (so
 that heartbeats stay HOT on PostgreSQL). Only ``lifecycle.transitions`` writes ``status``.
 """
 
@@ -24,11 +24,15 @@ from django_durable_tasks.models.standing import Standing
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.graphs import OnUpstreamFailure
 from django_durable_tasks.rules.identifiers import uuid7
-from django_durable_tasks.rules.states import ALARMED, OPEN, OnOrphan, Status
+from django_durable_tasks.rules.states import OPEN, WITH_DUE_AT, OnOrphan, Status
 
-HELD = datetime(9000, 1, 1, tzinfo=UTC)
-"""The alarm of a PENDING row that waits until its slot is free, or until a limit has room for it."""
-_ALARMED = sorted(status.value for status in ALARMED)
+NEVER = datetime(9000, 1, 1, tzinfo=UTC)
+"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
+
+A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range of the index on
+``due_at`` leaves out the tasks that wait.
+"""
+_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
 _PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.RUNNING.value
 
 
@@ -70,49 +74,49 @@ class TaskQuerySet(models.QuerySet["Task"]):
 
     def due(self, now: datetime) -> Self:
         """PENDING rows whose time has come, the most urgent first."""
-        return self.pending().filter(alarm_at__lte=now).order_by("-priority", "alarm_at", "id")
+        return self.pending().filter(due_at__lte=now).order_by("-priority", "due_at", "id")
 
     def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
         """PENDING rows that will be due until then, the first first; priorities are named so that an index serves.
 
         With ``past`` those of the very instant ``now`` come too whose ids come after it: so one goes on by pages.
         """
-        soon = self.pending().filter(priority__in=range(10), alarm_at__lte=until).order_by("alarm_at", "id")
+        soon = self.pending().filter(priority__in=range(10), due_at__lte=until).order_by("due_at", "id")
         if past is None:
-            return soon.filter(alarm_at__gt=now)
-        return soon.filter(Q(alarm_at__gt=now) | Q(id__gt=past), alarm_at__gte=now)
+            return soon.filter(due_at__gt=now)
+        return soon.filter(Q(due_at__gt=now) | Q(id__gt=past), due_at__gte=now)
 
-    def in_slots(self, slots: Iterable[str]) -> Self:
-        """Open rows of these slots, in the order in which they are to run."""
-        return self.filter(slot__in=list(slots), completed_at__isnull=True).order_by("run_at", "fire_time", "id")
+    def with_overlap_keys(self, keys: Iterable[str]) -> Self:
+        """Open tasks with these overlap keys, in the order in which they are to run."""
+        return self.filter(overlap_key__in=list(keys), completed_at__isnull=True).order_by("run_at", "fire_time", "id")
 
-    def held(self) -> Self:
-        """PENDING rows that wait until their slot is free."""
-        waiting = self.pending().filter(slot__isnull=False, completed_at__isnull=True, alarm_at__gte=HELD)
-        return waiting.filter(held_for__isnull=True)
+    def waiting_for_overlap(self) -> Self:
+        """PENDING tasks that wait until no other task with their overlap key is open."""
+        waiting = self.pending().filter(overlap_key__isnull=False, completed_at__isnull=True, due_at__gte=NEVER)
+        return waiting.filter(waiting_for_limit__isnull=True)
 
     def parked(self) -> Self:
         """PENDING rows that wait until the limit of a scope has room for them."""
-        return self.pending().filter(held_for__isnull=False, alarm_at__gte=HELD)
+        return self.pending().filter(waiting_for_limit__isnull=False, due_at__gte=NEVER)
 
     def parked_for(self, scope: str) -> Self:
         """Rows that are parked for this scope, the most urgent first."""
-        return self.pending().filter(held_for=scope, alarm_at__gte=HELD).order_by("-priority", "id")
+        return self.pending().filter(waiting_for_limit=scope, due_at__gte=NEVER).order_by("-priority", "id")
 
     def in_line_for(self, scope: str) -> Self:
         """Rows that are parked for this scope, or were let go by it and not claimed yet, the most urgent first."""
-        waiting = Q(alarm_at__lte=DatabaseNow()) | Q(alarm_at__gte=HELD)
-        return self.pending().filter(waiting, held_for=scope).order_by("-priority", "id")
+        waiting = Q(due_at__lte=DatabaseNow()) | Q(due_at__gte=NEVER)
+        return self.pending().filter(waiting, waiting_for_limit=scope).order_by("-priority", "id")
 
-    def ring_overdue(self, now: datetime) -> Self:
+    def republish_due(self, now: datetime) -> Self:
         """QUEUED rows that nobody started in time."""
-        return self.queued().filter(alarm_at__lte=now).order_by("alarm_at")
+        return self.queued().filter(due_at__lte=now).order_by("due_at")
 
     def lease_over(self, now: datetime) -> Self:
         """RUNNING rows whose owner fell silent."""
         return self.running().filter(lease_until__lt=now)
 
-    def held_by(self, nodes: list[uuid.UUID]) -> Self:
+    def owned_by(self, nodes: list[uuid.UUID]) -> Self:
         """Rows that these nodes claimed or run."""
         return self.filter(node__in=nodes)
 
@@ -201,7 +205,7 @@ class Task(models.Model):
     status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in Status])
     status.register_lookup(Standing)
     run_at = models.DateTimeField(_("run at"), help_text=_("Earliest start, as it was asked for."))
-    alarm_at = models.DateTimeField(_("alarm at"), null=True, blank=True)
+    due_at = models.DateTimeField(_("due at"), null=True, blank=True)
     lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     epoch = models.BigIntegerField(_("epoch"), db_default=0)
@@ -248,7 +252,7 @@ class Task(models.Model):
         related_name="tasks",
     )
     fire_time = models.DateTimeField(_("fire time"), null=True, blank=True)
-    slot = models.CharField(_("slot"), max_length=200, null=True, blank=True)
+    overlap_key = models.CharField(_("overlap_key"), max_length=200, null=True, blank=True)
     workflow = models.ForeignKey(
         "django_durable_tasks.WorkflowRun",
         models.DO_NOTHING,
@@ -274,8 +278,8 @@ class Task(models.Model):
         _("weight"), db_default=1, help_text=_("How many places and tokens of each limit it takes.")
     )
     limit_key = models.CharField(_("limit key"), max_length=200, null=True, blank=True)
-    held_for = models.CharField(_("held for"), max_length=240, null=True, editable=False)
-    raised = models.SmallIntegerField(_("raised"), db_default=0, editable=False)
+    waiting_for_limit = models.CharField(_("held for"), max_length=240, null=True, editable=False)
+    priority_boost = models.SmallIntegerField(_("priority_boost"), db_default=0, editable=False)
 
     objects = TaskManager()
 
@@ -295,9 +299,9 @@ class Task(models.Model):
             PresentUnique(fields=("tenant", "open_key"), name="durable_task_one_open_key"),
             PresentUnique(fields=("tenant", "open_unique_key"), name="durable_task_one_open_unique"),
             models.CheckConstraint(
-                condition=Q(status__in=_ALARMED, alarm_at__isnull=False)
-                | (~Q(status__in=_ALARMED) & Q(alarm_at__isnull=True)),
-                name="durable_task_alarm",
+                condition=Q(status__in=_WITH_DUE_AT, due_at__isnull=False)
+                | (~Q(status__in=_WITH_DUE_AT) & Q(due_at__isnull=True)),
+                name="durable_task_due_at",
             ),
             models.CheckConstraint(
                 condition=Q(status=_RUNNING, lease_until__isnull=False, run_id__isnull=False)
@@ -307,15 +311,15 @@ class Task(models.Model):
         ]
         indexes: ClassVar = [
             PartialIndex(
-                fields=["queue", "priority", "alarm_at"],
+                fields=["queue", "priority", "due_at"],
                 where=Q(status=_PENDING),
-                elsewhere=("status", "queue", "priority", "alarm_at"),
+                elsewhere=("status", "queue", "priority", "due_at"),
                 name="durable_task_pending",
             ),
             PartialIndex(
-                fields=["alarm_at"],
+                fields=["due_at"],
                 where=Q(status=_QUEUED),
-                elsewhere=("status", "alarm_at"),
+                elsewhere=("status", "due_at"),
                 name="durable_task_queued",
             ),
             PartialIndex(
@@ -343,9 +347,9 @@ class Task(models.Model):
                 name="durable_task_recurring",
             ),
             PartialIndex(
-                fields=["slot"],
-                where=Q(slot__isnull=False, completed_at__isnull=True),
-                elsewhere=("slot", "completed_at"),
+                fields=["overlap_key"],
+                where=Q(overlap_key__isnull=False, completed_at__isnull=True),
+                elsewhere=("overlap_key", "completed_at"),
                 name="durable_task_open_slot",
             ),
             PartialIndex(
@@ -361,9 +365,9 @@ class Task(models.Model):
                 name="durable_task_workflow",
             ),
             PartialIndex(
-                fields=["held_for", "-priority", "id"],
-                where=Q(held_for__isnull=False),
-                elsewhere=("held_for", "-priority", "id"),
+                fields=["waiting_for_limit", "-priority", "id"],
+                where=Q(waiting_for_limit__isnull=False),
+                elsewhere=("waiting_for_limit", "-priority", "id"),
                 name="durable_task_parked",
             ),
         ]
@@ -378,18 +382,13 @@ class Task(models.Model):
 
     @property
     def next_attempt_at(self) -> datetime | None:
-        """When a PENDING row will be published (UTC), a view of ``alarm_at``; None while it is held."""
-        return self.alarm_at if self.status == Status.PENDING and not self.is_held else None
+        """When a PENDING row will be published (UTC), a view of ``due_at``; None while it is held."""
+        return self.due_at if self.status == Status.PENDING and not self.is_waiting else None
 
     @property
-    def is_held(self) -> bool:
-        """Whether the row waits until its slot is free, or until a limit has room for it."""
-        return self.status == Status.PENDING and self.alarm_at is not None and self.alarm_at >= HELD
-
-    @property
-    def asked_priority(self) -> int:
-        """The priority as it was asked for; waiting has raised it by ``raised`` since."""
-        return self.priority - self.raised
+    def is_waiting(self) -> bool:
+        """Whether the task waits for its overlap key or for a limit, and so has no time at which it is due."""
+        return self.status == Status.PENDING and self.due_at is not None and self.due_at >= NEVER
 
     @property
     def is_open(self) -> bool:

@@ -159,7 +159,7 @@ class OnCommitNotifier:
 
 def _horizon() -> timedelta:
     settings = conf.settings()
-    return timedelta(seconds=settings.DUE_HORIZON if redis_client.url() is not None else lookahead())
+    return timedelta(seconds=settings.DUE_INDEX_HORIZON if redis_client.url() is not None else lookahead())
 
 
 def _anybody() -> bool:
@@ -171,7 +171,7 @@ def _notifies() -> bool:
 
 
 def _soon(values: Mapping[str, Any], latest: datetime) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
-    at = values.get("alarm_at") or values["run_at"]
+    at = values.get("due_at") or values["run_at"]
     if at is not None and at > latest:
         return None
     return at, values["queue"], values["id"], values["priority"], values["shard_key"]
@@ -187,7 +187,7 @@ def _update(index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datet
 
 def _read(ids: Sequence[uuid.UUID]) -> list[Due]:
     """Read where moved rows stand now; those that do not wait any more are left out."""
-    columns = ("alarm_at", "queue", "pk", "priority", "shard_key")
+    columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = Task.objects.using(conf.settings().DATABASE).pending().order_by()
     return [Due(*row) for page in _pages(ids) for row in waiting.filter(pk__in=page).values_list(*columns)]
 

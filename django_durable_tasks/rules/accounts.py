@@ -152,7 +152,7 @@ def _story(line: Line) -> str:
         return f" It was task {story.task_id}, which is no longer kept."
     if story.held:
         behind = f" behind {story.behind}" if story.behind else ""
-        return f" Its task {story.task_id} is held{behind} until the slot of its schedule is free."
+        return f" Its task {story.task_id} is held{behind} until its overlap key is free."
     since = f" since {when(story.since)}" if story.since else ""
     return f" Its task {story.task_id} is {story.status}{since}{_because(story.reason)}.{_run(story.run)}"
 
@@ -257,8 +257,8 @@ def _untold(it: Facts, planned: Planned) -> str:
     if it.at <= it.declared_at:
         return f"{at} did not run: the schedule did not exist before {when(it.declared_at)}. backfill() can run it."
     return (
-        f"{at} did not run: the schedule was changed at {when(it.edited_at)}, and an edit fires no slot of the past. "
-        f"backfill() can run it."
+        f"{at} did not run: the schedule was changed at {when(it.edited_at)}, and an edit never fires for a time in "
+        f"the past. backfill() can run it."
     )
 
 

@@ -23,9 +23,9 @@ class Reprocess(StrEnum):
 class Deed(StrEnum):
     """What is done about a fire time."""
 
-    BORN = "BORN"
+    CREATED = "CREATED"
     REPLAYED = "REPLAYED"
-    LEFT = "LEFT"
+    UNCHANGED = "UNCHANGED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Report:
     @property
     def born(self) -> int:
         """How many fire times got a task."""
-        return len(self.of(Deed.BORN))
+        return len(self.of(Deed.CREATED))
 
     @property
     def replayed(self) -> int:
@@ -81,22 +81,22 @@ class Report:
     @property
     def left(self) -> int:
         """How many fire times stay as they are."""
-        return len(self.of(Deed.LEFT))
+        return len(self.of(Deed.UNCHANGED))
 
 
 def step(fire_time: datetime, closed: Stretch | None, told: Told | None, reprocess: Reprocess) -> Step:
     """Return what is done about a fire time; ``closed`` where the schedule says today that it does not run."""
     if told is None or told.task_id is None:
         if closed is not None:
-            return Step(fire_time, Deed.LEFT, closed.reason)
-        return Step(fire_time, Deed.BORN, f"was {told.outcome}" if told else "had no run")
+            return Step(fire_time, Deed.UNCHANGED, closed.reason)
+        return Step(fire_time, Deed.CREATED, f"was {told.outcome}" if told else "had no run")
     if not told.status:
-        return Step(fire_time, Deed.LEFT, "it ran; its task is no longer kept", told.task_id)
+        return Step(fire_time, Deed.UNCHANGED, "it ran; its task is no longer kept", told.task_id)
     if told.run is not None and (told.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
-        return Step(fire_time, Deed.LEFT, f"its workflow run {told.run[0]} is {told.run[1]}", told.task_id)
+        return Step(fire_time, Deed.UNCHANGED, f"its workflow run {told.run[0]} is {told.run[1]}", told.task_id)
     if _again(told.status, reprocess):
         return Step(fire_time, Deed.REPLAYED, f"was {told.status}", told.task_id)
-    return Step(fire_time, Deed.LEFT, f"its task is {told.status}", told.task_id)
+    return Step(fire_time, Deed.UNCHANGED, f"its task is {told.status}", told.task_id)
 
 
 def _again(status: str, reprocess: Reprocess) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring import Overlap
 
-CARRY = "django_durable_tasks.carry"
+PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
 """The durable task that sends a message to a Celery task which is none."""
-DISABLED, IN_SHADOW, NOT_ALLOWED = "DISABLED_IN_BEAT", "IN_SHADOW", "NOT_IN_CARRY"
+DISABLED, IN_SHADOW, NOT_ALLOWED = "DISABLED_IN_BEAT", "IN_SHADOW", "NOT_IN_PLAIN_CELERY_TASKS"
 HOLDS = (DISABLED, IN_SHADOW, NOT_ALLOWED)
 """Why an imported row begins paused; a later import lets it go when the reason is gone."""
 
@@ -112,7 +112,7 @@ def imported(row: BeatRow, setting: Setting) -> Import:
     args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
     if not setting.durable:
         sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
-        return Import(CARRY, options | {"args": [], "kwargs": sent}, tuple(remarks))
+        return Import(PLAIN_CELERY_TASK, options | {"args": [], "kwargs": sent}, tuple(remarks))
     options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
     if row.priority is not None:
         options["priority"] = _priority(row.priority, setting.on_redis, remarks)

@@ -32,7 +32,7 @@ class Situation:
     now: datetime
     status: str
     queue: str
-    alarm_at: datetime | None = None
+    due_at: datetime | None = None
     lease_until: datetime | None = None
     started_at: datetime | None = None
     expires_at: datetime | None = None
@@ -114,12 +114,15 @@ def _blocked(it: Situation) -> list[Sentence]:
 
 
 def _pending(it: Situation) -> list[Sentence]:
-    late = (it.now - it.alarm_at).total_seconds() if it.alarm_at else 0.0
+    late = (it.now - it.due_at).total_seconds() if it.due_at else 0.0
     found = _around(it)
     if it.limited:
         return [*found, _wait(it.limited)]
     if it.held:
-        return [*found, _wait("It is held until the earlier runs of its slot have ended (the schedule's overlap).")]
+        return [
+            *found,
+            _wait("It waits until the earlier runs with its overlap key have ended (the schedule's overlap)."),
+        ]
     if it.failures or it.crashes:
         lost = f" and lost its worker {it.crashes} times" if it.crashes else ""
         found.append(_wait(f"It failed {it.failures} of {it.max_attempts} times{lost}."))

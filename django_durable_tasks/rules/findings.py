@@ -16,7 +16,7 @@ from django_durable_tasks.rules.recurring import RecurringStatus
 from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.workflows import COUNTS, DEADLINE, WorkflowStatus, verdict
 
-AUDIT = "django_durable_tasks.audit"
+VERIFY_TASK = "django_durable_tasks.verify"
 """The registered name of the built-in task that verifies; under it, it is scheduled too."""
 
 

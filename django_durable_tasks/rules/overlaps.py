@@ -1,4 +1,4 @@
-"""What becomes of a fire time while runs of the same slot are open. Decided before anything is written."""
+"""What happens at a fire time while runs with the same overlap key are open. Decided before anything is written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RUN = "workflow run"
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An open task of a slot: whether its body runs, and whether it is held behind another one.
+    """An open task with an overlap key: whether it runs, and whether it waits for another one.
 
-    ``workflow``: it is the open run of a workflow, which a task of the slot started; ``task_id`` is then that run's.
+    ``workflow``: it is the open run of a workflow, which a task with the key started; ``task_id`` is then that run's.
     """
 
     task_id: uuid.UUID
@@ -27,7 +27,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the fire runs, whether it is held until the slot is free, and who must make room for it."""
+    """Whether the fire runs, whether it waits until the key is free, and which tasks are cancelled for it."""
 
     runs: bool
     held: bool = False

@@ -60,7 +60,7 @@ class Resolution(StrEnum):
 
 OPEN = frozenset({Status.BLOCKED, Status.PENDING, Status.QUEUED, Status.RUNNING})
 TERMINAL = frozenset(Status) - OPEN
-ALARMED = frozenset({Status.PENDING, Status.QUEUED})
+WITH_DUE_AT = frozenset({Status.PENDING, Status.QUEUED})
 REPLAYABLE = frozenset({Status.FAILED, Status.CANCELLED, Status.SKIPPED, Status.EXPIRED})
 
 
@@ -87,23 +87,23 @@ def _move(name: str, sources: str, targets: str, guard: str, writes: str) -> Tra
 
 _TABLE = (
     _move("create", "", "BLOCKED PENDING QUEUED", "unique keys", "deadline"),
-    _move("release", "BLOCKED", "PENDING QUEUED", "the join is met; QUEUED on the fast path", "epoch+1, alarm"),
+    _move("release", "BLOCKED", "PENDING QUEUED", "the join is met; QUEUED on the fast path", "epoch+1, due_at"),
     _move("block", "PENDING", "BLOCKED", "one dependency more; QUEUED is handed back first", "epoch+1"),
     _move("fail", "BLOCKED", "FAILED", "the join cannot be met and on_upstream_failure is FAIL",
           "epoch+1, reason, cause, dead letter"),
-    _move("force_run", "BLOCKED SKIPPED", "PENDING", "operator, audited", "epoch+1, alarm"),
+    _move("force_run", "BLOCKED SKIPPED", "PENDING", "operator, audited", "epoch+1, due_at"),
     _move("edit", "BLOCKED PENDING", "BLOCKED PENDING", "epoch; QUEUED is handed back first",
-          "epoch+1, arguments, run_at, alarm"),
-    _move("claim", "PENDING", "QUEUED", "due, queue not paused, limits free", "epoch+1, alarm = when to ring again"),
+          "epoch+1, arguments, run_at, due_at"),
+    _move("claim", "PENDING", "QUEUED", "due, queue not paused, limits free", "epoch+1, due_at = when to republish"),
     _move("take", "PENDING", "RUNNING", "as claim, by the process that will run it", "as claim and start at once"),
-    _move("ring_again", "QUEUED", "QUEUED", "alarm over", "same epoch, later alarm, publish_count"),
+    _move("republish", "QUEUED", "QUEUED", "due_at is over", "same epoch, later due_at, publish_count"),
     _move("hand_back", "QUEUED", "PENDING", "epoch", "epoch+1; no failure counted"),
     _move("start", "QUEUED", "RUNNING", "the message's epoch; not cancelled, expired, paused or a duplicate",
           "epoch+1, attempts+1, run_id, node, lease_until"),
     _move("heartbeat", "RUNNING", "RUNNING", "epoch, run_id", "lease_until, progress; reads back a cancel request"),
     _move("succeed", "RUNNING", "SUCCESS", "epoch, run_id", "epoch+1, result, completed_at, log row, follow-ups"),
     _move("retry", "RUNNING", "PENDING CANCELLED", "epoch, run_id; CANCELLED if asked for",
-          "epoch+1, failures+1, alarm = back-off, last_error, log row"),
+          "epoch+1, failures+1, due_at = back-off, last_error, log row"),
     _move("exhaust", "RUNNING", "FAILED CANCELLED", "epoch, run_id; no try left or not retryable",
           "epoch+1, dead letter, log row"),
     _move("lose", "RUNNING", "PENDING FAILED CANCELLED", "lease over, or its node is dead",

@@ -21,10 +21,10 @@ from django_durable_tasks.lifecycle import (
     dead_letters,
     dependencies,
     nodes,
+    overlap,
     recovery,
     retention,
     shadows,
-    slots,
     task_requests,
     workflow_deadlines,
     workflow_runs,
@@ -77,11 +77,11 @@ def bury_dead_nodes(now: datetime, vigil: Vigil) -> int:
     quiet = {task: lease for task, (lease, _) in vigil.unrenewed(_silence()).items() if lease.node in set(silent)}
     with own():
         lost = _lose(quiet, recovery.DEAD, vigil)
-        rings = recovery.ring_of_dead(silent, now, settings().BATCH_SIZE)
+        rings = recovery.republish_of_dead(silent, now, settings().BATCH_SIZE)
         nodes.declare_dead(silent)
     vigil.restart(nodes=silent)
     dispatcher.ring(rings)
-    logger.warning("%d nodes fell silent: %d runs lost, %d claims rung again.", len(silent), lost, len(rings))
+    logger.warning("%d nodes fell silent: %d runs lost, %d claims republished.", len(silent), lost, len(rings))
     return lost
 
 
@@ -119,18 +119,18 @@ def lose_silent_runs(now: datetime, vigil: Vigil) -> int:
         return _lose(over(quiet, now), recovery.OVER, vigil)
 
 
-def ring_again(now: datetime, vigil: Vigil) -> int:
+def republish(now: datetime, vigil: Vigil) -> int:
     """Ring what was published and not started in time; nothing while the broker is away or rejects the queue."""
     limit = dispatcher.room()
     if not limit:
         return 0
     with own():
-        rings = recovery.ring_overdue(now, limit, dispatcher.queues_backed_off())
+        rings = recovery.republish_overdue(now, limit, dispatcher.queues_backed_off())
     dispatcher.ring(rings)
     return len(rings)
 
 
-class RingAfterOutage:
+class RepublishAfterOutage:
     """Publish what is QUEUED once more when the broker answers again: it may have come back empty.
 
     A batch at a time, so that what is due meanwhile goes between them. What the broker still holds is doubled, and its
@@ -146,7 +146,7 @@ class RingAfterOutage:
             return 0
         if self._outages != dispatcher.outages():
             self._outages = dispatcher.outages()
-            self._pages = recovery.ring_queued_before(now, settings().BATCH_SIZE)
+            self._pages = recovery.republish_queued_before(now, settings().BATCH_SIZE)
         try:
             with own():
                 rings = next(self._pages, [])
@@ -188,13 +188,13 @@ class Prune:
 
 
 class Age:
-    """Raise the priority of rows that have waited for AGEING seconds, once in that time."""
+    """Raise the priority of rows that have waited for PRIORITY_AGING seconds, once in that time."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + (settings().AGEING or 0.0)
+        self._next = time.monotonic() + (settings().PRIORITY_AGING or 0.0)
 
     def __call__(self, now: datetime, vigil: Vigil) -> int:
-        wait = settings().AGEING
+        wait = settings().PRIORITY_AGING
         if wait is None or time.monotonic() < self._next:
             return 0
         self._next = time.monotonic() + wait
@@ -202,10 +202,10 @@ class Age:
             return ageing.age(now, wait, 4 * settings().BATCH_SIZE)
 
 
-def let_held_go(now: datetime, vigil: Vigil) -> int:
-    """Let the oldest task that waits for its slot go on where the slot is free."""
+def release_overlaps(now: datetime, vigil: Vigil) -> int:
+    """Make the oldest waiting task of each free overlap key due."""
     with own():
-        return slots.let_go(settings().BATCH_SIZE)
+        return overlap.release(settings().BATCH_SIZE)
 
 
 def tell_dependents(now: datetime, vigil: Vigil) -> int:
@@ -259,7 +259,7 @@ def end_late_workflows(now: datetime, vigil: Vigil) -> int:
 
 
 def fill_due_index(now: datetime, vigil: Vigil) -> int:
-    """Keep the due index in Redis filled up to DUE_HORIZON; nothing without REDIS_URL, and nothing to dispatch."""
+    """Fill the due index in Redis up to DUE_INDEX_HORIZON; does nothing without REDIS_URL."""
     if redis_client.url() is not None:
         with own():
             loader.fill(now)
@@ -320,8 +320,8 @@ def duties() -> tuple[Duty, ...]:
         Duty("bury_dead_nodes", bury_dead_nodes, every=1.0),
         Duty("lose_departed", lose_departed, every=1.0),
         Duty("lose_silent_runs", lose_silent_runs, every=min(5.0, settings().LEASE / 4)),
-        Duty("ring_again", ring_again, every=1.0),
-        Duty("ring_after_outage", RingAfterOutage(), every=1.0),
+        Duty("republish", republish, every=1.0),
+        Duty("republish_after_outage", RepublishAfterOutage(), every=1.0),
         Duty("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
         Duty("tell_dependents", tell_dependents, every=min(0.2, settings().POLL)),
         Duty("count_endings", count_endings, every=min(0.5, settings().POLL)),
@@ -330,7 +330,7 @@ def duties() -> tuple[Duty, ...]:
         Duty("fill_due_index", fill_due_index, every=1.0),
         Duty("find_deleted", FindDeleted(), every=10.0),
         Duty("age", Age(), every=1.0),
-        Duty("let_held_go", let_held_go, every=min(1.0, settings().POLL)),
+        Duty("release_overlaps", release_overlaps, every=min(1.0, settings().POLL)),
         Duty("recompute_fires", RecomputeFires(), every=1.0),
         Duty("watch_dead_letters", WatchDeadLetters(), every=10.0),
         Duty("prune", Prune(), every=10.0, pauses=_PAUSES_OF_PRUNING, moves=False),

@@ -14,9 +14,9 @@ SHORTENED = {
     "LEADER_RENEW": 1,
     "LEASE": 10,
     "HEARTBEAT": 3,
-    "RING_AGAIN": 5,
+    "REPUBLISH_AFTER": 5,
 }
-DEFAULTS = "NODE_TIMEOUT 60 (20 on a server), LEADER_LEASE 20 (4 on a server), LEASE 60, RING_AGAIN 15"
+DEFAULTS = "NODE_TIMEOUT 60 (20 on a server), LEADER_LEASE 20 (4 on a server), LEASE 60, REPUBLISH_AFTER 15"
 
 
 def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ def _celery_call(*arguments: str) -> str:
 
 @knows_the_broker
 def test_a_task_called_by_celerys_command_is_a_row_that_runs(tmp_path: Path) -> None:
-    with fleet_in(tmp_path, {**SHORT, "PLAIN_MESSAGES": True}) as fleet:
+    with fleet_in(tmp_path, {**SHORT, "ACCEPT_PLAIN_MESSAGES": True}) as fleet:
         fleet.worker(slots=1)
         fleet.scheduler()
         fleet.ready()
@@ -52,7 +52,7 @@ def test_without_the_setting_the_worker_says_what_to_do(fleet: Fleet) -> None:
     fleet.ready()
     task_id = _celery_call("tests.project.bodies.add", "--args", "[1, 2]")
     until(lambda: f"Refused message {task_id}" in worker.said(), within=40)
-    assert "DURABLE_TASKS['PLAIN_MESSAGES']" in worker.said()
+    assert "DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES']" in worker.said()
 
 
 def test_a_chain_of_plain_tasks_hands_its_result_to_a_durable_last_step(fleet: Fleet) -> None:

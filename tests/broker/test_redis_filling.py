@@ -149,7 +149,7 @@ def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
     assert index.filled_until is not None
     held = {row.task_id for row in index.pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100)}
     assert index.filled_until > at
-    assert held.issuperset(Task.objects.filter(alarm_at__lt=index.filled_until).values_list("pk", flat=True))
+    assert held.issuperset(Task.objects.filter(due_at__lt=index.filled_until).values_list("pk", flat=True))
 
 
 def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> None:

@@ -53,8 +53,8 @@ def _filled(*seconds: float) -> list[uuid.UUID]:
 
 def _due(task_id: uuid.UUID) -> Due:
     row = Task.objects.get(pk=task_id)
-    assert row.alarm_at is not None
-    return Due(row.alarm_at, row.queue, row.pk, row.priority, row.shard_key)
+    assert row.due_at is not None
+    return Due(row.due_at, row.queue, row.pk, row.priority, row.shard_key)
 
 
 def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
@@ -66,8 +66,8 @@ def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
 @pytest.mark.parametrize(
     ("damage", "right"),
     [
-        (lambda pk: Task.objects.filter(pk=pk).update(status="SUCCESS", alarm_at=None), "the task is SUCCESS"),
-        (lambda pk: Task.objects.filter(pk=pk).update(alarm_at=datetime(2100, 1, 1, tzinfo=UTC)), "2100-01-01"),
+        (lambda pk: Task.objects.filter(pk=pk).update(status="SUCCESS", due_at=None), "the task is SUCCESS"),
+        (lambda pk: Task.objects.filter(pk=pk).update(due_at=datetime(2100, 1, 1, tzinfo=UTC)), "2100-01-01"),
     ],
 )
 def test_entries_that_say_nothing_are_found_and_removed(door: Door, damage: Any, right: str) -> None:
@@ -103,7 +103,7 @@ def test_a_waiting_row_that_the_set_should_hold_is_found_and_added(door: Door) -
 def test_an_entry_of_another_instant_is_removed_and_the_right_one_added(door: Door) -> None:
     [moved] = _filled(60)
     before = member_of(_due(moved))
-    Task.objects.filter(pk=moved).update(alarm_at=database_now() + timedelta(seconds=90))
+    Task.objects.filter(pk=moved).update(due_at=database_now() + timedelta(seconds=90))
     assert _look() == [("due-entries", before), ("due-missing", moved)]
     assert _mend() == [("due-entries", "removed"), ("due-missing", "added")]
     assert _look() == []
@@ -121,7 +121,7 @@ def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(d
     soon, moved, gone, later = _filled(3, 60, 70, 310)
     RedisDueIndex(door).discard([soon, moved, later])
     Task.objects.filter(pk=moved).update(updated_at=database_now())
-    Task.objects.filter(pk=gone).update(status="SUCCESS", alarm_at=None, updated_at=database_now())
+    Task.objects.filter(pk=gone).update(status="SUCCESS", due_at=None, updated_at=database_now())
     assert _look() == []
 
 
@@ -166,7 +166,7 @@ def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: Door) ->
     RedisDueIndex(door).discard([held])
     [missing] = verifying.verify(verifying.chosen(["due-missing"]))
     assert missing.check.repair is not None
-    Task.objects.filter(pk=held).update(alarm_at=datetime(9999, 1, 1, tzinfo=UTC))
+    Task.objects.filter(pk=held).update(due_at=datetime(9999, 1, 1, tzinfo=UTC))
     assert missing.check.repair(look(), missing.findings) == {}
     assert RedisEntries(door).members([held]) == {}
 
@@ -185,7 +185,7 @@ def test_while_redis_is_away_these_checks_say_so_and_the_others_look(door: Door,
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
     redis_client.hang_up()
     ids = _filled(60)
-    Task.objects.filter(pk=ids[0]).update(attempts=-1, status="SUCCESS", alarm_at=None, completed_at=None)
+    Task.objects.filter(pk=ids[0]).update(attempts=-1, status="SUCCESS", due_at=None, completed_at=None)
     with frozen(url):
         answer = durable("verify", "--format", "json")
     told = {row["check"]: row for row in answer.told["checks"]}

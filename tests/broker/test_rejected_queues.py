@@ -70,7 +70,7 @@ def test_a_batch_of_several_queues_gives_back_only_what_was_rejected(
 def test_a_queue_whose_delay_is_over_is_tried_again_and_reported_once(
     app: Celery, names: tuple[str, str], caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
-    settings.DURABLE_TASKS = {"BREAKER_PAUSE": 0.001}
+    settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.001}
     _, bad = names
     for _ in range(3):
         until(lambda: publisher.backoff.allows(bad), within=10)
@@ -104,7 +104,7 @@ def test_a_repaired_queue_is_accepted_again_and_reported_once(
 ) -> None:  # fmt: skip
     if broker != "rabbitmq":
         pytest.skip("the same code for each broker; RabbitMQ's queue is the easiest to repair")
-    settings.DURABLE_TASKS = {"BREAKER_PAUSE": 0.01}
+    settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.01}
     _, bad = names
     queue, exists = another_kind(bad)
     with application(task_queues=[queue]) as app:

@@ -313,7 +313,7 @@ def test_births_moves_and_cancels_keep_the_index_in_redis(index: RedisDueIndex) 
     found = known(index)
     assert set(found) == {stays.pk, moves.pk, comes.pk}
     for task_id, at in found.items():
-        alarm = Task.objects.get(pk=task_id).alarm_at
+        alarm = Task.objects.get(pk=task_id).due_at
         assert alarm is not None
         assert timedelta(0) <= at - alarm < timedelta(milliseconds=1)
 

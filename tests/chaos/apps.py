@@ -66,4 +66,4 @@ class Wire:
         try:
             self._send([ring])
         except OSError:
-            return  # lost on the wire: the row's alarm rings again
+            return  # lost on the wire: the task is republished

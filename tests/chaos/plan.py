@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SETTINGS: dict[str, float] = {
     "LEASE": 6, "HEARTBEAT": 1.5, "NODE_HEARTBEAT": 1, "NODE_TIMEOUT": 4, "LEADER_LEASE": 4, "LEADER_RENEW": 1,
-    "RING_AGAIN": 5, "POLL": 0.2, "UNKNOWN_TASK_DELAY": 1, "BREAKER_PAUSE": 1, "ENDING_TIMEOUT": 60,
+    "REPUBLISH_AFTER": 5, "POLL": 0.2, "UNKNOWN_TASK_DELAY": 1, "BROKER_BACKOFF": 1, "RESULT_WRITE_TIMEOUT": 60,
 }  # fmt: skip
 """Leases and alarms are shortened, so that minutes hold many of their cycles."""
 SCHEDULES, EVERY = 10, 2.0

@@ -179,7 +179,7 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
 def _calm(stage: Stage) -> Calm:
     now = database_now() - timedelta(seconds=10)
     return Calm(
-        overdue=Task.objects.filter(Q(alarm_at__lt=now) | Q(lease_until__lt=now)).count(),
+        overdue=Task.objects.filter(Q(due_at__lt=now) | Q(lease_until__lt=now)).count(),
         asleep_in_transactions=_sessions(
             "state LIKE 'idle in transaction%%' AND now() - state_change > interval '2 s'"
         ),

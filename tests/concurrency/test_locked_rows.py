@@ -15,10 +15,10 @@ from django_durable_tasks.lifecycle import (
     ageing,
     attempts,
     claims,
+    overlap,
     recovery,
     recurrence,
     retention,
-    slots,
     transitions,
     zone_tables,
 )
@@ -26,7 +26,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.connections import Patience, own
 from django_durable_tasks.lifecycle.nodes import Vigil
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.recurring import Fate
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.duties import RecomputeFires
@@ -69,7 +69,7 @@ def _due(past: float) -> Task:
 
 
 SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
-    "republish": (_overdue, lambda: recovery.ring_overdue(database_now(), LIMIT)),
+    "republish": (_overdue, lambda: recovery.republish_overdue(database_now(), LIMIT)),
     "lose": (
         lambda past: a_task(Status.RUNNING, due=-past),
         lambda: attempts.end_runs(transitions.tasks().running(), lambda _: CRASH, limit=LIMIT),
@@ -111,10 +111,10 @@ def test_recurring_tasks_behind_locked_ones_are_triggered() -> None:
 
 @pytest.mark.postgresql
 def test_a_locked_task_that_waits_for_its_overlap_slot_does_not_keep_those_of_other_slots() -> None:
-    waiting = [a_task(slot=f"slot-{number}", alarm_at=HELD) for number in range(LOCKED + 1)]
+    waiting = [a_task(overlap_key=f"slot-{number}", due_at=NEVER) for number in range(LOCKED + 1)]
     with _locked(Task, [row.pk for row in waiting[:LOCKED]]), own(Patience(lock=0.2)):
-        assert slots.let_go(LOCKED + 1) == 1
-    assert Task.objects.get(pk=waiting[LOCKED].pk).alarm_at < HELD
+        assert overlap.release(LOCKED + 1) == 1
+    assert Task.objects.get(pk=waiting[LOCKED].pk).due_at < NEVER
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows")

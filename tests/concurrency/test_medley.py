@@ -32,7 +32,7 @@ def _some(dice: random.Random) -> Any:
 def _schedule(dice: random.Random) -> None:
     now = database_now() + timedelta(hours=1)
     claims.claim(QUEUE, now, dice.randint(1, 6), PLACE.node)
-    recovery.ring_overdue(now, 4)
+    recovery.republish_overdue(now, 4)
 
 
 def _work(dice: random.Random) -> None:
@@ -57,7 +57,7 @@ def _operate(dice: random.Random) -> None:
         lambda: cancellation.cancel(_some(dice), by="bob"),
         lambda: dead_letters.replay(_some(dice), by="bob"),
         lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=_some(dice)), by="bob", reason=""),
-        lambda: claims.ring_again(_some(dice), database_now(), 3),
+        lambda: claims.republish(_some(dice), database_now(), 3),
     ]
     dice.choice(verbs)()
 

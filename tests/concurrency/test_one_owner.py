@@ -72,7 +72,7 @@ def _cancel(row: Task) -> int:
 MOVES: dict[str, tuple[Status, Callable[[Task], Any]]] = {
     "claim": (Status.PENDING, lambda row: claims.claim(QUEUE, database_now(), 10, PLACE.node)),
     "hand_back": (Status.QUEUED, lambda row: transitions.hand_back(question(row), 0)),
-    "ring_again": (Status.QUEUED, lambda row: claims.ring_again(question(row), database_now(), 10)),
+    "republish": (Status.QUEUED, lambda row: claims.republish(question(row), database_now(), 10)),
     "start": (Status.QUEUED, start),
     "retry": (Status.RUNNING, partial(end, outcome=FAILURE)),
     "lose": (Status.RUNNING, partial(end, outcome=CRASH)),
@@ -163,7 +163,7 @@ def _batch(verb: str, node: uuid.UUID) -> list[uuid.UUID]:
 def test_two_sweepers_ring_each_overdue_row_once() -> None:
     many_tasks(30, Status.QUEUED, due=-1)
     rung = no_errors(
-        race([lambda: claims.ring_again(Task.objects.ring_overdue(database_now()), database_now(), 30)] * 3)
+        race([lambda: claims.republish(Task.objects.republish_due(database_now()), database_now(), 30)] * 3)
     )
     counted = Counter(ring.task_id for rings in rung for ring in rings)
     assert set(counted.values()) <= {1}

@@ -26,12 +26,12 @@ def test_a_request_that_comes_from_several_sides_at_once_runs_once() -> None:
         assert OccurrenceRecord.objects.filter(recurring_task=row, outcome="MANUAL").count() == 1
 
 
-def test_runs_by_hand_that_come_at_once_share_one_slot() -> None:
+def test_runs_by_hand_that_come_at_once_share_one_overlap_key() -> None:
     for number in range(ROUNDS):
         row = a_schedule(f"{number}", overlap="SKIP")
         no_errors(race([RecurringTask.objects.get(pk=row.pk).trigger_now for _ in range(OPERATORS)]))
         mine = Task.objects.filter(recurring_task=row)
-        assert (mine.count(), mine.held().count()) == (OPERATORS, OPERATORS - 1)
+        assert (mine.count(), mine.waiting_for_overlap().count()) == (OPERATORS, OPERATORS - 1)
 
 
 def test_backfills_of_one_range_at_once_bear_each_fire_once() -> None:
@@ -41,7 +41,7 @@ def test_backfills_of_one_range_at_once_bear_each_fire_once() -> None:
         reports = no_errors(race(fill))
         assert sorted(report.born for report in reports) == [0, 0, 0, 11]
         assert born(row) == [at(60 * minute) for minute in range(11)]
-        assert Task.objects.filter(recurring_task=row).held().count() == 10
+        assert Task.objects.filter(recurring_task=row).waiting_for_overlap().count() == 10
 
 
 def _skip(row: RecurringTask, when: datetime) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import claims, retention, slots
+from django_durable_tasks.lifecycle import claims, overlap, retention
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
@@ -254,7 +254,7 @@ def _work(dice: random.Random) -> None:
     if row is not None and start(row) is not None:
         row.refresh_from_db()
         succeed(row)
-    slots.let_go(10)
+    overlap.release(10)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -287,12 +287,12 @@ def test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn
         row = a_schedule(f"{number}", interval=1, overlap="QUEUE_ALL", misfire_grace=60)
         assert fire(at(3)) == 4
         # As a replay, or a sweep that went twice, would leave them: all due.
-        Task.objects.filter(recurring_task=row).update(alarm_at=START)
+        Task.objects.filter(recurring_task=row).update(due_at=START)
         rings = no_errors(race([partial(claims.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS))
         published = [ring.task_id for batch in rings for ring in batch]
         queued = list(Task.objects.queued().values_list("pk", flat=True))
         assert queued == published
         assert len(published) <= 1
-        slots.let_go(10)
+        overlap.release(10)
         claims.claim(QUEUE, database_now(), 2, PLACE.node)
         assert Task.objects.filter(status=Status.QUEUED).count() == 1

@@ -147,10 +147,10 @@ def test_a_move_between_any_two_statements_of_a_look_is_no_finding() -> None:
     assert _findings() == []
 
 
-@pytest.mark.parametrize("name", ["dependency-counts", "dead-letters-missing", "notes-twice", "edges-untold"])
+@pytest.mark.parametrize("name", ["dependency-counts", "dead-letters-missing", "duplicate-endings", "unresolved-edges"])
 def test_two_repairs_at_once_mend_a_row_once(name: str) -> None:
     led()
-    for _ in range(1 if name == "notes-twice" else 5):
+    for _ in range(1 if name == "duplicate-endings" else 5):
         DAMAGES[name]()
 
     def repair() -> list[Any]:
@@ -190,10 +190,10 @@ def test_a_row_that_somebody_holds_is_not_waited_for_and_not_judged() -> None:
     row = Task.objects.get(pk=DAMAGES["dependency-counts"]())
     assert _held_elsewhere(row, partial(_findings, "dependency-counts")) == []
     assert len(_findings("dependency-counts")) == 1
-    edge = TaskDependency.objects.select_related("depends_on").get(pk=DAMAGES["edges-untold"]())
+    edge = TaskDependency.objects.select_related("depends_on").get(pk=DAMAGES["unresolved-edges"]())
     assert edge.depends_on is not None
-    assert _held_elsewhere(edge.depends_on, partial(_findings, "edges-untold")) == []
-    assert len(_findings("edges-untold")) == 1
+    assert _held_elsewhere(edge.depends_on, partial(_findings, "unresolved-edges")) == []
+    assert len(_findings("unresolved-edges")) == 1
 
 
 @pytest.mark.postgresql

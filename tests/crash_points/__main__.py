@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 NAMES = ("create", "dispatch", "start", "ending", "release", "trigger")
 KEPT = dict.fromkeys(("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED"))
 SHORT: dict[str, object] = {
-    "LEASE": 10, "HEARTBEAT": 5, "NODE_HEARTBEAT": 10, "ENDING_TIMEOUT": 20, "BREAKER_PAUSE": 0.05, "RETENTION": KEPT,
+    "LEASE": 10, "HEARTBEAT": 5, "NODE_HEARTBEAT": 10, "RESULT_WRITE_TIMEOUT": 20, "BROKER_BACKOFF": 0.05,
+    "RETENTION": KEPT,
 }  # fmt: skip
 """One look at the nodes is contact enough for the lease of a run: time passes in the rows, not on the clock."""
 

@@ -7,7 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from django_durable_tasks.models import DeadLetter, Ending, OccurrenceRecord, Task, TaskDependency, TaskExecutionLog
+from django_durable_tasks.models import (
+    DeadLetter,
+    EndingEvent,
+    OccurrenceRecord,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+)
 from tests.database.graphs.playing import recount
 
 ENDED = ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")
@@ -62,8 +69,8 @@ def _fires(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
 
 def _dependents(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
     """The fourth: dependents are released once, when their join is met."""
-    if Ending.objects.exists():
-        yield f"4: {Ending.objects.count()} endings were told to nobody"
+    if EndingEvent.objects.exists():
+        yield f"4: {EndingEvent.objects.count()} endings were told to nobody"
     for edge in TaskDependency.objects.exclude(depends_on=None).values("task_id", "depends_on_id", "outcome"):
         below, above = rows[edge["task_id"]], rows[edge["depends_on_id"]]
         if below["started_at"] and not (above["completed_at"] and above["completed_at"] <= below["started_at"]):

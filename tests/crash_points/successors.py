@@ -20,7 +20,7 @@ from django_durable_tasks.celery import runs
 from django_durable_tasks.celery.envelope import HEADER
 from django_durable_tasks.models import (
     DeadLetter,
-    Ending,
+    EndingEvent,
     OccurrenceRecord,
     QueueControl,
     RecurringTask,
@@ -30,7 +30,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.crash_points.bodies import Told
 from tests.factories import QUEUE
@@ -42,7 +42,7 @@ OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 AN_HOUR = timedelta(hours=1)
 _TABLES: tuple[Any, ...] = (
-    Ending, TaskDependency, TaskExecutionLog, DeadLetter, OccurrenceRecord, Task, RecurringTask, WorkflowRun,
+    EndingEvent, TaskDependency, TaskExecutionLog, DeadLetter, OccurrenceRecord, Task, RecurringTask, WorkflowRun,
     QueueControl, Group,
 )  # fmt: skip
 
@@ -83,7 +83,7 @@ def go_on(again: Callable[[], None]) -> None:
             return
         _let_time_pass()
     open_rows = list(Task.objects.filter(status__in=OPEN).values_list("name", "queue", "status", "attempts", "reason"))
-    raise AssertionError(f"left undone: {open_rows}, {Ending.objects.count()} endings untold")
+    raise AssertionError(f"left undone: {open_rows}, {EndingEvent.objects.count()} endings untold")
 
 
 def _answered(again: Callable[[], None]) -> bool:
@@ -107,13 +107,13 @@ def _lead() -> None:
 
 
 def _settled() -> bool:
-    left = Task.objects.filter(status__in=OPEN), Ending.objects.all(), WorkflowRun.objects.filter(status="RUNNING")
+    left = Task.objects.filter(status__in=OPEN), EndingEvent.objects.all(), WorkflowRun.objects.filter(status="RUNNING")
     return not any(rows.exists() for rows in left)
 
 
 def _let_time_pass() -> None:
     """Let every deadline come; nobody who died comes back, so nobody else's time has to pass."""
-    Task.objects.filter(alarm_at__lt=HELD).update(alarm_at=F("alarm_at") - AN_HOUR)
+    Task.objects.filter(due_at__lt=NEVER).update(due_at=F("due_at") - AN_HOUR)
     Task.objects.filter(lease_until__isnull=False).update(lease_until=F("lease_until") - AN_HOUR)
 
 

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django_durable_tasks import __version__
 from django_durable_tasks.models import (
     DeadLetter,
-    Ending,
+    EndingEvent,
     NodeKind,
     OccurrenceOverride,
     OccurrenceRecord,
@@ -26,7 +26,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.playing import of, succeed
 from tests.database.healthy_rows import a_fired_schedule, a_waiting_task, a_workflow, ago, an_ended_workflow
@@ -63,9 +63,9 @@ def _unmarked_upstream() -> Any:
     return edge.pk
 
 
-def _note() -> Ending:
+def _note() -> EndingEvent:
     succeed(of(a_workflow(), "first"))
-    return Ending.objects.get()
+    return EndingEvent.objects.get()
 
 
 def _second_note() -> Any:
@@ -82,7 +82,7 @@ def _lying_note() -> Any:
 
 
 def _orphan_note() -> Any:
-    return Ending.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
+    return EndingEvent.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
 
 
 def _miscounted_run() -> Any:
@@ -95,7 +95,7 @@ def _misjudged_run() -> Any:
 
 def _abandoned_start() -> Any:
     run = a_workflow()
-    Task.objects.filter(workflow=run, step="first").update(status="BLOCKED", alarm_at=None)
+    Task.objects.filter(workflow=run, step="first").update(status="BLOCKED", due_at=None)
     return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
 
 
@@ -134,15 +134,15 @@ def _unpublished_row() -> Any:
 
 
 def _held_row() -> Any:
-    return a_task(slot="s", alarm_at=HELD, updated_at=ago(600)).pk
+    return a_task(overlap_key="s", due_at=NEVER, updated_at=ago(600)).pk
 
 
 def _half_parked_row() -> Any:
-    return a_task(alarm_at=HELD, updated_at=ago(600)).pk
+    return a_task(due_at=NEVER, updated_at=ago(600)).pk
 
 
 def _parked_row() -> Any:
-    return a_task(alarm_at=HELD, held_for="task:nobody", updated_at=ago(600)).pk
+    return a_task(due_at=NEVER, waiting_for_limit="task:nobody", updated_at=ago(600)).pk
 
 
 def _late_next_run() -> Any:
@@ -233,10 +233,10 @@ def _old_fire_of_beat() -> Any:
 DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
-    "edges-untold": _untold_edge,
+    "unresolved-edges": _untold_edge,
     "edges-told-early": _early_edge,
-    "upstream-marks": _unmarked_upstream,
-    "notes-twice": _second_note,
+    "has-dependents-flag": _unmarked_upstream,
+    "duplicate-endings": _second_note,
     "notes-waiting": _lying_note,
     "orphan-notes": _orphan_note,
     "workflow-counts": _miscounted_run,
@@ -248,11 +248,11 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "completion-times": _ended_nobody_knows_when,
     "attempts": _fallen_attempts,
     "silent-runs": _silent_run,
-    "unrung": _unrung_row,
+    "not-republished": _unrung_row,
     "unpublished": _unpublished_row,
-    "held-for-nobody": _held_row,
+    "stuck-on-overlap": _held_row,
     "half-parked": _half_parked_row,
-    "parked-for-nobody": _parked_row,
+    "stuck-on-limit": _parked_row,
     "watermarks": _late_next_run,
     "late-schedules": _late_schedule,
     "quarantined": _quarantined_row,

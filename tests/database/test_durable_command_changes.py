@@ -145,8 +145,8 @@ def test_a_waiting_try_is_released_and_keeps_its_budgets() -> None:
     asked_for = row.run_at
     assert told("retry", row.pk)["released"] == 1
     row.refresh_from_db()
-    assert row.alarm_at is not None
-    assert row.alarm_at <= database_now()
+    assert row.due_at is not None
+    assert row.due_at <= database_now()
     assert (row.status, row.failures, row.run_at) == ("PENDING", 2, asked_for)
 
 

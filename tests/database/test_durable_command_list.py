@@ -81,9 +81,9 @@ def test_open_dead_letters_are_listed_and_closed_ones_on_demand() -> None:
 def test_queues_are_listed_with_their_depth_and_their_pause() -> None:
     many_tasks(2, queue="mail")
     a_paused_queue("reports", reason="month's end")
-    a_node(queues=["mail"], slots=3)
+    a_node(queues=["mail"], concurrency=3)
     rows = {row["queue"]: row for row in told("list", "queues")}
-    assert (rows["mail"]["due"], rows["mail"]["slots"]) == (2, 3)
+    assert (rows["mail"]["due"], rows["mail"]["concurrency"]) == (2, 3)
     assert (rows["reports"]["paused_by"], rows["reports"]["reason"]) == ("somebody", "month's end")
     assert [row["queue"] for row in told("list", "queues", "--queue", "mail")] == ["mail"]
 

@@ -70,8 +70,8 @@ def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
     many_tasks(2, Status.QUEUED, queue="other")
     a_task()
     a_task(Status.RUNNING)
-    answer = durable("ring", "--queue", QUEUE, "--format", "json")
-    assert answer.told == {"verb": "ring", "rung": {QUEUE: 5}, "rejected": {}, "complete": True}
+    answer = durable("republish", "--queue", QUEUE, "--format", "json")
+    assert answer.told == {"verb": "republish", "republished": {QUEUE: 5}, "rejected": {}, "complete": True}
     assert answer.err.splitlines() == ["2 of 5", "4 of 5", "5 of 5"]
     assert sorted((ring.task_id, ring.epoch) for ring in take_rings(QUEUE)) == [(row.pk, row.epoch) for row in rows]
     for row in Task.objects.filter(pk__in=[row.pk for row in rows]):
@@ -83,23 +83,23 @@ def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
 def test_all_queues_are_rung_when_asked() -> None:
     a_task(Status.QUEUED)
     a_task(Status.QUEUED, queue=f"{QUEUE}-other")
-    assert told("ring", "--all", "--dry-run")["would_ring"] == {QUEUE: 1, f"{QUEUE}-other": 1}
+    assert told("republish", "--all", "--dry-run")["would_republish"] == {QUEUE: 1, f"{QUEUE}-other": 1}
     assert take_rings(QUEUE) == []
-    assert told("ring", "--all")["rung"] == {QUEUE: 1, f"{QUEUE}-other": 1}
+    assert told("republish", "--all")["republished"] == {QUEUE: 1, f"{QUEUE}-other": 1}
     assert len(take_rings(QUEUE)) == len(take_rings(f"{QUEUE}-other")) == 1
 
 
 def test_a_ring_needs_a_queue_or_all() -> None:
-    assert "required" in durable("ring").err
-    assert "not allowed" in durable("ring", "--all", "--queue", "x").err
+    assert "required" in durable("republish").err
+    assert "not allowed" in durable("republish", "--all", "--queue", "x").err
 
 
 def test_a_broker_that_is_away_is_told_and_the_rows_stay() -> None:
     row = a_task(Status.QUEUED)
     publisher.breaker.failed(OSError())
-    answer = durable("ring", "--all", "--format", "json")
+    answer = durable("republish", "--all", "--format", "json")
     assert answer.code == 1
-    assert answer.told == {"verb": "ring", "rung": {}, "complete": False}
+    assert answer.told == {"verb": "republish", "republished": {}, "complete": False}
     assert "The broker does not take them" in answer.err
     assert Task.objects.get(pk=row.pk).status == "QUEUED"
 

@@ -115,7 +115,7 @@ def test_a_run_by_hand_is_written_under_the_operators_name_and_once_a_request() 
     assert told("trigger", "nightly", "--request-id", "deploy-17")["task"] == first["task"]
     assert OccurrenceRecord.objects.get().reason == f"by {getpass.getuser()}"
     assert told("trigger", "nightly")["held"] is True
-    assert "held until the earlier runs" in durable("trigger", "nightly").out
+    assert "waiting until the earlier runs" in durable("trigger", "nightly").out
 
 
 def test_a_backfill_is_shown_and_then_done() -> None:
@@ -126,7 +126,7 @@ def test_a_backfill_is_shown_and_then_done() -> None:
     assert (would["born"], would["dry_run"], born(row)) == (3, True, [])
     assert "would be: 3 born, 0 replayed, 0 left" in durable(*span, "--dry-run").out
     done = told(*span, "--concurrency", 3, "--order", "NEWEST")
-    assert [step["deed"] for step in done["steps"]] == ["BORN"] * 3
+    assert [step["deed"] for step in done["steps"]] == ["CREATED"] * 3
     assert born(row) == [START, at(60), at(120)]
     assert told(*span, "--reprocess", "ALL")["left"] == 3
     assert "nightly has no fire time from" in durable("backfill", "nightly", iso(at(1)), iso(at(2))).out

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 def staffed() -> None:
     """A leading scheduler and a worker on the test queue."""
     leadership.take(a_node(NodeKind.SCHEDULER).pk, 60)
-    a_node(queues=[QUEUE], slots=1)
+    a_node(queues=[QUEUE], concurrency=1)
 
 
 def _why(row: Task) -> str:

@@ -110,7 +110,7 @@ def test_an_overdue_run_is_a_warning(leader: Node) -> None:
 def test_work_without_a_worker_is_a_warning(leader: Node) -> None:
     a_task(queue="lonely")
     assert "Queue lonely: no worker listens." in _warnings()
-    a_node(queues=["lonely"], slots=2, pool="prefork")
+    a_node(queues=["lonely"], concurrency=2, pool="prefork")
     assert "lonely" not in _warnings()
 
 
@@ -163,11 +163,11 @@ def test_depth_is_told_by_status_and_queue(leader: Node) -> None:
 
 
 def test_the_connections_of_all_nodes_are_added_up(leader: Node) -> None:
-    a_node(slots=4, pool="prefork")
-    a_node(slots=10, pool="thread")
+    a_node(concurrency=4, pool="prefork")
+    a_node(concurrency=10, pool="thread")
     seen = told("status")
     assert seen["connections"]["needed"] == 7 + (1 + 3 * 4) + (2 + 2 * 10)
-    assert "for 2 workers with 14 slots" in durable("status").out
+    assert "for 2 workers with a concurrency of 14" in durable("status").out
 
 
 def test_a_pool_that_cannot_interrupt_tasks_with_limits_is_a_warning(leader: Node) -> None:
@@ -205,7 +205,7 @@ def test_a_scheduler_that_polls_though_it_should_be_told_is_a_warning(leader: No
 @pytest.mark.mariadb
 def test_a_server_says_how_many_connections_it_allows(leader: Node) -> None:
     assert told("status")["connections"]["allowed"] > 0
-    a_node(slots=1_000_000, pool="prefork")
+    a_node(concurrency=1_000_000, pool="prefork")
     assert "connections: at most" in _warnings()
 
 
@@ -222,12 +222,12 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(leader: 
             durable("status")
         return len(captured)
 
-    a_node(queues=["test"], slots=2)
+    a_node(queues=["test"], concurrency=2)
     for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
         a_task(status)
     few = statements()
     for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
         many_tasks(50, status, queue=f"q-{status}", name=f"gone.{status}")
     for _ in range(10):
-        a_node(queues=["test"], slots=2)
+        a_node(queues=["test"], concurrency=2)
     assert statements() == few <= 17

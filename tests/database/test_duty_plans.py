@@ -11,10 +11,10 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.admin import filters
-from django_durable_tasks.lifecycle import queues, retention, slots
+from django_durable_tasks.lifecycle import overlap, queues, retention
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.pages import touched_by
 from tests.database.test_query_plans import _fill
@@ -73,12 +73,12 @@ def test_pruning_touches_what_is_over_its_retention(million: None, settings: Any
 
 @pytest.mark.parametrize("million", ["future"], indirect=True)
 def test_the_release_of_overlap_touches_what_waits_for_it(million: None) -> None:
-    nothing = touched_by(lambda: slots.let_go(500))
+    nothing = touched_by(lambda: overlap.release(500))
     assert nothing.result == 0
     assert nothing.pages < FEW, nothing
     for number in range(20):
-        a_task(alarm_at=HELD, slot=f"slot {number % 10}")
-    some = touched_by(lambda: slots.let_go(500))
+        a_task(due_at=NEVER, overlap_key=f"slot {number % 10}")
+    some = touched_by(lambda: overlap.release(500))
     assert some.result == 10
     assert not some.whole
     assert some.pages < 10 * FEW, some

@@ -70,7 +70,7 @@ def test_a_parked_task_says_for_which_limit_it_waits() -> None:
     rows = many_tasks(3)
     Limit.objects.create(scope=SCOPE, max_concurrency=2)
     _claim()
-    (parked,) = [row for row in rows if Task.objects.filter(pk=row.pk, held_for=SCOPE)]
+    (parked,) = [row for row in rows if Task.objects.filter(pk=row.pk, waiting_for_limit=SCOPE)]
     assert f"It waits for the limit {SCOPE}, 2 of 2 taken." in _says(parked)
 
 
@@ -109,7 +109,7 @@ def test_an_operator_counts_more_than_settings() -> None:
         assert _claim() == 1
         Limit.objects.create(scope=SCOPE, max_concurrency=3)
         allowances.forget()
-        Task.objects.parked().update(held_for=None, alarm_at=database_now())
+        Task.objects.parked().update(waiting_for_limit=None, due_at=database_now())
         assert _claim() == 2
 
 

@@ -62,14 +62,14 @@ def test_other_arguments_do_not_reach_the_dependents_that_come_back() -> None:
 
 def test_retry_releases_waiting_retries_and_leaves_everything_else() -> None:
     soon = timezone.now() + timedelta(hours=1)
-    waiting, first_try = a_task(failures=1, alarm_at=soon), a_task(failures=0, alarm_at=soon)
+    waiting, first_try = a_task(failures=1, due_at=soon), a_task(failures=0, due_at=soon)
     failed = a_task("FAILED")
     assert Task.objects.all().retry(**WHY) == 1
     released = _now(waiting)
-    assert released.alarm_at is not None
-    assert released.alarm_at <= timezone.now()
+    assert released.due_at is not None
+    assert released.due_at <= timezone.now()
     assert (released.failures, released.reason) == (1, "retried by ada: typing error")
-    assert (_now(first_try).alarm_at, _now(failed).status) == (soon, "FAILED")
+    assert (_now(first_try).due_at, _now(failed).status) == (soon, "FAILED")
 
 
 def test_a_queryset_is_cancelled_and_a_key_is_too() -> None:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), p
 MILLION, SOME = 1_000_000, 10_000
 _ROWS = """
 INSERT INTO durable_tasks_task
-       (id, name, queue, priority, args, kwargs, status, run_at, alarm_at, lease_until, run_id, node, epoch,
+       (id, name, queue, priority, args, kwargs, status, run_at, due_at, lease_until, run_id, node, epoch,
         completed_at, unique_key, open_key, key, shard_key)
 SELECT (lpad(to_hex(%(born)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
        'tests.project.tasks.noop', %(queue)s, n %% 10, '[]', '{}', %(status)s, at.moment,
@@ -127,8 +127,8 @@ def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -
     assert these.root["Actual Rows"] == 100
     _by(these, "durable_tasks_task_pkey")
     # By the rows and not by the clock: filling a million takes longer on a busy machine.
-    ahead = Task.objects.filter(queue=QUEUE, alarm_at__gt=now + timedelta(seconds=60), status=Status.PENDING)
-    soon = ahead.aggregate(first=Min("alarm_at"))["first"] + timedelta(seconds=2)
+    ahead = Task.objects.filter(queue=QUEUE, due_at__gt=now + timedelta(seconds=60), status=Status.PENDING)
+    soon = ahead.aggregate(first=Min("due_at"))["first"] + timedelta(seconds=2)
     coming = _of(Task.objects.coming(now, soon).filter(queue=QUEUE).values("pk")[:100])
     _by(coming, "durable_task_pending")
     assert coming.pages() < 300
@@ -142,11 +142,11 @@ def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -
     _by(heads, "durable_task_pending")
     assert heads.pages() < 400
 
-    overdue = _of(Task.objects.ring_overdue(now + timedelta(seconds=10)).values("pk")[:100])
+    overdue = _of(Task.objects.republish_due(now + timedelta(seconds=10)).values("pk")[:100])
     _by(overdue, "durable_task_queued")
     assert overdue.pages() < 300
 
-    _by(_of(Task.objects.running().held_by([crowd]).values("pk")), "durable_task_running")
+    _by(_of(Task.objects.running().owned_by([crowd]).values("pk")), "durable_task_running")
     _by(_of(Task.objects.lease_over(now).values("pk")[:100]), "durable_task_running")
     _by(_of(Task.objects.queued().order_by().values("queue").distinct()), "durable_task_queued")
     _look_at_many_queues(now, soon)

@@ -130,7 +130,7 @@ def test_what_is_right_by_the_time_of_the_repair_is_left_alone() -> None:
     assert Task.objects.get(status=Status.BLOCKED).epoch == 9
 
 
-@pytest.mark.parametrize("name", ["silent-runs", "unrung", "unpublished", "held-for-nobody", "silent-nodes"])
+@pytest.mark.parametrize("name", ["silent-runs", "not-republished", "unpublished", "stuck-on-overlap", "silent-nodes"])
 def test_nothing_is_called_late_under_a_reign_that_has_just_begun(name: str) -> None:
     led(since=10)
     DAMAGES[name]()
@@ -160,7 +160,7 @@ def test_a_count_is_never_mended_by_an_edge_that_is_wrong_itself() -> None:
 
 def test_an_untold_edge_is_told_again_and_its_task_goes_on() -> None:
     led()
-    edge = TaskDependency.objects.get(pk=DAMAGES["edges-untold"]())
+    edge = TaskDependency.objects.get(pk=DAMAGES["unresolved-edges"]())
     _mend()
     tell()
     assert stands(edge.task_id)[0] in ("PENDING", "QUEUED")
@@ -171,7 +171,7 @@ def test_an_upstream_that_is_gone_is_found_and_told_as_deleted() -> None:
     row = a_waiting_task()
     upstream = TaskDependency.objects.get(task=row).depends_on_id
     Task.objects.filter(pk=upstream)._raw_delete("default")
-    assert "DELETED" in _look("edges-untold")[0].right
+    assert "DELETED" in _look("unresolved-edges")[0].right
     _mend()
     tell()
     assert stands(row) == ["SKIPPED"]
@@ -179,7 +179,7 @@ def test_an_upstream_that_is_gone_is_found_and_told_as_deleted() -> None:
 
 def test_a_note_that_is_there_twice_is_counted_once() -> None:
     led()
-    DAMAGES["notes-twice"]()
+    DAMAGES["duplicate-endings"]()
     _mend()
     tell()
     assert WorkflowRun.objects.get().succeeded == 1
@@ -283,10 +283,10 @@ def test_a_backlog_that_moves_is_not_unpublished() -> None:
 
 def test_of_a_free_slot_the_oldest_goes_on_and_the_others_wait() -> None:
     led()
-    first, second = DAMAGES["held-for-nobody"](), DAMAGES["held-for-nobody"]()
-    assert len(_mend("held-for-nobody")) == 2
-    assert [Task.objects.get(pk=key).is_held for key in (first, second)] == [False, True]
-    assert _look("held-for-nobody") == []
+    first, second = DAMAGES["stuck-on-overlap"](), DAMAGES["stuck-on-overlap"]()
+    assert len(_mend("stuck-on-overlap")) == 2
+    assert [Task.objects.get(pk=key).is_waiting for key in (first, second)] == [False, True]
+    assert _look("stuck-on-overlap") == []
 
 
 # Recurring --------------------------------------------------------------------------------------------------------

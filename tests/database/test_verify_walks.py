@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.lifecycle import verifying, verifying_walks
-from django_durable_tasks.models import DeadLetter, Ending
+from django_durable_tasks.models import DeadLetter, EndingEvent
 from django_durable_tasks.rules.states import Status
 from tests.database.healthy_rows import a_waiting_task, led
 from tests.factories import a_task, many_tasks
@@ -59,7 +59,7 @@ def _write_one_of_each() -> None:
     for status in set(Status) - {Status.BLOCKED}:
         a_task(status, due=3_600 if status == Status.PENDING else None)
     a_waiting_task()
-    Ending.objects.create(task_id=a_task(Status.SUCCESS).pk, epoch=3, status="SUCCESS")
+    EndingEvent.objects.create(task_id=a_task(Status.SUCCESS).pk, epoch=3, status="SUCCESS")
 
 
 def test_checks_are_chosen_by_name_and_group_and_a_wrong_one_is_refused_with_the_nearest() -> None:

@@ -60,10 +60,10 @@ def _without_run_id() -> None:
     _with_the_row_s_own("run_id")
 
 
-def _without_ringing_again() -> None:
+def _without_republishing() -> None:
     from django_durable_tasks.scheduler import duties
 
-    duties.ring_again = lambda now, vigil: 0
+    duties.republish = lambda now, vigil: 0
 
 
 def _without_leaving_the_heartbeat() -> None:
@@ -144,9 +144,9 @@ def _with_the_watermark_after_the_commit() -> None:
 
 
 def _without_the_look_at_the_slot() -> None:
-    from django_durable_tasks.lifecycle import slots
+    from django_durable_tasks.lifecycle import overlap
 
-    setattr(slots, "kept", list)  # noqa: B010 - mypy knows it as a function
+    setattr(overlap, "admitted", list)  # noqa: B010 - mypy knows it as a function
 
 
 def _with_a_tick_that_writes_what_it_read() -> None:
@@ -173,7 +173,7 @@ def _with_a_tick_that_writes_what_it_read() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     "ending": _without_the_guard_of_endings,
     "run_id": _without_run_id,
-    "ring_again": _without_ringing_again,
+    "republish": _without_republishing,
     "heartbeat": _without_leaving_the_heartbeat,
     "telling": _without_the_class_s_telling,
     "grace": _without_the_grace_after_an_outage,

@@ -17,7 +17,7 @@ CRASHES = "crash_points/test_crash_points.py::test_no_blow_at_any_point_breaks_a
 WATCH: dict[str, tuple[str, ...]] = {
     "ending": ("processes/test_fences.py",),
     "run_id": ("processes/test_fences.py",),
-    "ring_again": ("broker/test_lost_messages.py::test_a_message_that_the_broker_lost_is_rung_again",),
+    "republish": ("broker/test_lost_messages.py::test_a_message_that_the_broker_lost_is_rung_again",),
     "heartbeat": (
         "processes/test_outages.py::test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it",
     ),

@@ -22,7 +22,7 @@ from tests.waiting import until
 
 SHORT: Mapping[str, float] = {
     "LEASE": 6, "HEARTBEAT": 1.5, "NODE_HEARTBEAT": 1, "NODE_TIMEOUT": 4, "LEADER_LEASE": 2, "LEADER_RENEW": 0.5,
-    "RING_AGAIN": 3, "POLL": 0.2, "UNKNOWN_TASK_DELAY": 1, "BREAKER_PAUSE": 1, "ENDING_TIMEOUT": 30,
+    "REPUBLISH_AFTER": 3, "POLL": 0.2, "UNKNOWN_TASK_DELAY": 1, "BROKER_BACKOFF": 1, "RESULT_WRITE_TIMEOUT": 30,
 }  # fmt: skip
 STARTING, STOPPING = 90, 20
 _numbers = itertools.count(1)

@@ -13,7 +13,7 @@ from django_durable_tasks.celery import doorbell, publisher
 from django_durable_tasks.lifecycle.limits import forget_picture
 from django_durable_tasks.models import (
     DeadLetter,
-    Ending,
+    EndingEvent,
     Node,
     OccurrenceRecord,
     RecurringTask,
@@ -51,7 +51,7 @@ def _emptied() -> bool:
         DeadLetter,
         Task,
         WorkflowRun,
-        Ending,
+        EndingEvent,
         TaskRequest,
     ):
         try:

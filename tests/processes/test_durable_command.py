@@ -44,5 +44,5 @@ def test_after_the_broker_was_flushed_everything_is_rung_by_one_command(fleet: F
     assert Task.objects.queued().count() == 20
     assert purge(queue) == 20
     fleet.worker().ready()
-    assert told("ring", "--queue", queue)["rung"] == {queue: 20}
+    assert told("republish", "--queue", queue)["republished"] == {queue: 20}
     assert {ended(row, within=60).status for row in rows} == {"SUCCESS"}

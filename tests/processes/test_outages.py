@@ -107,7 +107,7 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None
 def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it(
     rows: None, tmp_path: Path
 ) -> None:
-    with _no_success_is_taken(), fleet_in(tmp_path, {**SHORT, "ENDING_TIMEOUT": 0.5}) as fleet:
+    with _no_success_is_taken(), fleet_in(tmp_path, {**SHORT, "RESULT_WRITE_TIMEOUT": 0.5}) as fleet:
         worker = fleet.worker(slots=1)
         fleet.scheduler()
         fleet.ready()

@@ -40,7 +40,7 @@ SINGLE = [
      f"was dispatched (caught up). Its task {TASK} is FAILED (EXHAUSTED)."),
     (line("DISPATCHED", story=Story(task_id=TASK)), f"was dispatched. It was task {TASK}, which is no longer kept."),
     (line("DISPATCHED", story=Story(task_id=TASK, status="PENDING", held=True, behind=f"task {OTHER}")),
-     f"Its task {TASK} is held behind task {OTHER} until the slot of its schedule is free."),
+     f"Its task {TASK} is held behind task {OTHER} until its overlap key is free."),
     (line("ROLLED", reason="rolled to Monday"), "was rolled and dispatched (rolled to Monday)."),
     (line("MANUAL", reason="by anna"), "was run by hand (by anna)."),
     (line("SKIPPED_OVERLAP", blocked_by=OTHER), f"was skipped: task {OTHER} of an earlier run was still open."),
@@ -145,7 +145,9 @@ def test_a_fire_before_the_schedule_existed_or_was_changed_did_not_run() -> None
     assert "did not exist before 2026-03-02T09:00:00Z. backfill() can run it." in account(
         facts(declared_at=NOW, edited_at=NOW)
     )
-    assert "was changed at 2026-03-02T09:00:00Z, and an edit fires no slot of the past" in account(facts(edited_at=NOW))
+    assert "was changed at 2026-03-02T09:00:00Z, and an edit never fires for a time in the past" in account(
+        facts(edited_at=NOW)
+    )
     assert "is no longer kept" in account(facts(ledger_from=NOW))
 
 

@@ -221,7 +221,7 @@ def test_a_priority_means_the_same(given_: int, on_redis: bool, ours: int) -> No
 def test_a_task_that_is_not_durable_is_carried_as_beat_would_send_it() -> None:
     row = _row("30 2 * * *", args="[1]", queue="old", priority=3, expire_seconds=9, headers='{"trace": 1}')
     found = _import(row, durable=False)
-    assert found.task == "django_durable_tasks.carry"
+    assert found.task == "django_durable_tasks.plain_celery_task"
     assert found.options["kwargs"] == {
         "task": "shop.tasks.report", "args": [1], "kwargs": {},
         "options": {"queue": "old", "priority": 3, "expires": 9,

@@ -24,20 +24,24 @@ def _told(status: str, **facts: Any) -> str:
     ("status", "facts", "told"),
     [
         ("BLOCKED", {"unresolved": 2}, "waits for 2 other tasks"),
-        ("PENDING", {"alarm_at": _in(600)}, "It is not due yet: in 10 min."),
-        ("PENDING", {"alarm_at": _in(600), "attempts": 1, "failures": 1}, "The next try is not due yet: in 10 min."),
-        ("PENDING", {"alarm_at": _in(600), "failures": 2}, "It failed 2 of 5 times."),
-        ("PENDING", {"alarm_at": _in(5), "failures": 2, "crashes": 1}, "and lost its worker 1 times"),
-        ("PENDING", {"alarm_at": _in(9e9), "held": True}, "It is held until the earlier runs of its slot have ended"),
-        ("PENDING", {"alarm_at": _in(-90)}, "It is due since 90 s and waits for its turn"),
-        ("PENDING", {"alarm_at": _in(0)}, "It is due now and waits for its turn"),
+        ("PENDING", {"due_at": _in(600)}, "It is not due yet: in 10 min."),
+        ("PENDING", {"due_at": _in(600), "attempts": 1, "failures": 1}, "The next try is not due yet: in 10 min."),
+        ("PENDING", {"due_at": _in(600), "failures": 2}, "It failed 2 of 5 times."),
+        ("PENDING", {"due_at": _in(5), "failures": 2, "crashes": 1}, "and lost its worker 1 times"),
+        (
+            "PENDING",
+            {"due_at": _in(9e9), "held": True},
+            "It waits until the earlier runs with its overlap key have ended",
+        ),
+        ("PENDING", {"due_at": _in(-90)}, "It is due since 90 s and waits for its turn"),
+        ("PENDING", {"due_at": _in(0)}, "It is due now and waits for its turn"),
         ("BLOCKED", {"unresolved": 1}, "It waits for 1 other task or person."),
         ("BLOCKED", {"unresolved": 2}, "It waits for 2 other tasks or people."),
-        ("PENDING", {"alarm_at": _in(-90), "schedulers": 0}, "No scheduler is alive"),
-        ("PENDING", {"alarm_at": _in(-90), "workers": 0}, "No live worker listens on queue mail"),
-        ("PENDING", {"alarm_at": _in(-90), "known": False}, "knows no durable task of that name"),
-        ("PENDING", {"alarm_at": _in(-90), "expires_at": _in(30)}, "worthless in 30 s"),
-        ("PENDING", {"alarm_at": _in(-90), "expires_at": _in(-30)}, "worthless since 30 s"),
+        ("PENDING", {"due_at": _in(-90), "schedulers": 0}, "No scheduler is alive"),
+        ("PENDING", {"due_at": _in(-90), "workers": 0}, "No live worker listens on queue mail"),
+        ("PENDING", {"due_at": _in(-90), "known": False}, "knows no durable task of that name"),
+        ("PENDING", {"due_at": _in(-90), "expires_at": _in(30)}, "worthless in 30 s"),
+        ("PENDING", {"due_at": _in(-90), "expires_at": _in(-30)}, "worthless since 30 s"),
         ("QUEUED", {"publish_count": 1}, "waits for a free worker"),
         ("QUEUED", {"publish_count": 4}, "published 4 times and nobody started it: the workers are busy"),
         ("QUEUED", {"publish_count": 4, "schedulers": 0}, "No scheduler is alive to publish it again"),
@@ -67,14 +71,14 @@ def test_every_status_has_a_word(status: Status) -> None:
 
 
 def test_the_gravest_comes_first() -> None:
-    told = explain(Situation(now=NOW, status="PENDING", queue="mail", alarm_at=_in(-5), paused=True, failures=1))
+    told = explain(Situation(now=NOW, status="PENDING", queue="mail", due_at=_in(-5), paused=True, failures=1))
     levels = [sentence.level for sentence in told]
     assert levels == sorted(levels, key=[Level.TROUBLE, Level.WAIT, Level.FINE].index)
     assert levels[0] is Level.TROUBLE
 
 
 def test_a_sound_row_tells_no_trouble() -> None:
-    sound: dict[str, dict[str, Any]] = {"PENDING": {"alarm_at": _in(5)}, "QUEUED": {"publish_count": 1}, "RUNNING": {}}
+    sound: dict[str, dict[str, Any]] = {"PENDING": {"due_at": _in(5)}, "QUEUED": {"publish_count": 1}, "RUNNING": {}}
     for status, facts in sound.items():
         situation = Situation(now=NOW, status=status, queue="mail", schedulers=1, workers=1, **facts)
         assert all(sentence.level is not Level.TROUBLE for sentence in explain(situation))

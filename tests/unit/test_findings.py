@@ -34,9 +34,9 @@ def _at(seconds: float) -> datetime:
 
 def test_a_finding_reads_as_a_sentence_of_row_field_value_and_right() -> None:
     finding = Finding(
-        check="c", severity=Severity.BROKEN, table="task", key=7, field="alarm_at", found=NOW, right="later"
+        check="c", severity=Severity.BROKEN, table="task", key=7, field="due_at", found=NOW, right="later"
     )
-    assert finding.text == "task 7: alarm_at is 2026-11-21T12:00:00Z; right is later."
+    assert finding.text == "task 7: due_at is 2026-11-21T12:00:00Z; right is later."
 
 
 @pytest.mark.parametrize(

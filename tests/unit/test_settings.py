@@ -15,7 +15,7 @@ from django_durable_tasks.conf import InvalidSetting, Settings, read
 
 def test_the_defaults_are_the_documented_ones() -> None:
     settings = read({})
-    assert (settings.LEASE, settings.HEARTBEAT, settings.NODE_HEARTBEAT, settings.RING_AGAIN) == (60, 15, 5, 15)
+    assert (settings.LEASE, settings.HEARTBEAT, settings.NODE_HEARTBEAT, settings.REPUBLISH_AFTER) == (60, 15, 5, 15)
     assert (settings.POLL, settings.BATCH_SIZE, settings.DATABASE, settings.FAST_PATH) == (1, 500, "default", True)
     assert (settings.PAYLOAD_MAX_BYTES, settings.RESULT_MAX_BYTES) == (65_536, 65_536)
 
@@ -30,7 +30,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("LEASE", True),
         ("LEASE", float("nan")),
         ("LEASE", float("inf")),
-        ("RING_AGAIN", timedelta(0)),
+        ("REPUBLISH_AFTER", timedelta(0)),
         ("BATCH_SIZE", -1),
         ("BATCH_SIZE", 0),
         ("BATCH_SIZE", 1.5),
@@ -43,7 +43,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("REGION", "eu west"),
         ("REGION", None),
         ("LOOKAHEAD", 0),
-        ("DUE_HORIZON", None),
+        ("DUE_INDEX_HORIZON", None),
         ("SECRET_NAMES", 5),
     ],
 )

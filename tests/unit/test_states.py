@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_durable_tasks.rules.followups import Schedule, followups_of
-from django_durable_tasks.rules.states import ALARMED, OPEN, REPLAYABLE, TERMINAL, TRANSITIONS, Status
+from django_durable_tasks.rules.states import OPEN, REPLAYABLE, TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
 
 MOVES = TRANSITIONS.values()
 
@@ -29,7 +29,7 @@ def test_success_is_final_but_for_a_backfill_that_reprocesses_all() -> None:
 
 
 def test_only_rows_that_wait_for_a_message_have_an_alarm() -> None:
-    assert {Status.PENDING, Status.QUEUED} == ALARMED
+    assert {Status.PENDING, Status.QUEUED} == WITH_DUE_AT
 
 
 def test_every_move_says_its_guard_and_what_it_writes() -> None:

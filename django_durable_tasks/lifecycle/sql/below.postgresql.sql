@@ -1,8 +1,8 @@
 -- The tasks that an ended one still holds, a few of them, and the notes of its ending that nobody has told yet.
 -- num_nonnulls() as in spread.
 SELECT child.unresolved_dependencies_count, child.queue,
-       child.run_at <= clock_timestamp() AND child.expires_at IS NULL AND child.slot IS NULL,
-       ARRAY(SELECT note.id FROM durable_tasks_ending AS note WHERE note.task_id = %(id)s AND NOT note.told),
+       child.run_at <= clock_timestamp() AND child.expires_at IS NULL AND child.overlap_key IS NULL,
+       ARRAY(SELECT note.id FROM durable_tasks_ending_event AS note WHERE note.task_id = %(id)s AND NOT note.resolved),
        child.name, child.tenant_id
   FROM durable_tasks_dependency AS edge
   JOIN durable_tasks_task AS child ON child.id = edge.task_id

@@ -1,8 +1,8 @@
 -- One INSERT; a taken key (idempotency, open key, open unique key) inserts nothing and raises nothing.
--- No wait: the row is BLOCKED and has no alarm.
+-- No wait: the row is BLOCKED and has no due_at.
 INSERT INTO durable_tasks_task
        (id, tenant_id, name, queue, priority, args, kwargs, options, status, run_at,
-        alarm_at, expires_at,
+        due_at, expires_at,
         epoch, publish_count, max_attempts, max_crashes, on_orphan, expected_duration, idempotency_key,
         key, unique_key, open_key, open_unique_key, shard_key, join_count, on_upstream_failure,
         unresolved_dependencies_count, limit_key, weight)

@@ -1,7 +1,7 @@
 -- Rows of one call: they differ in id, arguments, shard and limit key only.
 INSERT INTO durable_tasks_task
        (id, args, kwargs, shard_key, tenant_id, name, queue, priority, options, status, run_at,
-        alarm_at, expires_at,
+        due_at, expires_at,
         epoch, publish_count, max_attempts, max_crashes, on_orphan, expected_duration, limit_key, weight)
 SELECT born.id, born.args::jsonb, born.kwargs::jsonb, born.shard_key, %(tenant_id)s::bigint, %(name)s::text,
        %(queue)s::text, %(priority)s::smallint, %(options)s::jsonb, %(status)s::text,

@@ -10,7 +10,7 @@ levels (priority) AS (SELECT 0 UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL S
   UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)
 SELECT queue, min(head)
   FROM (SELECT queues.queue AS queue,
-               (SELECT min(task.alarm_at) FROM durable_tasks_task AS task
+               (SELECT min(task.due_at) FROM durable_tasks_task AS task
                  WHERE task.status = 'PENDING' AND task.queue = queues.queue AND task.priority = levels.priority) AS head
           FROM queues CROSS JOIN levels
          WHERE queues.queue IS NOT NULL) AS probes

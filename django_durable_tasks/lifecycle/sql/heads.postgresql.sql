@@ -6,13 +6,13 @@ WITH RECURSIVE queues (queue, number) AS (
   SELECT (SELECT task.queue FROM durable_tasks_task AS task
            WHERE task.status = 'PENDING' AND task.queue > queues.queue ORDER BY task.queue LIMIT 1), number + 1
     FROM queues WHERE queues.queue IS NOT NULL AND number < %(limit)s)
-SELECT queues.queue, min(head.alarm_at)
+SELECT queues.queue, min(head.due_at)
   FROM queues
  CROSS JOIN generate_series(0, 9) AS level (priority)
   LEFT JOIN LATERAL (
-   SELECT alarm_at FROM durable_tasks_task
+   SELECT due_at FROM durable_tasks_task
     WHERE status = 'PENDING' AND queue = queues.queue AND priority = level.priority
-    ORDER BY alarm_at LIMIT 1) AS head ON TRUE
+    ORDER BY due_at LIMIT 1) AS head ON TRUE
  WHERE queues.queue IS NOT NULL
  GROUP BY queues.queue
  ORDER BY queues.queue

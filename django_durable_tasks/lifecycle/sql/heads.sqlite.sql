@@ -9,7 +9,7 @@ WITH RECURSIVE queues (queue, number) AS (
 levels (priority) AS (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9))
 SELECT queue, min(head)
   FROM (SELECT queues.queue AS queue,
-               (SELECT min(task.alarm_at) FROM durable_tasks_task AS task
+               (SELECT min(task.due_at) FROM durable_tasks_task AS task
                  WHERE task.status = 'PENDING' AND task.queue = queues.queue AND task.priority = levels.priority) AS head
           FROM queues CROSS JOIN levels
          WHERE queues.queue IS NOT NULL) AS probes

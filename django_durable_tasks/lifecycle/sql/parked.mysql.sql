@@ -1,8 +1,8 @@
 -- A loose scan of the index of parked rows: one probe for each scope, at most so many.
 WITH RECURSIVE scopes (scope, number) AS (
-  SELECT min(held_for), 1 FROM durable_tasks_task WHERE held_for IS NOT NULL AND held_for > %(past)s
+  SELECT min(waiting_for_limit), 1 FROM durable_tasks_task WHERE waiting_for_limit IS NOT NULL AND waiting_for_limit > %(past)s
   UNION ALL
-  SELECT (SELECT min(task.held_for) FROM durable_tasks_task AS task
-           WHERE task.held_for IS NOT NULL AND task.held_for > scopes.scope), number + 1
+  SELECT (SELECT min(task.waiting_for_limit) FROM durable_tasks_task AS task
+           WHERE task.waiting_for_limit IS NOT NULL AND task.waiting_for_limit > scopes.scope), number + 1
     FROM scopes WHERE scopes.scope IS NOT NULL AND number < %(limit)s)
 SELECT scope FROM scopes WHERE scope IS NOT NULL

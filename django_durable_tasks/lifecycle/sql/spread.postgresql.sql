@@ -10,9 +10,9 @@
 -- num_nonnulls() < 1 is a guard whose worth the planner cannot guess: with old statistics it would go by it, and read
 -- all unresolved edges.
 WITH note AS MATERIALIZED (
-  SELECT id, task_id, epoch, workflow_id, change
-    FROM durable_tasks_ending
-   WHERE id = ANY (%(notes)s::bigint[]) AND NOT told
+  SELECT id, task_id, epoch, workflow_id, delta
+    FROM durable_tasks_ending_event
+   WHERE id = ANY (%(notes)s::bigint[]) AND NOT resolved
    ORDER BY id
      FOR UPDATE SKIP LOCKED),
 fresh AS MATERIALIZED (
@@ -30,7 +30,7 @@ waiting AS MATERIALIZED (
    LIMIT %(limit)s),
 held AS MATERIALIZED (
   SELECT id, epoch, status, join_count, unresolved_dependencies_count AS wants,
-         queue = ANY (%(open)s::text[]) AND run_at <= clock_timestamp() AND expires_at IS NULL AND slot IS NULL
+         queue = ANY (%(open)s::text[]) AND run_at <= clock_timestamp() AND expires_at IS NULL AND overlap_key IS NULL
          AND name <> ALL (%(limited)s::text[]) AS rung
     FROM durable_tasks_task
    WHERE id = ANY (ARRAY(SELECT task_id FROM fresh) || ARRAY(SELECT task_id FROM waiting))
@@ -62,7 +62,7 @@ moved AS (
   UPDATE durable_tasks_task AS task
      SET status = CASE WHEN flips.wants > 0 THEN 'BLOCKED' WHEN flips.rung THEN 'QUEUED' ELSE 'PENDING' END,
          epoch = task.epoch + CASE WHEN flips.wants > 0 THEN 0 ELSE 1 END,
-         alarm_at = CASE WHEN flips.wants > 0 THEN NULL
+         due_at = CASE WHEN flips.wants > 0 THEN NULL
                          WHEN flips.rung THEN clock_timestamp() + %(wait)s * interval '1 second'
                          ELSE GREATEST(task.run_at, clock_timestamp()) END,
          publish_count = CASE WHEN flips.wants <= 0 AND flips.rung THEN 1 ELSE task.publish_count END,
@@ -70,18 +70,18 @@ moved AS (
     FROM flips
    WHERE task.id = flips.task_id
   RETURNING task.status, task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
-            task.idempotency_key, task.run_at, task.expires_at, task.slot),
+            task.idempotency_key, task.run_at, task.expires_at, task.overlap_key),
 dealt AS MATERIALIZED (
-  SELECT id, workflow_id IS NOT NULL AND change <> 0 AS counts
+  SELECT id, workflow_id IS NOT NULL AND delta <> 0 AS counts
     FROM note
    WHERE (SELECT count(*) FROM waiting) < %(limit)s
      AND NOT EXISTS (SELECT 1 FROM line WHERE id IS NOT NULL AND NOT fits)
      AND id <> ALL (ARRAY(SELECT DISTINCT still.note_id
                             FROM (SELECT note_id FROM waiting EXCEPT ALL SELECT note_id FROM told) AS still))),
 kept AS (
-  UPDATE durable_tasks_ending AS ending SET told = true FROM dealt WHERE ending.id = dealt.id AND dealt.counts),
+  UPDATE durable_tasks_ending_event AS ending SET resolved = true FROM dealt WHERE ending.id = dealt.id AND dealt.counts),
 gone AS (
-  DELETE FROM durable_tasks_ending AS ending USING dealt WHERE ending.id = dealt.id AND NOT dealt.counts)
+  DELETE FROM durable_tasks_ending_event AS ending USING dealt WHERE ending.id = dealt.id AND NOT dealt.counts)
 SELECT (SELECT count(*) FROM note), (SELECT count(*) FROM waiting) >= %(limit)s AND EXISTS (SELECT 1 FROM told),
        ARRAY(SELECT id FROM note EXCEPT SELECT id FROM dealt), one.setting, moved.*
   FROM (SELECT CASE WHEN %(alone)s THEN set_config('synchronous_commit', 'off', true) END AS setting) AS one

@@ -1,6 +1,6 @@
 UPDATE durable_tasks_task AS task
    SET status = 'RUNNING', epoch = task.epoch + 1, attempts = task.attempts + 1, run_id = %(run_id)s, node = %(node)s,
-       started_at = clock_timestamp(), updated_at = clock_timestamp(), alarm_at = NULL, progress = NULL,
+       started_at = clock_timestamp(), updated_at = clock_timestamp(), due_at = NULL, progress = NULL,
        lease_until = clock_timestamp() + %(lease)s * interval '1 second'
  WHERE task.id = %(id)s AND task.status = 'QUEUED' AND task.epoch = %(epoch)s AND task.cancel_requested_at IS NULL
    AND (%(name)s::text IS NULL OR task.name = %(name)s::text)

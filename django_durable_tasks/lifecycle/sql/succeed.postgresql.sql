@@ -9,7 +9,7 @@ WITH ended AS (
   RETURNING task.id, task.tenant_id, task.attempts, task.started_at, task.completed_at, task.node, task.run_id,
             task.epoch, task.workflow_id, task.has_dependents),
 noted AS (
-  INSERT INTO durable_tasks_ending (task_id, epoch, workflow_id, status, told)
+  INSERT INTO durable_tasks_ending_event (task_id, epoch, workflow_id, status, resolved)
   SELECT id, epoch, workflow_id, 'SUCCESS', NOT has_dependents
     FROM ended WHERE has_dependents OR workflow_id IS NOT NULL)
 INSERT INTO durable_tasks_execution_log

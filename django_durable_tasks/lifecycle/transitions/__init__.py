@@ -47,7 +47,7 @@ from django_durable_tasks.lifecycle.transitions.out import (
     hand_back,
     locked_pending,
     not_published,
-    ring_again,
+    republish,
     take,
 )
 from django_durable_tasks.lifecycle.transitions.parking import (
@@ -117,8 +117,8 @@ __all__ = [
     "release_rung",
     "replay",
     "replay_blocked",
+    "republish",
     "request_cancel",
-    "ring_again",
     "set_needed",
     "set_right",
     "skip",

@@ -82,19 +82,19 @@ def create_many(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
-    """Change arguments, run_at or options of waiting rows; a PENDING row's alarm follows its run_at.
+    """Change arguments, run_at or options of waiting rows; the `due_at` of a PENDING task follows its `run_at`.
 
     With a limit (sweeps) only of rows that no other transaction has locked.
     """
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources), limit)
-        at = changes.get("alarm_at", changes.get("run_at"))
+        at = changes.get("due_at", changes.get("run_at"))
         if at is not None:
             ports.due.moved([task_id for task_id, _ in pairs], at)
         if "run_at" in changes:
-            changes["alarm_at"] = Case(When(status=Status.PENDING, then=changes["run_at"]), default=None)
-        if "alarm_at" in changes:
-            changes["held_for"] = None  # the next claim decides anew
+            changes["due_at"] = Case(When(status=Status.PENDING, then=changes["run_at"]), default=None)
+        if "due_at" in changes:
+            changes["waiting_for_limit"] = None  # the next claim decides anew
         return tasks().filter(shown(pairs), status__standing=TRANSITIONS["edit"].sources).update(
             epoch=F("epoch") + 1, updated_at=DatabaseNow(), **changes
         )  # fmt: skip

@@ -69,7 +69,7 @@ def replay(question: TaskQuerySet, name: str = "replay", *, reason: str = "", **
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS[name].sources))
         move(
-            name, pairs, Status.PENDING, alarm_at=DatabaseNow(), failures=0, crashes=0, publish_count=0, node=None,
+            name, pairs, Status.PENDING, due_at=DatabaseNow(), failures=0, crashes=0, publish_count=0, node=None,
             expires_at=None, completed_at=None, open_key=F("key"), open_unique_key=F("unique_key"), reason=reason,
             cause=None, unresolved_dependencies_count=0, **NO_OWNER, **changes,
         )  # fmt: skip

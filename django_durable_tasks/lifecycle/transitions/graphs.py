@@ -97,12 +97,12 @@ def _for_update(question: TaskQuerySet) -> TaskQuerySet:
 
 def release(pairs: Sequence[Pair]) -> int:
     """BLOCKED to PENDING: the join is met, the row runs at its time."""
-    return move("release", pairs, Status.PENDING, alarm_at=_DUE, unresolved_dependencies_count=0)
+    return move("release", pairs, Status.PENDING, due_at=_DUE, unresolved_dependencies_count=0)
 
 
 def release_rung(pairs: Sequence[Pair], wait: float) -> int:
     """BLOCKED to QUEUED for rows that are due now: the caller rings them after the commit."""
-    return move("release", pairs, Status.QUEUED, alarm_at=after(wait), publish_count=1, unresolved_dependencies_count=0)
+    return move("release", pairs, Status.QUEUED, due_at=after(wait), publish_count=1, unresolved_dependencies_count=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def hold_back(question: TaskQuerySet) -> list[uuid.UUID]:
     """PENDING to BLOCKED: the row waits for one thing more."""
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["block"].sources))
-        move("block", pairs, Status.BLOCKED, alarm_at=None, held_for=None)
+        move("block", pairs, Status.BLOCKED, due_at=None, waiting_for_limit=None)
     return [task_id for task_id, _ in pairs]
 
 
@@ -178,7 +178,7 @@ def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["force_run"].sources))
         writes = {**_REOPENED, "reason": reason}
-        move("force_run", pairs, Status.PENDING, alarm_at=NOW, unresolved_dependencies_count=0, **writes)
+        move("force_run", pairs, Status.PENDING, due_at=NOW, unresolved_dependencies_count=0, **writes)
     return [task_id for task_id, _ in pairs]
 
 
@@ -186,7 +186,7 @@ def replay_blocked(pairs: Sequence[Pair], name: str = "replay", *, reason: str =
     """Ended rows (by the name ``rerun`` those that succeeded) back to BLOCKED, both budgets renewed: they wait for
     their upstreams again.
     """
-    return move(name, pairs, Status.BLOCKED, alarm_at=None, **{**_REOPENED, "reason": reason})
+    return move(name, pairs, Status.BLOCKED, due_at=None, **{**_REOPENED, "reason": reason})
 
 
 def set_needed(needed: Mapping[uuid.UUID, int]) -> None:

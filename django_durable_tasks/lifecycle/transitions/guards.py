@@ -19,7 +19,7 @@ from django_durable_tasks.lifecycle.watching import touch
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.states import ALARMED, TERMINAL, TRANSITIONS, Status
+from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
 
 Pair = tuple[uuid.UUID, int]
 """A row's primary key and epoch."""
@@ -39,7 +39,7 @@ IDLE = frozenset(Status) - {Status.RUNNING}
 
 NO_OWNER: dict[str, Any] = {"lease_until": None, "cancel_requested_at": None}
 CLOSED: dict[str, Any] = {
-    **NO_OWNER, "alarm_at": None, "held_for": None, "open_key": None, "open_unique_key": None,
+    **NO_OWNER, "due_at": None, "waiting_for_limit": None, "open_key": None, "open_unique_key": None,
     "completed_at": DatabaseNow(),
 }  # fmt: skip
 
@@ -225,8 +225,8 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
         tell_endings(ids, status)
     elif status == Status.PENDING:
         # What is handed back wakes nobody: a row that a limit refuses would come round without end.
-        ports.due.moved(ids, None if name == "hand_back" else writes.get("alarm_at"))
-    if Status.PENDING in sources and status not in ALARMED:
+        ports.due.moved(ids, None if name == "hand_back" else writes.get("due_at"))
+    if Status.PENDING in sources and status not in WITH_DUE_AT:
         ports.due.gone(ids)  # who is claimed was popped, or is refused once
     announce(name, status, ids)
     return moved

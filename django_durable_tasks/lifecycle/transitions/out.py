@@ -1,4 +1,4 @@
-"""The way out: rows are claimed, rung again, handed back."""
+"""The way out: rows are claimed, republished, handed back."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from django_durable_tasks.rules.states import Status
 
 RING_COLUMNS = (
     "id", "epoch", "publish_count", "name", "queue", "priority", "options", "idempotency_key", "run_at", "expires_at",
-    "slot", "held_for",
+    "overlap_key", "waiting_for_limit",
 )  # fmt: skip
-"""What a claim reads back, in this order; ``held_for`` as it was before the claim."""
+"""What a claim reads back, in this order; ``waiting_for_limit`` as it was before the claim."""
 
-_HELD_FOR = RING_COLUMNS.index("held_for")
+_HELD_FOR = RING_COLUMNS.index("waiting_for_limit")
 
 
 def claim(
@@ -60,9 +60,9 @@ def claim(
         announce("claim", Status.QUEUED, [row[0] for row in rows])
         return rows
     with atomic():
-        due = tasks().due(now).order_by("alarm_at")
+        due = tasks().due(now).order_by("due_at")
         if shards is not None:
-            due = due.filter(Q(shard_key__in=sorted(shards)) | Q(alarm_at__lte=late))
+            due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
         return _claimed(_locked_due(due, asked, now, limit), node, wait)
 
 
@@ -71,7 +71,7 @@ def _locked_due(due: TaskQuerySet, asked: Sequence[Demand], now: datetime, limit
     held, seen = list[Pair](), list[uuid.UUID]()
     for _ in range(PAGES):
         page = _due_of(due.exclude(pk__in=seen) if seen else due, asked, limit - len(held))
-        got = locked(tasks().pending().filter(pk__in=list(page), alarm_at__lte=now), len(page)) if page else []
+        got = locked(tasks().pending().filter(pk__in=list(page), due_at__lte=now), len(page)) if page else []
         held += got
         if len(got) == len(page):
             break
@@ -84,8 +84,8 @@ def _locked_due(due: TaskQuerySet, asked: Sequence[Demand], now: datetime, limit
 def _due_of(due: TaskQuerySet, asked: Sequence[Demand], limit: int) -> dict[uuid.UUID, str]:
     """Return at most ``limit`` of these rows with their queues, by a short scan for each queue and priority.
 
-    Many scans are one statement. The queues are spelled as they were asked for: under a collation that ignores case the
-    rows may spell them otherwise.
+    Many scans are one statement. The queues are spelled as they were asked for: MySQL and MariaDB ignore spaces at the
+    end of a name when they compare.
     """
     if not asked:
         return {}
@@ -107,12 +107,12 @@ def _due_of(due: TaskQuerySet, asked: Sequence[Demand], limit: int) -> dict[uuid
 
 
 def _claimed(pairs: Sequence[tuple[uuid.UUID, int]], node: uuid.UUID, wait: float) -> list[tuple[Any, ...]]:
-    writes: dict[str, Any] = {"node": node, "alarm_at": after(wait), "publish_count": F("publish_count") + 1}
+    writes: dict[str, Any] = {"node": node, "due_at": after(wait), "publish_count": F("publish_count") + 1}
     move("claim", pairs, Status.QUEUED, **writes)
     rows = list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
     named = [row[0] for row in rows if row[_HELD_FOR] is not None]
     if named:
-        tasks().filter(pk__in=named, status__standing=[Status.QUEUED]).update(held_for=None)
+        tasks().filter(pk__in=named, status__standing=[Status.QUEUED]).update(waiting_for_limit=None)
     return rows
 
 
@@ -124,7 +124,7 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
         announce("claim", Status.QUEUED, [row[0] for row in rows])
         return rows
     with atomic():
-        return _claimed(locked(tasks().pending().filter(pk__in=list(ids), alarm_at__lte=NOW), len(ids)), node, wait)
+        return _claimed(locked(tasks().pending().filter(pk__in=list(ids), due_at__lte=NOW), len(ids)), node, wait)
 
 
 def locked_pending(question: TaskQuerySet, limit: int) -> list[uuid.UUID]:
@@ -137,12 +137,12 @@ def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> l
     with atomic():
         pairs = locked(question.filter(status=Status.PENDING), limit)
         runs = Case(*(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None)
-        if not move("take", pairs, Status.RUNNING, **start_writes(runs, node, lease), held_for=None):
+        if not move("take", pairs, Status.RUNNING, **start_writes(runs, node, lease), waiting_for_limit=None):
             return []
         return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RUN_COLUMNS))
 
 
-def ring_again(question: TaskQuerySet, limit: int, first: float, longest: float) -> list[tuple[Any, ...]]:
+def republish(question: TaskQuerySet, limit: int, first: float, longest: float) -> list[tuple[Any, ...]]:
     """QUEUED stays QUEUED under the same epoch, so that whichever copy of the message arrives first wins.
 
     The wait doubles up to ``longest`` seconds; from the eighth ring on it is four times that.
@@ -152,12 +152,12 @@ def ring_again(question: TaskQuerySet, limit: int, first: float, longest: float)
         steps = [(rings, after(min(first * 2**rings, longest))) for rings in range(8)]
         later = Case(*(When(publish_count=rings, then=step) for rings, step in steps), default=after(4 * longest))
         rung = tasks().filter(shown(pairs), status__standing=[Status.QUEUED])
-        rung.update(alarm_at=later, publish_count=F("publish_count") + 1)
+        rung.update(due_at=later, publish_count=F("publish_count") + 1)
         return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).values_list(*RING_COLUMNS))
 
 
 def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -> int:
-    """QUEUED stays QUEUED: what ``ring_again`` wrote for these ids, epochs and numbers is undone, due in ``wait``."""
+    """QUEUED stays QUEUED: what ``republish`` wrote for these ids, epochs and numbers is undone, due in ``wait``."""
     by_number: dict[tuple[int, int], list[uuid.UUID]] = defaultdict(list)
     for task_id, epoch, number in sorted(messages):
         by_number[epoch, number].append(task_id)
@@ -167,7 +167,7 @@ def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -
     with atomic():
         locked(tasks().filter(pk__in=[task_id for task_id, *_ in messages], status=Status.QUEUED))
         stands = tasks().filter(guard, status__standing=[Status.QUEUED])
-        return stands.update(alarm_at=after(wait), publish_count=F("publish_count") - 1)
+        return stands.update(due_at=after(wait), publish_count=F("publish_count") - 1)
 
 
 def hand_back(question: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None) -> int:
@@ -176,5 +176,5 @@ def hand_back(question: TaskQuerySet, again: float | datetime, epochs: dict[uuid
         pairs = locked(question.filter(status=Status.QUEUED))
         if epochs is not None:
             pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
-        alarm = again if isinstance(again, datetime) else after(again)
-        return move("hand_back", pairs, Status.PENDING, alarm_at=alarm, node=None, publish_count=0)
+        due_at = again if isinstance(again, datetime) else after(again)
+        return move("hand_back", pairs, Status.PENDING, due_at=due_at, node=None, publish_count=0)

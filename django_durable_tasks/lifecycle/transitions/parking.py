@@ -11,7 +11,7 @@ from django.db.models import Case, F, SmallIntegerField, Value, When
 from django.db.models.functions import Least
 
 from django_durable_tasks.lifecycle.transitions.guards import NOW, atomic, locked, move, shown, tasks
-from django_durable_tasks.models.task import HELD, TaskQuerySet
+from django_durable_tasks.models.task import NEVER, TaskQuerySet
 from django_durable_tasks.rules.states import Status
 
 _WAS_DUE: Any = Least("run_at", NOW)
@@ -21,7 +21,7 @@ _WAS_DUE: Any = Least("run_at", NOW)
 def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
     """QUEUED rows that this transaction has just claimed go back to PENDING, parked for these scopes."""
     pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
-    writes = {"alarm_at": HELD, "held_for": _by_scope(scopes), "node": None, "publish_count": 0}
+    writes = {"due_at": NEVER, "waiting_for_limit": _by_scope(scopes), "node": None, "publish_count": 0}
     return move("hand_back", pairs, Status.PENDING, **writes)
 
 
@@ -30,10 +30,10 @@ def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
     if not scopes:
         return 0
     with atomic():
-        due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, alarm_at__lte=now)
+        due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, due_at__lte=now)
         pairs = locked(due, len(scopes))
         these = tasks().filter(shown(pairs), status__standing=[Status.PENDING])
-        return these.update(alarm_at=HELD, held_for=_by_scope(scopes), updated_at=NOW) if pairs else 0
+        return these.update(due_at=NEVER, waiting_for_limit=_by_scope(scopes), updated_at=NOW) if pairs else 0
 
 
 def let_go(question: TaskQuerySet, limit: int) -> int:
@@ -42,10 +42,10 @@ def let_go(question: TaskQuerySet, limit: int) -> int:
     They name their scope until they are claimed: it was their turn.
     """
     with atomic():
-        parked = question.filter(status=Status.PENDING, held_for__isnull=False, alarm_at__gte=HELD)
+        parked = question.filter(status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER)
         pairs = locked(parked, limit)
-        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], held_for__isnull=False)
-        return these.update(alarm_at=_WAS_DUE, updated_at=NOW) if pairs else 0
+        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], waiting_for_limit__isnull=False)
+        return these.update(due_at=_WAS_DUE, updated_at=NOW) if pairs else 0
 
 
 def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
@@ -53,28 +53,32 @@ def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
     if not scopes:
         return 0
     with atomic():
-        parked = tasks().filter(pk__in=list(scopes), status=Status.PENDING, held_for__isnull=False, alarm_at__gte=HELD)
+        parked = tasks().filter(
+            pk__in=list(scopes), status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
+        )
         pairs = locked(parked, len(scopes))
-        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], held_for__isnull=False)
-        return these.update(held_for=_by_scope(scopes), updated_at=NOW) if pairs else 0
+        these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], waiting_for_limit__isnull=False)
+        return these.update(waiting_for_limit=_by_scope(scopes), updated_at=NOW) if pairs else 0
 
 
 def set_right(question: TaskQuerySet) -> int:
     """Rows that are parked for nobody are due when they were asked for; rows that do not wait name no limit."""
     with atomic():
         these = tasks().filter(shown(locked(question)))
-        unnamed = these.filter(status__standing=[Status.PENDING], alarm_at__gte=HELD, held_for=None, slot=None)
-        number = unnamed.update(alarm_at=_WAS_DUE, updated_at=NOW)
-        unparked = these.exclude(status=Status.PENDING).filter(held_for__isnull=False)
-        return number + unparked.update(held_for=None, updated_at=NOW)
+        unnamed = these.filter(
+            status__standing=[Status.PENDING], due_at__gte=NEVER, waiting_for_limit=None, overlap_key=None
+        )
+        number = unnamed.update(due_at=_WAS_DUE, updated_at=NOW)
+        unparked = these.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
+        return number + unparked.update(waiting_for_limit=None, updated_at=NOW)
 
 
 def age(question: TaskQuerySet, limit: int) -> int:
-    """PENDING rows become more urgent by one; how often stands in ``raised``."""
+    """PENDING rows become more urgent by one; how often stands in ``priority_boost``."""
     with atomic():
         pairs = locked(question.filter(status=Status.PENDING, priority__lt=9), limit)
         these = tasks().filter(shown(pairs), status__standing=[Status.PENDING], priority__lt=9)
-        more = {name: F(name) + Value(1, SmallIntegerField()) for name in ("priority", "raised")}
+        more = {name: F(name) + Value(1, SmallIntegerField()) for name in ("priority", "priority_boost")}
         return these.update(**more, updated_at=NOW) if pairs else 0
 
 

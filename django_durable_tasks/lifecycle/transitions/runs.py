@@ -44,7 +44,7 @@ RUN_COLUMNS = (
 def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
     """What every start writes beside the status."""
     return {
-        "attempts": F("attempts") + 1, "run_id": run_id, "node": node, "started_at": DatabaseNow(), "alarm_at": None,
+        "attempts": F("attempts") + 1, "run_id": run_id, "node": node, "started_at": DatabaseNow(), "due_at": None,
         "lease_until": after(lease), "progress": None,
     }  # fmt: skip
 
@@ -147,13 +147,13 @@ def end(ends: Sequence[End]) -> int:
         return Case(*(When(pk=task_id, then=value) for task_id, value in values.items()), default=default)
 
     closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
-    alarms = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
+    due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
     limits = {end.task_id: Value(end.max_attempts) for end in ends if end.max_attempts is not None}
     guard = shown((end.task_id, end.epoch) for end in ends)
     moved = tasks().filter(guard, status__standing=[Status.RUNNING]).update(
         status=by_row({end.task_id: Value(end.verdict.status) for end in ends}),
         epoch=F("epoch") + 1,
-        alarm_at=by_row(alarms) if alarms else None,
+        due_at=by_row(due_at) if due_at else None,
         failures=F("failures") + by_row({end.task_id: Value(end.verdict.failed) for end in ends}, Value(0)),
         crashes=F("crashes") + by_row({end.task_id: Value(end.verdict.crashed) for end in ends}, Value(0)),
         last_error=by_row({end.task_id: Value(end.error) for end in ends}, Value("")),
@@ -166,7 +166,7 @@ def end(ends: Sequence[End]) -> int:
         open_unique_key=Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
         publish_count=0, updated_at=DatabaseNow(), **NO_OWNER,
     )  # fmt: skip
-    ports.due.moved(list(alarms))
+    ports.due.moved(list(due_at))
     for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
         group = [end.task_id for end in ends if (end.verdict.transition, end.verdict.status) == (name, status)]
         if status in TERMINAL:

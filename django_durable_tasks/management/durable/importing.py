@@ -22,10 +22,10 @@ from django_durable_tasks.management.durable.output import Output, cell, hidden,
 from django_durable_tasks.management.durable.verb import OK, REFUSED, Options, Verb, operator, refuse
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.rules.beat import (
-    CARRY,
     DISABLED,
     IN_SHADOW,
     NOT_ALLOWED,
+    PLAIN_CELERY_TASK,
     BeatRow,
     Import,
     Over,
@@ -114,7 +114,7 @@ def _hold(row: BeatRow, options: Options, *, durable: bool) -> str:
     """Return why the row is to begin paused, or nothing."""
     if not row.enabled:
         return DISABLED
-    if not durable and row.task not in conf.settings().CARRY:
+    if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
         return NOT_ALLOWED
     return IN_SHADOW if options["paused"] else ""
 
@@ -122,7 +122,7 @@ def _hold(row: BeatRow, options: Options, *, durable: bool) -> str:
 def _import(found: Found, options: Options) -> None:
     if found.act != IMPORT:
         return
-    task, hold = CARRY if found.carried else found.task, "" if found.begins == "ACTIVE" else found.begins
+    task, hold = PLAIN_CELERY_TASK if found.carried else found.task, "" if found.begins == "ACTIVE" else found.begins
     beats = options["database"] if options["disable_in_beat"] else None
     try:
         row = imports.take_over(found.name, task, found.options, hold=hold, by=operator(), disable_in=beats)
@@ -165,11 +165,13 @@ def _block(found: Found) -> str:
 def _note(found: Sequence[Found], options: Options, out: Output) -> None:
     imported_ = [one for one in found if one.act == IMPORT]
     missing = sorted(
-        {one.task for one in found if one.carried and one.act in (IMPORT, LISTED)} - set(conf.settings().CARRY)
+        {one.task for one in found if one.carried and one.act in (IMPORT, LISTED)}
+        - set(conf.settings().PLAIN_CELERY_TASKS)
     )
     if missing:
-        allowed = sorted({*conf.settings().CARRY, *missing})
-        out.note(f"Celery tasks that are no durable ones; to let them be sent: DURABLE_TASKS['CARRY'] = {allowed!r}")
+        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *missing})
+        out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
+        out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
     active = [one for one in imported_ if one.begins == "ACTIVE"]
     if active and not options["disable_in_beat"]:
         out.note(

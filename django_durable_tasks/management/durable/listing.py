@@ -33,16 +33,16 @@ from django_durable_tasks.rules.recurring import RecurringStatus
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.workflows import WorkflowStatus
 
-_TASK = ("id", "status", "queue", "name", "priority", "run_at", "alarm_at", "attempts", "reason", "last_error")
-_TASK_SHOWN = ("id", "status", "queue", "name", "priority", "run_at", "alarm_at", "attempts", "reason")
+_TASK = ("id", "status", "queue", "name", "priority", "run_at", "due_at", "attempts", "reason", "last_error")
+_TASK_SHOWN = ("id", "status", "queue", "name", "priority", "run_at", "due_at", "attempts", "reason")
 _LETTER = ("id", "task_id", "reason", "fingerprint", "attempts", "created_at",
            "resolved_at", "resolution", "resolved_by", "note", "error_message")  # fmt: skip
 _LETTER_SHOWN = ("id", "task_id", "name", "reason", "fingerprint", "attempts", "created_at", "error_message")
-_NODE = ("id", "name", "kind", "host", "pid", "version", "pool", "slots", "queues", "started_at", "last_seen_at",
+_NODE = ("id", "name", "kind", "host", "pid", "version", "pool", "concurrency", "queues", "started_at", "last_seen_at",
          "stopped_at", "declared_dead")  # fmt: skip
-_NODE_SHOWN = ("name", "kind", "host", "pid", "pool", "slots", "queues", "last_seen_at", "stopped_at")
+_NODE_SHOWN = ("name", "kind", "host", "pid", "pool", "concurrency", "queues", "last_seen_at", "stopped_at")
 _QUEUE_SHOWN = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due_at", "workers",
-                "slots", "paused_by", "reason")  # fmt: skip
+                "concurrency", "paused_by", "reason")  # fmt: skip
 
 _OF_SCHEDULES = {RecurringStatus.ACTIVE.value, RecurringStatus.PAUSED.value}
 

@@ -1,4 +1,4 @@
-"""``durable alive``: whether a node should be restarted, for liveness probes."""
+"""``durable health``: whether a node should be restarted, for liveness probes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def run(options: Options, out: Output) -> int:
             found = vitals(Node.objects.filter(**wanted))
     except Error as error:
         out.note(f"The database does not answer, so nobody can tell: {error}")
-        out.emit({"alive": None, "nodes": []}, "unknown")
+        out.emit({"healthy": None, "nodes": []}, "unknown")
         return OK
     alive = bool(found) and not any(one.fault for one in found)
     rows = [_row(one) for one in found]
     place = f"no node is named {name}" if name else f"no node runs on {platform.node()}"
-    verdict = "alive" if alive else "NOT ALIVE"
-    out.emit({"alive": alive, "nodes": rows}, f"{verdict}\n{table(_SHOWN, rows, place)}")
+    verdict = "healthy" if alive else "UNHEALTHY"
+    out.emit({"healthy": alive, "nodes": rows}, f"{verdict}\n{table(_SHOWN, rows, place)}")
     return OK if alive else UNHEALTHY
 
 
@@ -55,9 +55,9 @@ def _row(one: Vital) -> dict[str, object]:
 
 
 ALIVE = Verb(
-    name="alive",
+    name="health",
     help="tell a liveness probe whether the nodes of this host live and work; exits with 1 where one must be restarted",
-    examples=("alive", "alive --here --format json", "alive --node scheduler-a"),
+    examples=("health", "health --here --format json", "health --node scheduler-a"),
     arguments=_arguments,
     run=run,
 )

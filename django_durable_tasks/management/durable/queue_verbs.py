@@ -90,7 +90,7 @@ def ring(options: Options, out: Output) -> int:
     counted = dict(question.order_by().values_list("queue").annotate(number=Count("*")))
     if options["dry_run"]:
         text = "\n".join(f"{name}: {number} messages" for name, number in counted.items()) or "nothing is queued"
-        out.emit({"verb": "ring", "dry_run": True, "would_ring": counted}, text)
+        out.emit({"verb": "republish", "dry_run": True, "would_republish": counted}, text)
         return OK
     total, rung, rejected = sum(counted.values()), Counter[str](), Counter[str]()
     for rings in claims.ring_all(question, conf.settings().BATCH_SIZE):
@@ -98,7 +98,9 @@ def ring(options: Options, out: Output) -> int:
             refused = dispatcher.republish(rings)
         except BrokerUnavailable as error:
             out.note(f"The broker does not take them ({error}); the rows stay, and are published again when it does.")
-            out.emit({"verb": "ring", "rung": dict(rung), "complete": False}, f"{rung.total()} of {total} rung")
+            out.emit(
+                {"verb": "republish", "republished": dict(rung), "complete": False}, f"{rung.total()} of {total} rung"
+            )
             return UNHEALTHY
         rung.update(Counter(one.queue for one in rings) - refused)
         rejected += refused
@@ -106,7 +108,7 @@ def ring(options: Options, out: Output) -> int:
             out.note(f"{rung.total()} of {total}")
     for name, number in rejected.items():
         out.note(f"The broker rejects the messages of queue {name}: {number} tasks of it wait.")
-    told = {"verb": "ring", "rung": dict(rung), "rejected": dict(rejected), "complete": not rejected}
+    told = {"verb": "republish", "republished": dict(rung), "rejected": dict(rejected), "complete": not rejected}
     out.emit(told, f"{rung.total()} messages rung")
     return UNHEALTHY if rejected else OK
 
@@ -183,9 +185,9 @@ QUEUE_VERBS = (
         run=resume,
     ),
     Verb(
-        name="ring",
+        name="republish",
         help="publish again, now, what waits for a worker: for a broker that was flushed or lost its messages",
-        examples=("ring --queue mail", "ring --all --dry-run"),
+        examples=("republish --queue mail", "republish --all --dry-run"),
         arguments=_ring_arguments,
         run=ring,
     ),

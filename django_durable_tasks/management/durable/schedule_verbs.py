@@ -21,8 +21,8 @@ def trigger(options: Options, out: Output) -> int:
     """Run once now, beside the schedule."""
     row = named(options["name"], options["tenant"])
     task = row.trigger_now(request_id=options["request_id"], **by_and_reason(options))
-    told = {"verb": "trigger", "name": row.name, "task": task.pk, "status": task.status, "held": task.is_held}
-    held = ", held until the earlier runs of its slot have ended" if task.is_held else ""
+    told = {"verb": "trigger", "name": row.name, "task": task.pk, "status": task.status, "held": task.is_waiting}
+    held = ", waiting until the earlier runs with its overlap key have ended" if task.is_waiting else ""
     out.emit(told, f"{row.name} runs as task {task.pk} ({task.status}{held})")
     return OK
 

@@ -20,7 +20,7 @@ from django_durable_tasks.rules.states import Status
 
 _FACTS = (
     "id", "name", "queue", "priority", "status", "reason", "key", "unique_key", "idempotency_key", "args", "kwargs",
-    "options", "run_at", "alarm_at", "lease_until", "expires_at", "created_at", "started_at", "completed_at",
+    "options", "run_at", "due_at", "lease_until", "expires_at", "created_at", "started_at", "completed_at",
     "cancel_requested_at", "attempts", "failures", "max_attempts", "crashes", "max_crashes", "publish_count", "epoch",
     "run_id", "node", "progress", "result", "last_error",
 )  # fmt: skip

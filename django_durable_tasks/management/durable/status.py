@@ -17,9 +17,9 @@ from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.rules.explanations import ago
 from django_durable_tasks.rules.options import TaskOptions
 
-_QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "slots",
+_QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "concurrency",
           "paused_by", "rejected", "misrouted")  # fmt: skip
-_NODE = ("name", "kind", "host", "pid", "pool", "slots", "running", "queues", "skew", "last_seen_at", "state")
+_NODE = ("name", "kind", "host", "pid", "pool", "concurrency", "running", "queues", "skew", "last_seen_at", "state")
 _TOLD = ("region", "shards", "versions", "active", "last_scan_at", "last_start_at", "draining", "index_state",
          "wakeups_state", "failing")  # fmt: skip
 _REACH = ("name", "index_state", "wakeups_state")
@@ -31,7 +31,7 @@ def problems(seen: Overview) -> list[str]:
     if not seen.alive(NodeKind.SCHEDULER):
         found.append("No scheduler is alive: run `manage.py run_scheduler`.")
     if not seen.is_led:
-        found.append("No scheduler leads: silent runs are not handed on, and lost messages are not rung again.")
+        found.append("No scheduler leads: silent runs are not handed on, and lost messages are not republished.")
     for node in seen.nodes:
         found += telling_of(node, seen)
     for depth in seen.depths:
@@ -158,10 +158,11 @@ def _waited(depth: Depth, seen: Overview) -> float:
 def _arithmetic(seen: Overview) -> str:
     allowed = "a file has no limit" if seen.connections_allowed is None else f"allowed: {seen.connections_allowed}"
     workers, schedulers = seen.alive(NodeKind.WORKER), seen.alive(NodeKind.SCHEDULER)
-    slots = sum(node.slots for node in workers)
+    concurrency = sum(node.concurrency for node in workers)
     return (
-        f"connections: at most {seen.connections_needed} for {len(workers)} workers with {slots} slots (3 a prefork "
-        f"child, 1 a parent) and {len(schedulers)} schedulers (7 each), and 1 a web thread and web process; {allowed}"
+        f"connections: at most {seen.connections_needed} for {len(workers)} workers with a concurrency of {concurrency}"
+        f" (3 a prefork child, 1 a parent) and {len(schedulers)} schedulers (7 each), and 1 a web thread or process; "
+        f"{allowed}"
     )
 
 

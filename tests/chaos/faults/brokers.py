@@ -139,7 +139,7 @@ def double_everything(stage: Stage) -> None:
 
 @fault(22, "reordered")
 def reorder(stage: Stage) -> None:
-    """Every ring is late by up to five seconds: they arrive in any order, some after they were rung again."""
+    """Every ring is late by up to five seconds: they arrive in any order, some after they were republished."""
     with stage.on_the_wire('{"copies": 1, "delay": 5}'):
         stage.linger(8)
 

@@ -1,4 +1,4 @@
-"""Due rows are claimed and published, rung again when nobody started them, and handed back by a broker in trouble."""
+"""Due rows are claimed and published, republished when nobody started them, and handed back by a broker in trouble."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _dispatch(_: Any) -> None:
     dispatcher.dispatch(QUEUE, database_now(), 10, NODE)
 
 
-def _ring_again(_: Any) -> None:
-    duties.ring_again(database_now(), Vigil())
+def _republish(_: Any) -> None:
+    duties.republish(database_now(), Vigil())
 
 
 STORIES = (
     Story(name="claim and publish", scene=_three_due, deed=_dispatch),
-    Story(name="ring again", scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1), deed=_ring_again),
+    Story(name="republish", scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1), deed=_republish),
     Story(name="hand back", scene=_three_due_and_no_broker, deed=_dispatch, again=_the_broker_is_back),
 )

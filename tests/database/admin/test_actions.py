@@ -51,9 +51,9 @@ def test_retry_replays_what_ended_and_releases_what_waits_for_its_retry(ann: Cli
     done = act(ann, "retry", failed, waiting, scheduled)
     assert said(done) == ["2 tasks run again now. 1 row was left alone."]
     assert _fresh(failed).status == Status.PENDING
-    assert _fresh(waiting).alarm_at <= database_now()
+    assert _fresh(waiting).due_at <= database_now()
     assert _fresh(waiting).failures == 1
-    assert _fresh(scheduled).alarm_at > database_now()
+    assert _fresh(scheduled).due_at > database_now()
     letter = DeadLetter.objects.get(task=failed.pk)
     assert (letter.resolution, letter.resolved_by) == (Resolution.REPLAYED, "ann")
 

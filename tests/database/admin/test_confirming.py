@@ -61,7 +61,7 @@ def test_of_more_rows_than_one_action_moves_those_that_were_shown_are_moved(
 def test_rows_that_have_left_their_state_are_reported(ann: Client) -> None:
     rows = many_tasks(3)
     asked = act(ann, "cancel", *rows, confirm=False)
-    Task.objects.filter(pk=rows[0].pk).update(status=Status.SUCCESS, alarm_at=None)
+    Task.objects.filter(pk=rows[0].pk).update(status=Status.SUCCESS, due_at=None)
     done = confirmed(ann, list_of("task"), asked)
     assert said(done) == ["2 tasks were cancelled. 1 row had changed meanwhile and was left alone."]
 

@@ -33,7 +33,7 @@ def _full_house() -> dict[str, Any]:
     a_log_row(failed, traceback="Traceback (most recent call last):\n  Broken")
     a_dead_letter(tasks[Status.CANCELLED], open=False)
     a_paused_queue("held")
-    return {"tasks": tasks, "node": a_node(queues=["test"], slots=2), "scheduler": a_node(NodeKind.SCHEDULER)}
+    return {"tasks": tasks, "node": a_node(queues=["test"], concurrency=2), "scheduler": a_node(NodeKind.SCHEDULER)}
 
 
 @pytest.mark.parametrize("model", LISTS)
@@ -118,12 +118,12 @@ def test_the_overview_says_what_waits_who_leads_and_what_is_wrong(ann: Client) -
     assert "1 dead letter is open." in told
     assert "Nobody leads" in told
     leader = a_node(NodeKind.SCHEDULER, name="scheduler-1")
-    a_node(queues=["mail"], slots=4)
+    a_node(queues=["mail"], concurrency=4)
     SchedulerLease.objects.update(holder=leader.pk, term=7, expires_at=database_now() + timedelta(minutes=1))
     told = text(ann.get(reverse(OVERVIEW)))
     assert "scheduler-1 leads in term 7" in told
     assert "Queue mail is late: its oldest task could have started" in told
-    assert "4 slots" in told
+    assert "concurrency 4" in told
     assert "scheduler-1 leads in term 7" in text(ann.get(list_of("node")))
 
 

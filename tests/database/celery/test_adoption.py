@@ -45,7 +45,7 @@ def _empty_queue() -> None:
 @pytest.fixture
 def adopting(settings: Any) -> None:
     """Let this process turn plain messages into tasks."""
-    settings.DURABLE_TASKS = {"PLAIN_MESSAGES": True}
+    settings.DURABLE_TASKS = {"ACCEPT_PLAIN_MESSAGES": True}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def backend() -> Iterator[None]:
 
 def test_a_plain_message_is_refused_and_whoever_sent_it_learns_of_it(backend: None) -> None:
     message = str(uuid.uuid4())
-    with pytest.raises(PlainMessageRefused, match="PLAIN_MESSAGES"):
+    with pytest.raises(PlainMessageRefused, match="ACCEPT_PLAIN_MESSAGES"):
         _deliver(1, 2, message=message)
     assert not Task.objects.exists()
     result = AsyncResult(message, backend=current_app.backend)

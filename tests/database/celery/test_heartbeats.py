@@ -111,7 +111,7 @@ def test_a_run_that_was_lost_is_told_from_one_whose_row_is_locked() -> None:
 
 
 def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_children_know() -> None:
-    beat = NodeBeat(place(60).node, "worker@host", NodeKind.WORKER, pool="prefork", slots=2, queues=["a"])
+    beat = NodeBeat(place(60).node, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=2, queues=["a"])
     beat._say()
     nodes.declare_dead([beat.node])
     a_task(Status.RUNNING, node=place(60).node)
@@ -119,7 +119,7 @@ def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_childr
     assert list(nodes.beats()) == [beat.node] == [place(60).node]
     assert recovery.departed(database_now() + timedelta(hours=1)) == {}
     node = Node.objects.get(pk=beat.node)
-    assert (node.declared_dead, node.stopped_at, node.slots, node.queues) == (False, None, 2, ["a"])
+    assert (node.declared_dead, node.stopped_at, node.concurrency, node.queues) == (False, None, 2, ["a"])
 
 
 def test_a_registration_whose_reply_was_lost_is_done_again() -> None:
@@ -131,10 +131,10 @@ def test_a_registration_whose_reply_was_lost_is_done_again() -> None:
 
 def test_a_node_beats_on_after_an_error_that_is_not_the_database_s(settings: Any) -> None:
     settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 0.05}
-    beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER, slots=object())
+    beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER, concurrency=object())
     beat.start()
     until(lambda: beat.is_alive() and threading.active_count() > 1, within=5)
-    beat.details["slots"] = 1
+    beat.details["concurrency"] = 1
     until(lambda: list(nodes.beats()) == [beat.node], within=20)
     beat.leave()
     assert not beat.is_alive()

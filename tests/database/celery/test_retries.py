@@ -43,8 +43,8 @@ def _run(task: Any, **fields: Any) -> Task:
 
 def _wait(row: Task) -> timedelta:
     ended = row.executions.get().completed_at
-    assert isinstance(row.alarm_at, datetime)
-    return timedelta(seconds=round((row.alarm_at - ended).total_seconds()))
+    assert isinstance(row.due_at, datetime)
+    return timedelta(seconds=round((row.due_at - ended).total_seconds()))
 
 
 @pytest.mark.parametrize(

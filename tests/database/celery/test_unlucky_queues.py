@@ -51,8 +51,8 @@ def test_a_queue_that_celery_does_not_know_stops_neither_the_scheduler_nor_other
     assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
     lost.refresh_from_db()
     assert lost.status == Status.PENDING
-    assert lost.alarm_at is not None
-    assert lost.alarm_at > lost.updated_at
+    assert lost.due_at is not None
+    assert lost.due_at > lost.updated_at
 
 
 def test_rows_of_one_instant_are_published_beside_one_of_a_queue_that_is_gone(strict: None) -> None:
@@ -66,7 +66,7 @@ def test_rows_of_one_instant_are_published_beside_one_of_a_queue_that_is_gone(st
 
 
 def test_nothing_is_claimed_of_a_queue_that_is_rejected_and_one_row_probes_it(strict: None, settings: Any) -> None:
-    settings.DURABLE_TASKS = {"BREAKER_PAUSE": 2}
+    settings.DURABLE_TASKS = {"BROKER_BACKOFF": 2}
     rows = [a_task(queue=NOWHERE, due=-1) for _ in range(5)]
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     epochs = _epochs(rows)
@@ -74,12 +74,12 @@ def test_nothing_is_claimed_of_a_queue_that_is_rejected_and_one_row_probes_it(st
     assert dispatcher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
     assert _epochs(rows) == epochs
     until(lambda: publisher.backoff.allows(NOWHERE), within=10)
-    Task.objects.update(alarm_at=database_now())
+    Task.objects.update(due_at=database_now())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
     current_app.amqp.queues.add(NOWHERE)
     until(lambda: publisher.backoff.allows(NOWHERE), within=10)
-    Task.objects.update(alarm_at=database_now())
+    Task.objects.update(due_at=database_now())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
     del current_app.amqp.queues[NOWHERE]
@@ -115,13 +115,13 @@ def test_a_message_that_no_broker_accepts_does_not_lengthen_the_wait_for_the_nex
     row, fresh = a_task(Status.QUEUED, due=-1, publish_count=5), a_task(Status.QUEUED, due=60, publish_count=1)
     publisher.breaker.failed(OSError())
     with connections.own():
-        rings = claims.ring_again(Task.objects.filter(pk=row.pk), database_now(), 5)
+        rings = claims.republish(Task.objects.filter(pk=row.pk), database_now(), 5)
     assert [ring.number for ring in rings] == [6]
     dispatcher.ring(rings)
     row.refresh_from_db()
     assert (row.status, row.publish_count) == (Status.QUEUED, 5)
-    assert row.alarm_at is not None
-    assert row.alarm_at <= database_now()
+    assert row.due_at is not None
+    assert row.due_at <= database_now()
     dispatcher.ring(claims.rings_of(Task.objects.filter(pk=fresh.pk).values_list(*transitions.RING_COLUMNS)))
     fresh.refresh_from_db()
     assert (fresh.status, fresh.publish_count) == (Status.PENDING, 0)
@@ -129,7 +129,7 @@ def test_a_message_that_no_broker_accepts_does_not_lengthen_the_wait_for_the_nex
 
 def test_what_was_queued_in_an_outage_is_published_when_the_broker_answers_again(settings: Any) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
-    duty = duties.RingAfterOutage()
+    duty = duties.RepublishAfterOutage()
     rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(5)]
 
     def act() -> int:
@@ -148,11 +148,11 @@ def test_after_an_outage_nothing_is_published_to_a_queue_that_is_rejected(strict
     a_task(Status.QUEUED, queue=NOWHERE, due=-1, publish_count=3)
     row = a_task(Status.QUEUED, due=-1)
     vigil = Vigil()
-    duties.ring_again(database_now(), vigil)
+    duties.republish(database_now(), vigil)
     assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk}
     lost = Task.objects.get(queue=NOWHERE)
     assert (lost.status, lost.publish_count) == (Status.QUEUED, 3)
-    assert duties.ring_again(database_now() + timedelta(hours=1), vigil) == 1  # not the rejected one
+    assert duties.republish(database_now() + timedelta(hours=1), vigil) == 1  # not the rejected one
 
 
 def test_undoing_a_publish_spares_what_was_published_or_started_meanwhile() -> None:
@@ -204,7 +204,7 @@ def test_a_database_that_answers_but_takes_no_writes_is_no_contact() -> None:
 
 def test_what_was_queued_in_an_outage_is_published_from_the_first_page_again_after_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
-    duty = duties.RingAfterOutage()
+    duty = duties.RepublishAfterOutage()
     rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(3)]
 
     def pages() -> Iterator[list[Ring]]:

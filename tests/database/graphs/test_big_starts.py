@@ -224,7 +224,7 @@ def test_a_start_that_is_cancelled_meanwhile_is_removed() -> None:
 
 def test_a_cancel_between_seal_and_release_lets_nothing_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = layered("sealed").start()
-    Task.objects.filter(status__in=["PENDING", "QUEUED"]).update(status=Status.BLOCKED, alarm_at=None)
+    Task.objects.filter(status__in=["PENDING", "QUEUED"]).update(status=Status.BLOCKED, due_at=None)
     WorkflowRun.objects.update(released=False, cancel_requested_at=database_now())
     assert not workflow_starts.release_roots(run.pk, 100)
     assert set(Task.objects.values_list("status", flat=True)) == {Status.BLOCKED}

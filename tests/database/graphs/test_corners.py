@@ -33,7 +33,7 @@ def _tell_within(batches: int) -> None:
     for _ in range(batches):
         if not dependencies.spread(500).notes:
             return
-    raise AssertionError(f"{batches} batches did not tell {edges.endings().untold().count()} endings")
+    raise AssertionError(f"{batches} batches did not tell {edges.endings().unresolved().count()} endings")
 
 
 @pytest.mark.usefixtures("narrow")

@@ -12,14 +12,14 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from django_durable_tasks.lifecycle import edges, statements
-from django_durable_tasks.models import Ending, Task, TaskDependency
+from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.rules.states import Status
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 RUNS, TASKS, WIDE = 100, 50_000, 3_000
 _TASKS = """
-INSERT INTO durable_tasks_task (id, name, queue, priority, args, kwargs, status, run_at, alarm_at, epoch, completed_at,
+INSERT INTO durable_tasks_task (id, name, queue, priority, args, kwargs, status, run_at, due_at, epoch, completed_at,
                                 workflow_id, has_dependents, unresolved_dependencies_count)
 SELECT (lpad(to_hex(%(run)s), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'tests.project.tasks.noop',
        'test', 0, '[]', '{}', CASE WHEN n < %(open)s THEN 'SUCCESS' ELSE 'BLOCKED' END, now(), NULL, 3,
@@ -39,7 +39,7 @@ SELECT below.id, (lpad(to_hex(1), 12, '0') || '70008000' || lpad(to_hex(n - far)
     ON below.id = (lpad(to_hex(1), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid
 """
 _ENDINGS = """
-INSERT INTO durable_tasks_ending (task_id, epoch, workflow_id, status, told)
+INSERT INTO durable_tasks_ending_event (task_id, epoch, workflow_id, status, resolved)
 SELECT id, epoch, workflow_id, 'SUCCESS', id < %(last)s FROM durable_tasks_task WHERE status = 'SUCCESS' ORDER BY id
 """
 
@@ -63,21 +63,21 @@ def crowd() -> Iterator[int]:
     _sql(_ENDINGS, last=_id(still_open - 20))
     _sql("ANALYZE")
     yield still_open - 1
-    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending CASCADE")
+    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE")
 
 
 @pytest.fixture
 def unanalyzed() -> Iterator[list[int]]:
     """Write one into three thousand that the planner knows nothing of, and give the note of the one's ending."""
-    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending CASCADE")
+    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE")
     _sql(_TASKS, run=1, number=WIDE + 1, open=1, runs=1)
     children = Task.objects.filter(status=Status.BLOCKED).order_by("pk").values_list("pk", flat=True)
     edges.insert(
         [TaskDependency(task_id=key, depends_on_id=_id(0), dependency_type="MUST_SUCCEED") for key in children]
     )
     _sql(_ENDINGS, last=_id(0))
-    yield list(Ending.objects.values_list("pk", flat=True))
-    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending CASCADE")
+    yield list(EndingEvent.objects.values_list("pk", flat=True))
+    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE")
 
 
 class _Plan:
@@ -123,8 +123,8 @@ def _raw(verb: str, **parameters: Any) -> _Plan:
 
 
 def test_what_is_asked_of_graphs_touches_only_what_is_due(crowd: int) -> None:
-    _of(Ending.objects.untold().values("pk")[:500]).expect("durable_ending_untold", pages=100)
-    _of(Ending.objects.uncounted().values("pk")[:500]).expect("durable_tasks_ending_pkey", pages=100)
+    _of(EndingEvent.objects.unresolved().values("pk")[:500]).expect("durable_ending_unresolved", pages=100)
+    _of(EndingEvent.objects.uncounted().values("pk")[:500]).expect("durable_tasks_ending_event_pkey", pages=100)
 
     ended = [_id(crowd - number) for number in range(20)]
     below = TaskDependency.objects.below(ended).untold().order_by("task", "pk").values("task")[:2_000]
@@ -146,11 +146,11 @@ def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
     below.expect("durable_dependency_below", "durable_tasks_task_pkey", "durable_ending_task", pages=40)
     assert below.root["Actual Rows"] == 2
 
-    notes = list(Ending.objects.untold().values_list("pk", flat=True))
+    notes = list(EndingEvent.objects.unresolved().values_list("pk", flat=True))
     assert len(notes) == 20
     spread = _raw("spread", notes=notes, limit=2_000, open=[], limited=[], wait=15.0, alone=False)
     spread.expect(
-        "durable_tasks_ending_pkey", "durable_dependency_below", "durable_tasks_dependency_pkey",
+        "durable_tasks_ending_event_pkey", "durable_dependency_below", "durable_tasks_dependency_pkey",
         "durable_tasks_task_pkey", pages=2_000,
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: lis
 
 
 def test_a_note_is_counted_by_the_rows_it_concerns(crowd: int) -> None:
-    notes = list(Ending.objects.uncounted().values_list("pk", flat=True)[:100])
-    held = Ending.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)
+    notes = list(EndingEvent.objects.uncounted().values_list("pk", flat=True)[:100])
+    held = EndingEvent.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)
     with transaction.atomic():
-        _of(held.values("pk")).expect("durable_tasks_ending_pkey", pages=500)
+        _of(held.values("pk")).expect("durable_tasks_ending_event_pkey", pages=500)

@@ -33,7 +33,7 @@ from django_durable_tasks.lifecycle import (
     transitions,
     workflow_runs,
 )
-from django_durable_tasks.models import DeadLetter, Ending, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.building import Growth, edges_to
 from django_durable_tasks.rules.graphs import Gate
 from django_durable_tasks.rules.runs import Run
@@ -55,7 +55,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(graph=graphs(), inside=st.integers(1, 9))
     def start(self, graph: list[dict[str, Any]], inside: int) -> None:
         """Some tasks are a workflow, the others wait for these by themselves."""
-        for table in (Task, Ending, TaskDependency, WorkflowRun):
+        for table in (Task, EndingEvent, TaskDependency, WorkflowRun):
             table.objects.all().delete()
         connection.run_on_commit.clear()
         limits.forget_picture()
@@ -285,7 +285,7 @@ class Histories(RuleBasedStateMachine):
 
     # The leader ----------------------------------------------------------------------------------------------------
 
-    def _fresh(self, notes: list[Ending]) -> list[str]:
+    def _fresh(self, notes: list[EndingEvent]) -> list[str]:
         rows = dict(Task.objects.values_list("pk", "epoch"))
         told = {note.task_id for note in notes if rows.get(note.task_id, 0) == note.epoch}
         return [name for name, task_id in self.ids.items() if task_id in told]
@@ -293,20 +293,20 @@ class Histories(RuleBasedStateMachine):
     @rule(number=st.integers(1, 3), twice=st.booleans(), point=points)
     def tell(self, number: int, twice: bool, point: int | None) -> None:
         """Some endings are told, perhaps a second time under a note of its own."""
-        notes = list(edges.endings().untold()[:number])
+        notes = list(edges.endings().unresolved()[:number])
         names = self._fresh(notes)
         self._do(lambda: dependencies.spread(number), point)
         self.graph.tell(names)
         if twice and notes:
             self.the_database_is_as_the_reference_says()
-            again = [Ending(task_id=note.task_id, epoch=note.epoch, status=note.status, change=0) for note in notes]
-            Ending.objects.bulk_create(again)
+            again = [EndingEvent(task_id=note.task_id, epoch=note.epoch, status=note.status, delta=0) for note in notes]
+            EndingEvent.objects.bulk_create(again)
             dependencies.spread_notes([note.pk for note in again])
 
     @rule(pick=picks, point=points)
     def tell_out_of_order(self, pick: int, point: int | None) -> None:
         """A worker tells its own ending, before those that are older."""
-        notes = list(edges.endings().untold())
+        notes = list(edges.endings().unresolved())
         if notes:
             task_id = notes[pick % len(notes)].task_id
             names = self._fresh([note for note in notes if note.task_id == task_id])
@@ -321,11 +321,11 @@ class Histories(RuleBasedStateMachine):
     @rule(pick=picks)
     def all_is_told(self, pick: int) -> None:
         """Everything is told and counted; then each edge knows how its upstream stands, and a recount agrees."""
-        while edges.endings().untold().exists():
+        while edges.endings().unresolved().exists():
             self.tell(1 + pick % 4, False, None)
         while workflow_runs.fold(1 + pick % 4):
             pass
-        assert not Ending.objects.exists()
+        assert not EndingEvent.objects.exists()
         assert not recount()
         for node in self.graph.nodes.values():
             assert node.status != "BLOCKED" or (node.needs and not node.lost()), node
@@ -344,7 +344,7 @@ class Histories(RuleBasedStateMachine):
         if Task.objects.filter(pk=self.ids[name], workflow=None).delete()[0]:
             self.graph.nodes[name] = Node("DELETED")
             self._do(lambda: dependencies.find_deleted(0, 1_000), point)
-            self.graph.tell([name] if Ending.objects.exists() else [])
+            self.graph.tell([name] if EndingEvent.objects.exists() else [])
             self._do(lambda: dependencies.spread(100), point, foreseen=True)
 
     # Always --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle import graph_operations, ringing, transitions
 from django_durable_tasks.lifecycle.graph_operations import Report
-from django_durable_tasks.models import DeadLetter, Ending, Task, TaskDependency, TaskExecutionLog, WorkflowRun
+from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, TaskExecutionLog, WorkflowRun
 from django_durable_tasks.rules.building import Step
 from django_durable_tasks.rules.graphs import DependencyType, OnUpstreamFailure
 from django_durable_tasks.signals import tasks_transitioned
@@ -24,7 +24,7 @@ from tests.database.graphs.playing import begin, fail, of, question, recount, su
 from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
-TABLES = (Task, TaskDependency, WorkflowRun, Ending, DeadLetter, TaskExecutionLog)
+TABLES = (Task, TaskDependency, WorkflowRun, EndingEvent, DeadLetter, TaskExecutionLog)
 _COST = 24
 DUE = ("PENDING", "QUEUED")
 WHOLE = ("cancel", "all", "failed", "downstream")

@@ -24,7 +24,7 @@ def _after(*upstreams: object, **options: object) -> Task:
 def test_a_task_waits_for_all_its_upstreams() -> None:
     first, second = a_task(), a_task()
     last = _after(first, second)
-    assert (last.status, last.unresolved_dependencies_count, last.alarm_at) == ("BLOCKED", 2, None)
+    assert (last.status, last.unresolved_dependencies_count, last.due_at) == ("BLOCKED", 2, None)
     succeed(first)
     tell()
     assert stands(last) == ["BLOCKED"]

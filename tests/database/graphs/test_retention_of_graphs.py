@@ -13,7 +13,7 @@ from django_durable_tasks.lifecycle import attempts, dead_letters, retention
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import (
     DeadLetter,
-    Ending,
+    EndingEvent,
     Task,
     TaskDependency,
     TaskExecutionLog,
@@ -36,7 +36,7 @@ def _in(days: float, limit: int = 100) -> int:
 
 
 def _there() -> tuple[int, ...]:
-    models = (Task, TaskDependency, WorkflowRun, TaskExecutionLog, Ending)
+    models = (Task, TaskDependency, WorkflowRun, TaskExecutionLog, EndingEvent)
     return tuple(model.objects.count() for model in models)
 
 
@@ -131,7 +131,7 @@ def test_a_task_that_is_open_again_keeps_its_workflow_though_that_says_it_has_en
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     dead_letters.replay(question(of(run, "two")), by="anna")
     WorkflowRun.objects.update(status="FAILED", completed_at=database_now())
-    Ending.objects.all().delete()
+    EndingEvent.objects.all().delete()
     assert (_in(400, limit=1), Task.objects.count()) == (0, 2)
     assert not any(retention.prunable(database_now() + timedelta(days=400)).values())
 
@@ -148,7 +148,9 @@ def test_a_note_that_nobody_has_dealt_with_keeps_the_whole(told: bool) -> None:
     _all(run)
     task = of(run, "beside")
     workflow_id = task.workflow_id if told else None
-    Ending.objects.create(task_id=task.pk, epoch=task.epoch, workflow_id=workflow_id, status="SUCCESS", told=told)
+    EndingEvent.objects.create(
+        task_id=task.pk, epoch=task.epoch, workflow_id=workflow_id, status="SUCCESS", resolved=told
+    )
     assert _in(400) == 0
 
 

@@ -11,7 +11,7 @@ from django.db import connection
 from django_durable_tasks import Workflow
 from django_durable_tasks.lifecycle import dependencies, workflow_runs, workflow_starts
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Ending, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.playing import fail, recount, succeed, tell
 from tests.project.tasks import noop
@@ -112,7 +112,7 @@ def _started(number: int) -> list[str]:
 
 def _released(number: int) -> list[str]:
     rows = _pairs(number)
-    Task.objects.filter(pk__in=[row.pk for row in rows]).update(status=Status.BLOCKED, alarm_at=None)
+    Task.objects.filter(pk__in=[row.pk for row in rows]).update(status=Status.BLOCKED, due_at=None)
     WorkflowRun.objects.update(released=False)
     return _cost(lambda: workflow_starts.finish_starts(database_now(), 100))
 
@@ -144,7 +144,7 @@ def test_fifty_cost_the_statements_of_one(verb: str) -> None:
         costs.append(COSTS[verb](number))
         tell()
         assert not recount() or verb == "removed"
-        for model in (Task, TaskDependency, Ending, WorkflowRun):
+        for model in (Task, TaskDependency, EndingEvent, WorkflowRun):
             model.objects.all().delete()
     one, fifty = costs
     assert one
@@ -160,7 +160,7 @@ def test_a_link_of_a_chain_is_told_by_two_statements() -> None:
     below, spread = _cost(lambda: dependencies.spread_of(first.pk))
     assert (below.split(None, 1)[0], spread.split(None, 1)[0]) == ("SELECT", "WITH")
     assert Task.objects.filter(status=Status.PENDING).count() == 1
-    assert not Ending.objects.filter(told=False).exists()
+    assert not EndingEvent.objects.filter(resolved=False).exists()
 
 
 @pytest.mark.postgresql
@@ -168,4 +168,4 @@ def test_an_ending_that_is_left_to_the_leader_costs_one_statement() -> None:
     first, *_ = _into_one(dependencies.FEW + 1)
     succeed(first)
     assert len(_cost(lambda: dependencies.spread_of(first.pk))) == 1
-    assert Ending.objects.filter(told=False).count() == 1
+    assert EndingEvent.objects.filter(resolved=False).count() == 1

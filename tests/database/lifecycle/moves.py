@@ -88,7 +88,7 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "edit": lambda row: transitions.edit(question(row), run_at=_later()),
     "claim": lambda row: claims.claim(QUEUE, database_now(), 10, PLACE.node),
     "take": lambda row: attempts.take(question(row), 10, PLACE),
-    "ring_again": lambda row: claims.ring_again(question(row), database_now(), 10),
+    "republish": lambda row: claims.republish(question(row), database_now(), 10),
     "hand_back": lambda row: transitions.hand_back(question(row), 0.0),
     "start": start,
     "heartbeat": heartbeat,

@@ -205,7 +205,7 @@ def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -
 def test_a_far_wish_of_a_body_is_cut_to_the_longest_delay() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=Outcome(kind=Kind.RETRY_ASKED, error="later", delay=3_000_000_000.0))
-    assert _now(row).alarm_at < database_now() + timedelta(days=366)  # type: ignore[operator]
+    assert _now(row).due_at < database_now() + timedelta(days=366)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -234,8 +234,8 @@ def test_a_run_whose_lease_is_over_is_lost_and_runs_again_at_once() -> None:
     assert recovery.lose({over.pk: leases()[over.pk]}, recovery.OVER) == {over.pk}
     row = _now(over)
     assert (row.status, row.crashes, row.failures) == (Status.PENDING, 1, 0)
-    assert row.alarm_at is not None
-    assert row.alarm_at <= database_now()
+    assert row.due_at is not None
+    assert row.due_at <= database_now()
     assert "lease" in row.last_error
     log = row.executions.get()
     assert (log.status, log.run_id, log.started_at) == (LogStatus.LOST, over.run_id, over.started_at)

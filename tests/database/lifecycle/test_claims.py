@@ -1,4 +1,4 @@
-"""Due rows are claimed the most urgent first; what was published is rung again or handed back."""
+"""Due rows are claimed the most urgent first; what was published is republished or handed back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.lifecycle.lines import parked_past
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
@@ -34,15 +34,15 @@ def _rung(rings: Sequence[Ring]) -> list[uuid.UUID]:
     return [ring.task_id for ring in rings]
 
 
-def _alarm_of(row: Task) -> float:
+def _due_in(row: Task) -> float:
     row.refresh_from_db()
-    assert row.alarm_at is not None
-    return (row.alarm_at - database_now()).total_seconds()
+    assert row.due_at is not None
+    return (row.due_at - database_now()).total_seconds()
 
 
 def test_a_batch_takes_the_highest_priority_first_and_then_the_oldest() -> None:
     rows = [a_task(due=due, priority=priority) for priority in (0, 9, 5) for due in (-1, -30, -10)]
-    expected = sorted(rows, key=lambda row: (-row.priority, row.alarm_at))
+    expected = sorted(rows, key=lambda row: (-row.priority, row.due_at))
     taken = [set(_rung(_claim(2))) for _ in range(5)]
     wanted = [row.pk for row in expected]
     assert taken == [set(wanted[0:2]), set(wanted[2:4]), set(wanted[4:6]), set(wanted[6:8]), set(wanted[8:])]
@@ -53,7 +53,7 @@ def test_a_claimed_row_is_queued_under_a_new_epoch_with_an_alarm() -> None:
                  idempotency_key="i")  # fmt: skip
     (ring,) = _claim()
     assert ring == Ring(row.pk, 1, 1, row.name, QUEUE, 7, 5.0, 4.0, "i")
-    assert _alarm_of(row) == pytest.approx(15, abs=5)
+    assert _due_in(row) == pytest.approx(15, abs=5)
     assert (row.status, row.epoch, row.publish_count, row.node) == (Status.QUEUED, 1, 1, PLACE.node)
 
 
@@ -84,26 +84,26 @@ def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() ->
     a_task(due=9, priority=9)
     other = a_task(due=-5, queue="a")
     a_task(Status.QUEUED, queue="b")
-    assert heads() == {QUEUE: first.alarm_at, "a": other.alarm_at}
+    assert heads() == {QUEUE: first.due_at, "a": other.due_at}
 
 
 def test_heads_names_more_queues_than_a_recursion_has_steps() -> None:
     """MariaDB ends a recursion after 1,000 steps without a word, MySQL with an error."""
     row = a_task()
     Task.objects.bulk_create([
-        Task(name=row.name, queue=f"q{number:04}", status="PENDING", run_at=row.run_at, alarm_at=row.alarm_at)
+        Task(name=row.name, queue=f"q{number:04}", status="PENDING", run_at=row.run_at, due_at=row.due_at)
         for number in range(1_200)
     ])  # fmt: skip
     found = heads()
     assert len(found) == 1_201
-    assert set(found.values()) == {row.alarm_at}
+    assert set(found.values()) == {row.due_at}
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_heads_are_asked_for_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_durable_tasks.lifecycle.heads.AT_ONCE", 2)
     rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
-    assert heads() == {queue: row.alarm_at for queue, row in rows.items()}
+    assert heads() == {queue: row.due_at for queue, row in rows.items()}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9])
@@ -111,7 +111,7 @@ def test_scopes_of_parked_rows_are_asked_for_page_by_page(limit: int, monkeypatc
     monkeypatch.setattr("django_durable_tasks.lifecycle.lines.AT_ONCE", 2)
     scopes = [f"task:{number}" for number in range(5)]
     for scope in scopes:
-        a_task(alarm_at=HELD, held_for=scope)
+        a_task(due_at=NEVER, waiting_for_limit=scope)
     assert parked_past("", limit) == scopes[:limit]
     assert parked_past("task:2", limit) == scopes[3:][:limit]
 
@@ -153,9 +153,9 @@ def test_the_waits_between_rings_double_up_to_a_quarter_of_an_hour_under_the_sam
     row = a_task(Status.QUEUED, due=-1)
     waits, epochs = [], []
     for _ in range(9):
-        Task.objects.filter(pk=row.pk).update(alarm_at=database_now() - timedelta(seconds=1))
-        (ring,) = recovery.ring_overdue(database_now(), 10)
-        waits.append(round(_alarm_of(row)))
+        Task.objects.filter(pk=row.pk).update(due_at=database_now() - timedelta(seconds=1))
+        (ring,) = recovery.republish_overdue(database_now(), 10)
+        waits.append(round(_due_in(row)))
         epochs.append((ring.epoch, ring.number))
     assert waits == pytest.approx([30, 60, 120, 240, 480, 900, 900, 3600, 3600], abs=2)
     assert epochs == [(1, number) for number in range(2, 11)]
@@ -163,12 +163,12 @@ def test_the_waits_between_rings_double_up_to_a_quarter_of_an_hour_under_the_sam
 
 def test_a_row_whose_alarm_is_not_over_is_not_rung() -> None:
     a_task(Status.QUEUED, due=5)
-    assert recovery.ring_overdue(database_now(), 10) == []
+    assert recovery.republish_overdue(database_now(), 10) == []
 
 
 def test_a_published_row_that_came_too_late_expires_instead_of_being_rung() -> None:
     row = a_task(Status.QUEUED, due=-1, expires_at=database_now() - timedelta(seconds=1))
-    assert recovery.ring_overdue(database_now(), 10) == []
+    assert recovery.republish_overdue(database_now(), 10) == []
     row.refresh_from_db()
     assert row.status == Status.EXPIRED
 
@@ -177,8 +177,8 @@ def test_the_claims_of_a_dead_node_are_rung_at_once_and_once() -> None:
     dead, alive = a_node(), a_node()
     row = a_task(Status.QUEUED, node=dead.pk)
     a_task(Status.QUEUED, node=alive.pk)
-    assert _rung(recovery.ring_of_dead([dead.pk], database_now(), 10)) == [row.pk]
-    assert recovery.ring_of_dead([dead.pk], database_now(), 10) == []
+    assert _rung(recovery.republish_of_dead([dead.pk], database_now(), 10)) == [row.pk]
+    assert recovery.republish_of_dead([dead.pk], database_now(), 10) == []
 
 
 # Handing back ------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_row_of_an_unknown_task_waits_without_paying() -> None:
     row = a_task(Status.QUEUED)
     assert claims.hand_back_unknown(row.pk, row.epoch + 1) == 0
     assert claims.hand_back_unknown(row.pk, row.epoch) == 1
-    assert _alarm_of(row) == pytest.approx(30, abs=5)
+    assert _due_in(row) == pytest.approx(30, abs=5)
     assert (row.status, row.attempts, row.failures, row.crashes) == (Status.PENDING, 0, 0, 0)
 
 
@@ -269,19 +269,19 @@ def _flushes() -> str:
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("slot", [None, "slot"])
+@pytest.mark.parametrize("overlap_key", [None, "overlap_key"])
 @pytest.mark.parametrize("by_ids", [False, True])
-def test_a_claim_without_slots_waits_for_no_disk_and_the_start_that_follows_does(
-    by_ids: bool, slot: str | None
+def test_a_claim_without_overlap_keys_waits_for_no_disk_and_the_start_that_follows_does(
+    by_ids: bool, overlap_key: str | None
 ) -> None:
     """A crash of the server may take a claim back, never a start: the setting ends with the claim's transaction.
 
-    Slots are judged after the claim's COMMIT: there a ring that outlives its claim could start what is to be refused.
+    Overlap keys are judged after the claim's COMMIT. A message that outlives its claim could start a refused task.
     """
-    row = a_task(slot=slot)
+    row = a_task(overlap_key=overlap_key)
     with transaction.atomic():
         assert (_these(row) if by_ids else _rung(_claim())) == [row.pk]
-        assert _flushes() == ("on" if slot else "off")
+        assert _flushes() == ("on" if overlap_key else "off")
         transaction.set_rollback(True)
     assert _flushes() == "on"
 

@@ -51,8 +51,8 @@ def test_a_task_outside_a_transaction_is_rung_at_once() -> None:
 
 def test_the_alarm_of_a_row_that_was_rung_is_a_quarter_of_a_minute_away() -> None:
     row = _delay()
-    assert row.alarm_at is not None
-    assert (row.alarm_at - row.run_at).total_seconds() == pytest.approx(15)
+    assert row.due_at is not None
+    assert (row.due_at - row.run_at).total_seconds() == pytest.approx(15)
 
 
 def test_nothing_is_rung_before_the_commit_and_everything_after_it_by_one_hook() -> None:
@@ -206,9 +206,9 @@ def test_the_fast_path_can_be_switched_off() -> None:
 
 def test_the_window_is_a_thousand_while_no_worker_is_known_and_follows_the_slots_then() -> None:
     assert limits.picture().window(QUEUE) == 1_000
-    a_node(slots=150, queues=[QUEUE])
-    a_node(slots=50, queues=[QUEUE, "other"])
-    a_node(slots=999, queues=[QUEUE], stopped=1)
+    a_node(concurrency=150, queues=[QUEUE])
+    a_node(concurrency=50, queues=[QUEUE, "other"])
+    a_node(concurrency=999, queues=[QUEUE], stopped=1)
     picture = limits.picture()
     assert (picture.window(QUEUE), picture.window(QUEUE, starts_per_second=100)) == (400, 600)
     assert picture.window("other") == 200

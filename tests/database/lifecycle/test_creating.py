@@ -42,7 +42,7 @@ def test_a_row_carries_what_the_task_and_the_call_say() -> None:
     ).schedule(1, right=2, run_at=run_at)
     assert (row.name, row.queue, row.priority, row.max_attempts) == ("tests.project.tasks.add", QUEUE, 9, 2)
     assert (row.args, row.kwargs, row.options) == ([1], {"right": 2}, {"timeout": 30, "lease": 100, "max_attempts": 2})
-    assert (row.status, row.run_at, row.alarm_at, row.epoch) == (Status.PENDING, run_at, run_at, 0)
+    assert (row.status, row.run_at, row.due_at, row.epoch) == (Status.PENDING, run_at, run_at, 0)
     assert (row.expires_at, row.tenant_id) == (run_at + timedelta(days=1), DEFAULT_TENANT_ID)
     assert (row.attempts, row.failures, row.crashes, row.max_crashes) == (0, 0, 0, 3)
     assert row.dedupe_key == str(row.pk)

@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_tasks.lifecycle import lines
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.lifecycle.test_limits import claim, end, ids, let_go, limit, limited_tasks
 from tests.factories import NOOP, a_paused_queue, many_tasks
@@ -21,7 +21,7 @@ ONE, FIVE = (f"tests.project.limited.{name}_for_each" for name in ("one", "five"
 
 def parked(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
     """Make rows that are parked for a scope."""
-    return many_tasks(number, alarm_at=HELD, held_for=scope, **fields)
+    return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
 
 
 # Keys over which tasks differ --------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_parked_rows_of_a_full_window_take_no_turn_from_a_heavy_row() -> None:
     end(running.pk)
     late = many_tasks(1)
     assert claim() == []
-    assert Task.objects.get(pk=late[0].pk).held_for == SCOPE
+    assert Task.objects.get(pk=late[0].pk).waiting_for_limit == SCOPE
     assert Task.objects.parked().filter(pk=heavy.pk).exists()
 
 
@@ -126,7 +126,7 @@ def test_rows_that_another_limit_holds_back_wait_for_that_one_and_start_when_it_
     limit("tenant:1", 2)
     limit("task:other", 1)
     assert let_go() == 1
-    assert set(Task.objects.parked().values_list("held_for", flat=True)) == {"task:other"}
+    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {"task:other"}
     for row in rows:
         assert claim() == [row.pk]
         end(row.pk)

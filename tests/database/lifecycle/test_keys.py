@@ -34,7 +34,7 @@ def test_scheduling_again_under_a_key_updates_the_open_row() -> None:
     later = _in(120)
     second = _add(run_at=later, priority=5, max_attempts=9, expires_in=10).schedule(3, 4)
     assert second.pk == first.pk
-    assert (second.args, second.run_at, second.alarm_at, second.priority) == ([3, 4], later, later, 5)
+    assert (second.args, second.run_at, second.due_at, second.priority) == ([3, 4], later, later, 5)
     assert (second.max_attempts, second.expires_at) == (9, later + timedelta(seconds=10))
     assert Task.objects.count() == 1
 
@@ -49,8 +49,8 @@ def test_the_options_of_the_second_call_count_whole() -> None:
 def test_scheduling_again_without_a_time_makes_the_row_due_now() -> None:
     _add(run_at=_in(3600)).schedule(1, 2)
     row = _add().schedule(1, 2)
-    assert row.alarm_at is not None
-    assert row.alarm_at <= _in(1)
+    assert row.due_at is not None
+    assert row.due_at <= _in(1)
 
 
 def test_a_published_row_is_taken_back_before_it_is_edited() -> None:
@@ -65,7 +65,7 @@ def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() ->
     """A crash of the server may undo a claim whose message is at the broker already."""
     row = _add(run_at=_in(60)).schedule(1, 2)
     again = _add(run_at=_in(90)).schedule(3, 4)
-    Task.objects.filter(pk=row.pk).update(run_at=_in(-1), alarm_at=_in(-1))
+    Task.objects.filter(pk=row.pk).update(run_at=_in(-1), due_at=_in(-1))
     assert [ring.task_id for ring in claims.claim(QUEUE, database_now(), 10, PLACE.node)] == [row.pk]
     assert again.epoch == row.epoch + 1
     assert start(row, epoch=row.epoch + 1) is None
@@ -118,14 +118,14 @@ def test_a_waiting_row_is_moved_by_its_key(status: Status) -> None:
     row, later = a_task(status, key=KEY), _in(3600)
     assert Task.objects.reschedule(KEY, later) == 1
     row.refresh_from_db()
-    assert (row.status, row.run_at, row.alarm_at) == (Status.PENDING, later, later)
+    assert (row.status, row.run_at, row.due_at) == (Status.PENDING, later, later)
 
 
 def test_a_blocked_row_is_moved_and_gets_no_alarm() -> None:
     row, later = a_task(Status.BLOCKED, key=KEY), _in(3600)
     assert Task.objects.reschedule(KEY, later) == 1
     row.refresh_from_db()
-    assert (row.status, row.run_at, row.alarm_at) == (Status.BLOCKED, later, None)
+    assert (row.status, row.run_at, row.due_at) == (Status.BLOCKED, later, None)
 
 
 @pytest.mark.parametrize("status", [Status.RUNNING, *sorted(TERMINAL)])

@@ -25,7 +25,7 @@ from django_durable_tasks.lifecycle import (
 )
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Limit, LimitBucket, Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.options import CallOptions
 from django_durable_tasks.rules.states import Status
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
@@ -97,7 +97,7 @@ def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: 
     limit(scope, 3)
     found = claims.claim_these(ids(rows), database_now(), NODE)
     assert [ring.task_id for ring in found] == ids(rows[:3])
-    assert set(Task.objects.parked().values_list("held_for", flat=True)) == {scope}
+    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {scope}
     end(rows[0].pk)
     assert let_go() == 1
     assert claim() == [rows[3].pk]
@@ -146,7 +146,7 @@ def test_a_refused_row_is_parked_and_says_for_whom() -> None:
     limit(f"task:{NOOP}", 1)
     assert claim() == [first.pk]
     second.refresh_from_db()
-    assert (second.status, second.held_for, second.alarm_at) == (Status.PENDING, f"task:{NOOP}", HELD)
+    assert (second.status, second.waiting_for_limit, second.due_at) == (Status.PENDING, f"task:{NOOP}", NEVER)
     assert (second.node, second.publish_count) == (None, 0)
     assert second.next_attempt_at is None
 
@@ -197,7 +197,7 @@ def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
     row = a_task()
     limit(f"task:{NOOP}", 1)
     assert claim() == [row.pk]
-    assert [ring.number for ring in claims.ring_again(Task.objects.queued(), database_now(), 10)] == [2]
+    assert [ring.number for ring in claims.republish(Task.objects.queued(), database_now(), 10)] == [2]
     transitions.hand_back(Task.objects.filter(pk=row.pk), 0.0)
     assert claim() == [row.pk]
     a_task()
@@ -224,7 +224,7 @@ def test_whatever_moves_a_parked_row_takes_it_out_of_the_parking(act: Callable[[
     assert Task.objects.parked().count() == 1
     act(Task.objects.all())
     row = Task.objects.get()
-    assert (row.held_for, row.alarm_at == HELD) == (None, False)
+    assert (row.waiting_for_limit, row.due_at == NEVER) == (None, False)
     assert let_go() == 0
 
 
@@ -235,7 +235,7 @@ def test_a_row_that_is_replayed_is_judged_anew() -> None:
     end(row.pk)
     transitions.replay(Task.objects.all())
     assert claim() == []
-    assert Task.objects.get().held_for == f"task:{NOOP}"
+    assert Task.objects.get().waiting_for_limit == f"task:{NOOP}"
 
 
 # Born and released -------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def test_a_key_counts_for_itself_alone(limited_tasks: None) -> None:
     claim()
     held = Counter(Task.objects.queued().values_list("limit_key", flat=True))
     assert held == {"acme": 2, "Acme": 1, "zenith": 1}
-    assert Task.objects.parked().get().held_for == "key:acme"
-    Task.objects.queued().filter(limit_key="acme").update(status=Status.CANCELLED, alarm_at=None)
+    assert Task.objects.parked().get().waiting_for_limit == "key:acme"
+    Task.objects.queued().filter(limit_key="acme").update(status=Status.CANCELLED, due_at=None)
     assert let_go() == 1
     assert len(claim()) == 1
 
@@ -309,7 +309,7 @@ def test_a_noisy_tenant_blocks_nobody() -> None:
         claimed = claim(40)
     assert claimed[-3:] == ids(late)
     assert len(claimed) == 20 + 3
-    assert set(Task.objects.parked().values_list("held_for", flat=True)) == {f"share:{QUEUE}:{noisy.pk}"}
+    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {f"share:{QUEUE}:{noisy.pk}"}
 
 
 def test_tenants_take_turns_as_places_come_free() -> None:
@@ -353,7 +353,7 @@ def test_a_row_that_waits_is_not_starved_by_a_stream_of_urgent_ones() -> None:
         assert ageing.age(database_now(), 60.0, 100) == 1
     assert claim(1) == [humble.pk]
     humble.refresh_from_db()
-    assert (humble.asked_priority, humble.priority, humble.raised) == (0, 9, 9)
+    assert (humble.priority, humble.priority_boost) == (9, 9)
 
 
 def test_a_row_that_waits_for_a_limit_ages_too() -> None:
@@ -368,7 +368,7 @@ def test_a_row_that_waits_for_a_limit_ages_too() -> None:
 def test_at_most_so_many_rows_of_a_priority_rise_at_once_and_the_oldest_first() -> None:
     rows = [a_task(due=-1_000 + number) for number in range(5)]
     assert ageing.age(database_now(), 60.0, 2) == 2
-    assert set(Task.objects.filter(raised=1).values_list("pk", flat=True)) == set(ids(rows[:2]))
+    assert set(Task.objects.filter(priority_boost=1).values_list("pk", flat=True)) == set(ids(rows[:2]))
 
 
 def test_a_row_whose_id_a_caller_chose_ages_too_while_it_is_parked() -> None:

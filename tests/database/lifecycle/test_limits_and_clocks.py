@@ -108,11 +108,11 @@ def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
     place = attempts.Place(node=NODE, worker="worker@host", lease=60.0)
     runs = attempts.take(transitions.tasks().due(database_now()), 10, place)
     assert {run.task_id for run in runs} == {row.pk for row in rows}
-    assert not Task.objects.filter(held_for__isnull=False).exists()
+    assert not Task.objects.filter(waiting_for_limit__isnull=False).exists()
 
 
 def test_a_row_that_is_due_later_keeps_nothing_for_itself() -> None:
-    a_task(due=3_600, weight=3, held_for="tenant:1")
+    a_task(due=3_600, weight=3, waiting_for_limit="tenant:1")
     row = a_task()
     limit("tenant:1", 3)
     assert claim() == [row.pk]

@@ -97,14 +97,14 @@ def test_only_unbroken_contact_for_the_whole_threshold_condemns(events: list[str
 @pytest.mark.django_db
 def test_a_node_registers_beats_and_leaves() -> None:
     me = uuid.uuid4()
-    nodes.register(me, "worker@host", NodeKind.WORKER, pool="prefork", slots=4, queues=["a", "b"])
+    nodes.register(me, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=4, queues=["a", "b"])
     assert nodes.beats() == {me: 1}
     assert nodes.beat(me)
     assert nodes.beats() == {me: 2}
     nodes.leave(me)
     assert (nodes.beats(), nodes.beat(me)) == ({}, False)
     row = Node.objects.get(pk=me)
-    assert (row.slots, row.queues, row.pool, row.declared_dead) == (4, ["a", "b"], "prefork", False)
+    assert (row.concurrency, row.queues, row.pool, row.declared_dead) == (4, ["a", "b"], "prefork", False)
     assert row.stopped_at is not None
 
 

@@ -47,12 +47,12 @@ def test_the_oldest_row_that_could_have_started_is_told() -> None:
 
 
 def test_a_queue_shows_its_workers_and_the_operators_hand_even_when_it_is_empty() -> None:
-    a_node(queues=["mail", "reports"], slots=4)
-    a_node(queues=["mail"], slots=2)
-    a_node(queues=["mail"], slots=8, stopped=1)
+    a_node(queues=["mail", "reports"], concurrency=4)
+    a_node(queues=["mail"], concurrency=2)
+    a_node(queues=["mail"], concurrency=8, stopped=1)
     a_paused_queue("reports", reason="the printer burns")
     mail, reports = _depth("mail"), _depth("reports")
-    assert (mail.workers, mail.slots, mail.paused_at) == (2, 6, None)
+    assert (mail.workers, mail.concurrency, mail.paused_at) == (2, 6, None)
     assert (reports.workers, reports.paused_by, reports.reason) == (1, "somebody", "the printer burns")
     assert reports.paused_at is not None
 

@@ -20,7 +20,7 @@ from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import Ring
 from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.runs import Run
-from django_durable_tasks.rules.states import ALARMED, TERMINAL, LogStatus, Status
+from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
 from tests.database.lifecycle.moves import PLACE
 from tests.database.lifecycle.reference import DAY, HOUR, SOON, Reference, Row
 from tests.factories import QUEUE
@@ -165,11 +165,11 @@ class Lifecycle(RuleBasedStateMachine):
         self.messages += rings
 
     @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
-    def ring_again(self, ahead: float) -> None:
+    def republish(self, ahead: float) -> None:
         """A scheduler rings what nobody started."""
         queued = self.reference.of(Status.QUEUED) if ahead > SOON else []
         late = [row for row in queued if row.expires and ahead == DAY]
-        rings = recovery.ring_overdue(_ahead(ahead), 1_000)
+        rings = recovery.republish_overdue(_ahead(ahead), 1_000)
         expected = {(row.task_id, row.epoch) for row in queued if row not in late}
         assert {(ring.task_id, ring.epoch) for ring in rings} == expected
         self._expire(late)
@@ -303,7 +303,7 @@ class Lifecycle(RuleBasedStateMachine):
                 stands.status, stands.epoch, stands.attempts, stands.failures, stands.crashes, stands.pk in opened,
                 stands.cancel_requested_at is not None,
             )  # fmt: skip
-            assert (stands.alarm_at is not None) == (stands.status in ALARMED)
+            assert (stands.due_at is not None) == (stands.status in WITH_DUE_AT)
             assert (stands.lease_until is not None) == (stands.status == Status.RUNNING)
             assert (stands.open_key, stands.open_unique_key) == (row.open_key, row.open_unique)
             assert stands.run_id == row.run or row.run is None

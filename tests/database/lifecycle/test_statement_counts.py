@@ -28,7 +28,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.states import LogStatus, Status
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question
 from tests.delivery import deliver
@@ -83,7 +83,7 @@ VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "take": (Status.PENDING, lambda rows: attempts.take(question(*rows), 100, PLACE)),
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
     "move": (Status.QUEUED, lambda rows: cancellation.move(question(*rows), database_now())),
-    "ring_again": (Status.QUEUED, lambda rows: claims.ring_again(question(*rows), database_now(), 100)),
+    "republish": (Status.QUEUED, lambda rows: claims.republish(question(*rows), database_now(), 100)),
     "hand_back": (Status.QUEUED, lambda rows: claims.hand_back(claims.rings_of(_columns(rows)))),
     "expire": (Status.QUEUED, lambda rows: transitions.expire(question(*rows), 100)),
     "cancel": (Status.QUEUED, lambda rows: cancellation.cancel(question(*rows))),
@@ -156,7 +156,7 @@ def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: 
     costs = []
     for number in (1, 50):
         for line in range(number):
-            many_tasks(2, alarm_at=HELD, held_for=f"task:line-{line:02}", name=f"line-{line:02}")
+            many_tasks(2, due_at=NEVER, waiting_for_limit=f"task:line-{line:02}", name=f"line-{line:02}")
         costs.append(_cost(lambda: letting_go.let_go(database_now(), 500)))
         assert not Task.objects.parked().exists()
         Task.objects.all().delete()

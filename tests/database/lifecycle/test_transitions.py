@@ -12,7 +12,7 @@ from django.db import DatabaseError, connection, transaction
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.states import ALARMED, TERMINAL, TRANSITIONS, Status
+from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.lifecycle.moves import ACTS, CRASH, FAILURE, HOPELESS, end, heartbeat, question, start
 from tests.factories import a_run, a_task, many_tasks
@@ -30,7 +30,7 @@ def _now(row: Task) -> Task:
 
 def _state(row: Task) -> tuple[Any, ...]:
     row = _now(row)
-    return row.status, row.epoch, row.alarm_at, row.lease_until, row.attempts, row.failures, row.crashes, row.run_id
+    return row.status, row.epoch, row.due_at, row.lease_until, row.attempts, row.failures, row.crashes, row.run_id
 
 
 def test_every_transition_of_the_table_is_tried() -> None:
@@ -71,7 +71,7 @@ def test_every_live_row_has_its_deadline_and_no_other(name: str, status: Status)
     row = a_task(status)
     ACTS[name](row)
     row = _now(row)
-    assert (row.alarm_at is not None) == (row.status in ALARMED)
+    assert (row.due_at is not None) == (row.status in WITH_DUE_AT)
     assert (row.lease_until is not None) == (row.status == Status.RUNNING)
     assert (row.completed_at is not None) == (row.status in TERMINAL)
 
@@ -149,9 +149,9 @@ def test_a_retry_waits_in_the_row_and_says_its_last_error() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=FAILURE)
     row = _now(row)
-    assert row.alarm_at is not None
-    assert 55 < (row.alarm_at - row.updated_at).total_seconds() < 65
-    assert row.next_attempt_at == row.alarm_at
+    assert row.due_at is not None
+    assert 55 < (row.due_at - row.updated_at).total_seconds() < 65
+    assert row.next_attempt_at == row.due_at
     assert (row.last_error, row.reason) == ("Broken: broken", "")
 
 

@@ -12,7 +12,7 @@ from django.db.models import F
 from django_durable_tasks.lifecycle import claims, letting_go, limit_orders
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import LimitBucket, Task, Tenant
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.lifecycle.test_limits import NODE, claim, end, limit
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
@@ -121,7 +121,7 @@ def test_rows_that_come_at_their_instant_take_no_turn_from_those_who_wait() -> N
     (at_its_instant,) = many_tasks(1, tenant=second)
     _tokens_come(1)
     assert claims.claim_these([at_its_instant.pk], database_now(), NODE) == []
-    assert Task.objects.get(pk=at_its_instant.pk).held_for == f"share:{QUEUE}:{second.pk}"
+    assert Task.objects.get(pk=at_its_instant.pk).waiting_for_limit == f"share:{QUEUE}:{second.pk}"
 
 
 def test_the_order_of_one_tenants_rows_is_that_of_priority_and_age() -> None:
@@ -136,7 +136,9 @@ def test_very_many_other_lines_hide_no_tenants_turn(monkeypatch: pytest.MonkeyPa
     tenants = [a_tenant() for _ in range(5)]
     _slow()
     for number in range(6):
-        many_tasks(1, queue="other", name="other", alarm_at=HELD, held_for=f"key:{number}", limit_key=str(number))
+        many_tasks(
+            1, queue="other", name="other", due_at=NEVER, waiting_for_limit=f"key:{number}", limit_key=str(number)
+        )
     for tenant in tenants:
         many_tasks(20, tenant=tenant)
     a_paused_queue("other")

@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks.lifecycle import cancellation, claims, letting_go, limit_orders
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import LimitBucket, Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.durable_command import durable
 from tests.database.lifecycle.test_limits import BY_SCOPE, NODE, claim, end, ids, let_go, limit, limited_tasks
@@ -172,7 +172,7 @@ def test_a_heavy_row_that_another_limit_holds_back_holds_nobody_up() -> None:
     heavy = a_task(due=-9, weight=3)
     limit(SCOPE, 4)
     claim()
-    assert Task.objects.get(pk=heavy.pk).held_for == SCOPE
+    assert Task.objects.get(pk=heavy.pk).waiting_for_limit == SCOPE
     end(running.pk)
     limit(f"queue:{QUEUE}", 0)
     many_tasks(3, queue="other")
@@ -207,7 +207,7 @@ def test_a_rate_counts_for_each_key_and_stands_beside_its_places() -> None:
         limited.slowly_for_each.using(queue=QUEUE).delay(customer)
     claim()
     assert sorted(Task.objects.queued().values_list("limit_key", flat=True)) == ["acme", "zenith"]
-    Task.objects.queued().update(status=Status.SUCCESS, alarm_at=None)
+    Task.objects.queued().update(status=Status.SUCCESS, due_at=None)
     assert let_go() == 0
     assert LimitBucket.objects.get(scope="key:acme").tokens == pytest.approx(0.0, abs=0.01)
     row = Task.objects.parked().get()
@@ -233,7 +233,7 @@ def test_an_operator_counts_more_than_the_rate_of_a_key() -> None:
 
 
 def _parked(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
-    return many_tasks(number, alarm_at=HELD, held_for=scope, **fields)
+    return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
 
 
 def test_what_no_queue_takes_is_not_let_go() -> None:
@@ -252,7 +252,7 @@ def test_an_urgent_row_is_let_go_though_the_window_of_its_queue_is_full() -> Non
     many_tasks(1_000, Status.QUEUED, name="other")
     limit(SCOPE, 3)
     assert let_go() == 1
-    assert Task.objects.pending().exclude(alarm_at=HELD).get().pk == urgent.pk
+    assert Task.objects.pending().exclude(due_at=NEVER).get().pk == urgent.pk
 
 
 def test_a_row_that_was_let_go_is_not_let_go_again() -> None:

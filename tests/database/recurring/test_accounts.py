@@ -27,7 +27,7 @@ def test_a_fire_is_told_from_its_birth_to_its_end() -> None:
     fire(START)
     task = Task.objects.get()
     assert row.explain(START) == f"2026-03-02T09:00:00Z was dispatched. Its task {task.pk} is PENDING."
-    Task.objects.update(status="SUCCESS", alarm_at=None, completed_at=at(5))
+    Task.objects.update(status="SUCCESS", due_at=None, completed_at=at(5))
     assert row.explain(START).endswith(f"Its task {task.pk} is SUCCESS since 2026-03-02T09:00:05Z.")
     Task.objects.all().delete()
     assert row.explain(START).endswith("which is no longer kept.")
@@ -46,7 +46,9 @@ def test_a_held_fire_names_who_it_waits_for_and_durable_show_says_so_too() -> No
     fire(at(60))
     first, second = Task.objects.order_by("fire_time")
     assert f"Its task {second.pk} is held behind task {first.pk}" in row.explain(at(60))
-    assert any("held until the earlier runs of its slot" in text for text in told("show", second.pk)["sentences"])
+    assert any(
+        "waits until the earlier runs with its overlap key" in text for text in told("show", second.pk)["sentences"]
+    )
     assert second.next_attempt_at is None
 
 
@@ -84,7 +86,7 @@ def test_before_it_was_changed_nothing_fired() -> None:
     row = a_schedule()
     RecurringTask.objects.update(created_at=START - timedelta(days=1))
     RecurringTask.objects.upsert(name="nightly", task=row.task, interval=30)
-    assert "an edit fires no slot of the past" in row.explain(at(30))
+    assert "an edit never fires for a time in the past" in row.explain(at(30))
 
 
 def test_a_schedule_that_cannot_be_read_says_why() -> None:

@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
-from django_durable_tasks.lifecycle import slots
+from django_durable_tasks.lifecycle import overlap
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models.task import NEVER
 from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
 from tests.factories import a_dead_letter
 from tests.project import tasks
@@ -32,7 +32,7 @@ def a_missed_stretch(minutes: int = 5, **given: Any) -> RecurringTask:
 def end_task(task: Task | None, status: str) -> None:
     """End a task past the engine."""
     assert task is not None
-    Task.objects.filter(pk=task.pk).update(status=status, completed_at=database_now(), alarm_at=None)
+    Task.objects.filter(pk=task.pk).update(status=status, completed_at=database_now(), due_at=None)
 
 
 def test_what_was_missed_gets_its_runs_and_the_watermark_stays() -> None:
@@ -82,7 +82,7 @@ def test_a_fire_that_was_skipped_keeps_its_one_line() -> None:
     fire(at(60))
     report = row.backfill(START, at(60))
     assert [(step.deed, step.why) for step in report.steps] == [
-        ("LEFT", "its task is PENDING"), ("BORN", "was SKIPPED_OVERLAP")]  # fmt: skip
+        ("UNCHANGED", "its task is PENDING"), ("CREATED", "was SKIPPED_OVERLAP")]  # fmt: skip
     assert [line[:2] for line in told(row)] == [("DISPATCHED", START), ("DISPATCHED", at(60))]
     assert born(row) == [START, at(60)]
 
@@ -91,8 +91,8 @@ def test_they_run_one_at_a_time_the_oldest_first() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240))
     for number in range(5):
-        slots.let_go(10)
-        going = Task.objects.open().exclude(alarm_at=HELD)
+        overlap.release(10)
+        going = Task.objects.open().exclude(due_at=NEVER)
         assert [task.fire_time for task in going] == [at(60 * number)]
         end_task(going.get(), "SUCCESS")
 
@@ -102,11 +102,11 @@ def test_they_run_the_newest_first_and_as_many_at_a_time_as_was_asked() -> None:
     row.backfill(START, at(240), order="NEWEST", concurrency=2)
 
     def going() -> set[Any]:
-        return set(Task.objects.open().exclude(alarm_at=HELD).values_list("fire_time", flat=True))
+        return set(Task.objects.open().exclude(due_at=NEVER).values_list("fire_time", flat=True))
 
     assert going() == {at(240), at(180)}
     end_task(Task.objects.get(fire_time=at(240)), "SUCCESS")
-    slots.let_go(10)
+    overlap.release(10)
     assert going() == {at(180), at(120)}
 
 
@@ -114,7 +114,7 @@ def test_a_second_backfill_waits_behind_the_first() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(60))
     row.backfill(at(120), at(240))
-    assert Task.objects.held().count() == 4
+    assert Task.objects.waiting_for_overlap().count() == 4
 
 
 def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
@@ -138,10 +138,10 @@ def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
 def test_replayed_runs_wait_in_the_slots_of_the_backfill_too() -> None:
     row = a_missed_stretch(overlap="ALLOW")
     row.backfill(START, at(240), concurrency=5)
-    Task.objects.update(status="FAILED", completed_at=database_now(), alarm_at=None)
+    Task.objects.update(status="FAILED", completed_at=database_now(), due_at=None)
     row.backfill(START, at(240), reprocess="FAILED")
-    assert [task.fire_time for task in Task.objects.pending().exclude(alarm_at=HELD)] == [START]
-    assert Task.objects.held().count() == 4
+    assert [task.fire_time for task in Task.objects.pending().exclude(due_at=NEVER)] == [START]
+    assert Task.objects.waiting_for_overlap().count() == 4
 
 
 def test_a_run_whose_task_is_no_longer_kept_is_left() -> None:
@@ -223,7 +223,7 @@ def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() 
     # Skipped fires have lines, those after the last tick have none.
     few = statements(60, 120), statements(60 * 60, 60 * 61)
     assert (statements(180, 60 * 15), statements(60 * 62, 60 * 75)) == few
-    Task.objects.update(status="FAILED", completed_at=database_now(), alarm_at=None)
+    Task.objects.update(status="FAILED", completed_at=database_now(), due_at=None)
     again = {"reprocess": "FAILED"}
     assert statements(60, 120, **again) == statements(180, 60 * 15, **again)
 

@@ -21,7 +21,7 @@ def test_a_fire_time_becomes_one_task_and_one_line() -> None:
     task = Task.objects.get(recurring_task=row)
     assert (task.name, task.args, task.queue, task.priority, task.status) == (
         "tests.project.tasks.add", [1, 2], "test", 4, "PENDING")  # fmt: skip
-    assert (task.fire_time, task.run_at, task.alarm_at) == (START, START, START)
+    assert (task.fire_time, task.run_at, task.due_at) == (START, START, START)
     assert task.idempotency_key == f"{row.pk}/2026-03-02T09:00:00Z"
     line = OccurrenceRecord.objects.get()
     assert (line.outcome, line.fire_time, line.task_id, line.term) == ("DISPATCHED", START, task.pk, 7)
@@ -74,7 +74,7 @@ def test_all_missed_runs_are_caught_up_at_a_pace_and_the_oldest_left_out() -> No
 def test_all_missed_runs_wait_for_each_other_under_skip() -> None:
     row = a_schedule(catch_up_mode="RUN_ALL_MISSED", misfire_grace=5)
     assert fire(at(120 + 30)) == 3
-    assert Task.objects.held().count() == 2
+    assert Task.objects.waiting_for_overlap().count() == 2
     assert born(row) == [START, at(60), at(120)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import ProgrammingError, connection
 
-from django_durable_tasks.lifecycle import births, claims, recurrence, retention, slots, watermarks
+from django_durable_tasks.lifecycle import births, claims, overlap, recurrence, retention, watermarks
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
@@ -326,9 +326,9 @@ def test_a_held_run_that_is_let_go_still_waits_for_its_pace() -> None:
     assert fire(at(120 + 30)) == 3
     first, second, _ = Task.objects.order_by("fire_time")
     Task.objects.filter(pk=first.pk).delete()
-    assert slots.let_go(10) == 1
+    assert overlap.release(10) == 1
     second.refresh_from_db()
-    assert second.alarm_at == second.run_at
+    assert second.due_at == second.run_at
 
 
 def test_who_died_between_its_claim_and_the_look_at_the_slot_rings_no_second_run() -> None:
@@ -337,9 +337,9 @@ def test_who_died_between_its_claim_and_the_look_at_the_slot_rings_no_second_run
     running = Task.objects.get()
     assert len(claims.claim(QUEUE, at(1), 10, PLACE.node)) == 1
     fire(at(60))
-    queued = Task.objects.held().get()
+    queued = Task.objects.waiting_for_overlap().get()
     # What a claim leaves behind that never looked: QUEUED, its alarm over.
-    Task.objects.filter(pk=queued.pk).update(status=Status.QUEUED, epoch=1, alarm_at=START, publish_count=1)
-    assert [ring.task_id for ring in claims.ring_again(Task.objects.filter(pk=queued.pk), at(100), 10)] == []
-    assert Task.objects.held().get().pk == queued.pk
+    Task.objects.filter(pk=queued.pk).update(status=Status.QUEUED, epoch=1, due_at=START, publish_count=1)
+    assert [ring.task_id for ring in claims.republish(Task.objects.filter(pk=queued.pk), at(100), 10)] == []
+    assert Task.objects.waiting_for_overlap().get().pk == queued.pk
     assert Task.objects.queued().get().pk == running.pk

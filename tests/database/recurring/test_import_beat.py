@@ -207,13 +207,13 @@ def test_a_task_that_is_not_durable_is_listed_and_not_imported() -> None:
 def test_it_is_carried_once_the_settings_allow_it(settings: Any) -> None:
     of_beat(task="shop.tasks.plain", args="[1]", queue="old")
     durable("import-beat", "--carry")
-    assert _state() == ("PAUSED", "NOT_IN_CARRY")
-    settings.DURABLE_TASKS = {"CARRY": ["shop.tasks.plain"]}
+    assert _state() == ("PAUSED", "NOT_IN_PLAIN_CELERY_TASKS")
+    settings.DURABLE_TASKS = {"PLAIN_CELERY_TASKS": ["shop.tasks.plain"]}
     answer = durable("import-beat", "--carry")
-    assert "CARRY" not in answer.err
+    assert "PLAIN_CELERY_TASKS" not in answer.err
     assert _state() == ("ACTIVE", "")
     row = _row()
-    assert row.task == "django_durable_tasks.carry"
+    assert row.task == "django_durable_tasks.plain_celery_task"
     begin(row, datetime(2026, 3, 2, 2, 30, tzinfo=UTC))
     assert fire(datetime(2026, 3, 2, 2, 30, 1, tzinfo=UTC)) == 1
     sent = Task.objects.get().kwargs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import claims, dead_letters, recovery, slots
+from django_durable_tasks.lifecycle import claims, dead_letters, overlap, recovery
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question, start, succeed
@@ -62,7 +62,7 @@ def after_three_fires(overlap: str, *, running: bool = True, **given: Any) -> Re
 def test_allow_runs_them_beside_each_other() -> None:
     after_three_fires("ALLOW")
     assert claimed() == [SECOND, THIRD]
-    assert {task.slot for task in Task.objects.all()} == {None}
+    assert {task.overlap_key for task in Task.objects.all()} == {None}
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -84,7 +84,7 @@ def test_queue_one_holds_the_first_and_leaves_the_others_out() -> None:
     assert (outcome(SECOND), outcome(THIRD)) == ("DISPATCHED", "SKIPPED_OVERLAP")
     assert claimed() == []
     succeed(of(START))
-    assert (slots.let_go(10), claimed()) == (1, [SECOND])
+    assert (overlap.release(10), claimed()) == (1, [SECOND])
 
 
 def test_queue_all_runs_one_after_the_other_in_their_order() -> None:
@@ -92,21 +92,21 @@ def test_queue_all_runs_one_after_the_other_in_their_order() -> None:
     assert claimed() == []
     for fire_time, following in ((START, SECOND), (SECOND, THIRD)):
         succeed(of(fire_time))
-        assert (slots.let_go(10), slots.let_go(10)) == (1, 0)
+        assert (overlap.release(10), overlap.release(10)) == (1, 0)
         assert claimed() == [following]
         assert start(of(following)) is not None
     succeed(of(THIRD))
-    assert slots.let_go(10) == 0
+    assert overlap.release(10) == 0
 
 
 def test_cancel_running_asks_the_running_one_and_waits_for_its_end() -> None:
     after_three_fires("CANCEL_RUNNING")
     assert of(START).cancel_requested_at is not None
     assert (of(SECOND).status, of(SECOND).reason) == ("CANCELLED", "REPLACED")
-    assert (slots.let_go(10), claimed()) == (0, [])
+    assert (overlap.release(10), claimed()) == (0, [])
     end(of(START), outcome=FAILURE)
     assert of(START).status == "CANCELLED"
-    assert (slots.let_go(10), claimed()) == (1, [THIRD])
+    assert (overlap.release(10), claimed()) == (1, [THIRD])
 
 
 def test_cancel_running_replaces_what_has_not_begun_at_once() -> None:
@@ -121,7 +121,7 @@ def test_replace_pending_lets_the_running_one_end_and_keeps_the_newest_behind_it
     assert (of(SECOND).status, of(SECOND).reason) == ("CANCELLED", "REPLACED")
     assert claimed() == []
     succeed(of(START))
-    assert (slots.let_go(10), claimed()) == (1, [THIRD])
+    assert (overlap.release(10), claimed()) == (1, [THIRD])
 
 
 def test_catching_up_under_skip_holds_each_missed_run_and_runs_them_in_their_order() -> None:
@@ -133,7 +133,7 @@ def test_catching_up_under_skip_holds_each_missed_run_and_runs_them_in_their_ord
         assert start(of(order[-1])) is not None
         assert claimed() == []
         succeed(of(order[-1]))
-        slots.let_go(10)
+        overlap.release(10)
     assert order == [START, SECOND, THIRD]
 
 
@@ -145,7 +145,7 @@ def test_the_newest_missed_run_goes_first_when_it_was_asked_for() -> None:
         order += claimed()
         assert start(of(order[-1])) is not None
         succeed(of(order[-1]))
-        slots.let_go(10)
+        overlap.release(10)
     assert order == [THIRD, SECOND, START]
 
 
@@ -157,15 +157,15 @@ def test_schedules_of_one_key_exclude_each_other_and_others_do_not() -> None:
     for name, account in (("hourly", 1), ("nightly", 1), ("other", 2)):
         a_schedule(name, task=echo, args=[account], overlap="SKIP", overlap_key="account {0}")
     assert fire(START) == 2
-    assert {task.slot for task in Task.objects.all()} == {"1:account 1", "1:account 2"}
+    assert {task.overlap_key for task in Task.objects.all()} == {"1:account 1", "1:account 2"}
     lines = OccurrenceRecord.objects.filter(outcome="SKIPPED_OVERLAP")
-    assert lines.get().blocked_by == Task.objects.get(slot="1:account 1").pk
+    assert lines.get().blocked_by == Task.objects.get(overlap_key="1:account 1").pk
 
 
 def test_a_key_takes_named_arguments_and_the_tasks_own_name() -> None:
     a_schedule(task=tasks.echo, kwargs={"region": "eu"}, overlap="SKIP", overlap_key="{task}/{region}")
     fire(START)
-    assert of(START).slot == "1:tests.project.tasks.echo/eu"
+    assert of(START).overlap_key == "1:tests.project.tasks.echo/eu"
 
 
 def test_a_policy_counts_for_the_newcomer_whoever_was_there_first() -> None:
@@ -184,7 +184,7 @@ def test_a_run_that_waits_for_its_next_try_keeps_its_slot() -> None:
     after_three_fires("QUEUE_ALL")
     end(of(START), outcome=FAILURE)
     assert of(START).status == "PENDING"
-    assert (slots.let_go(10), claimed()) == (0, [])
+    assert (overlap.release(10), claimed()) == (0, [])
     recovery.retry(question(of(START)), by="anna")
     assert claimed() == [START]
 
@@ -192,7 +192,7 @@ def test_a_run_that_waits_for_its_next_try_keeps_its_slot() -> None:
 def test_a_run_whose_worker_died_keeps_its_slot_too() -> None:
     after_three_fires("QUEUE_ONE")
     end(of(START), outcome=CRASH)
-    assert (of(START).status, slots.let_go(10)) == ("PENDING", 0)
+    assert (of(START).status, overlap.release(10)) == ("PENDING", 0)
 
 
 def test_an_old_run_that_is_replayed_waits_for_the_one_that_runs() -> None:
@@ -202,18 +202,19 @@ def test_an_old_run_that_is_replayed_waits_for_the_one_that_runs() -> None:
     run(at(180))
     dead_letters.replay(question(of(START)), by="anna")
     assert claimed() == []
-    assert of(START).is_held
+    assert of(START).is_waiting
     succeed(of(at(180)))
-    assert (slots.let_go(10), claimed()) == (1, [START])
+    assert (overlap.release(10), claimed()) == (1, [START])
 
 
 def test_of_two_that_are_due_in_one_slot_one_is_claimed_and_the_other_held() -> None:
     row = a_schedule(overlap="QUEUE_ALL")
     pair = [
-        a_task(recurring_task=row, slot="one", fire_time=when, run_at=when, alarm_at=when) for when in (START, SECOND)
+        a_task(recurring_task=row, overlap_key="one", fire_time=when, run_at=when, due_at=when)
+        for when in (START, SECOND)
     ]
     assert claimed() == [START]
-    assert [task.pk for task in Task.objects.held()] == [pair[1].pk]
+    assert [task.pk for task in Task.objects.waiting_for_overlap()] == [pair[1].pk]
 
 
 def test_a_held_run_can_be_cancelled_and_its_slot_goes_to_the_next() -> None:
@@ -221,17 +222,19 @@ def test_a_held_run_can_be_cancelled_and_its_slot_goes_to_the_next() -> None:
     Task.objects.filter(pk=of(SECOND).pk).update(key="second", open_key="second")
     assert Task.objects.cancel("second") == 1
     succeed(of(START))
-    assert (slots.let_go(10), claimed()) == (1, [THIRD])
+    assert (overlap.release(10), claimed()) == (1, [THIRD])
 
 
 def test_any_number_of_busy_slots_hide_no_free_one() -> None:
     for number in range(6):
         slot = f"slot {number}"
         if number < 5:
-            a_task("RUNNING", slot=slot)
-        a_task(slot=slot, alarm_at=datetime.fromisoformat("9000-01-01T00:00:00+00:00"))
-    assert slots.let_go(1) == 1
-    assert [task.slot for task in Task.objects.pending().exclude(pk__in=Task.objects.held())] == ["slot 5"]
+            a_task("RUNNING", overlap_key=slot)
+        a_task(overlap_key=slot, due_at=datetime.fromisoformat("9000-01-01T00:00:00+00:00"))
+    assert overlap.release(1) == 1
+    assert [task.overlap_key for task in Task.objects.pending().exclude(pk__in=Task.objects.waiting_for_overlap())] == [
+        "slot 5"
+    ]
 
 
 def test_a_run_with_jitter_is_let_go_no_sooner_than_its_instant() -> None:
@@ -239,6 +242,6 @@ def test_a_run_with_jitter_is_let_go_no_sooner_than_its_instant() -> None:
     later = database_now() + timedelta(hours=1)
     Task.objects.filter(pk=of(SECOND).pk).update(run_at=later)
     succeed(of(START))
-    assert slots.let_go(10) == 1
-    assert of(SECOND).alarm_at == later
+    assert overlap.release(10) == 1
+    assert of(SECOND).due_at == later
     assert claimed() == []

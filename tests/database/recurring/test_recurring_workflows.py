@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import attempts, claims, dead_letters, recovery, slots, workflow_deadlines
+from django_durable_tasks.lifecycle import attempts, claims, dead_letters, overlap, recovery, workflow_deadlines
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from tests.database.graphs.playing import HOPELESS, begin, fail, recount, succeed, tell
@@ -190,9 +190,9 @@ def test_queue_one_holds_the_first_fire_until_the_workflow_has_ended() -> None:
     fire(THIRD)
     assert [outcome(time)[0] for time in (SECOND, THIRD)] == ["DISPATCHED", "SKIPPED_OVERLAP"]
     assert f"is held behind workflow run {run.pk} until" in row.explain(SECOND)
-    assert (slots.let_go(10), due()) == (0, [])
+    assert (overlap.release(10), due()) == (0, [])
     finish(run)
-    assert (slots.let_go(10), due()) == (1, [SECOND])
+    assert (overlap.release(10), due()) == (1, [SECOND])
 
 
 def test_queue_all_runs_one_workflow_after_the_other_in_their_order() -> None:
@@ -200,9 +200,9 @@ def test_queue_all_runs_one_workflow_after_the_other_in_their_order() -> None:
     fire(SECOND)
     fire(THIRD)
     for following in (SECOND, THIRD):
-        assert slots.let_go(10) == 0
+        assert overlap.release(10) == 0
         finish(run)
-        assert slots.let_go(10) == 1
+        assert overlap.release(10) == 1
         run = build(following)
     assert WorkflowRun.objects.open().count() == 1
 
@@ -211,15 +211,15 @@ def test_cancel_running_calls_the_workflow_off_and_waits_until_it_has_ended() ->
     _, run = with_a_run_open("CANCEL_RUNNING")
     body = begin(Task.objects.get(step="step 0"))
     fire(SECOND)
-    assert (slots.let_go(10), due()) == (0, [])
+    assert (overlap.release(10), due()) == (0, [])
     workflow_deadlines.cancel_called_off(10)
     tell()
-    assert (slots.let_go(10), due()) == (0, []), "a body still runs"
+    assert (overlap.release(10), due()) == (0, []), "a body still runs"
     attempts.fail(body, FAILURE, "worker@host")
     tell()
     run.refresh_from_db()
     assert (run.status, run.reason) == ("CANCELLED", "REPLACED")
-    assert (slots.let_go(10), due()) == (1, [SECOND])
+    assert (overlap.release(10), due()) == (1, [SECOND])
 
 
 def test_replace_pending_lets_the_workflow_end_and_keeps_the_newest_fire_behind_it() -> None:
@@ -227,9 +227,9 @@ def test_replace_pending_lets_the_workflow_end_and_keeps_the_newest_fire_behind_
     fire(SECOND)
     fire(THIRD)
     assert (of(SECOND).status, of(SECOND).reason) == ("CANCELLED", "REPLACED")
-    assert (slots.let_go(10), due()) == (0, [])
+    assert (overlap.release(10), due()) == (0, [])
     assert finish(run).status == "SUCCESS"
-    assert (slots.let_go(10), due()) == (1, [THIRD])
+    assert (overlap.release(10), due()) == (1, [THIRD])
 
 
 def test_schedules_of_one_key_exclude_each_other_s_workflows() -> None:
@@ -249,9 +249,9 @@ def test_an_older_fire_that_is_replayed_waits_for_the_workflow_at_its_claim() ->
     run = build(SECOND)
     dead_letters.replay(question(of(START)), by="anna")
     assert due() == []
-    assert of(START).is_held
+    assert of(START).is_waiting
     finish(run)
-    assert (slots.let_go(10), due()) == (1, [START])
+    assert (overlap.release(10), due()) == (1, [START])
 
 
 def test_slots_of_workflows_hide_no_free_one() -> None:
@@ -262,8 +262,8 @@ def test_slots_of_workflows_hide_no_free_one() -> None:
         fire(at(number + 60))
     run = WorkflowRun.objects.get(fire_time=at(3))
     finish(run)
-    assert slots.let_go(1) == 1
-    assert not of(at(63)).is_held
+    assert overlap.release(1) == 1
+    assert not of(at(63)).is_waiting
 
 
 def test_a_tick_costs_as_many_statements_at_many_open_workflows_as_at_one() -> None:
@@ -290,9 +290,9 @@ def test_a_tick_costs_as_many_statements_at_many_open_workflows_as_at_one() -> N
 def test_a_run_by_hand_waits_for_the_workflow_and_starts_one_of_its_own() -> None:
     row, run = with_a_run_open("SKIP")
     task = row.trigger_now(by="anna")
-    assert task.is_held
+    assert task.is_waiting
     finish(run)
-    assert slots.let_go(10) == 1
+    assert overlap.release(10) == 1
     second = build(task.fire_time or START)
     assert second.recurring_task == row.pk
     said = row.explain(task.fire_time or START)
@@ -301,7 +301,7 @@ def test_a_run_by_hand_waits_for_the_workflow_and_starts_one_of_its_own() -> Non
 
 def test_a_run_by_hand_under_cancel_running_calls_the_workflow_off() -> None:
     row, run = with_a_run_open("CANCEL_RUNNING")
-    assert row.trigger_now().is_held
+    assert row.trigger_now().is_waiting
     run.refresh_from_db()
     assert run.reason == "REPLACED"
 
@@ -320,10 +320,10 @@ def test_a_backfill_runs_one_workflow_after_the_other() -> None:
     fire(at(150))
     assert row.backfill(START, THIRD).born == 3
     for fire_time in (START, SECOND, THIRD):
-        slots.let_go(10)
+        overlap.release(10)
         assert due() == [fire_time]
         run = build(fire_time)
-        assert slots.let_go(10) == 0
+        assert overlap.release(10) == 0
         finish(run)
     assert WorkflowRun.objects.count() == 3
 
@@ -335,10 +335,10 @@ def test_a_backfill_leaves_an_open_workflow_and_starts_an_ended_one_anew_when_al
         (step,) = row.backfill(START, START, reprocess=reprocess).steps
         return step.deed, step.why
 
-    assert told("ALL") == ("LEFT", f"its workflow run {run.pk} is RUNNING")
+    assert told("ALL") == ("UNCHANGED", f"its workflow run {run.pk} is RUNNING")
     fail(Task.objects.get(step="step 0"))
     tell()
-    assert told("FAILED") == ("LEFT", f"its workflow run {run.pk} is FAILED"), "it is retried in the run itself"
+    assert told("FAILED") == ("UNCHANGED", f"its workflow run {run.pk} is FAILED"), "it is retried in the run itself"
     assert told("ALL") == ("REPLAYED", "was SUCCESS")
     second = build(START)
     assert second.pk != run.pk

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_durable_tasks.lifecycle import recurrence, retention, slots
+from django_durable_tasks.lifecycle import overlap, recurrence, retention
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import a_schedule
@@ -66,9 +66,9 @@ def crowd() -> datetime:
     owner = f"MOD(series.seq, {ROWS}) + 1"
     moment = _later("pattern.fire_time", f"(series.seq / {ROWS} * 3600)")
     _multiply(OccurrenceRecord, LINES, recurring_task_id=_key(f"({owner})"), fire_time=moment, unique_fire_time=moment)
-    finished = {"status": "'SUCCESS'", "alarm_at": "NULL", "completed_at": "pattern.created_at"}
+    finished = {"status": "'SUCCESS'", "due_at": "NULL", "completed_at": "pattern.created_at"}
     slot = "CONCAT('recurring:', series.seq)"
-    _multiply(Task, TASKS, id=_key("series.seq"), recurring_task_id=_key("series.seq"), slot=slot, **finished)
+    _multiply(Task, TASKS, id=_key("series.seq"), recurring_task_id=_key("series.seq"), overlap_key=slot, **finished)
     start = _later("pattern.start_time", f"(CASE WHEN series.seq <= {DUE} THEN -60 ELSE 20000000 + series.seq END)")
     _multiply(
         RecurringTask, ROWS, id=_key("series.seq"), name="CONCAT('row ', series.seq)", start_time=start,
@@ -131,6 +131,6 @@ def test_no_statement_of_recurring_tasks_reads_a_whole_table(crowd: datetime) ->
     _expect_no_scan(seen)
 
     with recorded() as seen:
-        slots.let_go(100)
+        overlap.release(100)
         retention.prune_ledger(crowd, 100)
     _expect_no_scan(seen)

@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict, UnknownTask
-from django_durable_tasks.lifecycle import limits, slots
+from django_durable_tasks.lifecycle import limits, overlap
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire
@@ -78,36 +78,36 @@ def test_an_open_unique_key_refuses_the_run_and_nothing_is_written() -> None:
     assert Task.objects.count() == OccurrenceRecord.objects.count() == 1
 
 
-@pytest.mark.parametrize("overlap", ["SKIP", "QUEUE_ONE", "QUEUE_ALL"])
-def test_it_waits_behind_an_open_run_and_goes_when_that_has_ended(overlap: str) -> None:
-    row = a_schedule(overlap=overlap)
+@pytest.mark.parametrize("policy", ["SKIP", "QUEUE_ONE", "QUEUE_ALL"])
+def test_it_waits_behind_an_open_run_and_goes_when_that_has_ended(policy: str) -> None:
+    row = a_schedule(overlap=policy)
     fire(START)
     first = Task.objects.get()
     waiting = [row.trigger_now() for _ in range(2)]
-    assert set(Task.objects.held()) == set(waiting)
+    assert set(Task.objects.waiting_for_overlap()) == set(waiting)
     assert set(OccurrenceRecord.objects.filter(outcome="MANUAL").values_list("blocked_by", flat=True)) == {first.pk}
-    assert slots.let_go(10) == 0
-    Task.objects.filter(pk=first.pk).update(status="SUCCESS", completed_at=database_now(), alarm_at=None)
-    assert slots.let_go(10) == 1
-    assert list(Task.objects.held()) == [waiting[1]]
+    assert overlap.release(10) == 0
+    Task.objects.filter(pk=first.pk).update(status="SUCCESS", completed_at=database_now(), due_at=None)
+    assert overlap.release(10) == 1
+    assert list(Task.objects.waiting_for_overlap()) == [waiting[1]]
 
 
 def test_it_makes_room_where_the_schedule_displaces() -> None:
     row = a_schedule(overlap="REPLACE_PENDING")
     fire(START)
     task = row.trigger_now()
-    assert not Task.objects.held().exists()
+    assert not Task.objects.waiting_for_overlap().exists()
     assert list(Task.objects.open()) == [task]
     assert Task.objects.get(status="CANCELLED").reason == "REPLACED"
 
 
 def test_it_asks_a_running_one_to_stop_and_waits_for_its_end() -> None:
     row = a_schedule(overlap="CANCEL_RUNNING")
-    running = a_task("RUNNING", recurring_task=row, slot=f"recurring:{row.pk}")
+    running = a_task("RUNNING", recurring_task=row, overlap_key=f"recurring:{row.pk}")
     task = row.trigger_now()
     running.refresh_from_db()
     assert running.cancel_requested_at is not None
-    assert list(Task.objects.held()) == [task]
+    assert list(Task.objects.waiting_for_overlap()) == [task]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -129,6 +129,6 @@ def test_what_took_its_slot_before_the_commit_holds_it_back_unrung() -> None:
     limits.picture()
     with transaction.atomic():
         task = row.trigger_now()
-        a_task("RUNNING", recurring_task=row, slot=f"recurring:{row.pk}", fire_time=at())
+        a_task("RUNNING", recurring_task=row, overlap_key=f"recurring:{row.pk}", fire_time=at())
     assert take_rings(QUEUE) == []
-    assert list(Task.objects.held()) == [task]
+    assert list(Task.objects.waiting_for_overlap()) == [task]

@@ -12,8 +12,8 @@ from django_durable_tasks.celery import publisher
 from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.lifecycle import limits, nodes, queues, transitions
 from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import HELD
+from django_durable_tasks.models import QueueControl, Task
+from django_durable_tasks.models.task import NEVER
 from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -45,17 +45,27 @@ def test_a_row_that_comes_is_known_and_published_by_its_id(scheduler: Scheduler)
     _rung(scheduler, row)
     assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
     row.refresh_from_db()
-    assert row.alarm_at is not None
+    assert row.due_at is not None
     assert row.updated_at >= row.run_at
     assert len(hands.index) == 0
 
 
 def test_queues_whose_names_differ_in_case_only_are_both_dispatched(scheduler: Scheduler) -> None:
-    """To a collation that ignores case they are one."""
+    """MySQL and MariaDB compare them by a binary collation."""
     rows = [a_task(queue=queue) for queue in (QUEUE, QUEUE.upper())]
     assert scheduler.dispatching.poll() == 2
     assert [ring.task_id for queue in (QUEUE, QUEUE.upper()) for ring in take_rings(queue)] == [row.pk for row in rows]
     assert scheduler.steps.failing() == []
+
+
+def test_a_pause_of_a_queue_leaves_one_alone_whose_name_differs_in_case_only(scheduler: Scheduler) -> None:
+    paused, open_ = (a_task(queue=queue) for queue in (QUEUE, QUEUE.upper()))
+    queues.pause(QUEUE, by="anna")
+    assert scheduler.dispatching.poll() == 1
+    assert [ring.task_id for ring in take_rings(QUEUE.upper())] == [open_.pk]
+    assert Task.objects.pending().get() == paused
+    queues.resume(QUEUE.upper(), by="anna")
+    assert QueueControl.objects.get(name=QUEUE).paused_at is not None
 
 
 def test_a_row_that_was_cancelled_or_moved_meanwhile_is_not_published(scheduler: Scheduler) -> None:
@@ -63,7 +73,7 @@ def test_a_row_that_was_cancelled_or_moved_meanwhile_is_not_published(scheduler:
     scheduler.round()
     assert len(scheduler.dispatching.index) == 3
     transitions.cancel(Task.objects.filter(pk=gone.pk), "TEST")
-    transitions.edit(Task.objects.filter(pk=later.pk), alarm_at=later.run_at + timedelta(hours=1))
+    transitions.edit(Task.objects.filter(pk=later.pk), due_at=later.run_at + timedelta(hours=1))
     _rung(scheduler, row)
     assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
     assert set(Task.objects.exclude(pk=row.pk).values_list("status", flat=True)) == {"CANCELLED", "PENDING"}
@@ -94,7 +104,7 @@ def test_the_most_urgent_wait_behind_no_full_window(scheduler: Scheduler, settin
 
 
 def test_the_first_look_goes_by_the_databases_clock(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = a_task(alarm_at=HELD, held_for="tenant:1", expires_at=database_now() + timedelta(seconds=60))
+    row = a_task(due_at=NEVER, waiting_for_limit="tenant:1", expires_at=database_now() + timedelta(seconds=60))
     # The host's clock is an hour ahead.
     monkeypatch.setattr("django_durable_tasks.scheduler.dispatching.datetime", _Ahead)
     assert scheduler.dispatching.poll() == 1
@@ -111,14 +121,14 @@ class _Ahead(datetime):
 def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
     scheduler: Scheduler, settings: Any
 ) -> None:
-    a_node(queues=[QUEUE], slots=1)
+    a_node(queues=[QUEUE], concurrency=1)
     many_tasks(2_000, Status.QUEUED)
     a_task(due=60, queue="other")
     settings.DURABLE_TASKS = {"LOOKAHEAD": 600}
     scheduler.dispatching.poll()
     Task.objects.filter(pk__in=list(Task.objects.queued().values_list("pk", flat=True)[:1_700])).delete()
     scheduler.dispatching.poll()
-    parked = a_task(alarm_at=HELD, held_for="tenant:1")
+    parked = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
     assert scheduler.dispatching.poll() == 1
     parked.refresh_from_db()
     assert parked.status == Status.QUEUED

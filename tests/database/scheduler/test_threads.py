@@ -63,7 +63,9 @@ def _waiting() -> list[Any]:
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("table", ["durable_tasks_dead_letter", "durable_tasks_recurring_task", "durable_tasks_ending"])
+@pytest.mark.parametrize(
+    "table", ["durable_tasks_dead_letter", "durable_tasks_recurring_task", "durable_tasks_ending_event"]
+)
 def test_tasks_are_dispatched_while_a_duty_or_the_firing_waits_for_a_lock(table: str) -> None:
     """A thread that waits gives up after 5 s, so the wait that began before the task must be the one after it."""
 

@@ -58,9 +58,9 @@ CAUGHT = {
     Case("ending's lost reply read from the task row", DELIVERY, Rules(ending_reads_back="row")): FENCED_OWN_ENDING,
     Case("run never leaves the heartbeat", DELIVERY, Rules(leaves_heartbeat=False)): DEAD_END,
     Case("class does not tell the ending", DELIVERY, Rules(class_tells=False)): DEAD_END,
-    Case("no ring again", DELIVERY, Rules(rings_again=False)): DEAD_END,
+    Case("no republish", DELIVERY, Rules(rings_again=False)): DEAD_END,
     Case(
-        "publish before commit, no ring again", DELIVERY, Rules(publish_after_commit=False, rings_again=False)
+        "publish before commit, no republish", DELIVERY, Rules(publish_after_commit=False, rings_again=False)
     ): DEAD_END,
     Case("start without a guard", DELIVERY, Rules(start_checks_status=False, start_checks_epoch=False)): STARTED_TWICE,
     Case("take without a guard", DELIVERY, Rules(take_is_guarded=False)): STARTED_TWICE,
@@ -80,7 +80,7 @@ CAUGHT = {
 }
 
 COVERED = {
-    Case("publish before commit", DELIVERY, Rules(publish_after_commit=False)): "the ring again repairs it, later",
+    Case("publish before commit", DELIVERY, Rules(publish_after_commit=False)): "republishing repairs it, later",
     Case("start without status", DELIVERY, Rules(start_checks_status=False)): "an epoch is QUEUED only once",
     Case("start without epoch", DELIVERY, Rules(start_checks_epoch=False)): "the status lets one ring in; the epoch "
     "keeps old rings out of another queue's workers",
@@ -89,7 +89,7 @@ COVERED = {
     Case("ending without run_id", DELIVERY, Rules(ending_checks_run_id=False)): "the epoch suffices until a fail-over",
     Case("lose keeps the epoch", DELIVERY, Rules(lose_raises_epoch=False)): "the next claim or take raises it, "
     "and run_id differs",
-    Case("ring again raises the epoch", DELIVERY, Rules(ring_again_keeps_epoch=False)): "some ring may still arrive in "
+    Case("republish raises the epoch", DELIVERY, Rules(republish_keeps_epoch=False)): "some ring may still arrive in "
     "time; a queue slower than its alarm starves, which takes a clock to see",
     Case("signal does not tell", DELIVERY, Rules(signal_tells=False)): "the lease tells, later",
     Case("second telling is not free", DELIVERY, Rules(told_flag=False)): "the guard refuses it; it costs a statement",

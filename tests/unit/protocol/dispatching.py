@@ -1,4 +1,4 @@
-"""Moves out: create, claim, publish, ring again, and what the broker makes of the rings."""
+"""Moves out: create, claim, publish, republish, and what the broker makes of the rings."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _claiming(state: State, case: Case) -> Iterator[Step]:
             claimed = commit(state._replace(claims=remove(state.claims, NEXT)), case, status=QUEUED)
             yield Step("claim", FAIR, claimed)
     if row.status == QUEUED and case.rules.rings_again:
-        rung = state if case.rules.ring_again_keeps_epoch else commit(state, case)
-        yield Step("ring again", FAIR, rung._replace(rings=add(rung.rings, NOW)))
+        rung = state if case.rules.republish_keeps_epoch else commit(state, case)
+        yield Step("republish", FAIR, rung._replace(rings=add(rung.rings, NOW)))
 
 
 def _publishing(state: State, case: Case) -> Iterator[Step]:

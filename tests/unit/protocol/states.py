@@ -118,7 +118,7 @@ class Rules:
 
     publish_after_commit: bool = True
     rings_again: bool = True
-    ring_again_keeps_epoch: bool = True
+    republish_keeps_epoch: bool = True
     start_checks_status: bool = True
     start_checks_epoch: bool = True
     start_reads_back: str = "run_id"  # or "node", or "nothing": the lost reply is taken for a yes

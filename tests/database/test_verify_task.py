@@ -1,4 +1,4 @@
-"""The built-in audit: declared when AUDIT says when, run like any durable task, and never a repair."""
+"""The built-in audit: declared at the times of VERIFY_CRON when, run like any durable task, and never a repair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.lifecycle import declared
 from django_durable_tasks.lifecycle.verifying import CHECKS
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
-from django_durable_tasks.rules.findings import AUDIT
+from django_durable_tasks.rules.findings import VERIFY_TASK
 from django_durable_tasks.rules.states import Status
 from tests.database.damages import DAMAGES
 from tests.database.healthy_rows import led
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def _steps() -> dict[str, str]:
-    return {step.name: f"{step.act} {step.reason}".strip() for step in declared.diff() if step.name == AUDIT}
+    return {step.name: f"{step.act} {step.reason}".strip() for step in declared.diff() if step.name == VERIFY_TASK}
 
 
 def _audit() -> Any:
-    row = a_task(Status.QUEUED, name=AUDIT)
+    row = a_task(Status.QUEUED, name=VERIFY_TASK)
     deliver(row)
     row.refresh_from_db()
     assert row.status == "SUCCESS"
@@ -39,22 +39,22 @@ def test_without_the_setting_no_audit_is_declared() -> None:
 
 
 def test_the_setting_declares_the_audit_and_taking_it_away_pauses_it(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"AUDIT": "40 3 * * *"}
-    assert _steps() == {AUDIT: "CREATE"}
+    settings.DURABLE_TASKS = {"VERIFY_CRON": "40 3 * * *"}
+    assert _steps() == {VERIFY_TASK: "CREATE"}
     declared.apply()
-    row = RecurringTask.objects.get(name=AUDIT)
-    assert (row.task, row.status, row.source) == (AUDIT, "ACTIVE", "settings")
+    row = RecurringTask.objects.get(name=VERIFY_TASK)
+    assert (row.task, row.status, row.source) == (VERIFY_TASK, "ACTIVE", "settings")
     assert row.next_run_at is not None
     assert (row.next_run_at.hour, row.next_run_at.minute) == (3, 40)
     settings.DURABLE_TASKS = {}
-    assert _steps()[AUDIT].startswith("PAUSE")
+    assert _steps()[VERIFY_TASK].startswith("PAUSE")
 
 
 def test_a_setting_that_is_no_cron_is_refused(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"AUDIT": "now and then"}
-    assert _steps()[AUDIT].startswith("REFUSE")
-    settings.DURABLE_TASKS = {"AUDIT": 5}
-    with pytest.raises(InvalidSetting, match=r"DURABLE_TASKS\['AUDIT'\] is 5: give a cron text"):
+    settings.DURABLE_TASKS = {"VERIFY_CRON": "now and then"}
+    assert _steps()[VERIFY_TASK].startswith("REFUSE")
+    settings.DURABLE_TASKS = {"VERIFY_CRON": 5}
+    with pytest.raises(InvalidSetting, match=r"DURABLE_TASKS\['VERIFY_CRON'\] is 5: give a cron text"):
         conf.settings()
 
 

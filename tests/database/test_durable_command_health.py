@@ -1,4 +1,4 @@
-"""``durable alive``, ``status`` and the admin: a node that lives and does nothing, and a clock that is far off."""
+"""``durable health``, ``status`` and the admin: a node that lives and does nothing, and a clock that is far off."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _ago(seconds: float) -> Any:
 
 
 def _worker(*, idle: float = LONG, busy: int = 0, **fields: Any) -> Node:
-    told = {"started_at": _ago(3_600), "last_start_at": _ago(idle), "slots": 2, "queues": [QUEUE],
+    told = {"started_at": _ago(3_600), "last_start_at": _ago(idle), "concurrency": 2, "queues": [QUEUE],
             "active": {"number": busy, "ids": []}, "versions": nodes.versions()}  # fmt: skip
     return a_node(**{**told, **fields})
 
@@ -132,7 +132,7 @@ def test_the_admin_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
 
 
 def _alive(*words: str) -> tuple[int, list[str]]:
-    answer = durable("alive", *words, "--format", "json")
+    answer = durable("health", *words, "--format", "json")
     return answer.code, [row["state"] for row in answer.told["nodes"]]
 
 
@@ -146,7 +146,7 @@ def test_a_probe_passes_for_nodes_that_live_and_drain_and_fails_for_others() -> 
     assert _alive() == (0, ["alive", "draining"])
     assert _alive("--node", "c") == (1, ["stalled"])
     assert _alive("--node", "nobody") == (1, [])
-    assert "it has not looked" in durable("alive", "--node", "c").out
+    assert "it has not looked" in durable("health", "--node", "c").out
     a_node(name="d", seen=3_600)
     assert _alive("--node", "d") == (1, ["silent"])
     a_node(name="e", stopped=5, declared_dead=True)
@@ -167,7 +167,7 @@ def away(*_: Any) -> Any:
 def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     _scheduler(name="a", idle=LONG)
     monkeypatch.setattr(probing, "own", away)
-    answer = durable("alive", "--node", "a")
+    answer = durable("health", "--node", "a")
     assert answer.code == 0
     assert "nobody can tell" in answer.err
 
@@ -211,7 +211,7 @@ def test_a_scheduler_tells_them_by_itself_and_all_shards_where_it_is_alone() -> 
 
 
 def test_a_node_that_drains_counts_no_slots() -> None:
-    node = a_node(queues=["mail"], slots=4)
+    node = a_node(queues=["mail"], concurrency=4)
     assert list(Node.objects.alive().workers()) == [node]
     nodes.beat(node.pk, NodeReport(draining=True))
     assert list(Node.objects.alive().workers()) == []

@@ -1,4 +1,4 @@
-"""``django_durable_tasks.carry`` sends what the settings allow, under one Celery id, and nothing else."""
+"""``django_durable_tasks.plain_celery_task`` sends what the settings allow, under one Celery id, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from celery import current_app
 
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.targets.carry import NotCarried
+from django_durable_tasks.targets.plain_celery_task import CeleryTaskNotAllowed
 from tests.delivery import deliver
 from tests.factories import QUEUE, a_task
 
 pytestmark = pytest.mark.django_db(transaction=True)
-CARRY = "django_durable_tasks.carry"
+PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
 SENT = {"task": "shop.tasks.plain", "args": [1], "kwargs": {"b": 2}, "options": {"queue": QUEUE, "headers": {"x": 1}}}
 
 
 def _carry() -> Task:
-    row = a_task(Status.QUEUED, name=CARRY, kwargs=SENT)
+    row = a_task(Status.QUEUED, name=PLAIN_CELERY_TASK, kwargs=SENT)
     deliver(row)
     row.refresh_from_db()
     return row
@@ -36,7 +36,7 @@ def _messages() -> list[Any]:
 
 
 def test_the_message_is_sent_and_the_row_remembers_it(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"CARRY": ["shop.tasks.plain"]}
+    settings.DURABLE_TASKS = {"PLAIN_CELERY_TASKS": ["shop.tasks.plain"]}
     row = _carry()
     [message] = _messages()
     assert row.result is not None
@@ -47,18 +47,18 @@ def test_the_message_is_sent_and_the_row_remembers_it(settings: Any) -> None:
 
 
 def test_another_attempt_sends_the_same_id(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"CARRY": ["shop.tasks.plain"]}
+    settings.DURABLE_TASKS = {"PLAIN_CELERY_TASKS": ["shop.tasks.plain"]}
     row = _carry()
-    Task.objects.filter(pk=row.pk).update(status="QUEUED", epoch=5, alarm_at=row.run_at, completed_at=None)
+    Task.objects.filter(pk=row.pk).update(status="QUEUED", epoch=5, due_at=row.run_at, completed_at=None)
     row.refresh_from_db()
     deliver(row)
     assert len({message.headers["id"] for message in _messages()}) == 1
 
 
 def test_what_the_settings_do_not_allow_ends_in_a_dead_letter() -> None:
-    with pytest.raises(NotCarried):
+    with pytest.raises(CeleryTaskNotAllowed):
         _carry()
     row = Task.objects.get()
     assert _messages() == []
     assert (row.status, row.failures) == ("FAILED", 1)
-    assert "'shop.tasks.plain' is not in DURABLE_TASKS['CARRY']" in DeadLetter.objects.get().error_message
+    assert "'shop.tasks.plain' is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']" in DeadLetter.objects.get().error_message

@@ -1,4 +1,4 @@
-"""``django_durable_tasks.audit``: asks all that ``durable verify`` asks, when AUDIT says; it repairs nothing."""
+"""``django_durable_tasks.verify``: run the checks of ``durable verify`` as VERIFY_CRON says, without repairs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle import verifying
-from django_durable_tasks.rules.findings import AUDIT
+from django_durable_tasks.rules.findings import VERIFY_TASK
 
 logger = logging.getLogger("django_durable_tasks.verify")
 _TOLD = 20
@@ -18,7 +18,7 @@ class CouldNotLook(DurableTasksError):
     """Some of the tables could not be read, so nobody knows whether they are as they should be."""
 
 
-@durable_task(name=AUDIT, bind=True, max_attempts=3)
+@durable_task(name=VERIFY_TASK, bind=True, max_attempts=3)
 def audit(self: Any) -> dict[str, Any]:
     """Verify all tables; what is wrong is logged as an error and counted in the result. Raises CouldNotLook."""
     answers = verifying.verify(progress=lambda table, part: self.durable.progress(round(100 * part), 100, table))

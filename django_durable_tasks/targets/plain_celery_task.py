@@ -1,0 +1,36 @@
+"""``django_durable_tasks.plain_celery_task``: send a Celery task that is not durable, for schedules imported from beat.
+
+The row records that the message was sent. It does not record what became of it: use a durable task for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery import carrying
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.rules.beat import PLAIN_CELERY_TASK
+
+
+class CeleryTaskNotAllowed(DurableTasksError):
+    """DURABLE_TASKS['PLAIN_CELERY_TASKS'] does not allow this Celery task to be sent."""
+
+
+@durable_task(name=PLAIN_CELERY_TASK, bind=True, give_up_on=(CeleryTaskNotAllowed,))
+def send_plain_celery_task(
+    self: Any,
+    task: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Send the message of a task that PLAIN_CELERY_TASKS allows, at least once and always with the same Celery id."""
+    if task not in conf.settings().PLAIN_CELERY_TASKS:
+        raise CeleryTaskNotAllowed(
+            f"{task!r} is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']: add its name there to allow it."
+        )
+    celery_id = carrying.send(task, args, kwargs or {}, options or {}, self.durable.idempotency_key)
+    return {"status": "SENT", "task": task, "celery_id": celery_id}
