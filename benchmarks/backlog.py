@@ -96,7 +96,7 @@ def claim() -> dict[str, float]:
             took.append(time.perf_counter() - began)
         if len(found) != BATCH:
             raise AssertionError(f"{len(found)} rows were claimed of {BATCH} due ones")
-        Task.objects.filter(pk__in=[ring.task_id for ring in found]).delete()
+        Task.objects.unguarded().filter(pk__in=[ring.task_id for ring in found]).delete()
     took = took[5:]
     return {"seconds": median(took), "p95": quantiles(took, n=20)[18]}
 

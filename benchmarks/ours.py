@@ -110,7 +110,7 @@ def _rows(n: int, every: float, start: str, base: datetime) -> None:
             columns=", ".join(columns), values=", ".join(values.get(column, column) for column in columns),
             start=f"%(base)s::timestamptz + ({start}) * interval '1 second'",
         ), {"n": n, "base": base})  # fmt: skip
-        pattern.delete()
+        RecurringTask.objects.unguarded().filter(pk=pattern.pk).delete()
         cursor.execute("VACUUM ANALYZE durable_tasks_recurring_task")
 
 

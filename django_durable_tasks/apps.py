@@ -29,8 +29,8 @@ class DurableTasksConfig(AppConfig):
         call_guard.install()
         ports.bind(
             ring_port=dispatcher.ring_after_commit,
-            task_port=doors.TaskOperations(),
-            letter_port=doors.DeadLetterOperations(),
+            task_port=doors.EngineTaskOperations(),
+            letter_port=doors.EngineDeadLetterOperations(),
             pause_port=queues,
             calendar_port=calendars,
             schedule_verbs=doors.Doors(),

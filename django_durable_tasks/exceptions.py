@@ -62,6 +62,10 @@ class TransitionRefused(DurableTasksError):
     """The row does not stand where this transition starts."""
 
 
+class GuardedModelError(DurableTasksError, TypeError):
+    """Only the engine writes this table: save(), create(), update() and the like are refused, and the methods named."""
+
+
 class EndingNotRecorded(DurableTasksError):
     """The ending of a run could not be written in time; its lease will end it."""
 

@@ -98,18 +98,18 @@ def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> 
         if users:
             told = ", ".join(users[:_NAMED]) + (", …" if len(users) > _NAMED else "")
             raise TransitionRefused(f"Calendar {name!r} is named by {len(keys)} recurring tasks: {told}.")
-        CalendarDay.objects.using(transitions.database()).filter(calendar=calendar).delete()
+        CalendarDay.objects.using(transitions.database()).unguarded().filter(calendar=calendar).delete()
         _calendars().filter(pk=calendar.pk).delete()
     logger.info("%s.", comment(f"Calendar {name!r} was removed", by, reason))
     return True
 
 
 def _calendars() -> Any:
-    return Calendar.objects.using(transitions.database())
+    return Calendar.objects.using(transitions.database()).unguarded()
 
 
 def _write_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
-    days = CalendarDay.objects.using(transitions.database())
+    days = CalendarDay.objects.using(transitions.database()).unguarded()
     days.filter(calendar=calendar).delete()
     days.bulk_create(
         [

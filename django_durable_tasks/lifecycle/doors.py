@@ -26,7 +26,7 @@ from django_durable_tasks.rules.backfills import Report
 from django_durable_tasks.rules.durations import instant
 
 
-class TaskOperations:
+class EngineTaskOperations:
     """See ``ports.tasks``."""
 
     def replay(
@@ -61,7 +61,7 @@ class TaskOperations:
         return cancellation.move(_of_key(key, tenant), instant("run_at", run_at), by=by, reason=reason)
 
 
-class DeadLetterOperations:
+class EngineDeadLetterOperations:
     """See ``ports.dead_letters``."""
 
     def replay(

@@ -25,7 +25,7 @@ _GIVEN = ("task_id", "depends_on_id", "dependency_type", "gate", "on_upstream_fa
 
 def edges() -> TaskDependencyQuerySet:
     """Return all edges, as a question to narrow."""
-    found: TaskDependencyQuerySet = TaskDependency.objects.using(transitions.database())
+    found: TaskDependencyQuerySet = TaskDependency.objects.using(transitions.database()).unguarded()
     return found
 
 
@@ -141,5 +141,5 @@ def note_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
 
 def runs() -> WorkflowRunQuerySet:
     """Return all runs of workflows, as a question to narrow."""
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database())
+    found: WorkflowRunQuerySet = WorkflowRun.objects.using(transitions.database()).unguarded()
     return found

@@ -50,7 +50,7 @@ class Entry:
 
 def ledger() -> OccurrenceQuerySet:
     """Return the whole ledger, as a question to narrow."""
-    questions: OccurrenceQuerySet = OccurrenceRecord.objects.using(transitions.database())
+    questions: OccurrenceQuerySet = OccurrenceRecord.objects.using(transitions.database()).unguarded()
     return questions
 
 

@@ -69,7 +69,7 @@ def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
 
 
 def _overrides(row: RecurringTask) -> Any:
-    return OccurrenceOverride.objects.using(transitions.database()).filter(recurring_task=row.pk)
+    return OccurrenceOverride.objects.using(transitions.database()).unguarded().filter(recurring_task=row.pk)
 
 
 def _check(row: RecurringTask, when: datetime, target: datetime | None, action: Action, now: datetime) -> None:

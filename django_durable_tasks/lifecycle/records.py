@@ -85,12 +85,12 @@ def log_endings(closings: Sequence[Closing]) -> None:
 
 
 def _insert(rows: list[TaskExecutionLog]) -> None:
-    TaskExecutionLog.objects.using(conf.settings().DATABASE).bulk_create(rows)
+    TaskExecutionLog.objects.using(conf.settings().DATABASE).unguarded().bulk_create(rows)
 
 
 def open_cases(cases: Sequence[tuple[Closing, str]]) -> None:
     """Open one dead letter for each task that gave up, with its reason; at most one stays open per task."""
-    DeadLetter.objects.using(conf.settings().DATABASE).bulk_create([
+    DeadLetter.objects.using(conf.settings().DATABASE).unguarded().bulk_create([
         DeadLetter(
             task_id=closing.task.pk, open_task=closing.task.pk, tenant_id=closing.task.tenant_id, reason=reason,
             fingerprint=fingerprint(closing.task.name, closing.outcome.error_type, closing.outcome.error),

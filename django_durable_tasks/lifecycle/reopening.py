@@ -287,7 +287,7 @@ def _go_on(keys: set[uuid.UUID]) -> None:
             raise TransitionRefused(f"{row} cannot run again: its key {row.key!r} is held by the run {key}.")
     missed = Q(reason=DEADLINE) | Q(deadline_at__lte=transitions.NOW)
     these = [row.pk for row in stopped]
-    WorkflowRun.objects.using(transitions.database()).filter(pk__in=these).update(
+    WorkflowRun.objects.using(transitions.database()).unguarded().filter(pk__in=these).update(
         # The deadline first: MariaDB assigns from left to right.
         deadline_at=Case(When(missed, then=None), default=F("deadline_at")), status=WorkflowStatus.RUNNING,
         completed_at=None, open_key=F("key"), cancel_requested_at=None, reason="", updated_at=transitions.NOW,

@@ -163,9 +163,9 @@ def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) 
 def _delete(gone: list[uuid.UUID]) -> None:
     """Delete tasks with all that tells of them, their edges too; edges of what waited for them tell how they ended."""
     database = transitions.database()
-    TaskExecutionLog.objects.using(database).filter(task_id__in=gone).delete()
-    DeadLetter.objects.using(database).filter(task_id__in=gone).delete()
-    Task.objects.using(database).filter(pk__in=gone).delete()
+    TaskExecutionLog.objects.using(database).unguarded().filter(task_id__in=gone).delete()
+    DeadLetter.objects.using(database).unguarded().filter(task_id__in=gone).delete()
+    Task.objects.using(database).unguarded().filter(pk__in=gone).delete()
 
 
 # Workflows --------------------------------------------------------------------------------------------------------
@@ -289,7 +289,9 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
     with transitions.atomic():
         lines = ledger().filter(pk__in=page, created_at__lt=cutoff)
         gone = list(lines.order_by("pk").values_list("pk", "recurring_task", "fire_time", "last_fire_time"))
-        schedules = RecurringTask.objects.using(transitions.database()).filter(pk__in={line[1] for line in gone})
+        schedules = (
+            RecurringTask.objects.using(transitions.database()).unguarded().filter(pk__in={line[1] for line in gone})
+        )
         held = set(schedules.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True))
         locked |= set(schedules.values_list("pk", flat=True)) - held
         gone = [line for line in gone if line[1] not in locked]

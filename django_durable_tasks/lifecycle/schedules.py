@@ -34,7 +34,7 @@ _WHEN = frozenset({
 
 def recurring() -> RecurringTaskQuerySet:
     """Return all recurring tasks, as a question to narrow."""
-    questions: RecurringTaskQuerySet = RecurringTask.objects.using(transitions.database())
+    questions: RecurringTaskQuerySet = RecurringTask.objects.using(transitions.database()).unguarded()
     return questions
 
 

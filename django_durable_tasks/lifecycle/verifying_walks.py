@@ -21,6 +21,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.lifecycle import transitions
 from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.rules.findings import Finding, Severity
 
 Rows = QuerySet[Any]
@@ -153,7 +154,8 @@ class UnlockedCheck(Check):
 
 def ground_rows(ground: type[Model]) -> Rows:
     """Return all rows of a table."""
-    return ground._default_manager.using(transitions.database()).order_by("pk")
+    rows = ground._default_manager.using(transitions.database()).order_by("pk")
+    return rows.unguarded() if isinstance(rows, GuardedQuerySet) else rows
 
 
 def distinct(findings: Iterable[Finding]) -> list[Any]:

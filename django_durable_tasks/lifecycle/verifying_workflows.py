@@ -78,7 +78,7 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     for pk, run in _facts(WorkflowRun.objects.using(transitions.database()).filter(pk__in=keys)):
         safe: list[Wrong] = [wrong for wrong in wrong_counts(run) if wrong.safe]
         right = {wrong.field: wrong.value for wrong in safe}
-        WorkflowRun.objects.using(transitions.database()).filter(pk=pk).update(updated_at=transitions.NOW, **right)
+        edges.runs().filter(pk=pk).update(updated_at=transitions.NOW, **right)
     _judge_anew(keys)
     return dict.fromkeys(keys, "counted anew")
 

@@ -44,7 +44,7 @@ class Move:
 
 def bear(row: RecurringTask) -> None:
     """Insert a new row; raises IntegrityError when its name or key is taken."""
-    RecurringTask.objects.using(transitions.database()).bulk_create([row])
+    RecurringTask.objects.using(transitions.database()).unguarded().bulk_create([row])
     _tell(row)
 
 
@@ -53,7 +53,7 @@ def rewrite(row: RecurringTask) -> None:
 
     Raises TransitionRefused when another writer was quicker.
     """
-    shown = RecurringTask.objects.using(transitions.database()).filter(pk=row.pk, revision=row.revision)
+    shown = RecurringTask.objects.using(transitions.database()).unguarded().filter(pk=row.pk, revision=row.revision)
     row.revision += 1
     columns = {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
     if not shown.update(**{name: value for name, value in columns.items() if name not in ("id", "created_at")}):
@@ -83,7 +83,7 @@ def advance(moves: Sequence[Move]) -> None:
     for status, reason in {(move.status, move.reason) for move in moves if move.status is not None}:
         ended = [move.row for move in moves if (move.status, move.reason) == (status, reason)]
         shown = reduce(or_, (Q(pk=row.pk, revision=row.revision) for row in ended))
-        RecurringTask.objects.using(transitions.database()).active().filter(shown).update(
+        RecurringTask.objects.using(transitions.database()).unguarded().active().filter(shown).update(
             status=status, status_reason=reason, updated_at=DatabaseNow()
         )
 
@@ -94,7 +94,9 @@ def _advance(moves: Sequence[Move]) -> None:
         return Case(*whens, default=F(name))
 
     ran = [When(pk=move.row.pk, then=Value(move.ran)) for move in moves if move.ran]
-    rows = RecurringTask.objects.using(transitions.database()).filter(pk__in=[move.row.pk for move in moves])
+    rows = (
+        RecurringTask.objects.using(transitions.database()).unguarded().filter(pk__in=[move.row.pk for move in moves])
+    )
     last = [When(pk=move.row.pk, then=Value(move.last_run_at, DateTimeField())) for move in moves if move.last_run_at]
     rows.update(
         next_run_at=each("next_run_at"), watermark_at=each("watermark_at"),
@@ -110,7 +112,9 @@ def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
     told = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
     logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, told)
     shown = {"pk": pk, "revision": revision}
-    RecurringTask.objects.using(transitions.database()).filter(**shown).exclude(status=RecurringStatus.CANCELLED).update(
+    RecurringTask.objects.using(transitions.database()).unguarded().filter(**shown).exclude(
+        status=RecurringStatus.CANCELLED
+    ).update(
         status=RecurringStatus.PAUSED, status_reason=QUARANTINED, error=told, next_run_at=None, paused_until=None,
         paused_at=DatabaseNow(), updated_at=DatabaseNow(),
     )  # fmt: skip
@@ -119,6 +123,6 @@ def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
 def wake(row: RecurringTask) -> None:
     """Let a paused row, locked, whose ``paused_until`` has come fire again."""
     shown = {"pk": row.pk, "revision": row.revision}
-    RecurringTask.objects.using(transitions.database()).paused().filter(**shown).update(
+    RecurringTask.objects.using(transitions.database()).unguarded().paused().filter(**shown).update(
         status=RecurringStatus.ACTIVE, status_reason="", paused_at=None, paused_until=None, updated_at=DatabaseNow()
     )

@@ -61,7 +61,7 @@ def _flag(flags: Mapping[uuid.UUID, str], called: set[uuid.UUID]) -> int:
     these = runs().filter(pk__in=list(flags)).open().filter(cancel_requested_at__isnull=True)
     found = list(these.order_by("pk").select_for_update().values_list("pk", flat=True))
     for reason in sorted({flags[key] for key in found}):
-        WorkflowRun.objects.using(transitions.database()).filter(
+        WorkflowRun.objects.using(transitions.database()).unguarded().filter(
             pk__in=[key for key in found if flags[key] == reason]
         ).update(cancel_requested_at=transitions.NOW, reason=reason, updated_at=transitions.NOW)
     return len(called & set(found))

@@ -170,7 +170,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
     unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
     if unknown is not None:
         raise UnknownTask(f"Workflow {row.name!r} cannot end: this process does not know its callback {unknown}.")
-    WorkflowRun.objects.using(transitions.database()).filter(pk=row.pk).update(
+    WorkflowRun.objects.using(transitions.database()).unguarded().filter(pk=row.pk).update(
         status=stands, completed_at=(row.completed_at or transitions.NOW) if ended else None,
         updated_at=transitions.NOW, open_key=None if ended else row.open_key, **counts,
     )  # fmt: skip

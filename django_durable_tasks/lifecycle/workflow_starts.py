@@ -200,9 +200,9 @@ def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
             outside = transitions.lock_rows(sorted(found.outside))
             _check_outside(found, across, outside)
             linking.attach(across, outside)
-        WorkflowRun.objects.using(transitions.database()).filter(root=root, status=WorkflowStatus.STARTING).update(
-            status=WorkflowStatus.RUNNING, sealed_at=transitions.NOW, updated_at=transitions.NOW, released=False
-        )
+        WorkflowRun.objects.using(transitions.database()).unguarded().filter(
+            root=root, status=WorkflowStatus.STARTING
+        ).update(status=WorkflowStatus.RUNNING, sealed_at=transitions.NOW, updated_at=transitions.NOW, released=False)
 
 
 def release_roots(root: uuid.UUID, limit: int) -> int:

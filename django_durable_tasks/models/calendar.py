@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.calendars import SpecialDay
 
@@ -18,7 +19,7 @@ def _monday_to_friday() -> list[int]:
     return [1, 2, 3, 4, 5]
 
 
-class CalendarManager(models.Manager["Calendar"]):
+class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"])):  # type: ignore[misc]
     """Calendar.objects: calendars are written whole, and the schedules that name them follow."""
 
     def upsert(
@@ -43,8 +44,10 @@ class CalendarManager(models.Manager["Calendar"]):
         return ports.calendars.remove(name, tenant=tenant, by=by, reason=reason)
 
 
-class Calendar(models.Model):
+class Calendar(GuardedModel):
     """The working days of a week, and the dates that are exceptions (CalendarDay)."""
+
+    instead: ClassVar[str] = "Use Calendar.objects.upsert(...) and Calendar.objects.remove(name)."
 
     id = models.BigAutoField(primary_key=True)
     tenant = models.ForeignKey(

@@ -7,11 +7,18 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.calendars import DayKind
 
 
-class CalendarDay(models.Model):
+class CalendarDayQuerySet(GuardedQuerySet["CalendarDay"]):
+    """Has no questions of its own."""
+
+
+class CalendarDay(GuardedModel):
     """A date that is CLOSED, OPEN though its weekday is not, or HALF: closed from ``until`` (wall time) on."""
+
+    instead: ClassVar[str] = "Write the days of a calendar with Calendar.objects.upsert(name, days=[...])."
 
     id = models.BigAutoField(primary_key=True)
     calendar = models.ForeignKey("django_durable_tasks.Calendar", models.CASCADE, related_name="days")
@@ -21,6 +28,8 @@ class CalendarDay(models.Model):
     )
     until = models.TimeField(_("open until"), null=True, blank=True)
     name = models.CharField(_("name"), max_length=200, blank=True, default="")
+
+    objects = CalendarDayQuerySet.as_manager()
 
     class Meta:
         db_table = "durable_tasks_calendar_day"

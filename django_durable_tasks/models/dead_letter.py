@@ -10,12 +10,13 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.states import Resolution
 
 
-class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
+class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
     """The questions, and the operations on the open dead letters of a queryset."""
 
     def open(self) -> Self:
@@ -26,6 +27,7 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         """Cases of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
+    @alters_data
     def replay(
         self, *, by: str = "", reason: str = "", args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -33,13 +35,16 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         """Run the tasks of the open dead letters again, as ``Task.objects.replay`` does; return their ids."""
         return ports.dead_letters.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
 
+    @alters_data
     def discard(self, *, by: str = "", reason: str = "") -> int:
         """Close the open dead letters; their tasks stay FAILED. Return how many were closed."""
         return ports.dead_letters.discard(self, by=by, reason=reason)
 
 
-class DeadLetter(models.Model):
+class DeadLetter(GuardedModel):
     """Why a task gave up, and what was done about it, by whom."""
+
+    instead: ClassVar[str] = "Close dead letters with DeadLetter.objects.filter(...).replay() or discard()."
 
     id = models.BigAutoField(primary_key=True)
     task = models.ForeignKey("django_durable_tasks.Task", models.CASCADE, related_name="dead_letters")

@@ -7,12 +7,19 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.states import LogStatus
 
 
-class TaskExecutionLog(models.Model):
+class TaskExecutionLogQuerySet(GuardedQuerySet["TaskExecutionLog"]):
+    """Has no questions of its own."""
+
+
+class TaskExecutionLog(GuardedModel):
     """How one attempt ended, where, and why."""
+
+    instead: ClassVar[str] = "To run a task again, use Task.objects.filter(...).replay()."
 
     id = models.BigAutoField(primary_key=True)
     # Without a constraint in the database: its check would cost every ending a row lock; retention deletes both.
@@ -39,6 +46,8 @@ class TaskExecutionLog(models.Model):
     node = models.UUIDField(_("node"), null=True)
     run_id = models.UUIDField(_("run id"), null=True)
     celery_id = models.CharField(_("Celery id"), max_length=100, db_default="", blank=True)
+
+    objects = TaskExecutionLogQuerySet.as_manager()
 
     class Meta:
         db_table = "durable_tasks_execution_log"

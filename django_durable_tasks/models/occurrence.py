@@ -14,12 +14,13 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.recurring import Fate
 
 
-class OccurrenceQuerySet(models.QuerySet["OccurrenceRecord"]):
+class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
     """The questions."""
 
     def for_tenant(self, tenant: Any) -> Self:
@@ -42,8 +43,12 @@ class OccurrenceQuerySet(models.QuerySet["OccurrenceRecord"]):
         return self.filter(own | around).order_by(models.F("unique_fire_time").desc(nulls_last=True), "-id")
 
 
-class OccurrenceRecord(models.Model):
+class OccurrenceRecord(GuardedModel):
     """One fire time of a recurring task (or a range of them), and its outcome."""
+
+    instead: ClassVar[str] = (
+        "The ledger records what became of each fire time; run one with trigger_now() or backfill() of the schedule."
+    )
 
     id = models.BigAutoField(primary_key=True)
     tenant = models.ForeignKey(

@@ -8,11 +8,18 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.agenda import Action
 
 
-class OccurrenceOverride(models.Model):
+class OccurrenceOverrideQuerySet(GuardedQuerySet["OccurrenceOverride"]):
+    """Has no questions of its own."""
+
+
+class OccurrenceOverride(GuardedModel):
     """SKIP a fire time, MOVE it to another instant, or ADD one that the timetable does not have."""
+
+    instead: ClassVar[str] = "Use override(...) and withdraw(...) of the recurring task."
 
     id = models.BigAutoField(primary_key=True)
     recurring_task = models.ForeignKey(
@@ -24,6 +31,8 @@ class OccurrenceOverride(models.Model):
     reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
     by = models.CharField(_("by"), max_length=200, blank=True, default="")
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+
+    objects = OccurrenceOverrideQuerySet.as_manager()
 
     class Meta:
         db_table = "durable_tasks_occurrence_override"

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.identifiers import uuid7
@@ -33,7 +34,7 @@ def _choices(words: Any) -> list[tuple[str, str]]:
     return [(word.value, word.value) for word in words]
 
 
-class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
+class RecurringTaskQuerySet(GuardedQuerySet["RecurringTask"]):
     """The questions; each can be narrowed further and handed to a verb of the lifecycle."""
 
     def for_tenant(self, tenant: Any) -> Self:
@@ -65,8 +66,12 @@ class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):
         return found
 
 
-class RecurringTask(models.Model):
+class RecurringTask(GuardedModel):
     """A schedule: what runs, when, and what becomes of fire times that were missed or met a run still open."""
+
+    instead: ClassVar[str] = (
+        "Write schedules with RecurringTask.objects.upsert(...), and change them with pause(), resume() or cancel()."
+    )
 
     id = models.UUIDField(primary_key=True, default=new_recurring_task_id, editable=False)
     tenant = models.ForeignKey(
@@ -180,10 +185,12 @@ class RecurringTask(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @alters_data
     def pause(self, reason: str = "", *, until: datetime | None = None, by: str = "") -> None:
         """Stop firing until it is resumed or ``until`` (aware) has come; what passes meanwhile is told as PAUSED."""
         ports.schedules.pause(self, reason=reason, until=until, by=by)
 
+    @alters_data
     def resume(
         self, *, by: str = "", reason: str = "", run_missed: bool = False, pace: float | None = None
     ) -> None:  # fmt: skip
@@ -194,10 +201,12 @@ class RecurringTask(models.Model):
         """Let the fire times up to ``until`` (aware) pass, and go on by itself; refused for a paused schedule."""
         ports.schedules.snooze(self, until=until, by=by, reason=reason)
 
+    @alters_data
     def cancel(self, reason: str = "", *, by: str = "") -> None:
         """End the schedule for good; its open tasks go on."""
         ports.schedules.cancel(self, reason=reason, by=by)
 
+    @alters_data
     def trigger_now(self, *, request_id: str | None = None, by: str = "", reason: str = "") -> Any:
         """Run once now, beside the schedule; the same ``request_id`` runs once. Returns the Task row."""
         return ports.schedules.trigger_now(self, request_id=request_id, by=by, reason=reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
@@ -19,8 +19,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.standing import Standing
+from django_durable_tasks.models.task_actions import TaskActions
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.graphs import OnUpstreamFailure
 from django_durable_tasks.rules.identifiers import uuid7
@@ -41,7 +43,7 @@ def new_task_id() -> uuid.UUID:
     return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
 
 
-class TaskQuerySet(models.QuerySet["Task"]):
+class TaskQuerySet(TaskActions["Task"]):
     """The questions; each can be narrowed further and handed to a verb of the lifecycle."""
 
     def for_tenant(self, tenant: Any) -> Self:
@@ -141,33 +143,6 @@ class TaskQuerySet(models.QuerySet["Task"]):
             found = found.filter(Q(completed_at__gt=past[0]) | Q(id__gt=past[1]), completed_at__gte=past[0])
         return found.order_by("completed_at", "id")
 
-    def replay(
-        self, *, by: str = "", reason: str = "", args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[uuid.UUID]:  # fmt: skip
-        """Run the FAILED, CANCELLED, SKIPPED and EXPIRED tasks again; return their ids.
-
-        Attempts and crashes are counted from zero again, and open dead letters are closed. ``args`` and ``kwargs``
-        replace the arguments of exactly one task. Raises TransitionRefused if a newer open task has the same key.
-        """
-        return ports.tasks.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
-
-    def retry(self, *, by: str = "", reason: str = "") -> int:
-        """Make the tasks that wait for their next attempt due now; return how many."""
-        return ports.tasks.retry(self, by=by, reason=reason)
-
-    def cancel(self, *, by: str = "", reason: str = "") -> int:
-        """Cancel the tasks that have not started and ask RUNNING ones to stop; return how many in all."""
-        return ports.tasks.cancel(self, by=by, reason=reason)
-
-    def force_complete(self, *, by: str = "", reason: str = "") -> list[uuid.UUID]:
-        """Set the tasks to SUCCESS without running them, and release what depends on them; return their ids."""
-        return ports.tasks.force_complete(self, by=by, reason=reason)
-
-    def reschedule(self, run_at: datetime, *, by: str = "", reason: str = "") -> int:
-        """Move the tasks that have not started to another time (aware); return how many."""
-        return ports.tasks.reschedule(self, run_at, by=by, reason=reason)
-
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
     """Task.objects: as the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
@@ -183,8 +158,13 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
         return ports.tasks.reschedule_key(key, run_at, tenant=tenant, by=by, reason=reason)
 
 
-class Task(models.Model):
+class Task(GuardedModel):
     """One intended run of a durable task, with its arguments."""
+
+    instead: ClassVar[str] = (
+        "Create tasks with schedule() or delay() of the task function; change them with "
+        "Task.objects.filter(...).replay(), retry(), cancel(), force_complete() or reschedule()."
+    )
 
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
     tenant = models.ForeignKey(

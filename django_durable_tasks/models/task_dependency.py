@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
 from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure
 
 
-class TaskDependencyQuerySet(models.QuerySet["TaskDependency"]):
+class TaskDependencyQuerySet(GuardedQuerySet["TaskDependency"]):
     """The questions."""
 
     def unresolved(self) -> Self:
@@ -41,8 +42,13 @@ class TaskDependencyQuerySet(models.QuerySet["TaskDependency"]):
         return self.filter(task__tenant_id=getattr(tenant, "pk", tenant))
 
 
-class TaskDependency(models.Model):
+class TaskDependency(GuardedModel):
     """What a task waits for. It is resolved once its upstream has ended; a replay of the upstream arms it again."""
+
+    instead: ClassVar[str] = (
+        "Declare dependencies with using(depends_on=[...]) or in a Workflow; change them in the admin or with "
+        "`manage.py durable depend`."
+    )
 
     id = models.BigAutoField(primary_key=True)
     task = models.ForeignKey(

@@ -10,13 +10,14 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.task import new_task_id
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.workflows import OPEN_RUN, WorkflowStatus
 
 
-class WorkflowRunQuerySet(models.QuerySet["WorkflowRun"]):
+class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
     """The questions."""
 
     def for_tenant(self, tenant: Any) -> Self:
@@ -44,8 +45,10 @@ class WorkflowRunQuerySet(models.QuerySet["WorkflowRun"]):
         return found.order_by("completed_at", "id")
 
 
-class WorkflowRun(models.Model):
+class WorkflowRun(GuardedModel):
     """One start of a workflow: a graph of tasks, with its progress."""
+
+    instead: ClassVar[str] = "Start workflows with Workflow(...).start()."
 
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
     tenant = models.ForeignKey(

@@ -73,7 +73,7 @@ class JobTestCase(TestCase):
         for _ in range(times):
             with self.captureOnCommitCallbacks(execute=True):
                 task = job.schedule(*args)
-                Task.objects.filter(pk=task.pk).update(fire_time=FIRE, time_zone=zone)
+                Task.objects.unguarded().filter(pk=task.pk).update(fire_time=FIRE, time_zone=zone)
         task.refresh_from_db()
         self.assertEqual(task.status, "SUCCESS", task.last_error)
         return task.result
@@ -194,11 +194,13 @@ class ReportTests(TestCase):
 
     def setUp(self) -> None:
         self.row = RecurringTask.objects.upsert(name="hourly", task=money.match_payments, interval=3600)
-        RecurringTask.objects.filter(pk=self.row.pk).update(start_time=FIRE, watermark_at=FIRE + timedelta(hours=4))
+        RecurringTask.objects.unguarded().filter(pk=self.row.pk).update(
+            start_time=FIRE, watermark_at=FIRE + timedelta(hours=4)
+        )
 
     def tell(self, hours: int, *, last: int | None = None, **more: Any) -> None:
         """Write a line of the ledger, as if the job had fired so many hours after its start."""
-        OccurrenceRecord.objects.create(
+        OccurrenceRecord.objects.unguarded().create(
             recurring_task=self.row,
             tenant_id=1,
             fire_time=FIRE + timedelta(hours=hours),
@@ -242,7 +244,9 @@ class ReportTests(TestCase):
         self.tell(1, last=4)
         for _ in range(2):
             task = money.match_payments.using(run_at=timezone.now() + timedelta(days=1)).schedule()
-            Task.objects.filter(pk=task.pk).update(recurring_task=self.row, fire_time=FIRE + timedelta(hours=1))
+            Task.objects.unguarded().filter(pk=task.pk).update(
+                recurring_task=self.row, fire_time=FIRE + timedelta(hours=1)
+            )
         self.assertEqual(self.read().doubled, ["hourly at 08:00:00.000000 has 2 tasks"])
 
 

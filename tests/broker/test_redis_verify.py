@@ -40,7 +40,7 @@ def _mend() -> list[tuple[str, str]]:
 
 def _settle() -> None:
     """Let all rows have stood as they are for a while."""
-    Task.objects.update(updated_at=database_now() - timedelta(seconds=100))
+    Task.objects.unguarded().update(updated_at=database_now() - timedelta(seconds=100))
 
 
 def _filled(*seconds: float) -> list[uuid.UUID]:
@@ -66,8 +66,14 @@ def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
 @pytest.mark.parametrize(
     ("damage", "right"),
     [
-        (lambda pk: Task.objects.filter(pk=pk).update(status="SUCCESS", due_at=None), "the task is SUCCESS"),
-        (lambda pk: Task.objects.filter(pk=pk).update(due_at=datetime(2100, 1, 1, tzinfo=UTC)), "2100-01-01"),
+        (
+            lambda pk: Task.objects.unguarded().filter(pk=pk).update(status="SUCCESS", due_at=None),
+            "the task is SUCCESS",
+        ),
+        (
+            lambda pk: Task.objects.unguarded().filter(pk=pk).update(due_at=datetime(2100, 1, 1, tzinfo=UTC)),
+            "2100-01-01",
+        ),
     ],
 )
 def test_entries_that_say_nothing_are_found_and_removed(door: Door, damage: Any, right: str) -> None:
@@ -103,7 +109,7 @@ def test_a_waiting_row_that_the_set_should_hold_is_found_and_added(door: Door) -
 def test_an_entry_of_another_instant_is_removed_and_the_right_one_added(door: Door) -> None:
     [moved] = _filled(60)
     before = member_of(_due(moved))
-    Task.objects.filter(pk=moved).update(due_at=database_now() + timedelta(seconds=90))
+    Task.objects.unguarded().filter(pk=moved).update(due_at=database_now() + timedelta(seconds=90))
     assert _look() == [("due-entries", before), ("due-missing", moved)]
     assert _mend() == [("due-entries", "removed"), ("due-missing", "added")]
     assert _look() == []
@@ -120,8 +126,8 @@ def test_a_member_that_the_set_forgot_is_added_again(door: Door) -> None:
 def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(door: Door) -> None:
     soon, moved, gone, later = _filled(3, 60, 70, 310)
     RedisDueIndex(door).discard([soon, moved, later])
-    Task.objects.filter(pk=moved).update(updated_at=database_now())
-    Task.objects.filter(pk=gone).update(status="SUCCESS", due_at=None, updated_at=database_now())
+    Task.objects.unguarded().filter(pk=moved).update(updated_at=database_now())
+    Task.objects.unguarded().filter(pk=gone).update(status="SUCCESS", due_at=None, updated_at=database_now())
     assert _look() == []
 
 
@@ -153,7 +159,7 @@ def test_the_walk_sees_every_entry_by_pages(door: Door, monkeypatch: pytest.Monk
 
 def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: Door) -> None:
     [_, theirs] = _filled(50, 60)
-    Task.objects.filter(pk=theirs).delete()
+    Task.objects.unguarded().filter(pk=theirs).delete()
     answer = durable("verify", "--only", "due-index")
     assert (answer.code, "none, because there is no such task" in answer.out) == (1, True)
     [deed] = verifying.repair(verifying.verify(verifying.chosen(["due-index"])))
@@ -166,7 +172,7 @@ def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: Door) ->
     RedisDueIndex(door).discard([held])
     [missing] = verifying.verify(verifying.chosen(["due-missing"]))
     assert missing.check.repair is not None
-    Task.objects.filter(pk=held).update(due_at=datetime(9999, 1, 1, tzinfo=UTC))
+    Task.objects.unguarded().filter(pk=held).update(due_at=datetime(9999, 1, 1, tzinfo=UTC))
     assert missing.check.repair(look(), missing.findings) == {}
     assert RedisEntries(door).members([held]) == {}
 
@@ -185,7 +191,7 @@ def test_while_redis_is_away_these_checks_say_so_and_the_others_look(door: Door,
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
     redis_client.hang_up()
     ids = _filled(60)
-    Task.objects.filter(pk=ids[0]).update(attempts=-1, status="SUCCESS", due_at=None, completed_at=None)
+    Task.objects.unguarded().filter(pk=ids[0]).update(attempts=-1, status="SUCCESS", due_at=None, completed_at=None)
     with frozen(url):
         answer = durable("verify", "--format", "json")
     told = {row["check"]: row for row in answer.told["checks"]}
@@ -207,7 +213,7 @@ def test_a_row_whose_shard_is_mended_is_known_in_the_set_by_its_right_one(
     [row] = _filled(60)
     right = _due(row)
     wrong = right._replace(shard=(right.shard + 1) % 64)
-    Task.objects.filter(pk=row).update(shard_key=wrong.shard)
+    Task.objects.unguarded().filter(pk=row).update(shard_key=wrong.shard)
     RedisDueIndex(door).add([wrong])
     monkeypatch.setattr(ports, "due", OnCommitNotifier())
     [deed] = verifying.repair(verifying.verify(verifying.chosen(["shard-keys"])))

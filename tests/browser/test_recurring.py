@@ -126,7 +126,7 @@ def _addresses() -> list[str]:
     row = a_schedule(EVIL[:200], **given)
     fire(at(3600 + 30))
     row.pause(EVIL[:200], by=EVIL)
-    OccurrenceRecord.objects.update(reason=EVIL)
+    OccurrenceRecord.objects.unguarded().update(reason=EVIL)
     line, calendar, task = OccurrenceRecord.objects.earliest("pk"), Calendar.objects.get(), Task.objects.get()
     verbs = ("pause", "resume", "trigger", "override", "backfill", "withdraw", "cancel")
     return [

@@ -90,7 +90,7 @@ def _replay(row: Task) -> None:
 def _replay_above(row: Task) -> None:
     """Replay an upstream that failed, below which this task runs."""
     above = a_task("FAILED", has_dependents=True)
-    TaskDependency.objects.create(
+    TaskDependency.objects.unguarded().create(
         task=row,
         depends_on=above,
         dependency_type="MUST_FINISH",
@@ -180,7 +180,7 @@ def test_a_dependent_of_a_deleted_upstream_is_not_left_waiting() -> None:
     run = begin(a_task())
     with transaction.atomic():
         below = _dependent(run.task_id)
-        elsewhere(lambda: (attempts.succeed(run, None, "w"), Task.objects.filter(pk=run.task_id).delete()))
+        elsewhere(lambda: (attempts.succeed(run, None, "w"), Task.objects.unguarded().filter(pk=run.task_id).delete()))
     tell()
     assert stands(below) == ["SKIPPED"]
 
@@ -248,7 +248,7 @@ def test_a_task_that_was_created_and_cancelled_by_its_key_in_one_transaction_is_
 
 def test_two_transactions_that_want_the_key_of_a_running_task_leave_one_waiting_task() -> None:
     for _ in range(8):
-        Task.objects.all().delete()
+        Task.objects.unguarded().all().delete()
         old = _running(key=KEY)
 
         def schedule(number: int) -> uuid.UUID:
@@ -326,7 +326,7 @@ def test_what_a_process_left_that_died_after_its_commit_is_applied_by_the_leader
         stopped.refresh_from_db()
         new.refresh_from_db()
         assert (stopped.cancel_requested_at is not None, new.open_key) == (True, KEY)
-        Task.objects.all().delete()
+        Task.objects.unguarded().all().delete()
 
 
 def test_a_request_for_a_task_that_is_locked_is_left_until_it_is_free() -> None:

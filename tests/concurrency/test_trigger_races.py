@@ -76,10 +76,10 @@ def test_leaders_whose_clocks_differ_give_birth_to_each_fire_once() -> None:
 def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_is_pruned() -> None:
     rows = [a_schedule(str(name), **ALL) for name in range(3)]
     _fire_until_nothing_is_due(at(310), 10)
-    OccurrenceRecord.objects.update(created_at=at(-86_400 * 5_000))
+    OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
 
     def set_back() -> None:
-        back = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
+        back = RecurringTask.objects.unguarded().filter(pk__in=[row.pk for row in rows])
         back.update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
 
     def prune() -> None:
@@ -87,7 +87,7 @@ def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_
             pass
 
     set_back()
-    Task.objects.all().delete()
+    Task.objects.unguarded().all().delete()
     leaders = [partial(_fire_until_nothing_is_due, at(310), 2)] * LEADERS
     *_, made, more, yet_more = no_errors(race([prune, *leaders]))
     assert (made, more, yet_more) == (0, 0, 0)
@@ -98,7 +98,7 @@ def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_
 
 def test_leaders_whose_watermarks_are_set_back_under_them_double_nothing() -> None:
     rows = [a_schedule(str(name), **ALL) for name in range(4)]
-    these = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
+    these = RecurringTask.objects.unguarded().filter(pk__in=[row.pk for row in rows])
 
     def set_back() -> None:
         for _ in range(ROUNDS):
@@ -203,7 +203,7 @@ def test_a_verb_in_the_middle_of_a_tick_doubles_nothing_and_is_not_undone(verb: 
         row = a_schedule(f"{number}", task=tasks.add, args=[1, 1], **ALL)
         if verb == "resume":
             row.pause("deploy")
-            RecurringTask.objects.filter(pk=row.pk).update(paused_until=at(100), next_run_at=at(100))
+            RecurringTask.objects.unguarded().filter(pk=row.pk).update(paused_until=at(100), next_run_at=at(100))
         leaders = [partial(_fire_until_nothing_is_due, at(310), 2)] * 2
         *_, answer = no_errors(race([*leaders, partial(_operate, verb, row, random.Random(number))]))
         _books_are_straight(row)
@@ -283,11 +283,11 @@ def test_all_at_once_neither_deadlock_nor_lose_or_double_a_fire(seed: int) -> No
 
 def test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn() -> None:
     for number in range(ROUNDS):
-        Task.objects.all().delete()
+        Task.objects.unguarded().all().delete()
         row = a_schedule(f"{number}", interval=1, overlap="QUEUE_ALL", misfire_grace=60)
         assert fire(at(3)) == 4
         # As a replay, or a sweep that went twice, would leave them: all due.
-        Task.objects.filter(recurring_task=row).update(due_at=START)
+        Task.objects.unguarded().filter(recurring_task=row).update(due_at=START)
         rings = no_errors(race([partial(claims.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS))
         published = [ring.task_id for batch in rings for ring in batch]
         queued = list(Task.objects.queued().values_list("pk", flat=True))

@@ -34,7 +34,7 @@ from tests.factories import a_dead_letter, a_node, a_task
 
 
 def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
-    assert rows.filter(pk=pk).update(**columns) == 1
+    assert rows.model._base_manager.filter(pk=pk).update(**columns) == 1
     return pk
 
 
@@ -44,7 +44,7 @@ def _miscounted_task() -> Any:
 
 def _blocked_by_nothing() -> Any:
     row = a_waiting_task()
-    TaskDependency.objects.filter(task=row).update(resolved_at=ago(1), outcome="FORCED", met=True)
+    TaskDependency.objects.unguarded().filter(task=row).update(resolved_at=ago(1), outcome="FORCED", met=True)
     return _alter(Task.objects.all(), row.pk, unresolved_dependencies_count=0)
 
 
@@ -95,13 +95,13 @@ def _misjudged_run() -> Any:
 
 def _abandoned_start() -> Any:
     run = a_workflow()
-    Task.objects.filter(workflow=run, step="first").update(status="BLOCKED", due_at=None)
+    Task.objects.unguarded().filter(workflow=run, step="first").update(status="BLOCKED", due_at=None)
     return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
 
 
 def _missing_letter() -> Any:
     row = a_task(Status.FAILED)
-    DeadLetter.objects.filter(task=row).delete()
+    DeadLetter.objects.unguarded().filter(task=row).delete()
     return row.pk
 
 
@@ -165,13 +165,13 @@ def _miscounted_schedule() -> Any:
 
 def _fire_without_task() -> Any:
     row = a_fired_schedule()
-    Task.objects.filter(recurring_task=row).delete()
+    Task.objects.unguarded().filter(recurring_task=row).delete()
     return OccurrenceRecord.objects.get(recurring_task=row).pk
 
 
 def _task_without_line() -> Any:
     row = a_fired_schedule()
-    OccurrenceRecord.objects.filter(recurring_task=row).delete()
+    OccurrenceRecord.objects.unguarded().filter(recurring_task=row).delete()
     return Task.objects.get(recurring_task=row).pk
 
 
@@ -208,22 +208,26 @@ def _scheduler_that_serves_too_little() -> Any:
 
 def _orphan_log_row() -> Any:
     row = TaskExecutionLog(task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1))
-    row.save()
+    TaskExecutionLog.objects.unguarded().bulk_create([row])
     return row.pk
 
 
 def _orphan_edge() -> Any:
     upstream = a_task(due=3_600, has_dependents=True)
-    return TaskDependency.objects.create(task_id=uuid.uuid4(), depends_on=upstream).pk
+    return TaskDependency.objects.unguarded().create(task_id=uuid.uuid4(), depends_on=upstream).pk
 
 
 def _orphan_line() -> Any:
-    return OccurrenceRecord.objects.create(recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED").pk
+    return (
+        OccurrenceRecord.objects.unguarded()
+        .create(recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED")
+        .pk
+    )
 
 
 def _orphan_override() -> Any:
-    values = {"recurring_task_id": uuid.uuid4(), "fire_time": ago(-60), "action": "SKIP"}
-    return OccurrenceOverride.objects.create(**values).pk
+    overrides = OccurrenceOverride.objects.unguarded()
+    return overrides.create(recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP").pk
 
 
 def _old_fire_of_beat() -> Any:

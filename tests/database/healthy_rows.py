@@ -35,8 +35,8 @@ def a_waiting_task(*upstreams: Task) -> Task:
     above = upstreams or (a_task(due=3_600),)
     row = a_task(Status.BLOCKED, unresolved_dependencies_count=len(above))
     for one in above:
-        Task.objects.filter(pk=one.pk).update(has_dependents=True)
-        TaskDependency.objects.create(task=row, depends_on=one)
+        Task.objects.unguarded().filter(pk=one.pk).update(has_dependents=True)
+        TaskDependency.objects.unguarded().create(task=row, depends_on=one)
     return row
 
 
@@ -77,7 +77,7 @@ def write_healthy_rows() -> None:
     a_task(due=-600, queue="paused")
     a_log_row(a_task(Status.RUNNING, attempts=2), attempt_number=1)
     discarded = a_task(Status.FAILED)
-    discarded.dead_letters.all().delete()
+    discarded.dead_letters.all().unguarded().delete()
     a_dead_letter(discarded, open=False)
     a_node(seen=1)
     a_node(seen=400, stopped=300)

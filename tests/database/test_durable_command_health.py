@@ -42,7 +42,7 @@ def _scheduler(*, idle: float = 0.0, **fields: Any) -> Node:
 
 def _waits(since: float = LONG, **fields: Any) -> Task:
     row = a_task(Status.QUEUED, **{"publish_count": 2, **fields})
-    Task.objects.filter(pk=row.pk).update(updated_at=_ago(since))
+    Task.objects.unguarded().filter(pk=row.pk).update(updated_at=_ago(since))
     return row
 
 

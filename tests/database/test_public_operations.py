@@ -6,6 +6,7 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from django.template import Context, Template
 from django.utils import timezone
 
 from django_durable_tasks import SpecialDay, Workflow
@@ -153,3 +154,10 @@ def test_a_schedule_keeps_who_resumed_and_triggered_it_and_why() -> None:
     assert (row.status_by, row.status_reason) == ("bob", "it is right again")
     row.trigger_now(**WHY)
     assert row.occurrences.get(outcome="MANUAL").reason == "by ada: typing error"
+
+
+@pytest.mark.parametrize("action", ["replay", "retry", "cancel", "force_complete", "delete", "update"])
+def test_a_template_does_not_call_what_changes_tasks(action: str) -> None:
+    row = a_task("FAILED")
+    shown = Template("{{ tasks." + action + " }}").render(Context({"tasks": Task.objects.all()}))
+    assert (shown, _now(row).epoch) == ("", row.epoch)

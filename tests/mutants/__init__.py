@@ -161,7 +161,7 @@ def _with_a_tick_that_writes_what_it_read() -> None:
     def whole(moves: Sequence[Any]) -> None:
         watermarks.advance(moves)
         for move in moves:
-            RecurringTask.objects.filter(pk=move.row.pk).update(
+            RecurringTask.objects.unguarded().filter(pk=move.row.pk).update(
                 status=move.status or move.row.status, status_reason=move.reason, revision=move.row.revision,
                 next_run_at=move.next_run_at, watermark_at=move.watermark_at,
             )  # fmt: skip

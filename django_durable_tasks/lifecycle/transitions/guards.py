@@ -51,7 +51,7 @@ def database() -> str:
 
 def tasks() -> TaskQuerySet:
     """Return all tasks, as a question to narrow."""
-    questions: TaskQuerySet = Task.objects.using(database())
+    questions: TaskQuerySet = Task.objects.using(database()).unguarded()
     return questions
 
 

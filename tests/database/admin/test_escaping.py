@@ -66,8 +66,8 @@ def _schedule() -> list[Any]:
     row.refresh_from_db()
     row.override(at(7, days=9_999), "ADD", reason=EVIL, by=EVIL)
     row.pause(EVIL, by=EVIL)
-    RecurringTask.objects.update(error=EVIL, source="<i>x</i>")
-    OccurrenceRecord.objects.update(reason=EVIL)
+    RecurringTask.objects.unguarded().update(error=EVIL, source="<i>x</i>")
+    OccurrenceRecord.objects.unguarded().update(reason=EVIL)
     return [row, *OccurrenceRecord.objects.all(), Calendar.objects.get()]
 
 
@@ -80,7 +80,7 @@ def _addresses() -> list[str]:
     a_task(Status.RUNNING, **{**texts, "key": None})
     a_task(Status.SUCCESS, result={EVIL: [EVIL]}, **{**texts, "key": None})
     log = a_log_row(task, error_message=EVIL, traceback=EVIL, worker=EVIL, celery_id=EVIL)
-    DeadLetter.objects.update(
+    DeadLetter.objects.unguarded().update(
         error_message=EVIL, note=EVIL, resolved_by=EVIL, reason="<i>x</i>", fingerprint="<b>x</b>"
     )
     a_paused_queue(EVIL, reason=EVIL)

@@ -35,9 +35,9 @@ def _hostile() -> WorkflowRun:
     run = wf.start(key=EVIL, tenant=a_tenant(name=EVIL))
     fail(of(run, "failing"))
     tell()
-    WorkflowRun.objects.update(name=EVIL, reason=EVIL, callbacks={"on_success": EVIL})
-    Task.objects.update(name=EVIL, reason=EVIL, last_error=EVIL)
-    TaskDependency.objects.update(placed_by=EVIL, resolved_by=EVIL, note=EVIL)
+    WorkflowRun.objects.unguarded().update(name=EVIL, reason=EVIL, callbacks={"on_success": EVIL})
+    Task.objects.unguarded().update(name=EVIL, reason=EVIL, last_error=EVIL)
+    TaskDependency.objects.unguarded().update(placed_by=EVIL, resolved_by=EVIL, note=EVIL)
     return run
 
 
@@ -95,7 +95,7 @@ def test_secrets_in_notes_and_reasons_are_masked() -> None:
     wf.add(noop, approval="password=hunter2", step="pay")
     run = wf.start()
     task = of(run, "pay")
-    Task.objects.filter(pk=task.pk).update(reason="password=hunter2")
+    Task.objects.unguarded().filter(pk=task.pk).update(reason="password=hunter2")
     ann = operator()
     graph_operations.hold(task, by="bob", reason="password=hunter2")
     gate = TaskDependency.objects.filter(gate="APPROVAL").get()

@@ -36,9 +36,11 @@ def a_line(row: RecurringTask, ago: float, outcome: str = "DISPATCHED", **told: 
     """Write a line of the ledger for a fire time so many seconds ago."""
     fire_time = database_now() - timedelta(seconds=ago)
     alone = {} if told.get("last_fire_time") or told.get("request_id") else {"unique_fire_time": fire_time}
-    return OccurrenceRecord.objects.create(
+    ledger: Any = OccurrenceRecord.objects.unguarded()
+    entry: OccurrenceRecord = ledger.create(
         **{"recurring_task": row, "fire_time": fire_time, "outcome": outcome, **alone, **told}
     )
+    return entry
 
 
 def test_the_list_tells_when_in_words_and_what_became_of_the_last_fire_times(ann: Client) -> None:
@@ -60,7 +62,7 @@ def test_a_mark_of_a_range_and_of_a_gone_task_tells_the_outcome(ann: Client) -> 
     a_line(row, 90_000, "MISSED")
     gone = a_task("SUCCESS")
     a_line(row, 10, task=gone)
-    Task.objects.all().delete()
+    Task.objects.unguarded().all().delete()
     recent = ann.get(list_of("recurringtask")).context["cl"].result_list[0].recent
     assert [mark.word for mark in recent.marks] == ["MISSED", "DISPATCHED"]
     assert recent.missed == 0
@@ -77,17 +79,19 @@ def test_more_lines_than_are_looked_at_are_told_as_at_least(ann: Client) -> None
 
 def test_schedules_are_filtered_by_condition_source_status_and_tenant(ann: Client) -> None:
     late, soon = a_schedule("late"), a_schedule("soon")
-    RecurringTask.objects.filter(pk=soon.pk).update(next_run_at=database_now() + timedelta(minutes=5))
+    RecurringTask.objects.unguarded().filter(pk=soon.pk).update(next_run_at=database_now() + timedelta(minutes=5))
     bad = a_schedule("bad")
-    RecurringTask.objects.filter(pk=bad.pk).update(
+    RecurringTask.objects.unguarded().filter(pk=bad.pk).update(
         status="PAUSED", status_reason="QUARANTINED", error="InvalidSchedule: token=abc", next_run_at=None
     )
     snoozed, ended, gone = a_schedule("snoozed"), a_schedule("ended"), a_schedule("gone", start_time=at(days=99_999))
-    RecurringTask.objects.filter(pk=snoozed.pk).update(status="PAUSED", paused_until=at(days=9_999))
-    RecurringTask.objects.filter(pk=ended.pk).update(status="CANCELLED", status_reason="MAX_RUNS", next_run_at=None)
-    RecurringTask.objects.filter(pk=gone.pk).update(undeclared_at=database_now(), source="code")
+    RecurringTask.objects.unguarded().filter(pk=snoozed.pk).update(status="PAUSED", paused_until=at(days=9_999))
+    RecurringTask.objects.unguarded().filter(pk=ended.pk).update(
+        status="CANCELLED", status_reason="MAX_RUNS", next_run_at=None
+    )
+    RecurringTask.objects.unguarded().filter(pk=gone.pk).update(undeclared_at=database_now(), source="code")
     tenant = a_tenant()
-    RecurringTask.objects.filter(pk=late.pk).update(tenant=tenant)
+    RecurringTask.objects.unguarded().filter(pk=late.pk).update(tenant=tenant)
     asked = {"late": "late", "quarantined": "bad", "snoozed": "snoozed", "ended": "ended", "undeclared": "gone"}
     for condition, name in asked.items():
         assert _names(ann, condition=condition) == [name], condition
@@ -171,7 +175,7 @@ def test_a_wall_time_that_comes_twice_or_never_must_say_its_offset(ann: Client) 
 
 def test_a_row_that_cannot_be_read_opens_and_says_what_is_wrong(ann: Client) -> None:
     row = a_schedule()
-    RecurringTask.objects.filter(pk=row.pk).update(timetable=[{"interval": "x"}], revision=row.revision + 1)
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(timetable=[{"interval": "x"}], revision=row.revision + 1)
     assert ann.get(list_of("recurringtask")).status_code == 200
     told = text(ann.get(page_of(row)))
     assert "It cannot tell its fire times." in told
@@ -255,10 +259,10 @@ def test_the_page_of_a_line_leads_to_its_schedule_and_its_task(ann: Client) -> N
         page = ann.get(page_of(line)).content.decode()
         assert page_of(row) in page
         assert page_of(task) in page
-    Task.objects.all().delete()
-    RecurringTask.objects.all().delete()
+    Task.objects.unguarded().all().delete()
+    RecurringTask.objects.unguarded().all().delete()
     gone = a_line(row, 3)
-    OccurrenceRecord.objects.filter(pk=gone.pk).update(task_id=task.pk)
+    OccurrenceRecord.objects.unguarded().filter(pk=gone.pk).update(task_id=task.pk)
     assert "no longer kept" in text(ann.get(page_of(gone)))
 
 
@@ -278,8 +282,10 @@ def test_the_overview_names_schedules_that_are_late_or_quarantined(ann: Client) 
     lease = {"expires_at": database_now() + timedelta(minutes=5)}
     SchedulerLease.objects.update_or_create(name="leader", defaults=lease)
     assert "2 schedules are late: nobody looked at their fire times." in text(ann.get(overview))
-    RecurringTask.objects.filter(pk=bad.pk).update(status="PAUSED", status_reason="QUARANTINED", next_run_at=None)
-    RecurringTask.objects.filter(pk=late.pk).update(next_run_at=database_now())
+    RecurringTask.objects.unguarded().filter(pk=bad.pk).update(
+        status="PAUSED", status_reason="QUARANTINED", next_run_at=None
+    )
+    RecurringTask.objects.unguarded().filter(pk=late.pk).update(next_run_at=database_now())
     told = text(ann.get(overview))
     assert "1 schedule is QUARANTINED" in told
     assert "late: nobody" not in told

@@ -169,7 +169,7 @@ def test_an_upstream_that_goes_away_meanwhile_stops_the_seal() -> None:
     wf = layered("cut-off")
     wf.add(noop, after=outside)
     with pytest.raises(InvalidDependency, match="there is none"):
-        wf.start(progress=lambda *_: Task.objects.filter(pk=outside.pk).delete())
+        wf.start(progress=lambda *_: Task.objects.unguarded().filter(pk=outside.pk).delete())
     assert not WorkflowRun.objects.exists()
     assert not Task.objects.exists()
 
@@ -178,7 +178,7 @@ def test_an_upstream_that_goes_away_meanwhile_stops_the_seal() -> None:
 
 
 def _let_time_pass(seconds: float) -> None:
-    WorkflowRun.objects.update(updated_at=database_now() - timedelta(seconds=seconds))
+    WorkflowRun.objects.unguarded().update(updated_at=database_now() - timedelta(seconds=seconds))
 
 
 def test_another_start_of_the_key_gets_the_run_that_is_being_written() -> None:
@@ -214,7 +214,7 @@ def test_another_start_of_the_key_replaces_one_without_progress() -> None:
 
 def test_a_start_that_is_cancelled_meanwhile_is_removed() -> None:
     def cancel(*_: int) -> None:
-        WorkflowRun.objects.filter(parent=None).update(cancel_requested_at=database_now())
+        WorkflowRun.objects.unguarded().filter(parent=None).update(cancel_requested_at=database_now())
 
     with pytest.raises(TransitionRefused, match="it was cancelled"):
         layered("cancelled").start(progress=cancel)
@@ -224,8 +224,8 @@ def test_a_start_that_is_cancelled_meanwhile_is_removed() -> None:
 
 def test_a_cancel_between_seal_and_release_lets_nothing_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = layered("sealed").start()
-    Task.objects.filter(status__in=["PENDING", "QUEUED"]).update(status=Status.BLOCKED, due_at=None)
-    WorkflowRun.objects.update(released=False, cancel_requested_at=database_now())
+    Task.objects.unguarded().filter(status__in=["PENDING", "QUEUED"]).update(status=Status.BLOCKED, due_at=None)
+    WorkflowRun.objects.unguarded().update(released=False, cancel_requested_at=database_now())
     assert not workflow_starts.release_roots(run.pk, 100)
     assert set(Task.objects.values_list("status", flat=True)) == {Status.BLOCKED}
 
@@ -278,12 +278,12 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
 
         until(nothing_is_left, within=20)
         lived.append(_lives(name))
-        TaskDependency.objects.all().delete()
+        TaskDependency.objects.unguarded().all().delete()
         if answer == "lived":
             break
         assert lived[-1] == mine.exists()
-        Task.objects.all().delete()
-        WorkflowRun.objects.all().delete()
+        Task.objects.unguarded().all().delete()
+        WorkflowRun.objects.unguarded().all().delete()
     assert answer == "lived"
     # Killed before the seal it is gone, killed after it it is whole: there is one such point.
     assert lived == sorted(lived)

@@ -132,7 +132,7 @@ def test_an_upstream_that_has_failed_is_told_to_the_newcomer() -> None:
 def test_a_deleted_upstream_is_noticed() -> None:
     first = a_task()
     last = _after(first)
-    Task.objects.filter(pk=first.pk).delete()
+    Task.objects.unguarded().filter(pk=first.pk).delete()
     assert dependencies.find_deleted(0, 100)
     tell()
     assert stands(last) == ["SKIPPED"]

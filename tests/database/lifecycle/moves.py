@@ -75,7 +75,7 @@ def fail_for_want_of_an_upstream(row: Task) -> list[Any]:
         transitions.fail_blocked([(row.pk, row.epoch)], {row.pk: "a test"}, {row.pk: row.pk})
         return []
     upstream = a_task(Status.FAILED)
-    TaskDependency.objects.create(task=row, depends_on=upstream, on_upstream_failure="FAIL")
+    TaskDependency.objects.unguarded().create(task=row, depends_on=upstream, on_upstream_failure="FAIL")
     edges.note_again({upstream.pk: (upstream.epoch, upstream.status)})
     return [dependencies.spread(10)]
 

@@ -88,7 +88,7 @@ def test_a_message_that_comes_too_late_expires_its_row() -> None:
 
 def test_one_heartbeat_renews_every_run_and_tells_who_should_stop() -> None:
     rows = [a_task(Status.RUNNING, due=1, epoch=epoch) for epoch in (2, 2, 7)]
-    Task.objects.filter(pk=rows[2].pk).update(cancel_requested_at=database_now())
+    Task.objects.unguarded().filter(pk=rows[2].pk).update(cancel_requested_at=database_now())
     beats: list[Any] = [(row.pk, row.epoch, row.run_id, 30.0, '{"done": 1}') for row in rows]
     gone = (uuid.uuid4(), 2, uuid.uuid4(), 30.0, None)
     owned = attempts.heartbeat([*beats, gone])
@@ -245,7 +245,7 @@ def test_a_run_whose_lease_is_over_is_lost_and_runs_again_at_once() -> None:
 def test_crashes_end_in_a_dead_letter_when_their_budget_is_spent() -> None:
     row = a_task(Status.QUEUED, max_crashes=2, max_attempts=1)
     for _ in range(2):
-        Task.objects.filter(pk=row.pk, status=Status.PENDING).update(status=Status.QUEUED)
+        Task.objects.unguarded().filter(pk=row.pk, status=Status.PENDING).update(status=Status.QUEUED)
         assert isinstance(_open(_now(row)), Run)
         assert recovery.lose(leases(), recovery.OVER) == {row.pk}
     row = _now(row)
@@ -256,7 +256,7 @@ def test_crashes_end_in_a_dead_letter_when_their_budget_is_spent() -> None:
 def test_only_the_runs_that_still_have_these_leases_are_lost() -> None:
     lost, renewed, ended = many_tasks(3, Status.RUNNING)
     seen = leases()
-    Task.objects.filter(pk=renewed.pk).update(lease_until=database_now() + timedelta(seconds=90))
+    Task.objects.unguarded().filter(pk=renewed.pk).update(lease_until=database_now() + timedelta(seconds=90))
     end(ended, outcome=FAILURE)
     assert recovery.lose(seen, recovery.DEAD) == {lost.pk}
     assert recovery.lose({}, recovery.DEAD) == set()

@@ -23,7 +23,7 @@ SCOPE = f"task:{NOOP}"
 def test_a_row_that_an_operator_made_due_early_is_due_at_once_when_it_is_let_go() -> None:
     limit(SCOPE, 1)
     first, early = a_task(due=-9), a_task(due=3_600)
-    Task.objects.filter(pk=early.pk).update(due_at=database_now())
+    Task.objects.unguarded().filter(pk=early.pk).update(due_at=database_now())
     assert claim() == [first.pk]
     assert Task.objects.get(pk=early.pk).waiting_for_limit == SCOPE
     end(first.pk)
@@ -35,7 +35,7 @@ def test_parked_rows_that_have_expired_take_no_place_from_those_behind_them() ->
     limit(SCOPE, 1)
     first, late, live = a_task(due=-9), a_task(due=-8), a_task(due=-7)
     assert claim() == [first.pk]
-    Task.objects.filter(pk=late.pk).update(expires_at=database_now() - timedelta(seconds=1))
+    Task.objects.unguarded().filter(pk=late.pk).update(expires_at=database_now() - timedelta(seconds=1))
     end(first.pk)
     letting_go.let_go(database_now(), 10)
     assert Task.objects.get(pk=late.pk).status == Status.EXPIRED
@@ -46,7 +46,7 @@ def test_a_parked_row_keeps_its_overlap_key_and_the_row_behind_it_waits() -> Non
     limit(SCOPE, 0)
     parked, held = a_task(due=-9, overlap_key="one"), a_task(due=-8, overlap_key="one")
     assert claim(1) == []
-    Task.objects.filter(pk=held.pk).update(due_at=NEVER, waiting_for_limit=None)
+    Task.objects.unguarded().filter(pk=held.pk).update(due_at=NEVER, waiting_for_limit=None)
     assert Task.objects.get(pk=parked.pk).waiting_for_limit == SCOPE
     assert overlap.release(1) == 0
     assert overlap._keys_of(transitions.tasks().waiting_for_overlap(), 10) == ["one"]
@@ -54,11 +54,11 @@ def test_a_parked_row_keeps_its_overlap_key_and_the_row_behind_it_waits() -> Non
 
 def test_a_row_that_is_claimed_names_no_limit_any_more() -> None:
     row = a_task(due=-9)
-    Task.objects.filter(pk=row.pk).update(waiting_for_limit=SCOPE)
+    Task.objects.unguarded().filter(pk=row.pk).update(waiting_for_limit=SCOPE)
     assert claim() == [row.pk]
     assert Task.objects.get(pk=row.pk).waiting_for_limit is None
     other = a_task(due=-9)
-    Task.objects.filter(pk=other.pk).update(waiting_for_limit=SCOPE)
+    Task.objects.unguarded().filter(pk=other.pk).update(waiting_for_limit=SCOPE)
     claims.claim_these([other.pk], database_now(), other.pk)
     assert Task.objects.get(pk=other.pk).waiting_for_limit is None
 
@@ -67,6 +67,6 @@ def test_a_row_that_is_claimed_names_no_limit_any_more() -> None:
 def test_a_replay_with_other_arguments_counts_under_their_key() -> None:
     row = limited.two_for_each.using(queue=QUEUE).schedule("acme")
     assert row.limit_key == "acme"
-    Task.objects.filter(pk=row.pk).update(status=Status.FAILED, due_at=None, completed_at=database_now())
+    Task.objects.unguarded().filter(pk=row.pk).update(status=Status.FAILED, due_at=None, completed_at=database_now())
     dead_letters.replay(Task.objects.filter(pk=row.pk), by="anna", args=["zenith"])
     assert Task.objects.get(pk=row.pk).limit_key == "zenith"

@@ -47,7 +47,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        Task.objects.all().delete()
+        Task.objects.unguarded().all().delete()
         connection.run_on_commit.clear()
         limits.forget_picture()
         self.reference = Reference()

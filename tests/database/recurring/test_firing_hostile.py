@@ -23,7 +23,7 @@ UNIQUE = "tests.project.tasks.unique:a"
 
 def _by_hand(row: RecurringTask, **values: Any) -> None:
     """Write columns as somebody does who knows nothing of the verbs."""
-    RecurringTask.objects.filter(pk=row.pk).update(**{"revision": row.revision + 1, **values})
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(**{"revision": row.revision + 1, **values})
 
 
 def _states(*rows: RecurringTask) -> list[tuple[str, str]]:
@@ -186,7 +186,7 @@ def test_a_status_written_by_hand_is_never_undone_by_the_trigger() -> None:
 def test_a_clock_that_goes_back_moves_no_watermark_back_and_fires_nothing_twice() -> None:
     row = a_schedule(overlap="ALLOW")
     fire(at(600))
-    RecurringTask.objects.update(next_run_at=START)
+    RecurringTask.objects.unguarded().update(next_run_at=START)
     assert fire(at(60)) == 0
     row.refresh_from_db()
     assert (row.watermark_at, row.next_run_at) == (at(600), at(660))
@@ -196,7 +196,9 @@ def test_a_clock_that_goes_back_moves_no_watermark_back_and_fires_nothing_twice(
 
 
 def _set_back(row: RecurringTask) -> None:
-    RecurringTask.objects.filter(pk=row.pk).update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        watermark_at=START - timedelta(seconds=1), next_run_at=START
+    )
 
 
 def test_runs_are_counted_as_they_were_born_when_the_watermark_was_set_back() -> None:
@@ -222,9 +224,9 @@ def test_a_fire_that_is_known_makes_no_room_for_itself() -> None:
 def test_what_the_ledger_has_forgotten_is_not_born_again_even_when_the_tasks_are_gone() -> None:
     row = a_schedule(overlap="ALLOW")
     assert fire(at(60)) == 2
-    OccurrenceRecord.objects.update(created_at=at(-86_400 * 5_000))
+    OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
     assert retention.prune_ledger(database_now(), 100) == 2
-    Task.objects.all().delete()
+    Task.objects.unguarded().all().delete()
     _set_back(row)
     assert fire(at(121)) == 1
     assert born(row) == [at(120)]
@@ -233,9 +235,9 @@ def test_what_the_ledger_has_forgotten_is_not_born_again_even_when_the_tasks_are
 def test_pruning_forgets_nothing_that_is_still_to_be_told() -> None:
     slow, fast = a_schedule("slow", overlap="ALLOW"), a_schedule("fast", overlap="ALLOW")
     fire(START)
-    RecurringTask.objects.filter(pk=slow.pk).update(next_run_at=at(90))
+    RecurringTask.objects.unguarded().filter(pk=slow.pk).update(next_run_at=at(90))
     fire(at(60))
-    OccurrenceRecord.objects.update(created_at=at(-86_400 * 5_000))
+    OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
     assert retention.prune_ledger(database_now(), 100) == 3
     fire(at(91))
     assert born(slow) == born(fast) == [START, at(60)]
@@ -253,7 +255,7 @@ def test_a_fire_whose_unique_key_is_held_is_skipped_and_says_by_whom() -> None:
     row.refresh_from_db()
     assert (row.status, row.runs_count, row.next_run_at) == ("ACTIVE", 0, at(60))
     assert born(good) == [START]
-    Task.objects.filter(pk=holder.pk).delete()
+    Task.objects.unguarded().filter(pk=holder.pk).delete()
     assert fire(at(60)) >= 1
     assert born(row) == [at(60)]
 
@@ -283,7 +285,7 @@ def test_a_birth_that_meets_a_key_at_the_last_moment_has_failed_to_create_and_th
     holder = a_task(Status.PENDING, **given)
     if how == "unique":
         tasks_of = recurrence._holders
-        Task.objects.filter(pk=holder.pk).update(open_unique_key=UNIQUE)
+        Task.objects.unguarded().filter(pk=holder.pk).update(open_unique_key=UNIQUE)
         recurrence._holders = lambda plans: {}
     try:
         assert fire(START) == 1
@@ -325,7 +327,7 @@ def test_a_held_run_that_is_let_go_still_waits_for_its_pace() -> None:
     a_schedule(catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_pace=86_400 * 36_500)
     assert fire(at(120 + 30)) == 3
     first, second, _ = Task.objects.order_by("fire_time")
-    Task.objects.filter(pk=first.pk).delete()
+    Task.objects.unguarded().filter(pk=first.pk).delete()
     assert overlap.release(10) == 1
     second.refresh_from_db()
     assert second.due_at == second.run_at
@@ -339,7 +341,7 @@ def test_who_died_between_its_claim_and_the_look_at_the_slot_rings_no_second_run
     fire(at(60))
     queued = Task.objects.waiting_for_overlap().get()
     # What a claim leaves behind that never looked: QUEUED, its alarm over.
-    Task.objects.filter(pk=queued.pk).update(status=Status.QUEUED, epoch=1, due_at=START, publish_count=1)
+    Task.objects.unguarded().filter(pk=queued.pk).update(status=Status.QUEUED, epoch=1, due_at=START, publish_count=1)
     assert [ring.task_id for ring in claims.republish(Task.objects.filter(pk=queued.pk), at(100), 10)] == []
     assert Task.objects.waiting_for_overlap().get().pk == queued.pk
     assert Task.objects.queued().get().pk == running.pk

@@ -72,7 +72,7 @@ def test_a_resume_of_what_is_not_paused_changes_nothing() -> None:
 def test_a_resume_with_what_was_missed_catches_up_by_the_policy_and_tells_no_pause() -> None:
     row = a_schedule(catch_up_mode="RUN_ALL_MISSED", max_catchup_runs=3, misfire_grace=1, overlap="ALLOW")
     row.pause("deploy")
-    RecurringTask.objects.update(paused_at=START)
+    RecurringTask.objects.unguarded().update(paused_at=START)
     row.resume(run_missed=True, pace=30)
     assert row.next_run_at == START
     now = at(630)
@@ -94,7 +94,7 @@ def test_a_pace_that_is_none_is_refused_and_the_pause_stays() -> None:
 
 def test_a_mended_row_leaves_its_quarantine_by_a_resume() -> None:
     row = a_schedule()
-    RecurringTask.objects.update(timetable=[{"interval": "x"}], revision=8)
+    RecurringTask.objects.unguarded().update(timetable=[{"interval": "x"}], revision=8)
     fire(START)
     row.refresh_from_db()
     assert row.status_reason == "QUARANTINED"
@@ -145,7 +145,7 @@ def test_an_edit_undoes_no_word_of_an_operator(verb: str) -> None:
 @pytest.mark.parametrize("values", BY_HAND.values(), ids=BY_HAND.keys())
 def test_a_row_spoilt_by_hand_is_refused_by_every_verb_with_an_error_of_ours(values: dict[str, Any]) -> None:
     row = a_schedule()
-    RecurringTask.objects.update(**values, revision=7)
+    RecurringTask.objects.unguarded().update(**values, revision=7)
     row.refresh_from_db()
     verbs: list[Any] = [
         partial(row.explain, START), row.next_fire_times, row.trigger_now, partial(row.backfill, START, at(60)),

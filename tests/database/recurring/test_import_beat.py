@@ -184,7 +184,7 @@ def test_a_shadow_first_and_the_switch_later() -> None:
     of_beat()
     note = durable("import-beat").err
     assert "--disable-in-beat" in note
-    RecurringTask.objects.all().delete()
+    RecurringTask.objects.unguarded().all().delete()
     durable("import-beat", "--paused", "--disable-in-beat")
     assert _state() == ("PAUSED", "IN_SHADOW")
     assert PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]

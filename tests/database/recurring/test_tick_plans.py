@@ -52,7 +52,7 @@ def _multiply(model: Any, number: int, **values: str) -> None:
             f"INSERT INTO {table} ({', '.join(map(quote, columns))})"
             f" SELECT {spelled} FROM {table} AS pattern CROSS JOIN {series}"
         )
-        model.objects.filter(pk=pattern).delete()
+        model._base_manager.filter(pk=pattern).delete()
         cursor.execute(f"{'ANALYZE' if connection.vendor == 'postgresql' else 'ANALYZE TABLE'} {table}")
 
 
@@ -62,7 +62,9 @@ def crowd() -> datetime:
     now = database_now()
     row = a_schedule(overlap="SKIP", interval=3_600, start_time=now)
     tasks.noop.schedule(run_at=now + FAR)
-    OccurrenceRecord.objects.create(recurring_task=row, fire_time=now, unique_fire_time=now, outcome="DISPATCHED")
+    OccurrenceRecord.objects.unguarded().create(
+        recurring_task=row, fire_time=now, unique_fire_time=now, outcome="DISPATCHED"
+    )
     owner = f"MOD(series.seq, {ROWS}) + 1"
     moment = _later("pattern.fire_time", f"(series.seq / {ROWS} * 3600)")
     _multiply(OccurrenceRecord, LINES, recurring_task_id=_key(f"({owner})"), fire_time=moment, unique_fire_time=moment)
