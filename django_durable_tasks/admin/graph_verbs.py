@@ -86,7 +86,8 @@ TASK_VERBS = {
     ),
     "reject": Verb(
         title=_("Reject"), permission="approve_taskdependency", do=_of_one(graph_operations.reject),
-        form=NeededReasonForm, warning=_("It never runs; what waits for it is told so."),
+        form=NeededReasonForm,
+        warning=_("The task will not run. Tasks that depend on it are skipped or fail, as their policy says."),
     ),
     "hold": Verb(
         title=_("Hold"), permission="approve_taskdependency", do=_of_one(graph_operations.hold),

@@ -103,7 +103,7 @@ def _override(row: RecurringTask, given: Given, by: str) -> str:
 
 def _withdraw(row: RecurringTask, given: Given, by: str) -> str:
     if row.withdraw(given["fire_time"]):
-        return _("The schedule has its say again about %s.") % display.instant(given["fire_time"])
+        return _("Override removed: %s follows the schedule again.") % display.instant(given["fire_time"])
     return _("There was no override of %s.") % display.instant(given["fire_time"])
 
 
@@ -141,7 +141,7 @@ VERBS = {
     ),
     "withdraw": Verb(
         title=gettext_lazy("Take an override back"), form=recurring_forms.WithdrawForm, do=_withdraw, button=False,
-        warning=gettext_lazy("The timetable has its say again about this fire time."),
+        warning=gettext_lazy("The fire time follows the schedule again."),
     ),
     "cancel": Verb(
         title=gettext_lazy("End for good"), form=recurring_forms.ReasonForm, do=_cancel,

@@ -55,7 +55,7 @@ class Breaker:
         with self._lock:
             was_open, self._open_until = self._open_until, None
         if was_open is not None:
-            logger.warning("The broker answers again; publishing goes on.")
+            logger.warning("The connection to the broker is restored; publishing continues.")
 
     def failed(self, error: BaseException) -> None:
         """The broker did not take a message."""
@@ -66,4 +66,4 @@ class Breaker:
             self.outages += was_closed
         if was_closed:
             kind = type(error).__name__
-            logger.error("The broker does not answer (%s); rows stay and are published when it does.", kind)
+            logger.error("The broker does not respond (%s). Tasks stay PENDING and are published when it does.", kind)

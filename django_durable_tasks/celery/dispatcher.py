@@ -177,8 +177,10 @@ def ring_after_commit(rings: Sequence[Ring]) -> None:
     try:
         _take_back(refused)
     except Error as error:
-        logger.warning("%d messages were not accepted, nor handed back (%s); they are published again after %g s.",
-                       len(refused), type(error).__name__, conf.settings().REPUBLISH_AFTER)  # fmt: skip
+        logger.warning(
+            "The broker did not accept %d messages, and their tasks could not be returned to PENDING (%s). They are"
+            " republished after %g s.", len(refused), type(error).__name__, conf.settings().REPUBLISH_AFTER,
+        )  # fmt: skip
 
 
 def _take_back(refused: Sequence[NotAccepted]) -> None:

@@ -76,16 +76,16 @@ def _open(task: Any, envelope: Envelope) -> LiveRun:
     try:
         opened = _start(task, envelope, place, eager)
     except Error as error:
-        logger.warning("%s was not started: %s", envelope.celery_id, reason_of(error))
+        logger.warning("Run %s was not started: %s", envelope.celery_id, reason_of(error))
         raise Ignore("The database is away; the task is republished.") from None
     if isinstance(opened, Refusal):
         if opened is Refusal.MISROUTED:
             logger.error(
-                "Message %s was consumed from queue %r, which is not the queue of its task: it starts nothing, and is"
-                " published again to the right one.", envelope.celery_id, place.queues[0],
+                "Message %s was consumed from queue %r, which is not the queue of its task. It was ignored and is"
+                " republished to the queue of the task.", envelope.celery_id, place.queues[0],
                 extra={"task_id": str(envelope.task_id), "queue": place.queues[0]},
             )  # fmt: skip
-        logger.info("Dropped the ring %s: %s", envelope.celery_id, opened, extra={"durable_refusal": str(opened)})
+        logger.info("Ignored message %s: %s", envelope.celery_id, opened, extra={"durable_refusal": str(opened)})
         raise Ignore(f"The gate refused it: {opened}.")
     timeout = opened.options.get("timeout", options.timeout)
     lease = opened.options.get("lease", lease)
@@ -176,7 +176,7 @@ def _atomic_body(task: Any, live: LiveRun) -> Any:
         # The COMMIT may stand although its reply was lost or a hook after it failed: it is read back first.
         if isinstance(error, _Fenced) or not _stands(live):
             raise
-        logger.warning("%s has succeeded, but after its COMMIT: %s", live.run.celery_id, text_of(error))
+        logger.warning("Run %s succeeded and was committed. Then: %s", live.run.celery_id, text_of(error))
     handlers.note_success(live, outcome)
     return None if followups_of(value) else value
 

@@ -72,7 +72,11 @@ def tell_dependents(live: LiveRun) -> None:
                 ports.due.duties()
         ports.ring(done.rings)
     except Error as error:
-        logger.warning("The dependents of %s are left to the leader: %s", live.run.task_id, text_of(error))
+        logger.warning(
+            "Could not resolve the dependents of task %s; the leader resolves them: %s",
+            live.run.task_id, text_of(error),
+            extra={"task_id": str(live.run.task_id)},
+        )  # fmt: skip
         with suppress(Error), nullcontext() if live.eager else own():
             ports.due.duties()
 
@@ -121,7 +125,9 @@ def _persist(write: Callable[[], Verdict | None], seconds: float) -> Verdict | N
         except Error as error:
             if time.monotonic() + pause > deadline:
                 logger.error(
-                    "An ending could not be written for %g s (%s); its lease ends the run.", seconds, text_of(error)
+                    "Could not record the result of a run for %g s (%s). It is marked LOST when its lease expires.",
+                    seconds,
+                    text_of(error),
                 )
                 raise EndingNotRecorded(f"{text_of(error)} for {seconds:g} s.") from None
             _idle.wait(pause)
@@ -163,7 +169,11 @@ def _tell(live: LiveRun, outcome: Outcome) -> None:
         live.verdict = _write(live, outcome, ())
         live.told = True
     except Error as error:
-        logger.error("The second telling of %s failed too: %s", live.run.celery_id, text_of(error))
+        logger.error(
+            "Could not record the result of run %s from the Celery signal either: %s",
+            live.run.celery_id, text_of(error),
+            extra={"task_id": str(live.run.task_id)},
+        )  # fmt: skip
 
 
 def on_success(sender: Any = None, result: Any = None, **_: Any) -> None:
@@ -220,7 +230,7 @@ def _briefly(write: Callable[[], Any], celery_id: str) -> None:
             write()
         except Error as error:
             if last:
-                logger.error("The parent could not record the end of %s: %s", celery_id, text_of(error))
+                logger.error("The parent process could not record the result of run %s: %s", celery_id, text_of(error))
         else:
             return
 
@@ -258,7 +268,7 @@ def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> N
     envelope = parse(headers.get(HEADER))
     if envelope is None:
         return
-    logger.error("This worker does not know the durable task %r; the row %s waits.", name, envelope.task_id)
+    logger.error("This worker has no durable task named %r; task %s was returned to PENDING.", name, envelope.task_id)
 
     def write() -> None:
         with own():

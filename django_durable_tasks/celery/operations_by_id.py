@@ -54,7 +54,7 @@ def known(ids: Iterable[object]) -> set[str]:
     except _NOT_ASKED:
         if ours:
             raise
-        logger.debug("Took %d ids for those of plain tasks: the database gave no answer.", len(candidates),
+        logger.debug("Treated %d ids as those of plain tasks because the database did not respond.", len(candidates),
                      exc_info=True)  # fmt: skip
         return set()
     return {text for text, parsed in candidates.items() if parsed in rows}

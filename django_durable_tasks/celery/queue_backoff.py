@@ -70,8 +70,8 @@ class QueueBackoff:
             self._rejected[queue] = _Rejected(reason, delay, time.monotonic() + delay)
         if before is None:
             logger.error(
-                "The broker rejects the messages of queue %r: %s. Its tasks wait and are tried again, at least every"
-                " %g s; other queues are not affected.", queue, reason, _LONGEST, extra={"queue": queue},
+                "The broker rejects messages for queue %r: %s. Its tasks are retried at least every"
+                " %g s. Other queues are not affected.", queue, reason, _LONGEST, extra={"queue": queue},
             )  # fmt: skip
 
     def accepted(self, queue: str) -> None:
@@ -81,7 +81,7 @@ class QueueBackoff:
         with self._lock:
             before = self._rejected.pop(queue, None)
         if before is not None:
-            logger.warning("The broker accepts the messages of queue %r again.", queue, extra={"queue": queue})
+            logger.warning("The broker accepts messages for queue %r again.", queue, extra={"queue": queue})
 
     def forget(self) -> None:
         """Forget everything; for tests."""

@@ -113,7 +113,9 @@ class Heart:
         try:
             return self.beat(behind)
         except Exception:
-            logger.exception("A heartbeat failed; without the next ones every run of this process would be lost.")
+            logger.exception(
+                "The heartbeat of the runs of this process failed. If it keeps failing, the runs are marked LOST."
+            )
             return {}
 
     def beat(self, behind: dict[uuid.UUID, LiveRun] | None = None) -> dict[uuid.UUID, LiveRun]:
@@ -133,10 +135,10 @@ class Heart:
                 left = [beat for beat in beats if beat[2] not in renewed]
                 locked = attempts.still_owned(left) if left else set()
         except Error as error:
-            logger.warning("A heartbeat for %d runs did not reach the database: %s", len(runs), type(error).__name__)
+            logger.warning("Could not renew the leases of %d runs: %s", len(runs), type(error).__name__)
             return runs
         if locked:
-            logger.info("%d runs could not renew their leases: their rows are locked. Trying again.", len(locked))
+            logger.info("Could not renew the leases of %d runs because their rows are locked. Retrying.", len(locked))
         for key, live in runs.items():
             if key in renewed:
                 live.renewed, live.cancel_requested = began, renewed[key]

@@ -77,7 +77,7 @@ class NodeBeat(threading.Thread):
                 failed = 0
             except Exception as error:  # noqa: BLE001 - a beat that ends would condemn every run of this node
                 if not failed:
-                    logger.warning("The heartbeat of this node failed: %s. It is tried again.", reason_of(error))
+                    logger.warning("The heartbeat of this node failed: %s. Retrying.", reason_of(error))
                 failed += 1
             pause = conf.settings().NODE_HEARTBEAT
             if failed:
@@ -93,7 +93,7 @@ class NodeBeat(threading.Thread):
         if self._registered and nodes.beat(self.node, report):
             return
         if self._registered:
-            logger.warning("This node was declared dead; it registers again.")
+            logger.warning("This node had been declared dead; it registers again.")
         nodes.register(self.node, **self.details, report=report)
         self._registered = True
 
@@ -103,7 +103,7 @@ class NodeBeat(threading.Thread):
             report, self._failing = self._report(), False
         except Exception:
             if not self._failing:
-                logger.exception("The report of this node failed; its heartbeats go on without one.")
+                logger.exception("Collecting the report of this node failed; heartbeats are sent without it.")
             self._failing = True
             return NodeReport()
         return report

@@ -80,9 +80,9 @@ class SharedDueIndex:
             self._relied = relied
             self._added.clear()
             if relied:
-                logger.warning("The due index in Redis is filled; due rows come from there.")
+                logger.warning("The due index in Redis is complete; due tasks are read from it.")
             else:
-                logger.warning("Due rows come from the database: %s.", self._shared.state)
+                logger.warning("Due tasks are read from the database: %s.", self._shared.state)
         return relied
 
 

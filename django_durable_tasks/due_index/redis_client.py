@@ -90,7 +90,7 @@ class Door:
         with self._lock:
             was_shut, self._shut_until, self.why = self._shut_until, None, ""
         if was_shut is not None:
-            logger.warning("Redis answers again; the due index and wake-ups go by it.")
+            logger.warning("The connection to Redis is restored; the due index and notifications use it again.")
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -99,7 +99,7 @@ class Door:
             self.why = f"Redis does not serve ({type(error).__name__})"
         if was_open:
             # Not the text of the error: it may hold the address with its password.
-            logger.error("%s; due rows are found by polling every %g s.", self.why, conf.settings().POLL)
+            logger.error("%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL)
 
 
 def _patience(read: float) -> dict[str, Any]:

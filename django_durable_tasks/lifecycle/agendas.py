@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def readable(read: Callable[Concatenate[RecurringTask, P], T]) -> Callable[Concatenate[RecurringTask, P], T]:
-    """Decorate what reads a row: one that was spoilt past our checks raises InvalidSchedule, not whatever it met."""
+    """Decorator: turn unexpected errors from a corrupted RecurringTask row into InvalidSchedule."""
 
     @wraps(read)
     def reading(row: RecurringTask, /, *rest: P.args, **more: P.kwargs) -> T:
@@ -118,7 +118,7 @@ def agenda_from(row: RecurringTask, days: BusinessDays | None, overrides: Sequen
 
 @readable
 def check(row: RecurringTask) -> None:
-    """Raise InvalidSchedule for a row whose timetable was spoilt past our checks and might never come to an end."""
+    """Raise InvalidSchedule for a corrupted row whose timetable might never end."""
     checked(row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name, allow_never=True)
 
 

@@ -107,7 +107,7 @@ def operators() -> dict[str, Allowance]:
         try:
             found[row.scope] = row.allowance
         except InvalidOption as refused:
-            logger.error("The limit of %s counts for nothing: %s", row.scope, refused)
+            logger.error("The limit of %s is ignored: %s", row.scope, refused)
     return found
 
 

@@ -40,4 +40,4 @@ def announce(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> 
         # wrote breaks a deferred constraint.
         if connection.needs_rollback or (isinstance(error, OperationalError) and not within):
             raise
-        logger.exception("What receivers of tasks_transitioned wrote about %s was rolled back.", transition)
+        logger.exception("A receiver of tasks_transitioned failed for %s; its writes were rolled back.", transition)

@@ -321,7 +321,7 @@ def _backoff(row: Task) -> float:
         with transitions.atomic():  # a savepoint: a query of the callable's that fails must not abort the ending
             return retry.delay(row.failures + 1, random.random())
     except Exception:
-        logger.exception("backoff=... of %s failed; the default wait is taken instead.", row.name)
+        logger.exception("The backoff callable of %s raised an exception; the default delay is used.", row.name)
         return RetryPolicy().delay(row.failures + 1, random.random())
 
 

@@ -47,7 +47,7 @@ class Refresher:
                 thread.start()
             except RuntimeError:
                 # The interpreter is shutting down, or the system has no threads left: callers go on without.
-                logger.debug("No thread could be started for %s.", self._name)
+                logger.debug("Could not start a thread for %s.", self._name)
                 return
             self._thread = thread
 
@@ -58,7 +58,7 @@ class Refresher:
                 if self._stopping.wait(self._every):
                     return
         except Exception:
-            logger.exception("The thread %s failed; the next call starts it again.", self._name)
+            logger.exception("Thread %s failed; the next call restarts it.", self._name)
         finally:
             with self._lock:
                 self._thread = None

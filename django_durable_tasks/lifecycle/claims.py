@@ -250,5 +250,5 @@ def _overrides(task_id: uuid.UUID, options: Any) -> Mapping[str, Any]:
         found = options
     if found is None or isinstance(found, dict):
         return found or {}
-    logger.error("The options of task %s are no JSON object (%.100r): it is published without them.", task_id, found)
+    logger.error("The options of task %s are not a JSON object (%.100r); it is published without them.", task_id, found)
     return {}

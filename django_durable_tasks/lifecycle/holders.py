@@ -24,7 +24,7 @@ from django_durable_tasks.rules.limits import Bucket, Rate
 def hold_lock() -> None:
     """Wait for the lock of all limits and hold it to the end of the transaction; makes its row where it is gone.
 
-    Who waits gives up after some seconds, and who froze is ended by the database after some more, where it can.
+    Waiters time out after `lock_timeout`. PostgreSQL and MariaDB abort an idle transaction that still holds the lock.
     """
     bound_transaction()
     lock = LimitBucket.objects.using(transitions.database())

@@ -84,7 +84,7 @@ class Isolation(Generic[K]):
         except Exception as error:
             if not may_be_caused_by_an_item(error):
                 raise
-            logger.warning("A batch of %s failed, and its items are tried one by one: %r", self._kind, error)
+            logger.warning("A batch of %s failed; its items are retried one by one: %r", self._kind, error)
         return self.each(items(), alone, on_failure)
 
     def each(
@@ -127,7 +127,7 @@ class Isolation(Generic[K]):
             pause = _FIRST_PAUSE if before is None else min(2 * before.pause, _LONGEST_PAUSE)
             self._items[key] = _Postponed(now + pause, pause)
         logger.error(
-            "%s %s failed and is postponed for %g s; the others go on: %s: %s",
+            "%s %s failed and is postponed for %g s; the others continue: %s: %s",
             self._kind, key, pause, type(error).__name__, error, exc_info=error if before is None else None,
         )  # fmt: skip
 

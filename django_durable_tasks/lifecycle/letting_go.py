@@ -1,7 +1,7 @@
-"""Parked rows go on when their scopes have room, by turns; a round costs as many statements for many lines as for few.
+"""Re-queue parked tasks once their limit has capacity, round-robin over scopes, in a constant number of statements.
 
-It decides nothing: the claim does. A row that was let go keeps the name of its scope until it is claimed, so that the
-places a heavy row waited for stay its own, and a tenant's turn counts.
+This only makes tasks eligible; the claim enforces the limit. A task that was made eligible keeps the name of its scope
+until it is claimed, so that capacity that a heavy task waited for stays reserved for it, and a tenant's turn counts.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def override(
 
 
 def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
-    """Take an override back, so that the schedule has its say again; False where there is none.
+    """Take an override back, so that the fire time follows the schedule again; False if there is none.
 
     Raises TransitionRefused for one whose fire time has passed: what it did stays told.
     """

@@ -126,7 +126,7 @@ def _plans(tick: Tick, rows: Sequence[RecurringTask]) -> list[Plan]:
             plans.append(_plan(tick, row, agenda_of(row, calendars)))
         except UnknownTask as error:
             # Another release knows it, perhaps: nothing is lost, the catch-up comes later.
-            logger.warning("Recurring task %s is put off: %s", row.name, error)
+            logger.warning("Recurring task %s is postponed: %s", row.name, error)
             later = tick.now + timedelta(seconds=conf.settings().UNKNOWN_TASK_DELAY)
             waiting.append(Move(row, later, row.watermark_at))
         except Error:
@@ -215,7 +215,7 @@ def _refuse_untold(unborn: Sequence[dict[str, Any]]) -> None:
     wanted = {(values["recurring_task_id"], values["fire_time"]) for values in unborn}
     times = [fire_time for _, fire_time in wanted]
     if wanted - ledger.told({schedule: times for schedule, _ in wanted}):
-        raise IntegrityError("The ledger did not take a fire that it does not know: the database left the line out.")
+        raise IntegrityError("The database skipped a ledger insert although no entry of this fire time exists.")
 
 
 def _replace(stale: Sequence[Any]) -> None:

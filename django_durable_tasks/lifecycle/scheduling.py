@@ -320,7 +320,10 @@ def _settle_unique(call: Call, values: dict[str, Any]) -> uuid.UUID:
             if _insert_over(row, RequestKind.UNIQUE_KEY, values):
                 return _id(values)
             transaction.set_rollback(True, using=transitions.database())  # the holder is not ended for nothing
-    raise UniqueConflict(f"unique={values['unique_key']!r} changes hands faster than it can be taken; try again.")
+    raise UniqueConflict(
+        f"unique={values['unique_key']!r} was not acquired after {_TRIES} attempts because of concurrent updates; retry"
+        " the call."
+    )
 
 
 def _insert_over(row: Task | None, kind: RequestKind, values: dict[str, Any]) -> bool:
@@ -354,7 +357,9 @@ def _upsert(call: Call, values: dict[str, Any]) -> uuid.UUID:
             return found
     if values["unique_key"] is not None:
         return _settle_unique(call, values)
-    raise TransitionRefused(f"key={values['key']!r} changes hands faster than it can be taken; try again.")
+    raise TransitionRefused(
+        f"key={values['key']!r} was not acquired after {_TRIES} attempts because of concurrent updates; retry the call."
+    )
 
 
 def _take_key(call: Call, values: dict[str, Any]) -> uuid.UUID | None:

@@ -53,7 +53,7 @@ def hear(name: str, task: str, celery_id: str) -> None:
             heard = ShadowFire(name=name[:200], task=task[:200], celery_id=celery_id[:200])
             ShadowFire.objects.using(transitions.database()).bulk_create([heard])
     except (DatabaseError, InterfaceError):
-        logger.exception("A fire of beat was not written down: %s", name)
+        logger.exception("A fire time of beat was not recorded: %s", name)
 
 
 def heard_from() -> datetime | None:

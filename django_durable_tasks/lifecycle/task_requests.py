@@ -75,7 +75,10 @@ def apply_of(task_ids: Sequence[uuid.UUID]) -> None:
             for first in range(0, len(task_ids), _PAGE):
                 _apply_all(requests().of(task_ids[first : first + _PAGE]), _PAGE, None if inside else LEADER)
     except Error as error:
-        logger.warning("Requests to %d tasks are left to the leader: %s", len(task_ids), type(error).__name__)
+        logger.warning(
+            "Could not apply the requests to %d running tasks; the leader applies them: %s",
+            len(task_ids), type(error).__name__,
+        )  # fmt: skip
 
 
 def apply_left(size: int) -> int:

@@ -68,7 +68,7 @@ def graft(run: Run, plan: Plan) -> None:
     inside = _inside(run)
     if inside is None or inside.status != WorkflowStatus.RUNNING or inside.cancel_requested_at is not None:
         logger.warning(
-            "The workflow of %s does not grow any more; %d tasks were dropped.", run.task_id, len(plan.tasks)
+            "The workflow of task %s can no longer be extended; %d tasks were not added.", run.task_id, len(plan.tasks)
         )
         return
     _check_growth(inside, plan)

@@ -175,7 +175,7 @@ def _write_in_batches(found: Draft, within: Sequence[TaskDependency], progress: 
 
 
 def _tell_progress(root: WorkflowRun, done: int, total: int, progress: Progress | None) -> int:
-    logger.info("The start of workflow %s (%s): %d of %d rows are written.", root.name, root.pk, done, total)
+    logger.info("Starting workflow %s (%s): %d of %d tasks created.", root.name, root.pk, done, total)
     if progress is not None:
         progress(done, total)
     return done
@@ -272,7 +272,7 @@ def remove_given_up(root: uuid.UUID, limit: int) -> int:
         transitions.tasks().filter(pk__in=gone).delete()
         if not gone:
             runs().filter(root=root).delete()
-            logger.warning("The start of workflow %s was given up, and is removed.", root)
+            logger.warning("The start of workflow %s was abandoned; its tasks were deleted.", root)
     return len(gone)
 
 

@@ -61,7 +61,7 @@ def _recompute(keys: list[uuid.UUID]) -> int:
         for one in _compared(rows):
             if one.stored != one.found:
                 logger.warning(
-                    "tzdata %s moves recurring task %s from %s to %s.",
+                    "tzdata %s changes the next fire time of recurring task %s from %s to %s.",
                     tzdata_version(),
                     one.row.name,
                     one.stored,
@@ -78,7 +78,7 @@ def _compared(rows: Sequence[RecurringTask]) -> list[Moved]:
         try:
             following = unkept_agenda(row, calendars).next(row.watermark_at)
         except (InvalidSchedule, InvalidCalendar) as error:
-            logger.warning("Recurring task %s cannot be computed anew: %s", row.name, error)
+            logger.warning("Could not recompute the next fire time of recurring task %s: %s", row.name, error)
             found.append(Moved(row, row.next_run_at, row.next_run_at))
         else:
             found.append(Moved(row, row.next_run_at, following.at if following else row.next_run_at))

@@ -150,7 +150,7 @@ class Listener(threading.Thread):
             self._word, self._test_at, self._pause, self._passed_at = "", now + _TEST_EVERY, _SHORTEST_PAUSE, now
             if not self.listening:
                 self.listening, self.why = True, ""
-                logger.info("Wake-ups come by %s.", self._way.name)
+                logger.info("Notifications are received through %s.", self._way.name)
 
     def _hear_of_duties(self, now: float, told: bool) -> None:
         """Wake the leader's duties at once, at most once in INTERVAL seconds, and with an echo like that of rows."""
@@ -165,8 +165,8 @@ class Listener(threading.Thread):
 
     def _lost(self, why: str) -> None:
         if self.listening or self.why != why:
-            logger.warning("No wake-ups by %s: %s. Rows are found by polling every %g s.", self._way.name, why,
-                           conf.settings().POLL)  # fmt: skip
+            logger.warning("No notifications through %s: %s. Due tasks are found by polling every %g s.",
+                           self._way.name, why, conf.settings().POLL)  # fmt: skip
         self.listening, self.why = False, why
 
 

@@ -129,7 +129,7 @@ class OnCommitNotifier:
             if any(at is None or at <= soon for at in batch.duties) and self._duties.allows():
                 send(Notification(Kind.DUTIES, now))
         except Error:
-            logger.debug("A wake-up was not sent; the poll finds the rows.", exc_info=True)
+            logger.debug("A notification was not sent; polling finds the tasks.", exc_info=True)
 
     def _shared_index(self) -> RedisDueIndex | None:
         door = redis_client.door()

@@ -81,7 +81,10 @@ def bury_dead_nodes(now: datetime, vigil: Vigil) -> int:
         nodes.declare_dead(silent)
     vigil.restart(nodes=silent)
     dispatcher.ring(rings)
-    logger.warning("%d nodes fell silent: %d runs lost, %d claims republished.", len(silent), lost, len(rings))
+    logger.warning(
+        "%d nodes missed their heartbeats and were declared dead: %d runs marked LOST, %d tasks republished.",
+        len(silent), lost, len(rings),
+    )  # fmt: skip
     return lost
 
 
@@ -308,7 +311,7 @@ class WatchDeadLetters:
         with own():
             number = dead_letters.open_count()
         if number > max(settings().DEAD_LETTERS_MAX, self._warned_at):
-            logger.warning("%d dead letters are open; `manage.py durable list dead-letters` shows them.", number)
+            logger.warning("%d dead letters are open. Run `manage.py durable list dead-letters` to list them.", number)
             dead_letters.announce_growth(number)
         self._warned_at = number
         return 0

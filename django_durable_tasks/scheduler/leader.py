@@ -85,7 +85,7 @@ class Leader(threading.Thread):
     def step(self) -> None:
         """Take one step: campaign, or renew; never raises for a database that is away."""
         if self.term is not None and self._stuck():
-            logger.error("A step is stuck; this scheduler steps down from term %d.", self.term)
+            logger.error("A job exceeded its time limit; this scheduler gives up leadership, term %d.", self.term)
             self.resign()
             return
         began, before = time.monotonic(), self.term
@@ -96,7 +96,7 @@ class Leader(threading.Thread):
         except Exception as error:
             held, unexpected = None, not isinstance(error, Error)
             if unexpected and not self._failing:
-                logger.exception("The leader's lease cannot be taken or renewed; each step tries it again.")
+                logger.exception("Could not acquire or renew the leader's lease. Retrying.")
             self._failing = unexpected
         if held:
             self._trusted_until = began + self._lease * (1 - _MARGIN)
@@ -118,18 +118,18 @@ class Leader(threading.Thread):
         if term is None:
             return False
         self.term = term
-        logger.info("This scheduler leads, term %d.", term)
+        logger.info("This scheduler is now the leader, term %d.", term)
         leadership_changed.send_robust(type(self), leading=True, term=term)
         return True
 
     def _lose(self) -> None:
         term, self.term = self.term, None
-        logger.warning("This scheduler lost the lead, term %s.", term)
+        logger.warning("This scheduler lost leadership, term %s.", term)
         leadership_changed.send_robust(type(self), leading=False, term=term)
         now = time.monotonic()
         if len(self._losses) == _LOSSES - 1 and now - self._losses[0] < _WITHIN and self._lease < _WIDE[0]:
             self._lease, self._renew = _WIDE
-            logger.warning("Two terms lost within a minute: the leader's lease widens to %g s.", self._lease)
+            logger.warning("Leadership was lost twice within a minute; the leader's lease is now %g s.", self._lease)
         self._losses.append(now)
         while len(self._losses) > _LOSSES - 1:
             self._losses.popleft()
@@ -143,5 +143,5 @@ class Leader(threading.Thread):
             with own(LEADER):
                 leadership.resign(self.holder, term)
         except Exception as error:  # noqa: BLE001 - the lease ends by itself, and this thread goes on
-            logger.warning("Could not resign, the lease ends by itself: %s", type(error).__name__)
+            logger.warning("Could not release the leader's lease; it expires by itself: %s", type(error).__name__)
         leadership_changed.send_robust(type(self), leading=False, term=term)

@@ -102,11 +102,11 @@ class Scheduler:
         except Error as error:
             self.maintenance.missed()
             if not self._away:
-                logger.error("Nothing is dispatched: %s. It is tried again.", reason_of(error))
+                logger.error("Dispatching is interrupted: %s. Retrying.", reason_of(error))
             self._away = True
             return settings().POLL
         if self._away:
-            logger.warning("The database can be used again.")
+            logger.warning("The database connection is restored; dispatching continues.")
         self._away = False
         return 0.0 if sent else self._rest()
 

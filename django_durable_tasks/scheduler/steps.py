@@ -93,7 +93,7 @@ class Steps:
         if before is None:
             # A missing table needs no traceback.
             told = (reason_of(error), None) if is_unmigrated(error) else (kind, error)
-            logger.error("%s failed (%s); everything else goes on.", what, told[0], exc_info=told[1])
+            logger.error("%s failed (%s). The other parts of the scheduler continue.", what, told[0], exc_info=told[1])
 
     def _worked(self, what: str) -> None:
         if what not in self._failing:

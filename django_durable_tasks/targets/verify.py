@@ -26,7 +26,7 @@ def audit(self: Any) -> dict[str, Any]:
     for finding in [finding for one in answers for finding in one.findings][:_TOLD]:
         logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
     if wrong:
-        logger.error("Findings in all: %d; `manage.py durable verify` shows them.", sum(wrong.values()))
+        logger.error("%d findings in total. Run `manage.py durable verify` to list them.", sum(wrong.values()))
     blind = {one.check.name: one.error for one in answers if one.error}
     if blind:
         raise CouldNotLook("; ".join(f"{name}: {error}" for name, error in blind.items()))

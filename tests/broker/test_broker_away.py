@@ -23,7 +23,7 @@ from tests.servers import variable_of
 from tests.vendors import address, broker_settings
 from tests.waiting import until
 
-AWAY, BACK = "The broker does not answer", "The broker answers again"
+AWAY, BACK = "The broker does not respond", "The connection to the broker is restored"
 QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
 
 
@@ -135,7 +135,7 @@ def test_a_caller_is_not_held_up_by_a_lost_broker_and_its_row_stays(
         assert found[-1] == "PENDING", "while the breaker is open rows are born PENDING"
         assert caplog.text.count(AWAY) == 1
         switch.restore()
-        until(_published, within=20, message="publishing goes on")
+        until(_published, within=20, message="publishing continues")
         assert caplog.text.count(BACK) == 1
 
 

@@ -75,7 +75,7 @@ def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) 
 
 def test_a_task_whose_code_is_gone_waits_is_reported_and_burns_nothing(worker: Program) -> None:
     task = only_here.schedule()
-    until(lambda: worker.said().count(f"'tests.broker.only_here'; the row {task.pk} waits") >= 2, within=30)
+    until(lambda: worker.said().count(f"'tests.broker.only_here'; task {task.pk} waits") >= 2, within=30)
     found = row(task)
     assert found.is_open
     assert (found.attempts, found.failures, found.crashes, logged(task)) == (0, 0, 0, [])

@@ -19,7 +19,7 @@ from tests.starting import CannotStart, start_redis
 from tests.waiting import until
 
 NOW = datetime.now(UTC)
-AWAY, BACK = "Redis does not serve", "Redis answers again"
+AWAY, BACK = "Redis does not serve", "The connection to Redis is restored"
 
 
 def due(number: int) -> Due:

@@ -240,6 +240,6 @@ def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
     assert index.state == "redis"
     index.add([due(4, 4)])
     assert len(index) == 1
-    assert caplog.text.count("Due rows come from the database") == 1
-    assert caplog.text.count("The due index in Redis is filled") == 1
+    assert caplog.text.count("Due tasks are read from the database") == 1
+    assert caplog.text.count("The due index in Redis is complete") == 1
     index.close()

@@ -22,7 +22,7 @@ from tests.processes.proxy import proxy_to
 from tests.vendors import address, broker_settings
 from tests.waiting import until
 
-REJECTS, ACCEPTS = "The broker rejects the messages of queue", "The broker accepts the messages of queue"
+REJECTS, ACCEPTS = "The broker rejects messages for queue", "The broker accepts messages for queue"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_a_sleeping_scheduler_starts_what_is_due_soon_moved_or_now(telling: Any,
         fleet.worker(slots=2)
         scheduler = fleet.scheduler()
         fleet.ready()
-        until(lambda: "Wake-ups come by PostgreSQL" in scheduler.said(), within=20)
+        until(lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20)
         assert ended(bodies.add.schedule(1, 2)).result == 3
         assert ended(bodies.add.schedule(3, 4, run_at=soon())).result == 7
         task = bodies.add.using(key="report", run_at=soon(86_400)).schedule(5, 6)
@@ -72,7 +72,7 @@ def test_a_sleeping_leader_tells_endings_that_were_left_to_it_and_counts_workflo
         fleet.worker(slots=2)
         scheduler = fleet.scheduler()
         fleet.ready()
-        until(lambda: "Wake-ups come by PostgreSQL" in scheduler.said(), within=20)
+        until(lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20)
 
         def wait_for_one() -> None:
             upstream = bodies.add.using(run_at=soon(3)).schedule(1, 2)
@@ -94,7 +94,7 @@ def test_a_sleeping_leader_fires_a_schedule_that_was_just_declared_changed_or_re
     with fleet_in(tmp_path, SLEEPY) as fleet:
         scheduler = fleet.scheduler()
         fleet.ready()
-        until(lambda: "Wake-ups come by PostgreSQL" in scheduler.said(), within=20)
+        until(lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20)
         fires = partial(
             RecurringTask.objects.upsert, name="soon", task=bodies.add, args=[1, 2], queue="nobody", overlap="ALLOW"
         )

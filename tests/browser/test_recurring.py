@@ -79,9 +79,9 @@ def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(v
     visit.shows("Fire times that an operator decided about")
     assert OccurrenceOverride.objects.get().action == "SKIP"
     visit.press("Take back…")
-    visit.shows("The timetable has its say again about this fire time.")
+    visit.shows("The fire time follows the schedule again.")
     visit.find("[type='submit'].default").click()
-    visit.shows("The schedule has its say again")
+    visit.shows("Override removed")
     assert not OccurrenceOverride.objects.exists()
 
 

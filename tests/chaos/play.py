@@ -43,7 +43,7 @@ def play(stage: Stage) -> dict[str, Any]:
         schedules, windows = _acts(stage)
         history = _judged(stage, schedules)
         broken = violations(history)
-        dropped = sum(program.said().count("Dropped the ring") for program in stage.fleet.programs)
+        dropped = sum(program.said().count("Ignored message") for program in stage.fleet.programs)
         found = figures(history, windows, list(watching.lines(stage.book)), stage.notes, dropped)
         shown = {name: {"number": len(told), "first": told[:MOST_TOLD]} for name, told in broken.items()}
         stories = stories_of(history, [text for told in broken.values() for text in told])

@@ -72,5 +72,5 @@ def test_an_audit_logs_and_counts_what_is_wrong_and_repairs_nothing(caplog: pyte
         result = _audit()
     assert (result["findings"], result["by_check"]) == (1, {"dead-letters-missing": 1})
     assert f"dead-letters-missing (BROKEN): task {key}: dead_letters" in caplog.text
-    assert "Findings in all: 1; `manage.py durable verify` shows them." in caplog.text
+    assert "1 findings in total. Run `manage.py durable verify` to list them." in caplog.text
     assert (DeadLetter.objects.count(), Task.objects.get(pk=key).status) == (0, "FAILED")

@@ -124,6 +124,6 @@ def _figures(fleet: Fleet, plan: Plan, seconds: float) -> Figures:
         accepted_twice=len(accepted_twice()),
         attempts_lost=counted["LOST"],
         fenced_endings=counted["FENCED"],
-        dropped_rings=sum(program.said().count("Dropped the ring") for program in fleet.programs),
+        dropped_rings=sum(program.said().count("Ignored message") for program in fleet.programs),
         seconds=round(seconds, 1),
     )

@@ -112,7 +112,7 @@ def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_en
         fleet.scheduler()
         fleet.ready()
         task = bodies.add.using(max_crashes=1).schedule(1, 2)
-        until(lambda: "An ending could not be written" in worker.said(), within=20)
+        until(lambda: "Could not record the result of a run" in worker.said(), within=20)
         assert row(task).status == "RUNNING"
         found = ended(task)
         assert (found.status, found.reason, logged(task)) == ("FAILED", "CRASHED", ["LOST"])

@@ -87,7 +87,7 @@ def test_a_leader_that_slept_wakes_deposed(fleet: Fleet) -> None:
     new = _takes_over(fleet, old)
     term = _term()
     old.thaw()
-    until(lambda: "lost the lead" in old.said(), within=20, message="the old leader steps down")
+    until(lambda: "lost leadership" in old.said(), within=20, message="the old leader steps down")
     assert (fleet.leading(), _term()) == (new, term)
     assert old.alive()
 

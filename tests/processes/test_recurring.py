@@ -74,7 +74,7 @@ def test_clocks_five_minutes_apart_a_sleeping_leader_and_dying_ones_miss_and_dou
     _leads(fleet, right)
     advanced(rows)
     behind.thaw()
-    until(lambda: "lost the lead" in behind.said(), within=20, message="the sleeper steps down")
+    until(lambda: "lost leadership" in behind.said(), within=20, message="the sleeper steps down")
     right.kill()
     _leads(fleet, behind)
     third = fleet.scheduler(**ahead).ready()

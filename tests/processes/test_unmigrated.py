@@ -55,6 +55,6 @@ def test_a_missing_table_is_reported_with_its_remedy_until_migrate_has_run(fleet
         assert "Traceback" not in program.said(), program.said()
         assert "is away" not in program.said()
     _django("migrate", "--verbosity", "0")
-    until(lambda: "The database can be used again." in scheduler.said(), within=60)
+    until(lambda: "The database connection is restored; dispatching continues." in scheduler.said(), within=60)
     assert scheduler.alive()
     assert worker.alive()

@@ -119,7 +119,7 @@ class Released:
 def below(task_id: uuid.UUID, limit: int) -> list[tuple[Any, ...]] | None:
     """Return what an ended row still holds: what each needs, its queue, if it is due, the untold notes, name, tenant.
 
-    At most so many; None where the other hand has to look.
+    At most `limit`. Returns None if this database has no SQL form; the caller then uses the ORM form.
     """
     sql = statement("below")
     return None if sql is None else read(sql, {"id": task_id, "limit": limit})
@@ -130,7 +130,8 @@ def release_met(
 ) -> Released | None:
     """BLOCKED to PENDING, or in these queues to QUEUED but for limited names, for joins that these endings meet.
 
-    One statement; looks at so many edges at most. None where the other hand has to do it.
+    One statement that reads at most `limit` edges. Returns None if this database has no SQL form; the caller then uses
+    the ORM form.
     """
     sql = statement("spread")
     if sql is None:

@@ -145,7 +145,7 @@ def test_a_fire_time_is_skipped_moved_and_given_back(ann: Client) -> None:
     assert made == {(first, "SKIP", None, "ann"), (second, "MOVE", later, "ann")}
     assert ann.get(page_of(row)).context["fires"][0]["notes"][0].startswith("moved by hand")
     taken = _do(ann, row, "withdraw", fire_time=first.isoformat())
-    assert "The schedule has its say again" in said(taken)[-1]
+    assert "Override removed" in said(taken)[-1]
     again = _do(ann, row, "withdraw", fire_time=first.isoformat())
     assert said(again)[-1].startswith("Schedule daily: There was no override")
     assert row.next_fire_times(1)[0].nominal == first

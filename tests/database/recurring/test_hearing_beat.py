@@ -64,4 +64,4 @@ def test_a_database_that_is_away_does_not_stop_beat(
 
     monkeypatch.setattr(type(ShadowFire.objects.all()), "bulk_create", away)
     assert scheduler.apply_async(_entry(scheduler, "plain", "shop.tasks.plain")).id
-    assert "A fire of beat was not written down: plain" in caplog.text
+    assert "A fire time of beat was not recorded: plain" in caplog.text

@@ -148,7 +148,7 @@ def test_the_runs_of_a_dead_node_are_lost_and_its_death_is_told_once(caplog: Any
     assert {_status(row) for row in rows} == {"PENDING"}
     assert Node.objects.get(pk=dead.pk).declared_dead
     watcher.sweep()
-    assert len([one for one in caplog.records if "fell silent" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "missed their heartbeats" in one.getMessage()]) == 1
 
 
 def test_a_run_that_renews_its_lease_is_not_lost_because_its_node_is_silent() -> None:
