@@ -17,7 +17,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.ports import Ring
 from tests.processes.fleet import SHORT, fleet_in
 from tests.processes.proxy import Proxy, proxy_to
-from tests.processes.rows import ended, in_status, logged, row, statuses
+from tests.processes.rows import ended, in_status, logged, release, row, statuses
 from tests.project import bodies
 from tests.servers import variable_of
 from tests.vendors import address, broker_settings
@@ -170,7 +170,7 @@ def test_a_worker_whose_broker_was_cut_serves_again(rows: None, tmp_path: Path, 
         task = bodies.hold.schedule(str(tmp_path / "held"))
         in_status(task, "RUNNING")
         switch.cut()
-        (tmp_path / "held" / "released").touch()
+        release(tmp_path / "held")
         assert ended(task).status == "SUCCESS"
         switch.restore()
         assert ended(bodies.add.schedule(1, 2), within=60).result == 3

@@ -13,7 +13,7 @@ from django_durable_tasks.celery import publisher
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.ports import Ring
 from tests.processes.fleet import Fleet, Program, fleet_in
-from tests.processes.rows import ended, in_status, logged, row
+from tests.processes.rows import ended, in_status, logged, release, row
 from tests.project import bodies
 from tests.waiting import until
 
@@ -66,7 +66,7 @@ def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) 
     in_status(task, "RUNNING")
     publisher.publish([_ring(task, epoch=1, number=number) for number in (1, 2, 3)])
     publisher.publish([_ring(task, epoch=99)])
-    (tmp_path / "released").touch()
+    release(tmp_path)
     ended(task)
     publisher.publish([_ring(row(task))])
     until(lambda: worker.said().count(f"ring {task.pk}") >= 5, within=20, message="five rings are dropped")
@@ -88,7 +88,7 @@ def test_a_message_revoked_before_its_start_cancels_the_row(worker: Program, tmp
     celery_id = _celery_id(second)
     current_app.control.revoke(celery_id)
     until(lambda: f"Tasks flagged as revoked: {celery_id}" in worker.said(), within=20)
-    (tmp_path / "released").touch()
+    release(tmp_path)
     found = ended(second)
     assert (found.status, found.reason, found.attempts, logged(second)) == ("CANCELLED", "REVOKED", 0, [])
     assert ended(first).status == "SUCCESS"
@@ -113,7 +113,7 @@ def test_inspect_sees_the_worker_and_what_it_runs(worker: Program, tmp_path: Pat
     active = inspect.active()[worker.name]
     assert [(run["name"], run["id"]) for run in active] == [("tests.project.bodies.hold", _celery_id(task))]
     assert bodies.hold.name in inspect.registered()[worker.name]
-    (tmp_path / "released").touch()
+    release(tmp_path)
     ended(task)
 
 

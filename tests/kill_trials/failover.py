@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.processes.fires import born, declared, expected, ran, silenced
 from tests.processes.fleet import Fleet, Program
-from tests.processes.rows import row
+from tests.processes.rows import release, row
 from tests.processes.windows import Matched, noted
 from tests.project import bodies
 from tests.waiting import until
@@ -106,7 +106,7 @@ def _run_again(fleet: Fleet, number: int) -> float:
     worker.kill()
     until(lambda: row(task).attempts > 1 and row(task).status == "RUNNING", within=120, message="it starts again")
     waited = round(time.monotonic() - began, 3)
-    (folder / "released").touch()
+    release(folder)
     until(lambda: row(task).status == "SUCCESS", within=60, message="it succeeds")
     other.kill()
     return waited

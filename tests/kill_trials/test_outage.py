@@ -11,7 +11,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Node, Task
 from tests.processes.fleet import Program, fleet_in
 from tests.processes.proxy import proxy_to
-from tests.processes.rows import ended, logs, statuses
+from tests.processes.rows import ended, logs, release, statuses
 from tests.project import bodies
 from tests.servers import variable_of
 from tests.vendors import address
@@ -55,7 +55,7 @@ def test_ninety_seconds_without_the_database_lose_none_of_a_hundred_runs(
         proxy.restore()
         until(lambda: _beats(scheduler) >= before + LOOKS, within=180, message="leases are judged again")
         assert (statuses(), logs()) == ({"RUNNING": RUNS}, {})
-        (held / "released").touch()
+        release(held)
         for task in tasks:
             ended(task, within=120)
     assert (statuses(), logs()) == ({"SUCCESS": RUNS}, {"SUCCESS": RUNS})

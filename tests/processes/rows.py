@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from celery import current_app
@@ -122,3 +123,9 @@ def accepted_twice() -> list[tuple[uuid.UUID, int]]:
     return [pair for pair, number in endings.items() if number > 1] + [
         (task_id, 0) for task_id, number in successes.items() if number > 1
     ]
+
+
+def release(folder: Path) -> None:
+    """End the runs of `bodies.hold` that hold this folder, also one that is RUNNING and has not made it yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "released").touch()

@@ -11,7 +11,7 @@ from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.lifecycle.liveness import vitals
 from django_durable_tasks.models import Node, SchedulerLease, Task
 from tests.processes.fleet import SHORT, STOPPING, Fleet, Program
-from tests.processes.rows import ended, logged, row
+from tests.processes.rows import ended, logged, release, row
 from tests.project import bodies
 from tests.waiting import until
 
@@ -39,7 +39,7 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
     until(lambda: _row(worker).draining, within=20, message="the node drains")
     assert list(Node.objects.alive().workers()) == []
     assert not Task.objects.filter(pk__in=[task.pk for task in waiting]).exclude(status__in=["QUEUED", "PENDING"])
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     assert worker.process.wait(STOPPING) == 0
     assert (ended(held).status, logged(held)) == ("SUCCESS", ["SUCCESS"])
     assert (_row(worker).declared_dead, _row(worker).stopped_at is None) == (False, False)
@@ -60,7 +60,7 @@ def test_a_worker_whose_child_is_stuck_beats_and_fails_its_probe_until_it_starts
     fleet.scheduler()
     fleet.ready()
     (tmp_path / "held").mkdir()
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     assert ended(bodies.hold.schedule(str(tmp_path / "held"))).status == "SUCCESS"
     child = int(next((tmp_path / "held").glob("started-*")).name.split("-")[1])
 

@@ -10,7 +10,7 @@ import pytest
 from django_durable_tasks.lifecycle import limit_orders
 from django_durable_tasks.models import Limit, Task
 from tests.processes.fleet import Fleet
-from tests.processes.rows import ended
+from tests.processes.rows import ended, release
 from tests.project import bodies
 from tests.waiting import until
 
@@ -45,7 +45,7 @@ def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_
     # A row runs before its body does: only two bodies that have begun are two at once.
     until(lambda: len(list(folder.glob("started-*"))) == _PLACES, within=30, message="as many run as there are places")
     until(lambda: Task.objects.parked().count() == _TASKS - _PLACES, within=30, message="the others are parked")
-    (folder / "released").touch()
+    release(folder)
     for task in tasks:
         assert ended(task, within=60).status == "SUCCESS"
     assert _most_at_once(folder) == _PLACES

@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_tasks.models import Task
 from tests.processes.fleet import SHORT, fleet_in
-from tests.processes.rows import ended, in_status, row, statuses
+from tests.processes.rows import ended, in_status, release, row, statuses
 from tests.project import bodies
 from tests.waiting import until
 
@@ -30,13 +30,13 @@ def test_one_long_task_in_ten_delays_no_other_and_the_most_urgent_is_next(rows: 
         until(lambda: statuses()["QUEUED"] == WINDOW, within=30, message="the window is full")
         (urgent,) = bodies.add.using(priority=9).schedule_many([(9, 9)])
         last.mkdir(exist_ok=True)
-        (last / "released").touch()
+        release(last)
         began = ended(urgent).started_at
         before = Task.objects.filter(started_at__gt=row(busy).started_at, started_at__lt=began)
         assert before.count() <= WINDOW, "more started before it than had been published before it came"
 
         assert [row(task).status for task in long] == ["RUNNING"] * LONG
-        (held / "released").touch()
+        release(held)
         for task in [*long, busy]:
             assert ended(task).status == "SUCCESS"
 

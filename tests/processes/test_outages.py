@@ -16,7 +16,7 @@ from django_durable_tasks.lifecycle.connections import LEADER, own
 from django_durable_tasks.models import Node, Task
 from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
 from tests.processes.proxy import proxy_to
-from tests.processes.rows import ended, in_status, logged, logs, row, statuses
+from tests.processes.rows import ended, in_status, logged, logs, release, row, statuses
 from tests.project import bodies
 from tests.servers import variable_of
 from tests.vendors import address
@@ -96,7 +96,7 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None
         _looked(scheduler, 3)
         far.restore()
         until(lambda: _leases_kept() or logs(), within=30, message="the worker is back")
-        (held / "released").touch()
+        release(held)
         for task in tasks:
             ended(task)
         assert scheduler.alive()

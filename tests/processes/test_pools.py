@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.fleet import Fleet, fleet_in
-from tests.processes.rows import ended, logged
+from tests.processes.rows import ended, logged, release
 from tests.project import bodies
 from tests.waiting import until
 
@@ -43,7 +43,7 @@ def test_a_body_deaf_to_its_limit_loses_its_lease_and_its_ending_is_refused(
     task = bodies.hold.using(timeout=1, max_crashes=1).schedule(str(tmp_path / "held"))
     found = ended(task, within=40)
     assert (found.status, found.reason, logged(task)) == ("FAILED", "CRASHED", ["LOST"])
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     until(lambda: logged(task) == ["LOST", "FENCED"], within=20)
 
 

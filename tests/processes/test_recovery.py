@@ -8,7 +8,7 @@ from django.contrib.auth.models import Group
 
 from django_durable_tasks.models import SchedulerLease, Task
 from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
-from tests.processes.rows import accepted_twice, ended, in_status, logged, row
+from tests.processes.rows import accepted_twice, ended, in_status, logged, release, row
 from tests.project import bodies
 from tests.waiting import until
 
@@ -44,7 +44,7 @@ def test_the_runs_of_a_killed_worker_are_lost_and_run_again(fleet: Fleet, tmp_pa
     tasks = _held(tmp_path / "held", 2)
     worker.kill()
     fleet.worker().ready()
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     for task in tasks:
         found = ended(task, within=60)
         assert (found.status, found.attempts, found.crashes) == ("SUCCESS", 2, 1)
@@ -99,7 +99,7 @@ def test_a_worker_that_slept_past_its_lease_is_fenced(fleet: Fleet, tmp_path: Pa
     sleeper.freeze()
     fleet.worker(slots=1).ready()
     until(lambda: row(task).attempts == 2 and row(task).status == "RUNNING", within=40)
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     assert ended(task).result == 2
     sleeper.thaw()
     until(lambda: "FENCED" in logged(task), within=30, message="the sleeper's ending is refused")
@@ -122,7 +122,7 @@ def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_nod
     assert node is not None
     # Its children were born with its first id: under a dead one, every sweep would lose what they run.
     assert row(task).node == node.pk
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     assert (ended(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])
 
 
@@ -138,7 +138,7 @@ def test_the_writes_of_an_atomic_body_happen_once_though_it_runs_twice(fleet: Fl
     sleeper.freeze()
     fleet.worker(slots=1).ready()
     until(lambda: row(task).attempts == 2 and row(task).status == "RUNNING", within=40)
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     assert ended(task).result == 2
     sleeper.thaw()
     until(lambda: "FENCED" in logged(task), within=30, message="the sleeper's ending is refused")
@@ -169,7 +169,7 @@ def test_a_worker_told_to_stop_finishes_what_it_runs_and_says_goodbye(fleet: Fle
     (task,) = _held(tmp_path / "held")
     worker.process.send_signal(signal.SIGTERM)
     until(lambda: "Warm shutdown" in worker.said(), within=20)
-    (tmp_path / "held" / "released").touch()
+    release(tmp_path / "held")
     assert worker.process.wait(30) == 0
     assert (row(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])
     assert worker.node() is None
