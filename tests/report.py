@@ -117,9 +117,14 @@ def _unstable(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _skips(results: Sequence[Result]) -> Iterator[str]:
+    """Give a line for each skip, or one for all of a run that have the same reason."""
     for result in results:
+        by_reason: dict[str, list[str]] = {}
         for name, reason in result.skips:
-            yield f"SKIPPED {name} ({result.run.title}): {reason}"
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            which = names[0] if len(names) == 1 else f"{len(names)} tests such as {names[0]}"
+            yield f"SKIPPED {which} ({result.run.title}): {reason}"
 
 
 def _missing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[str]:

@@ -70,6 +70,14 @@ def test_failures_errors_and_skips_are_told_with_their_reasons(tmp_path: Path) -
     assert any(line.startswith("postgresql") and "FAILED 2 of 3" in line for line in lines)
 
 
+def test_skips_of_one_reason_are_one_line_with_their_number() -> None:
+    result = Result(PAIR, skips=[("a.one", "no Chromium here"), ("a.two", "no Chromium here"), ("a.other", "no zone")])
+    assert [line for line in closing([result], {}) if line.startswith("SKIPPED")] == [
+        f"SKIPPED 2 tests such as a.one ({PAIR.title}): no Chromium here",
+        f"SKIPPED a.other ({PAIR.title}): no zone",
+    ]
+
+
 def test_a_run_that_died_without_a_report_counts_as_one_failure(tmp_path: Path) -> None:
     result = Result(PAIR, failed=True)
     result.read(tmp_path / "absent.xml")
