@@ -69,13 +69,13 @@ def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) 
     release(tmp_path)
     ended(task)
     publisher.publish([_ring(row(task))])
-    until(lambda: worker.said().count(f"ring {task.pk}") >= 5, within=20, message="five rings are dropped")
+    until(lambda: worker.said().count(f"Ignored message {task.pk}") >= 5, within=20, message="five are ignored")
     assert (row(task).attempts, logged(task)) == (1, ["SUCCESS"])
 
 
 def test_a_task_whose_code_is_gone_waits_is_reported_and_burns_nothing(worker: Program) -> None:
     task = only_here.schedule()
-    until(lambda: worker.said().count(f"'tests.broker.only_here'; task {task.pk} waits") >= 2, within=30)
+    until(lambda: worker.said().count(f"'tests.broker.only_here'; task {task.pk} was returned") >= 2, within=30)
     found = row(task)
     assert found.is_open
     assert (found.attempts, found.failures, found.crashes, logged(task)) == (0, 0, 0, [])

@@ -268,12 +268,16 @@ def test_a_listener_stops_at_once_and_leaves_no_connection(sleeping: Callable[..
     sleeper = sleeping()
     sleeper.wakeups.stop(10)
     assert not any(listener.is_alive() for listener in sleeper.wakeups._listeners)
+    until(lambda: _listening() == 0, within=20, message="the server has ended the connection that was closed")
+
+
+def _listening() -> int:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE query = %s AND datname = current_database()",
             [f"LISTEN {CHANNEL}"],
         )
-        assert cursor.fetchone() == (0,)
+        return int(cursor.fetchone()[0])
 
 
 # With Redis -------------------------------------------------------------------------------------------------------
