@@ -1,6 +1,7 @@
 """Durable, exactly accounted background work for Django teams that use Celery.
 
-The public names load on first use (PEP 562), so that importing the app never touches Celery before Django is set up.
+The public names load on first use (PEP 562), so that importing the app never touches Celery before
+Django is set up.
 """
 
 from __future__ import annotations
@@ -10,23 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_durable_tasks.decorators import durable_task, recurring
-    from django_durable_tasks.rules.calendars import SpecialDay
-    from django_durable_tasks.rules.followups import Schedule
-    from django_durable_tasks.rules.limits import PerKey
-    from django_durable_tasks.rules.retries import Retry
+    from django_durable_tasks.rules.limits.options import PerKey
+    from django_durable_tasks.rules.recurring.calendars import SpecialDay
+    from django_durable_tasks.rules.tasks.retries import Retry
+    from django_durable_tasks.rules.workflows.followups import Schedule
     from django_durable_tasks.workflows import Workflow
 
 __version__ = "0.1.0.dev0"
-__all__ = ["PerKey", "Retry", "Schedule", "SpecialDay", "Workflow", "__version__", "durable_task", "recurring"]
+__all__ = [
+    "PerKey",
+    "Retry",
+    "Schedule",
+    "SpecialDay",
+    "Workflow",
+    "__version__",
+    "durable_task",
+    "recurring",
+]
 
 _HOMES = {
     "durable_task": "django_durable_tasks.decorators",
     "recurring": "django_durable_tasks.decorators",
-    "Schedule": "django_durable_tasks.rules.followups",
-    "SpecialDay": "django_durable_tasks.rules.calendars",
+    "Schedule": "django_durable_tasks.rules.workflows.followups",
+    "SpecialDay": "django_durable_tasks.rules.recurring.calendars",
     "Workflow": "django_durable_tasks.workflows",
-    "PerKey": "django_durable_tasks.rules.limits",
-    "Retry": "django_durable_tasks.rules.retries",
+    "PerKey": "django_durable_tasks.rules.limits.options",
+    "Retry": "django_durable_tasks.rules.tasks.retries",
 }
 
 

@@ -1,4 +1,6 @@
-"""The one place that plugs the rooms together."""
+"""The application configuration: binds the ports of the lower layers to the functions of the higher
+ones.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +17,56 @@ class DurableTasksConfig(AppConfig):
 
     def ready(self) -> None:
         """Plug in; the imports stand here because models must be loaded first."""
-        from django_durable_tasks import checks, ports
-        from django_durable_tasks.celery import call_guard, dispatcher, filesystem, handlers, publisher, routing
-        from django_durable_tasks.celery import wiring, worker, zones  # isort: skip
+        from django_durable_tasks import checks
+        from django_durable_tasks.celery import call_guard
+        from django_durable_tasks.celery.execution import signal_handlers, worker_node
+        from django_durable_tasks.celery.transports import filesystem
         from django_durable_tasks.due_index import verify as verify_due_index
-        from django_durable_tasks.lifecycle import calendars, doors, queues, task_requests, verifying
-        from django_durable_tasks.lifecycle.first_rows import write_first_rows
-        from django_durable_tasks.management.durable.declaring import after_migrate
-        from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
+        from django_durable_tasks.engine.db.seed_rows import write_first_rows
+        from django_durable_tasks.engine.verify import runner
+        from django_durable_tasks.management.durable.sync import after_migrate
         from django_durable_tasks.targets import end_of_workflow, maps, plain_celery_task, verify  # noqa: F401 - all processes know them
 
         filesystem.register()
         call_guard.install()
-        ports.bind(
-            ring_port=dispatcher.ring_after_commit,
-            task_port=doors.EngineTaskOperations(),
-            letter_port=doors.EngineDeadLetterOperations(),
-            pause_port=queues,
-            calendar_port=calendars,
-            schedule_verbs=doors.Doors(),
-            queue_port=routing.queue_of,
-            broker_port=dispatcher.broker_open,
-            eager_port=publisher.eager,
-            due_port=OnCommitNotifier(),
-            load_port=wiring.load_tasks,
-            zone_port=zones.schedule_zone,
-            requests_port=task_requests.apply_of,
-        )
-        verifying.join(*verify_due_index.CHECKS)
-        handlers.connect()
-        worker.connect()
+        _bind_ports()
+        runner.join(*verify_due_index.CHECKS)
+        signal_handlers.connect()
+        worker_node.connect()
         checks.register()
-        post_migrate.connect(write_first_rows, sender=self, dispatch_uid="django_durable_tasks.first_rows")
+        post_migrate.connect(
+            write_first_rows, sender=self, dispatch_uid="django_durable_tasks.first_rows"
+        )
         # After the first rows: a schedule belongs to the default tenant.
-        post_migrate.connect(after_migrate, sender=self, dispatch_uid="django_durable_tasks.schedules")
+        post_migrate.connect(
+            after_migrate, sender=self, dispatch_uid="django_durable_tasks.schedules"
+        )
+
+
+def _bind_ports() -> None:
+    from django_durable_tasks import ports
+    from django_durable_tasks.celery import inspect, zones
+    from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher, routing
+    from django_durable_tasks.engine import manager_operations
+    from django_durable_tasks.engine.cluster import queues
+    from django_durable_tasks.engine.limits import backpressure
+    from django_durable_tasks.engine.recurring import calendars
+    from django_durable_tasks.engine.tasks import requests
+    from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
+
+    ports.bind(
+        publish_port=dispatcher.publish_after_commit,
+        task_port=manager_operations.EngineTaskOperations(),
+        letter_port=manager_operations.EngineDeadLetterOperations(),
+        pause_port=queues,
+        calendar_port=calendars,
+        schedule_verbs=manager_operations.Doors(),
+        queue_port=routing.queue_of,
+        broker_port=broker_outage.is_open_for,
+        fast_path_port=backpressure.FastPath(),
+        eager_port=publisher.eager,
+        due_port=OnCommitNotifier(),
+        load_port=inspect.load_tasks,
+        zone_port=zones.schedule_zone,
+        requests_port=requests.apply_of,
+    )

@@ -1,4 +1,5 @@
-"""settings.DURABLE_TASKS, read once into one frozen, typed object. Nothing else reads django.conf.settings.
+"""settings.DURABLE_TASKS, read once into one frozen, typed object. Nothing else reads
+django.conf.settings.
 
 The ``help`` of each field is its documentation: docs/reference/settings.md is generated from it.
 """
@@ -6,22 +7,25 @@ The ``help`` of each field is its documentation: docs/reference/settings.md is g
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
-from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-
-class InvalidSetting(ImproperlyConfigured):
-    """A key or value in settings.DURABLE_TASKS cannot be used."""
+from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
+from django_durable_tasks.conf_checks import (
+    check_limits,
+    check_names,
+    check_schedules,
+    check_task_defaults,
+    check_verify_cron,
+)
+from django_durable_tasks.did_you_mean import did_you_mean
 
 
 def _duration(default: float | None, help: str) -> Any:
@@ -40,112 +44,189 @@ def _value(default: Any, help: str) -> Any:
 class Settings:
     """The settings of django_durable_tasks; durations in seconds."""
 
-    LEASE: float = _duration(60, "How long a run may stay silent before its row is given to another run.")
-    HEARTBEAT: float = _duration(15, "How often a process renews the leases of all its runs with one UPDATE.")
+    LEASE: float = _duration(
+        60, "How long a run may stay silent before its row is given to another run."
+    )
+    HEARTBEAT: float = _duration(
+        15, "How often a process renews the leases of all its runs with one UPDATE."
+    )
     NODE_HEARTBEAT: float = _duration(5, "How often a scheduler or a worker says that it lives.")
     NODE_TIMEOUT: float | None = _duration(
-        None, "A node silent for so long is dead: its runs are lost, its claims republished. None: 20, on SQLite 60."
+        None,
+        "A node without a heartbeat for this time is declared dead: its runs are marked LOST, its"
+        " claimed tasks republished. None: 20, on SQLite 60.",
     )
-    LEADER_LEASE: float | None = _duration(None, "How long a leader stays leader unseen. None: 4, on SQLite 20.")
-    LEADER_RENEW: float | None = _duration(None, "How often the leader renews. None: 1, on SQLite 5.")
-    REPUBLISH_AFTER: float = _duration(15, "How long a published row waits for its start before it is republished.")
+    LEADER_LEASE: float | None = _duration(
+        None, "How long a leader stays leader unseen. None: 4, on SQLite 20."
+    )
+    LEADER_RENEW: float | None = _duration(
+        None, "How often the leader renews. None: 1, on SQLite 5."
+    )
+    REPUBLISH_AFTER: float = _duration(
+        15, "How long a published row waits for its start before it is republished."
+    )
     REPUBLISH_AFTER_MAX: float = _duration(
-        900, "The wait between two rings doubles up to this; it is four times this from the eighth on."
+        900,
+        "The wait between two messages of a task doubles up to this. From the eighth message on it"
+        " is four times this.",
     )
     POLL: float = _duration(1, "How long a scheduler sleeps when nothing is due.")
     LOOKAHEAD: float = _duration(
-        2, "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner wakes it."
+        2,
+        "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner"
+        " wakes it.",
     )
-    DUE_INDEX_HORIZON: float = _duration(300, "How far ahead of their time rows are kept in the due index in Redis.")
-    BATCH_SIZE: int = _count(500, "How many rows one claim, sweep or prune statement takes at most.")
+    DUE_INDEX_HORIZON: float = _duration(
+        300, "How far ahead of their time rows are kept in the due index in Redis."
+    )
+    BATCH_SIZE: int = _count(
+        500, "How many rows one claim, sweep or prune statement takes at most."
+    )
     SKEW_MAX: float = _duration(
-        2, "A host clock further from the database's than this is logged, and makes `durable status` exit with 1."
+        2,
+        "A host clock further from the database's than this is logged, and makes `durable status`"
+        " exit with 1.",
     )
     STALLED_AFTER: float = _duration(
         60,
-        "A scheduler that looked for nothing, or a worker with free processes that started nothing though rows of "
-        "its queues were rung more than once, for so long is stalled: `durable health` fails.",
+        "A scheduler is stalled if it has not polled for this time. A worker is stalled if it has"
+        " free processes and has started no task for this time, although tasks of its queues were"
+        " republished. `durable health` fails for a stalled node.",
     )
     DATABASE: str = _value(
         "default",
-        "The alias of the database that holds the tables; another one than 'default' needs DurableTasksRouter.",
+        "The alias of the database that holds the tables; another one than 'default' needs"
+        " DurableTasksRouter.",
     )
     LISTEN_DATABASE: str | None = _value(
-        None, "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind a pooler."
+        None,
+        "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind"
+        " a pooler.",
     )
-    REGION: str = _value("", "The name of this region: each has a leader, a due index and wake-ups of its own.")
+    REGION: str = _value(
+        "", "The name of this region: each has a leader, a due index and wake-ups of its own."
+    )
     REDIS_URL: str | None = _value(
-        None, "Redis for the due index and wake-ups, 'redis://cache:6379/3'. None: each scheduler has its own index."
+        None,
+        "Redis for the due index and wake-ups, 'redis://cache:6379/3'. None: each scheduler has its"
+        " own index.",
     )
-    FAST_PATH: bool = _value(True, "Publish a task that is due now right after COMMIT instead of at the next poll.")
-    FAST_PATH_MAX: int = _count(100, "How many tasks of one transaction take the fast path; the rest wait for a poll.")
+    FAST_PATH: bool = _value(
+        True, "Publish a task that is due now right after COMMIT instead of at the next poll."
+    )
+    FAST_PATH_MAX: int = _count(
+        100, "How many tasks of one transaction take the fast path; the rest wait for a poll."
+    )
     QUEUE_WINDOW: int | None = _count(
         None,
-        "How many published rows may wait per queue. None: 2 x concurrency + 2 s of starts, 1,000 without a worker.",
+        "How many published rows may wait per queue. None: 2 x concurrency + 2 s of starts, 1,000"
+        " without a worker.",
     )
     LIMITS: Mapping[str, Mapping[str, Any]] | None = _value(
         None,
-        "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10}, 'tenant:7': ...}; "
-        "scopes are global, queue:<name>, task:<name>, tenant:<id> and key:<text>.",
+        "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10},"
+        " 'tenant:7': ...}; scopes are global, queue:<name>, task:<name>, tenant:<id> and"
+        " key:<text>.",
     )
     PRIORITY_AGING: float | None = _duration(
-        None, "A due row becomes more urgent by one priority each time it waited for so long. None: never."
+        None,
+        "Each time a due task has waited for this time, its priority is raised by one. None:"
+        " never.",
     )
     TASK_DEFAULTS: Mapping[str, Any] | None = _value(
         None,
-        "Defaults for the options of @durable_task, {'max_attempts': 3, 'backoff_base': 10, 'timeout': 600}; read when "
-        "a module with tasks is imported. An option of the decorator or a retry option of Celery's counts before them.",
+        "Defaults for the options of @durable_task, {'max_attempts': 3, 'backoff_base': 10,"
+        " 'timeout': 600}; read when a module with tasks is imported. An option of the decorator or"
+        " a retry option of Celery's counts before them.",
     )
-    PAYLOAD_MAX_BYTES: int = _count(65_536, "The largest arguments, as JSON in bytes; at most 262,144.")
+    PAYLOAD_MAX_BYTES: int = _count(
+        65_536, "The largest arguments, as JSON in bytes; at most 262,144."
+    )
     RESULT_MAX_BYTES: int = _count(65_536, "The largest result, as JSON in bytes.")
-    ERROR_MAX_BYTES: int = _count(16_384, "Error texts and tracebacks are cut to so many bytes.")
-    REFERENCES_MAX_BYTES: int = _count(
-        1_048_576, "The largest results, as JSON in bytes, that the arguments of one task may refer to together."
+    ERROR_MAX_BYTES: int = _count(
+        16_384, "Error texts and tracebacks are truncated to this number of bytes."
     )
-    WORKFLOW_MAX_TASKS: int = _count(10_000, "The most tasks of one workflow, those added while it runs included.")
+    REFERENCES_MAX_BYTES: int = _count(
+        1_048_576,
+        "The largest results, as JSON in bytes, that the arguments of one task may refer to"
+        " together.",
+    )
+    WORKFLOW_MAX_TASKS: int = _count(
+        10_000, "The most tasks of one workflow, those added while it runs included."
+    )
     WORKFLOW_MAX_EDGES: int = _count(50_000, "The most edges of one workflow.")
     JSON_MAX_DEPTH: int = _count(16, "The deepest nesting of arguments and results.")
-    DELAY_MAX: float = _duration(31_536_000, "The longest countdown or distance of run_at; one year.")
-    RESULT_WRITE_TIMEOUT: float = _duration(300, "How long an ending that cannot be written is tried again.")
+    DELAY_MAX: float = _duration(
+        31_536_000, "The longest countdown or distance of run_at; one year."
+    )
+    RESULT_WRITE_TIMEOUT: float = _duration(
+        300, "How long an ending that cannot be written is tried again."
+    )
     PUBLISH_TIMEOUT: float = _duration(2, "The longest wait for the broker in one publish.")
     BROKER_BACKOFF: float = _duration(
-        5, "How long nothing is published after the broker failed; to a queue that it rejects at first."
+        5,
+        "How long nothing is published after the broker failed; to a queue that it rejects at"
+        " first.",
     )
-    UNKNOWN_TASK_DELAY: float = _duration(30, "How long a row waits after a worker did not know its task.")
+    UNKNOWN_TASK_DELAY: float = _duration(
+        30, "How long a row waits after a worker did not know its task."
+    )
     ACCEPT_PLAIN_MESSAGES: bool = _value(
         False,
-        "Let workers create tasks from plain messages for durable tasks, with the arguments that they carry: those "
-        "published before the task was durable, by `celery call`, or by another project.",
+        "Let workers create tasks from plain messages for durable tasks, with the arguments that"
+        " they carry: those published before the task was durable, by `celery call`, or by another"
+        " project.",
     )
     RETENTION: Mapping[str, Any] | None = _value(
-        None, "How long finished rows stay, by status; a status with None stays for ever. None: a week, FAILED 30 days."
+        None,
+        "How long ended tasks are kept, by status. Tasks of a status with None are never deleted."
+        " None: a week, FAILED 30 days.",
     )
     LEDGER_RETENTION: float = _duration(
-        31_536_000, "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One year."
+        31_536_000,
+        "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One"
+        " year.",
     )
     SCHEDULES: Mapping[str, Mapping[str, Any]] | None = _value(
-        None, "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable sync` makes rows."
+        None,
+        "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable"
+        " sync` makes rows.",
     )
     TIMEZONE: str | None = _value(
-        None, "The zone of new schedules without `timezone=`. None: CELERY_TIMEZONE, else TIME_ZONE."
+        None,
+        "The zone of new schedules without `timezone=`. None: CELERY_TIMEZONE, else TIME_ZONE.",
     )
-    SYNC_SCHEDULES_ON_MIGRATE: bool = _value(False, "Do what `durable sync` does after each `migrate` of our tables.")
+    SYNC_SCHEDULES_ON_MIGRATE: bool = _value(
+        False, "Do what `durable sync` does after each `migrate` of our tables."
+    )
     PLAIN_CELERY_TASKS: Sequence[str] = _value(
-        (), "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of names."
+        (),
+        "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of"
+        " names.",
     )
-    SHADOW_RETENTION: float = _duration(604_800, "How long what was heard of beat is kept for `durable shadow`.")
+    SHADOW_RETENTION: float = _duration(
+        604_800, "How long fires recorded from Celery beat are kept for `durable shadow`."
+    )
     VERIFY_CRON: str | None = _value(
         None,
-        "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync` makes the schedule.",
+        "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync`"
+        " makes the schedule.",
     )
-    DEAD_LETTERS_MAX: int = _count(0, "More open dead letters than this warn and make `durable status` exit with 1.")
-    OLDEST_DUE_MAX: float = _duration(60, "An older due row than this makes `durable status` exit with 1.")
+    DEAD_LETTERS_MAX: int = _count(
+        0, "More open dead letters than this warn and make `durable status` exit with 1."
+    )
+    OLDEST_DUE_MAX: float = _duration(
+        60, "An older due row than this makes `durable status` exit with 1."
+    )
     SECRET_NAMES: str = _value(
         r"password|passwd|secret|token|api[_-]?key|authorization|cookie|session|private|credential|card|cvv|ssn|iban",
-        "Values under names that match this pattern are masked in tracebacks, the admin and listings.",
+        "Values under names that match this pattern are masked in tracebacks, the admin and"
+        " listings.",
     )
     PREPARED_STATEMENTS: bool | None = _value(
-        None, "Prepare the hot statements on PostgreSQL. None: unless the database has DISABLE_SERVER_SIDE_CURSORS."
+        None,
+        "Prepare the hot statements on PostgreSQL. None: unless the database has"
+        " DISABLE_SERVER_SIDE_CURSORS.",
     )
 
 
@@ -158,18 +239,28 @@ def _seconds(key: str, value: object) -> float | None:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta.")
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta."
+        )
     return float(value)
 
 
 def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     kind = spec.metadata["kind"]
     if value is None and spec.default is not None:
-        raise InvalidSetting(f"DURABLE_TASKS[{spec.name!r}] is None: leave the key out for its default.")
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{spec.name!r}] is None: leave the key out for its default."
+        )
     if kind == "duration":
         return _seconds(spec.name, value)
-    if kind == "count" and value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise InvalidSetting(f"DURABLE_TASKS[{spec.name!r}] is {value!r}: give a whole number of 0 or more.")
+    if (
+        kind == "count"
+        and value is not None
+        and (isinstance(value, bool) or not isinstance(value, int) or value < 0)
+    ):
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{spec.name!r}] is {value!r}: give a whole number of 0 or more."
+        )
     return value
 
 
@@ -178,79 +269,46 @@ def read(raw: Mapping[str, Any]) -> Settings:
     specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
     for key in raw:
         if key not in specs:
-            near = difflib.get_close_matches(str(key), specs, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}.{hint}")
+            hint = did_you_mean(key, specs, cutoff=0.5)
+            raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}. {hint}".strip())
     found = Settings(**{key: _checked(specs[key], value) for key, value in raw.items()})
     if found.HEARTBEAT * 2 > found.LEASE:
-        raise InvalidSetting(f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT.")
+        raise InvalidSetting(
+            f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT."
+        )
     if not found.BATCH_SIZE:
-        raise InvalidSetting("DURABLE_TASKS['BATCH_SIZE'] is 0: nothing would ever be dispatched; give 1 or more.")
+        raise InvalidSetting(
+            "DURABLE_TASKS['BATCH_SIZE'] is 0: nothing would ever be dispatched; give 1 or more."
+        )
     try:
         re.compile(found.SECRET_NAMES)
     except (re.error, TypeError) as error:
-        raise InvalidSetting(f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}.") from None
+        raise InvalidSetting(
+            f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}."
+        ) from None
     if found.PAYLOAD_MAX_BYTES > 262_144:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
-    _check_names(found.REDIS_URL, found.REGION)
-    _check_schedules(found.SCHEDULES)
-    _check_verify_cron(found.VERIFY_CRON)
-    _check_limits(found.LIMITS)
-    _check_task_defaults(found.TASK_DEFAULTS)
+    check_names(found.REDIS_URL, found.REGION)
+    check_schedules(found.SCHEDULES)
+    check_verify_cron(found.VERIFY_CRON)
+    check_limits(found.LIMITS)
+    check_task_defaults(found.TASK_DEFAULTS)
     plain = found.PLAIN_CELERY_TASKS
     if isinstance(plain, str) or not all(isinstance(name, str) for name in plain):
-        raise InvalidSetting(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] is {plain!r}: give a list of names of Celery tasks.")
+        raise InvalidSetting(
+            f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] is {plain!r}: give a list of names of Celery"
+            " tasks."
+        )
     return found
 
 
-def _check_names(url: object, region: object) -> None:
-    if url is not None and not (isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))):
-        raise InvalidSetting("DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or unix://.")
-    if isinstance(url, str):
-        try:
-            urlsplit(url).port  # noqa: B018 - it is read for its error
-        except ValueError:
-            # Without its text: that holds a piece of the password.
-            raise InvalidSetting(
-                "DURABLE_TASKS['REDIS_URL'] cannot be read: spell / # ? and @ in its password as %2F %23 %3F and %40."
-            ) from None
-    if not isinstance(region, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", region):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['REGION'] is {region!r}: give up to 50 letters, digits, dots, hyphens or underscores."
-        )
-
-
-def _check_schedules(schedules: object) -> None:
-    if schedules is None:
-        return
-    if not isinstance(schedules, Mapping):
-        raise InvalidSetting(f"DURABLE_TASKS['SCHEDULES'] is {schedules!r}: give a mapping of names to schedules.")
-    for name, schedule in schedules.items():
-        if not isinstance(schedule, Mapping) or not isinstance(schedule.get("task"), str):
-            raise InvalidSetting(
-                f"DURABLE_TASKS['SCHEDULES'][{name!r}] is {schedule!r}: give a mapping whose 'task' is the registered "
-                "name of a durable task."
-            )
-
-
-def _check_limits(limits: object) -> None:
-    if limits is not None and not isinstance(limits, Mapping):
-        raise InvalidSetting(f"DURABLE_TASKS['LIMITS'] is {limits!r}: give a mapping of scopes to limits.")
-
-
-def _check_task_defaults(defaults: object) -> None:
-    if defaults is not None and not isinstance(defaults, Mapping):
-        raise InvalidSetting(f"DURABLE_TASKS['TASK_DEFAULTS'] is {defaults!r}: give a mapping of options to values.")
-
-
-def _check_verify_cron(audit: object) -> None:
-    if audit is not None and not isinstance(audit, str):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['VERIFY_CRON'] is {audit!r}: give a cron text such as '40 3 * * *', or None."
-        )
-
-
-_KEPT = {"SUCCESS": 604_800, "FAILED": 2_592_000, "CANCELLED": 604_800, "SKIPPED": 604_800, "EXPIRED": 604_800}
+_KEPT = {
+    "SUCCESS": 604_800,
+    "FAILED": 2_592_000,
+    "CANCELLED": 604_800,
+    "SKIPPED": 604_800,
+    "EXPIRED": 604_800,
+}
 
 
 def retention() -> dict[str, float | None]:
@@ -258,8 +316,13 @@ def retention() -> dict[str, float | None]:
     given = settings().RETENTION or {}
     for status in given:
         if status not in _KEPT:
-            raise InvalidSetting(f"DURABLE_TASKS['RETENTION'] has no status {status!r}; it has: {', '.join(_KEPT)}.")
-    return {status: _seconds(f"RETENTION[{status}]", kept) for status, kept in {**_KEPT, **given}.items()}
+            raise InvalidSetting(
+                f"DURABLE_TASKS['RETENTION'] has no status {status!r}; it has: {', '.join(_KEPT)}."
+            )
+    return {
+        status: _seconds(f"RETENTION[{status}]", kept)
+        for status, kept in {**_KEPT, **given}.items()
+    }
 
 
 @functools.cache
@@ -269,7 +332,9 @@ def settings() -> Settings:
 
 
 def beat_knows_zones() -> bool:
-    """Return whether django-celery-beat reads a crontab in the crontab's own zone (DJANGO_CELERY_BEAT_TZ_AWARE)."""
+    """Return whether django-celery-beat reads a crontab in the crontab's own zone
+    (DJANGO_CELERY_BEAT_TZ_AWARE).
+    """
     return bool(getattr(django_settings, "DJANGO_CELERY_BEAT_TZ_AWARE", True))
 
 
@@ -279,7 +344,9 @@ def time_zone() -> str:
 
 
 def celery_time_zone() -> object:
-    """Return CELERY_TIMEZONE, also in a process that has not made the project's Celery application."""
+    """Return CELERY_TIMEZONE, also in a process that has not made the project's Celery
+    application.
+    """
     return getattr(django_settings, "CELERY_TIMEZONE", None)
 
 

@@ -1,6 +1,8 @@
-"""``@durable_task``: a Celery shared task of class DurableTask, checked here and entered in the registry.
+"""``@durable_task``: a Celery shared task of class DurableTask, checked here and entered in the
+registry.
 
-``@recurring``: a schedule that the code declares for it; it stands above or below ``@durable_task``, once or often.
+``@recurring``: a schedule that the code declares for it; it stands above or below
+``@durable_task``, once or often.
 """
 
 from __future__ import annotations
@@ -14,31 +16,62 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpa
 from celery import shared_task
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery import retries
 from django_durable_tasks.celery.calls import Using
+from django_durable_tasks.celery.execution import retries
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.task import DurableTask, signature_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Declaration, Registered
-from django_durable_tasks.rules.declarations import CODE, ScheduleOptions
-from django_durable_tasks.rules.option_hints import hint
-from django_durable_tasks.rules.options import checked_defaults, checked_key, task_options
-from django_durable_tasks.rules.recurring_options import KINDS, columns
+from django_durable_tasks.rules.recurring.declarations import CODE, ScheduleOptions
+from django_durable_tasks.rules.recurring.options import KINDS, columns
+from django_durable_tasks.rules.tasks.option_hints import hint
+from django_durable_tasks.rules.tasks.options import checked_defaults, checked_key, task_options
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 T = TypeVar("T")
 
-_CELERY = frozenset({
-    *retries.OPTIONS, "base", "bind", "ignore_result", "track_started", "trail", "store_errors_even_if_ignored",
-})  # fmt: skip
-_OURS = frozenset({
-    "name", "queue", "priority", "max_attempts", "max_crashes", "backoff", "backoff_base", "backoff_max", "jitter",
-    "retry_for", "give_up_on", "timeout", "soft_timeout", "lease", "expected_duration", "expires_in", "unique",
-    "unique_for", "unique_on_conflict", "atomic", "on_orphan", "rate_limit", "max_concurrency", "weight",
-})  # fmt: skip
+_CELERY = frozenset(
+    {
+        *retries.OPTIONS,
+        "base",
+        "bind",
+        "ignore_result",
+        "track_started",
+        "trail",
+        "store_errors_even_if_ignored",
+    }
+)
+_OURS = frozenset(
+    {
+        "name",
+        "queue",
+        "priority",
+        "max_attempts",
+        "max_crashes",
+        "backoff",
+        "backoff_base",
+        "backoff_max",
+        "jitter",
+        "retry_for",
+        "give_up_on",
+        "timeout",
+        "soft_timeout",
+        "lease",
+        "expected_duration",
+        "expires_in",
+        "unique",
+        "unique_for",
+        "unique_on_conflict",
+        "atomic",
+        "on_orphan",
+        "rate_limit",
+        "max_concurrency",
+        "weight",
+    }
+)
 
 
 class Durable(Protocol[P, R_co]):
@@ -56,22 +89,32 @@ class Durable(Protocol[P, R_co]):
     @overload
     def schedule(self, *args: Any, run_at: datetime, **kwargs: Any) -> Task: ...
     def schedule(self, *args: Any, **kwargs: Any) -> Task:
-        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest start."""
+        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest
+        start.
+        """
 
     def using(self, **options: Any) -> Using:
         """Return this task with options for the calls made through the returned object."""
 
-    def schedule_many(self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None) -> list[uuid.UUID]:
+    def schedule_many(
+        self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
+    ) -> list[uuid.UUID]:
         """Create one row for each tuple of arguments."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult:
         """Create the row as Celery's ``apply_async`` would send the message."""
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult | None:
-        """Create the row in the caller's transaction. Returns None if that is of another database."""
+        """Create the row in the caller's transaction. Returns None if that is of another
+        database.
+        """
 
-    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult | None:
-        """Create the row in the caller's transaction. Returns None if that is of another database."""
+    def apply_async_on_commit(
+        self, args: Any = None, kwargs: Any = None, **options: Any
+    ) -> DurableResult | None:
+        """Create the row in the caller's transaction. Returns None if that is of another
+        database.
+        """
 
     def s(self, *args: Any, **kwargs: Any) -> Any:
         """Return Celery's signature of a call, a part of a canvas for ``Workflow.from_canvas``."""
@@ -83,7 +126,9 @@ class Durable(Protocol[P, R_co]):
         """Return a signature that calls the task for each item, one after the other."""
 
     def starmap(self, it: Iterable[Iterable[Any]]) -> Any:
-        """Return a signature that calls the task for each list of arguments, one after the other."""
+        """Return a signature that calls the task for each list of arguments, one after
+        the other.
+        """
 
     def chunks(self, it: Iterable[Iterable[Any]], n: int) -> Any:
         """Return a signature that does as ``starmap`` in parts of n."""
@@ -106,13 +151,15 @@ def durable_task(*, bind: Literal[False] = False, **options: Any) -> _Plain: ...
 
 
 def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a function a durable task: its calls become rows, Celery runs them, and nothing committed is lost.
+    """Make a function a durable task: its calls become rows, Celery runs them, and nothing
+    committed is lost.
 
-    Options (durations in seconds or timedelta): name, queue, priority (0-9, 9 first), max_attempts, backoff
-    (FIXED, LINEAR, EXPONENTIAL, a list or a callable), backoff_base, backoff_max, jitter, retry_for, give_up_on,
-    max_crashes, on_orphan (RETRY, DEAD_LETTER), timeout, soft_timeout, lease, expected_duration, expires_in, unique,
-    unique_for, unique_on_conflict, atomic, max_concurrency, rate_limit, weight, bind. Raises InvalidOption, at import,
-    naming option, value and remedy.
+    Options (durations in seconds or timedelta): name, queue, priority (0-9, 9 first), max_attempts,
+    backoff (FIXED, LINEAR, EXPONENTIAL, a list or a callable), backoff_base, backoff_max, jitter,
+    retry_for, give_up_on, max_crashes, on_orphan (RETRY, DEAD_LETTER), timeout, soft_timeout,
+    lease, expected_duration, expires_in, unique, unique_for, unique_on_conflict, atomic,
+    max_concurrency, rate_limit, weight, bind. Raises InvalidOption, at import, naming option, value
+    and remedy.
     """
     if function is not None:
         return _decorate(function, options)
@@ -126,7 +173,10 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
 def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable[..., Any]:
     _check_names(given)
     if inspect.iscoroutinefunction(function):
-        raise InvalidOption(f"{function.__qualname__} is async: Celery runs plain functions; call asyncio.run() in it.")
+        raise InvalidOption(
+            f"{function.__qualname__} is async: Celery runs plain functions; call asyncio.run()"
+            " in it."
+        )
     base = _base(given)
     given = retries.with_those_of_base(base, given)
     ours = {key: value for key, value in given.items() if key in _OURS and key != "name"}
@@ -136,12 +186,17 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     _check_parameters(function, signature)
     registry.add(Registered(options, signature, function))
     # The row is the result; a result backend stores a second one only when asked to.
-    celery_options = {"ignore_result": True} | {key: value for key, value in given.items() if key in _CELERY}
+    celery_options = {"ignore_result": True} | {
+        key: value for key, value in given.items() if key in _CELERY
+    }
     celery_options |= {"base": base, **retries.celery_options(given, options)}
     task = shared_task(
-        name=options.name, durable_options=options, time_limit=options.timeout,
-        soft_time_limit=options.soft_timeout, **celery_options,
-    )(function)  # fmt: skip
+        name=options.name,
+        durable_options=options,
+        time_limit=options.timeout,
+        soft_time_limit=options.soft_timeout,
+        **celery_options,
+    )(function)
     _built[id(task)] = task, options.name
     for schedule, timing in _below.pop(id(function), (function, ()))[1]:
         registry.declare(Declaration(schedule, options.name, timing, CODE), function)
@@ -151,7 +206,10 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
 def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:
     """Refuse a parameter that ``.schedule(run_at=...)`` could not reach."""
     parameter = signature.parameters.get("run_at")
-    if parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+    if parameter is not None and parameter.kind in (
+        parameter.POSITIONAL_OR_KEYWORD,
+        parameter.KEYWORD_ONLY,
+    ):
         raise InvalidOption(
             f"{function.__qualname__}(run_at): a durable task cannot have this parameter, because "
             ".schedule(run_at=...) names the earliest start of the task. Rename the parameter."
@@ -162,7 +220,8 @@ def _base(given: Mapping[str, Any]) -> type[DurableTask]:
     base = given.get("base") or DurableTask
     if not (isinstance(base, type) and issubclass(base, DurableTask)):
         raise InvalidOption(
-            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of Celery's Task."
+            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of"
+            " Celery's Task."
         )
     return base
 
@@ -175,16 +234,20 @@ def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 _built: dict[int, tuple[Any, str]] = {}
-"""The tasks made here and their names, by identity: to ask Celery's proxy its name would call for the application."""
+"""The tasks made here and their names, by identity: to ask Celery's proxy its name would call for
+the application.
+"""
 _below: dict[int, tuple[Callable[..., Any], tuple[tuple[str, Mapping[str, Any]], ...]]] = {}
 """Functions under ``@recurring`` that are no durable task yet, by identity."""
 
 
 def recurring(name: str, /, **options: Unpack[ScheduleOptions]) -> Callable[[T], T]:
-    """Declare a schedule of a durable task: ``manage.py durable sync`` makes it a row. Returns the task itself.
+    """Declare a schedule of a durable task: ``manage.py durable sync`` makes it a row. Returns the
+    task itself.
 
-    The options are those of ``RecurringTask.objects.upsert``: one of interval, cron, rrule, solar, at, every or parts,
-    and what else the schedule is to keep. Raises InvalidSchedule or InvalidOption, at import.
+    The options are those of ``RecurringTask.objects.upsert``: one of interval, cron, rrule, solar,
+    at, every or parts, and what else the schedule is to keep. Raises InvalidSchedule or
+    InvalidOption, at import.
     """
     checked_key("name", name)
     timing: dict[str, Any] = dict(options)
@@ -204,7 +267,9 @@ def recurring(name: str, /, **options: Unpack[ScheduleOptions]) -> Callable[[T],
 
 
 def stray_schedules() -> dict[str, str]:
-    """Return the schedules that stand on a function that is no durable task, by name, and that function's name."""
+    """Return the schedules that stand on a function that is no durable task, by name, and that
+    function's name.
+    """
     return {
         schedule: f"{function.__module__}.{function.__qualname__}"
         for function, schedules in _below.values()
@@ -215,4 +280,6 @@ def stray_schedules() -> dict[str, str]:
 def _check_names(given: Mapping[str, Any]) -> None:
     for option in given:
         if option not in _OURS | _CELERY:
-            raise InvalidOption(f"@durable_task has no option {option!r}. {hint(option, _OURS | _CELERY)}".rstrip())
+            raise InvalidOption(
+                f"@durable_task has no option {option!r}. {hint(option, _OURS | _CELERY)}".rstrip()
+            )

@@ -43,7 +43,9 @@ class UnknownTask(DurableTasksError, LookupError):
 
 
 class PlainMessageRefused(DurableTasksError):
-    """A worker got a message for a durable task that no row was created for; see ACCEPT_PLAIN_MESSAGES."""
+    """A worker got a message for a durable task that no row was created for; see
+    ACCEPT_PLAIN_MESSAGES.
+    """
 
 
 class UnknownQueue(DurableTasksError, LookupError):
@@ -63,7 +65,9 @@ class TransitionRefused(DurableTasksError):
 
 
 class GuardedModelError(DurableTasksError, TypeError):
-    """Only the engine writes this table: save(), create(), update() and the like are refused, and the methods named."""
+    """Only the engine writes this table: save(), create(), update() and the like are refused, and
+    the methods named.
+    """
 
 
 class EndingNotRecorded(DurableTasksError):
@@ -71,11 +75,13 @@ class EndingNotRecorded(DurableTasksError):
 
 
 class BrokerUnavailable(DurableTasksError):
-    """The broker did not take the messages within the time limit; the rows stay and are republished."""
+    """The broker did not take the messages within the time limit; the rows stay and are
+    republished.
+    """
 
 
 class RunCancelled(DurableTasksError):
-    """Somebody asked for this run to stop."""
+    """A cancellation of this run was requested."""
 
 
 class RunLost(DurableTasksError):
@@ -87,7 +93,9 @@ class RunOutOfTime(DurableTasksError):
 
 
 class BodyFailed(DurableTasksError):
-    """A body raised something that cannot leave the process as it is; the text keeps its type and message."""
+    """A body raised something that cannot leave the process as it is; the text keeps its type and
+    message.
+    """
 
 
 class WouldWaitForever(DurableTasksError, RuntimeError):
@@ -95,19 +103,25 @@ class WouldWaitForever(DurableTasksError, RuntimeError):
 
 
 class InvalidSchedule(DurableTasksError, ValueError):
-    """A schedule cannot be used: its text, its numbers, its zone, or because it would never fire."""
+    """A schedule cannot be used: its text, its numbers, its zone, or because it would
+    never fire.
+    """
 
 
 class DependencyCycle(DurableTasksError, ValueError):
-    """Tasks would wait for each other for ever."""
+    """The dependencies would form a cycle."""
 
 
 class InvalidDependency(DurableTasksError, ValueError):
-    """A task cannot wait for this upstream: it is missing, it is another tenant's, or the task has started."""
+    """A task cannot wait for this upstream: it is missing, it is another tenant's, or the task has
+    started.
+    """
 
 
 class IsolationTooStrict(DurableTasksError, RuntimeError):
-    """The transaction of an atomic task could not contain its success: its isolation level is not READ COMMITTED."""
+    """The transaction of an atomic task could not contain its success: its isolation level is not
+    READ COMMITTED.
+    """
 
 
 class InvalidReference(DurableTasksError, ValueError):

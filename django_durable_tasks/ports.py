@@ -1,4 +1,6 @@
-"""Doors that open upwards: bound once in ``apps.ready()``, so that lower floors can ask for what higher ones do."""
+"""Doors that open upwards: bound once in ``apps.ready()``, so that lower floors can ask for what
+higher ones do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class TaskMessage:
     """One message to hand to the broker: which row, its epoch, and where to."""
 
     task_id: uuid.UUID
@@ -23,20 +25,29 @@ class Ring:
     idempotency_key: str | None = None
 
 
-class RingPort(Protocol):
-    """Hands rings to the broker; never raises for it: the row of a ring that is not taken waits PENDING again."""
+class PublishPort(Protocol):
+    """Hands rings to the broker; never raises for it: the row of a ring that is not taken waits
+    PENDING again.
+    """
 
-    def __call__(self, rings: Sequence[Ring]) -> None: ...
+    def __call__(self, messages: Sequence[TaskMessage]) -> None: ...
 
 
 class TaskOperations(Protocol):
-    """What an operator can do to the tasks of a queryset; returns the ids or the number of the tasks that it changed.
+    """What an operator can do to the tasks of a queryset; returns the ids or the number of the
+    tasks that it changed.
 
     ``by`` (who) and ``reason`` (why) are kept in the task.
     """
 
     def replay(
-        self, question: Any, *, by: str, reason: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+        self,
+        question: Any,
+        *,
+        by: str,
+        reason: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
     ) -> list[uuid.UUID]:
         """Run ended tasks again."""
 
@@ -63,7 +74,13 @@ class DeadLetterOperations(Protocol):
     """What an operator can do to the dead letters of a queryset; only open ones are changed."""
 
     def replay(
-        self, letters: Any, *, by: str, reason: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+        self,
+        letters: Any,
+        *,
+        by: str,
+        reason: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
     ) -> list[uuid.UUID]:
         """Run their tasks again; return the ids of the tasks."""
 
@@ -85,9 +102,16 @@ class CalendarOperations(Protocol):
     """Writes business calendars, and the next fire times of the schedules that name them."""
 
     def upsert(
-        self, name: str, *, working_days: Sequence[int] | None, days: Iterable[Any] | None, description: str | None,
-        tenant: Any, by: str, reason: str,
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        *,
+        working_days: Sequence[int] | None,
+        days: Iterable[Any] | None,
+        description: str | None,
+        tenant: Any,
+        by: str,
+        reason: str,
+    ) -> Any:
         """Create or change the calendar of this name."""
 
     def remove(self, name: str, *, tenant: Any, by: str, reason: str) -> bool:
@@ -103,7 +127,9 @@ class ScheduleVerbs(Protocol):
     def pause(self, row: Any, *, reason: str, until: Any, by: str) -> None:
         """Stop firing."""
 
-    def resume(self, row: Any, *, by: str, reason: str, run_missed: bool, pace: float | None) -> None:
+    def resume(
+        self, row: Any, *, by: str, reason: str, run_missed: bool, pace: float | None
+    ) -> None:
         """Fire again."""
 
     def cancel(self, row: Any, *, reason: str, by: str) -> None:
@@ -135,7 +161,11 @@ class QueueOf(Protocol):
     """Names the queue that Celery's routing gives to a task, or to a call with these arguments."""
 
     def __call__(
-        self, name: str, queue: str | None, args: Sequence[Any] = ..., kwargs: Mapping[str, Any] = ...
+        self,
+        name: str,
+        queue: str | None,
+        args: Sequence[Any] = ...,
+        kwargs: Mapping[str, Any] = ...,
     ) -> str: ...
 
 
@@ -145,6 +175,20 @@ class BrokerOpen(Protocol):
     def __call__(self, queue: str | None = None) -> bool: ...
 
 
+class FastPath(Protocol):
+    """Decides whether a task may be published when the transaction that makes it due commits,
+    without a claim.
+    """
+
+    def is_open(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether the queue has capacity, no limit applies, and count the task as
+        published.
+        """
+
+    def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether a concurrency or rate limit can apply to such a task."""
+
+
 class Eager(Protocol):
     """Tells whether published tasks run in the process of the caller (Celery's eager mode)."""
 
@@ -152,26 +196,33 @@ class Eager(Protocol):
 
 
 class DueChanges(Protocol):
-    """Hears of rows that wait, in the transaction that changes them; acts after its commit and never raises.
+    """Hears of rows that wait, in the transaction that changes them; acts after its commit and
+    never raises.
 
     It costs nothing to speak of where nobody wants to know.
     """
 
-    def born(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the values of new rows."""
+    def born(self, rows: Sequence[Any]) -> None:
+        """Record the new tasks (``NewTask``)."""
 
     def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
-        """Take in that rows wait for another instant: a datetime or an expression; without one nobody is woken."""
+        """Take in that rows wait for another instant: a datetime or an expression; without one
+        nobody is woken.
+        """
 
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
         """Take in that rows wait no more."""
 
     def duties(self, at: Any = None) -> None:
-        """Take in that the leader has endings to tell or to count, or from this datetime on something to fire."""
+        """Take in that the leader has endings to tell or to count, or from this datetime on
+        something to fire.
+        """
 
 
 class LoadTasks(Protocol):
-    """Imports the project's task modules, at most once a process; returns what went wrong, or None."""
+    """Imports the project's task modules, at most once a process; returns what went
+    wrong, or None.
+    """
 
     def __call__(self) -> str | None: ...
 
@@ -190,13 +241,17 @@ class ApplyRequests(Protocol):
 
 class _Unbound:
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run.")
+        raise RuntimeError(
+            "django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run."
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run.")
+        raise RuntimeError(
+            "django_durable_tasks is not in INSTALLED_APPS, or django.setup() has not run."
+        )
 
 
-ring: RingPort = _Unbound()
+publish: PublishPort = _Unbound()
 tasks: TaskOperations = _Unbound()
 dead_letters: DeadLetterOperations = _Unbound()
 queues: QueueOperations = _Unbound()
@@ -204,6 +259,7 @@ calendars: CalendarOperations = _Unbound()
 schedules: ScheduleVerbs = _Unbound()
 queue_of: QueueOf = _Unbound()
 broker_open: BrokerOpen = _Unbound()
+fast_path: FastPath = _Unbound()
 eager: Eager = _Unbound()
 due: DueChanges = _Unbound()
 load_tasks: LoadTasks = _Unbound()
@@ -212,15 +268,37 @@ apply_requests: ApplyRequests = _Unbound()
 
 
 def bind(
-    *, ring_port: RingPort, task_port: TaskOperations, letter_port: DeadLetterOperations, pause_port: QueueOperations,
-    calendar_port: CalendarOperations, schedule_verbs: ScheduleVerbs, queue_port: QueueOf, broker_port: BrokerOpen,
-    eager_port: Eager, due_port: DueChanges, load_port: LoadTasks, zone_port: ScheduleZone,
+    *,
+    publish_port: PublishPort,
+    task_port: TaskOperations,
+    letter_port: DeadLetterOperations,
+    pause_port: QueueOperations,
+    calendar_port: CalendarOperations,
+    schedule_verbs: ScheduleVerbs,
+    queue_port: QueueOf,
+    broker_port: BrokerOpen,
+    fast_path_port: FastPath,
+    eager_port: Eager,
+    due_port: DueChanges,
+    load_port: LoadTasks,
+    zone_port: ScheduleZone,
     requests_port: ApplyRequests,
-) -> None:  # fmt: skip
+) -> None:
     """Bind the doors; called once by ``apps.ready()``."""
-    global ring, tasks, dead_letters, queues, calendars, schedules
-    global queue_of, broker_open, eager, due, load_tasks, schedule_zone, apply_requests
-    ring, tasks, dead_letters, queues, calendars = ring_port, task_port, letter_port, pause_port, calendar_port
-    schedules, queue_of, broker_open = schedule_verbs, queue_port, broker_port
+    global publish, tasks, dead_letters, queues, calendars, schedules
+    global queue_of, broker_open, fast_path, eager, due, load_tasks, schedule_zone, apply_requests
+    publish, tasks, dead_letters, queues, calendars = (
+        publish_port,
+        task_port,
+        letter_port,
+        pause_port,
+        calendar_port,
+    )
+    schedules, queue_of, broker_open, fast_path = (
+        schedule_verbs,
+        queue_port,
+        broker_port,
+        fast_path_port,
+    )
     eager, due, load_tasks = eager_port, due_port, load_port
     schedule_zone, apply_requests = zone_port, requests_port

@@ -1,15 +1,17 @@
-"""The durable tasks and declared schedules that this process knows. Filled by ``@durable_task`` and ``@recurring``."""
+"""The durable tasks and declared schedules that this process knows. Filled by ``@durable_task`` and
+``@recurring``.
+"""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, UnknownTask
-from django_durable_tasks.rules.options import TaskOptions
+from django_durable_tasks.rules.tasks.options import TaskOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,9 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One schedule as it was declared: its name, its task's, the keywords of ``upsert``, and who declares it."""
+    """One schedule as it was declared: its name, its task's, the keywords of ``upsert``, and who
+    declares it.
+    """
 
     name: str
     task: str
@@ -40,7 +44,9 @@ def add(registered: Registered) -> None:
     name = registered.options.name
     known = _tasks.get(name)
     if known is not None and _origin(known.function) != _origin(registered.function):
-        raise InvalidOption(f"name={name!r} is taken by {'.'.join(_origin(known.function))}; give another name.")
+        raise InvalidOption(
+            f"name={name!r} is taken by {'.'.join(_origin(known.function))}; give another name."
+        )
     _tasks[name] = registered
 
 
@@ -57,9 +63,9 @@ def get(name: str) -> Registered:
     """Return the durable task of this name; raises UnknownTask with the nearest known name."""
     known = _tasks.get(name)
     if known is None:
-        near = difflib.get_close_matches(name, _tasks, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UnknownTask(f"No durable task is registered as {name!r} in this process.{hint}")
+        hint = did_you_mean(name, _tasks)
+        message = f"No durable task is registered as {name!r} in this process. {hint}"
+        raise UnknownTask(message.strip())
     return known
 
 
@@ -76,8 +82,8 @@ def declare(declaration: Declaration, function: Any) -> None:
     known, over = _declarations.get(declaration.name, (declaration, None))
     if over is not None and (over is function or _origin(over) != _origin(function)):
         raise InvalidOption(
-            f"@recurring({declaration.name!r}) stands on {'.'.join(_origin(over))} already, for {known.task}; give "
-            "another name."
+            f"@recurring({declaration.name!r}) stands on {'.'.join(_origin(over))} already, for"
+            f" {known.task}; give another name."
         )
     _declarations[declaration.name] = declaration, function
 

@@ -1,4 +1,6 @@
-"""How an action runs: whose rows, asked once more where it matters, one call of the lifecycle, and what came of it."""
+"""The admin actions of the operations on selected rows: the confirmation page, one call, and a
+message about the result.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from django.core import signing
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from django_durable_tasks.admin.display import page_of
+from django_durable_tasks.admin.operation_form import reason_form
 from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.operations.operation import Operation
 
 AT_MOST = 1_000
-"""How many rows one action moves; of more it moves the first and says so."""
+"""How many rows one action changes. If more are selected, the message says so."""
 
 CONFIRMED = "durable_confirmed"
 ROWS = "durable_rows"
@@ -31,57 +36,44 @@ _GROUPS = 10
 FROM_PAGE = "durable_from_page"
 
 
-class OptionalReasonForm(forms.Form):
-    """Why; it is kept with the row."""
-
-    reason = forms.CharField(
-        max_length=150, required=False, help_text=gettext_lazy("Kept beside your name, for whoever asks later.")
-    )
-
-
-class NeededReasonForm(forms.Form):
-    """Why; without it nobody knows next week."""
-
-    reason = forms.CharField(max_length=150, help_text=gettext_lazy("Kept beside your name, for whoever asks later."))
-
-
-Do = Callable[[list[Any], str, str], tuple[int, str]]
-"""Moves the rows of these keys, by whom, why; returns how many moved and a sentence about them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
-    """One action: which rows it may move, the one call that moves them, and what is asked before.
-
-    ``deliberate`` rows are moved only if they were chosen one by one, not with a whole list; ``left_out`` says how many
-    were not. The page that asks counts the rows by the columns of ``grouped_by``.
-    """
-
-    title: Any
-    movable: Q
-    do: Do
-    warning: Any = ""
-    form: type[forms.Form] = OptionalReasonForm
-    deliberate: Q | None = None
-    left_out: Callable[[int], str] = str
-    grouped_by: tuple[str, ...] = ()
-
-
 def title_of(action: Any) -> str:
-    """Return the title of what `ModelAdmin.get_actions` holds: an Action from Django 6.1 on, a tuple before."""
+    """Return the title of an entry of `ModelAdmin.get_actions`: a tuple before Django 6.1, an
+    Action since.
+    """
     return str(action[2] if isinstance(action, tuple) else action.description)
+
+
+def action_of(operation: Operation, name: str = "") -> Callable[..., HttpResponse | None]:
+    """Return the admin action of an operation, for the ``actions`` of a ModelAdmin."""
+
+    def action(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
+        return run(screen, request, rows, operation)
+
+    return labelled(action, operation, name)
+
+
+def labelled(
+    action: Callable[..., HttpResponse | None], operation: Operation, name: str = ""
+) -> Callable[..., HttpResponse | None]:
+    """Give an admin action the name, the title and the operation, whose permission it needs."""
+    action.__name__ = name or operation.name
+    action.short_description = format_lazy("{}…", operation.title)  # type: ignore[attr-defined]
+    action.operation = operation  # type: ignore[attr-defined]
+    return action
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The rows of one action: those that it moves, and how many of the choice it does not.
+    """The rows that an action changes, and how many of the selection it does not.
 
-    ``alone``: their state does not allow it; ``left_out``: of a state that ``deliberate`` names, and not chosen one by
-    one; ``gone``: they have left their state since they were shown.
+    ``alone``: their status does not allow it. ``left_out``: they match ``only_if_chosen`` of the
+    operation and were selected with a whole list. ``gone``: their status has changed since the
+    confirmation page. ``explicit`` are the keys that match ``only_if_chosen`` and were selected one
+    by one.
     """
 
     keys: list[str]
-    deliberate: list[str]
+    explicit: list[str]
     alone: int
     left_out: int
     more: bool
@@ -89,46 +81,59 @@ class _Chosen:
 
 
 def who(request: HttpRequest) -> str:
-    """Return the name that the rows remember."""
+    """Return the user name that is recorded."""
     return request.user.get_username()
 
 
-def run(screen: Any, request: HttpRequest, rows: QuerySet[Any], verb: Verb) -> HttpResponse | None:
-    """Do it with the chosen rows, at most AT_MOST; where the verb has a warning, only with those that it was shown for.
+def run(
+    screen: Any, request: HttpRequest, rows: QuerySet[Any], operation: Operation
+) -> HttpResponse | None:
+    """Perform the operation on the selected rows, at most AT_MOST, after a confirmation if it asks
+    for one.
 
-    The page that asks carries the ids of its rows, signed. The confirmed action moves no others, whatever matches by
-    then, and reports those that have left their state.
+    The confirmation page carries the ids of its rows, signed. Only those are changed, whatever
+    matches by then, and rows whose status has changed are reported.
     """
+    asks = reason_form(operation)
     shown = _shown(screen, request) if CONFIRMED in request.POST else None
     if shown is not None:
-        form = verb.form(request.POST)
+        form = asks(request.POST)
         if not form.is_valid():
-            return _ask(screen, request, shown, verb, form)
-        return _act(screen, request, _still(screen, request, shown, verb), verb, form.cleaned_data["reason"])
-    chosen = _chosen(rows, verb, across=_across(request))
-    return _ask(screen, request, chosen, verb, verb.form()) if verb.warning else _act(screen, request, chosen, verb, "")
+            return _ask(screen, request, shown, operation, form)
+        left = _still(screen, request, shown, operation)
+        return _act(screen, request, left, operation, form.reason)
+    chosen = _chosen(rows, operation, across=_across(request))
+    if operation.confirm:
+        return _ask(screen, request, chosen, operation, asks())
+    return _act(screen, request, chosen, operation, "")
 
 
 def _across(request: HttpRequest) -> bool:
-    """Return whether the whole list was chosen, as Django reads it."""
+    """Return whether the whole list was selected, as Django reads it."""
     return bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
 
 
-def _chosen(rows: QuerySet[Any], verb: Verb, *, across: bool) -> _Chosen:
+def _chosen(rows: QuerySet[Any], operation: Operation, *, across: bool) -> _Chosen:
+    applies_to = operation.applies_to or Q()
     left_out = 0
-    if across and verb.deliberate is not None:
-        left_out = rows.filter(verb.deliberate).order_by()[:AT_MOST].count()
-        rows = rows.exclude(verb.deliberate)
-    keys = [str(key) for key in rows.filter(verb.movable).values_list("pk", flat=True)[: AT_MOST + 1]]
-    deliberate = [] if across else _deliberate(rows, keys[:AT_MOST], verb)
-    alone = rows.exclude(verb.movable).order_by()[:AT_MOST].count()
-    return _Chosen(keys[:AT_MOST], deliberate, alone, left_out, len(keys) > AT_MOST)
+    if across and operation.only_if_chosen is not None:
+        left_out = rows.filter(operation.only_if_chosen).order_by()[:AT_MOST].count()
+        rows = rows.exclude(operation.only_if_chosen)
+    keys = [str(key) for key in rows.filter(applies_to).values_list("pk", flat=True)[: AT_MOST + 1]]
+    explicit = [] if across else _explicit(rows, keys[:AT_MOST], operation)
+    alone = rows.exclude(applies_to).order_by()[:AT_MOST].count() if applies_to else 0
+    return _Chosen(keys[:AT_MOST], explicit, alone, left_out, len(keys) > AT_MOST)
 
 
-def _deliberate(rows: QuerySet[Any], keys: list[str], verb: Verb) -> list[str]:
-    if verb.deliberate is None:
+def _explicit(rows: QuerySet[Any], keys: list[str], operation: Operation) -> list[str]:
+    if operation.only_if_chosen is None:
         return []
-    return [str(key) for key in rows.filter(verb.deliberate, pk__in=keys).order_by().values_list("pk", flat=True)]
+    return [
+        str(key)
+        for key in rows.filter(operation.only_if_chosen, pk__in=keys)
+        .order_by()
+        .values_list("pk", flat=True)
+    ]
 
 
 def _snapshot(screen: Any, request: HttpRequest, chosen: _Chosen) -> str:
@@ -136,12 +141,14 @@ def _snapshot(screen: Any, request: HttpRequest, chosen: _Chosen) -> str:
 
 
 def _asked(screen: Any, request: HttpRequest) -> list[str]:
-    """Return what a snapshot is of: the table, the action, and who was asked."""
+    """Return what a snapshot belongs to: the table, the action and the user."""
     return [screen.opts.label, request.POST.get("action", ""), str(request.user.pk)]
 
 
 def _shown(screen: Any, request: HttpRequest) -> _Chosen | None:
-    """Return the rows that the page of this confirmation showed; None: it carries none, or those of another page."""
+    """Return the rows that the confirmation page showed, or None if the request carries none of
+    this page.
+    """
     try:
         *asked, chosen = signing.loads(request.POST.get(ROWS, ""), salt=_SALT)
     except signing.BadSignature:
@@ -149,69 +156,106 @@ def _shown(screen: Any, request: HttpRequest) -> _Chosen | None:
     return _Chosen(**chosen) if asked == _asked(screen, request) else None
 
 
-def _still(screen: Any, request: HttpRequest, shown: _Chosen, verb: Verb) -> _Chosen:
-    """Return what is left of the rows that were shown."""
-    rows = screen.get_queryset(request).filter(verb.movable, pk__in=shown.keys)
-    if verb.deliberate is not None:
-        rows = rows.exclude(verb.deliberate & ~Q(pk__in=shown.deliberate))
+def _still(screen: Any, request: HttpRequest, shown: _Chosen, operation: Operation) -> _Chosen:
+    """Return those of the shown rows whose status still allows the operation."""
+    rows = screen.get_queryset(request).filter(operation.applies_to or Q(), pk__in=shown.keys)
+    if operation.only_if_chosen is not None:
+        rows = rows.exclude(operation.only_if_chosen & ~Q(pk__in=shown.explicit))
     keys = [str(key) for key in rows.values_list("pk", flat=True)]
     return replace(shown, keys=keys, gone=len(shown.keys) - len(keys))
 
 
-def _ask(screen: Any, request: HttpRequest, chosen: _Chosen, verb: Verb, form: forms.Form) -> HttpResponse:
+def _ask(
+    screen: Any, request: HttpRequest, chosen: _Chosen, operation: Operation, form: forms.Form
+) -> HttpResponse:
     rows = screen.get_queryset(request).filter(pk__in=chosen.keys)
     context = {
-        **screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,
-        "title": verb.title, "warning": verb.warning, "number": len(chosen.keys), "alone": chosen.alone,
-        "left_out": verb.left_out(chosen.left_out) if chosen.left_out else "", "more": chosen.more,
-        "groups": _groups(rows, verb), "shown": rows.filter(pk__in=chosen.keys[:20]),
-        "unshown": max(0, len(chosen.keys) - 20), "action": request.POST.get("action"),
-        "checkbox": ACTION_CHECKBOX_NAME, "selected": request.POST.getlist(ACTION_CHECKBOX_NAME)[:1],
-        "rows": ROWS, "snapshot": _snapshot(screen, request, chosen), "confirmed": CONFIRMED,
-        "from_page_name": FROM_PAGE, "from_page": request.POST.get(FROM_PAGE, ""), "back": _back(screen, request),
-    }  # fmt: skip
+        **screen.admin_site.each_context(request),
+        "opts": screen.opts,
+        "media": screen.media,
+        "form": form,
+        "title": operation.title,
+        "warning": operation.help,
+        "number": len(chosen.keys),
+        "alone": chosen.alone,
+        "left_out": operation.left_out(chosen.left_out) if chosen.left_out else "",
+        "more": chosen.more,
+        "groups": _groups(rows, operation),
+        "shown": rows.filter(pk__in=chosen.keys[:20]),
+        "unshown": max(0, len(chosen.keys) - 20),
+        "action": request.POST.get("action"),
+        "checkbox": ACTION_CHECKBOX_NAME,
+        "selected": request.POST.getlist(ACTION_CHECKBOX_NAME)[:1],
+        "rows": ROWS,
+        "snapshot": _snapshot(screen, request, chosen),
+        "confirmed": CONFIRMED,
+        "from_page_name": FROM_PAGE,
+        "from_page": request.POST.get(FROM_PAGE, ""),
+        "back": _back(screen, request),
+    }
     return TemplateResponse(request, "admin/django_durable_tasks/confirm.html", context)
 
 
-def _groups(rows: QuerySet[Any], verb: Verb) -> list[tuple[int, str]]:
-    """Return how many of the rows are of which kind, the most frequent first."""
-    if not verb.grouped_by:
+def _groups(rows: QuerySet[Any], operation: Operation) -> list[tuple[int, str]]:
+    """Return the number of rows of each group, the largest first."""
+    if not operation.group_by:
         return []
-    kinds = Counter(" ".join(map(str, kind)) for kind in rows.order_by().values_list(*verb.grouped_by))
+    kinds = Counter(
+        " ".join(map(str, kind)) for kind in rows.order_by().values_list(*operation.group_by)
+    )
     return [(number, kind) for kind, number in kinds.most_common(_GROUPS)]
 
 
-def _act(screen: Any, request: HttpRequest, chosen: _Chosen, verb: Verb, reason: str) -> HttpResponse:
+def _act(
+    screen: Any, request: HttpRequest, chosen: _Chosen, operation: Operation, reason: str
+) -> HttpResponse:
+    rows = screen.model.objects.using(screen.get_queryset(request).db).filter(pk__in=chosen.keys)
     try:
-        moved, told = verb.do(chosen.keys, who(request), reason)
+        done = operation.perform_on(rows, by=who(request), reason=reason)
     except DurableTasksError as refused:
         screen.message_user(request, _("Nothing was changed. %s") % refused, messages.ERROR)
         return HttpResponseRedirect(_back(screen, request))
-    if moved:
-        remember(screen, request, chosen.keys, f"{verb.title}. {told} {reason}".strip())
-    gone = len(chosen.keys) - moved + chosen.gone
+    changed = done.changed
+    if changed:
+        message = f"{operation.title}. {done.message} {reason}".strip()
+        remember(screen, request, chosen.keys, message)
+    gone = len(chosen.keys) - changed + chosen.gone
     parts = (
-        told,
-        ngettext("%d row had changed meanwhile and was left alone.", "%d rows had changed meanwhile and were left "
-                 "alone.", gone) % gone if gone else "",
-        ngettext("%d row was left alone.", "%d rows were left alone.", chosen.alone) % chosen.alone
-        if chosen.alone else "",
-        verb.left_out(chosen.left_out) if chosen.left_out else "",
+        done.message,
+        ngettext(
+            "%d row has changed in the meantime and was left unchanged.",
+            "%d rows have changed in the meantime and were left unchanged.",
+            gone,
+        )
+        % gone
+        if gone
+        else "",
+        ngettext(
+            "The status of %d row does not allow it.",
+            "The status of %d rows does not allow it.",
+            chosen.alone,
+        )
+        % chosen.alone
+        if chosen.alone
+        else "",
+        operation.left_out(chosen.left_out) if chosen.left_out else "",
         _("More rows match: run the action again for the rest.") if chosen.more else "",
-    )  # fmt: skip
-    said = " ".join(part for part in parts if part)
-    screen.message_user(request, said, messages.SUCCESS if moved else messages.WARNING)
+    )
+    text = " ".join(part for part in parts if part)
+    screen.message_user(request, text, messages.SUCCESS if changed else messages.WARNING)
     return HttpResponseRedirect(_back(screen, request))
 
 
 def remember(screen: Any, request: HttpRequest, keys: list[Any], message: str) -> None:
-    """Write into the history of each row who did what."""
+    """Add an entry to the history of each row."""
     rows = screen.model.objects.using(screen.get_queryset(request).db).filter(pk__in=keys)
-    LogEntry.objects.log_actions(int(request.user.pk or 0), rows.only("pk", *screen.named_by), CHANGE, message)
+    LogEntry.objects.log_actions(
+        int(request.user.pk or 0), rows.only("pk", *screen.named_by), CHANGE, message
+    )
 
 
 def _back(screen: Any, request: HttpRequest) -> str:
-    """Return the page of the one row that the action came from, else the list as it was filtered."""
+    """Return the page of the row that the action was started from, else the filtered list."""
     selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get(FROM_PAGE) and len(selected) == 1:
         return page_of(screen.opts.model_name, selected[0])

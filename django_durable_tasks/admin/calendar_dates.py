@@ -1,4 +1,5 @@
-"""The dates of a calendar as lines that people write: ``2026-12-24 HALF 14:00 Christmas Eve``, and as a year's picture.
+"""The dates of a calendar as lines that people write: ``2026-12-24 HALF 14:00 Christmas Eve``, and
+as a year's picture.
 
 Without a kind a date is CLOSED; a half day says its last open wall time.
 """
@@ -15,7 +16,7 @@ from django.utils.dates import MONTHS
 from django.utils.translation import gettext as _
 
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.rules.calendars import BusinessDays, DayKind, SpecialDay
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, SpecialDay
 
 FIRST_YEAR, LAST_YEAR = 1900, 2200
 
@@ -33,7 +34,9 @@ def _line(one: SpecialDay) -> str:
 
 
 def read(text: str) -> list[SpecialDay]:
-    """Return the dates of these lines; raises InvalidCalendar that names the line and what to write."""
+    """Return the dates of these lines; raises InvalidCalendar that names the line and what to
+    write.
+    """
     lines = ((number, line.split()) for number, line in enumerate(text.splitlines(), 1))
     return [_read(number, words) for number, words in lines if words]
 
@@ -44,14 +47,19 @@ def _read(number: int, words: list[str]) -> SpecialDay:
         kind = DayKind(rest.pop(0)) if rest and rest[0] in set(DayKind) else DayKind.CLOSED
         until = time.fromisoformat(rest.pop(0)) if kind == DayKind.HALF else None
     except (ValueError, IndexError):
-        told = _("Line %(number)d, %(line)r: write 2026-12-25 Christmas, 2026-12-24 HALF 14:00 or 2026-05-02 OPEN.")
+        told = _(
+            "Line %(number)d, %(line)r: write 2026-12-25 Christmas, 2026-12-24 HALF 14:00 or"
+            " 2026-05-02 OPEN."
+        )
         raise InvalidCalendar(told % {"number": number, "line": " ".join(words)[:60]}) from None
     return SpecialDay(day, kind, " ".join(rest)[:200], until)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The dates after others were taken in, and which of those were new or told something else before."""
+    """The dates after others were taken in, and which of those were new or told something else
+    before.
+    """
 
     days: tuple[SpecialDay, ...]
     added: tuple[SpecialDay, ...]
@@ -59,7 +67,7 @@ class Taken:
 
 
 def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> Taken:
-    """Return the known dates with these others; of a date that both tell, the other counts."""
+    """Return the known dates merged with the others, which replace those of the same day."""
     by_day = {one.day: one for one in known}
     added = tuple(one for one in others if one.day not in by_day)
     changed = tuple(one for one in others if one.day in by_day and by_day[one.day] != one)
@@ -67,29 +75,43 @@ def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> Taken
     return Taken(tuple(by_day[day] for day in sorted(by_day)), added, changed)
 
 
-# The picture of a year --------------------------------------------------------------------------------------------
+# The picture of a year ----------------------------------------------------------------------------
 
 
 def picture(days: BusinessDays, year: int) -> list[dict[str, Any]]:
-    """Return the months of a year: their names and weeks of cells, a cell outside the month is None."""
+    """Return the months of a year: their names and weeks of cells, a cell outside the month is
+    None.
+    """
     special = {one.day: one for one in days.special if one.day.year == year}
     return [
         {
             "name": f"{MONTHS[month]} {year}",
-            "weeks": [[_cell(days, special.get(day), day) if day.month == month else None for day in week]
-                      for week in Months().monthdatescalendar(year, month)],
+            "weeks": [
+                [_cell(days, special.get(day), day) if day.month == month else None for day in week]
+                for week in Months().monthdatescalendar(year, month)
+            ],
         }
         for month in range(1, 13)
-    ]  # fmt: skip
+    ]
 
 
 def _cell(days: BusinessDays, special: SpecialDay | None, day: date) -> dict[str, Any]:
     if special is None:
         open_ = days.is_open(day)
-        return {"number": day.day, "mark": "open" if open_ else "off", "told": "" if open_ else _("closed")}
+        return {
+            "number": day.day,
+            "mark": "open" if open_ else "off",
+            "told": "" if open_ else _("closed"),
+        }
     kinds = {DayKind.CLOSED: ("closed", _("closed")), DayKind.OPEN: ("extra", _("open"))}
-    mark, word = kinds.get(special.kind, ("half", f"{_('open until')} {special.until:%H:%M}" if special.until else ""))
-    return {"number": day.day, "mark": mark, "told": f"{word}: {special.name}" if special.name else word}
+    mark, word = kinds.get(
+        special.kind, ("half", f"{_('open until')} {special.until:%H:%M}" if special.until else "")
+    )
+    return {
+        "number": day.day,
+        "mark": mark,
+        "told": f"{word}: {special.name}" if special.name else word,
+    }
 
 
 def year_of(text: str, otherwise: int) -> int:

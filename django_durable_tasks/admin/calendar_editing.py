@@ -1,4 +1,4 @@
-"""The page on which a calendar is made or edited, with dates taken in from holidays or a file, and its year shown."""
+"""The page that adds or edits a calendar, with imported dates and a year at a glance."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from django_durable_tasks.admin import actions, display
 from django_durable_tasks.admin.calendar_dates import Taken, picture, written
 from django_durable_tasks.admin.calendar_form import CalendarForm
 from django_durable_tasks.admin.fields import refuse
+from django_durable_tasks.engine.recurring import calendars
+from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle import calendars
-from django_durable_tasks.lifecycle.agendas import business_days
 from django_durable_tasks.models import Calendar
+from django_durable_tasks.operations.calendars import SAVE
 
 _TOLD = 200
 
@@ -39,7 +40,7 @@ def _known(screen: Any, request: HttpRequest, object_id: int | None) -> Calendar
 
 
 def _taken(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
-    """Refuse to edit by adding: the name of another calendar is refused beside its field."""
+    """Refuse to add a calendar under the name of an existing one."""
     if form.known is not None:
         return False
     given = form.keywords()
@@ -50,13 +51,17 @@ def _taken(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
 
 
 def _saved(form: CalendarForm, by: str) -> Calendar | None:
-    """Say the one verb; None when it was refused, which the form tells."""
+    """Save the calendar; None if it was refused, which the form shows."""
+    revision = form.known.revision if form.known else None
     try:
-        revision = form.known.revision if form.known else None
-        return calendars.upsert(**form.keywords(), revision=revision, by=by)
+        outcome = SAVE.perform(
+            by=by, reason=form.cleaned_data["reason"], revision=revision, **form.keywords()
+        )
     except DurableTasksError as refused:
         refuse(form, refused)
         return None
+    saved: Calendar = outcome.value
+    return saved
 
 
 def editing_for(screen: Any) -> Callable[..., HttpResponse]:
@@ -75,13 +80,15 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
         if "_look" in request.POST:
             return _page(screen, request, form)
         saved = _saved(form, actions.who(request))
-        return _page(screen, request, form) if saved is None else _told(screen, request, saved, form)
+        return (
+            _page(screen, request, form) if saved is None else _told(screen, request, saved, form)
+        )
 
     return view
 
 
 def _with_taken(form: CalendarForm, request: HttpRequest) -> tuple[CalendarForm, Taken | None]:
-    """Return the form with the dates taken in, still to be saved."""
+    """Return the form with the imported dates, which are not saved yet."""
     taken = form.take_in()
     if taken is None:
         return form, None
@@ -95,29 +102,43 @@ def _with_taken(form: CalendarForm, request: HttpRequest) -> tuple[CalendarForm,
 def _told(screen: Any, request: HttpRequest, saved: Calendar, form: CalendarForm) -> HttpResponse:
     actions.remember(screen, request, [saved.pk], form.summary())
     number = len(calendars.naming(saved.name, saved.tenant_id))
-    told = ngettext("%d schedule follows it from now on.", "%d schedules follow it from now on.", number) % number
-    screen.message_user(request, _("Calendar %(name)s is saved. %(told)s") % {"name": saved.name, "told": told})
+    told = (
+        ngettext(
+            "%d schedule follows it from now on.", "%d schedules follow it from now on.", number
+        )
+        % number
+    )
+    screen.message_user(
+        request, _("Calendar %(name)s is saved. %(effect)s") % {"name": saved.name, "effect": told}
+    )
     may_look = screen.has_view_permission(request)
     return HttpResponseRedirect(display.page_of("calendar", saved.pk) if may_look else request.path)
 
 
-def _page(screen: Any, request: HttpRequest, form: CalendarForm, taken: Taken | None = None) -> HttpResponse:
+def _page(
+    screen: Any, request: HttpRequest, form: CalendarForm, taken: Taken | None = None
+) -> HttpResponse:
     known = form.known
     shown = form.is_bound and not form.errors
     year = _year(form, taken) if shown else 0
     context = {
-        **screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,
-        "taken": taken, "added": taken.added[:_TOLD] if taken else (),
+        **screen.admin_site.each_context(request),
+        "opts": screen.opts,
+        "media": screen.media,
+        "form": form,
+        "taken": taken,
+        "added": taken.added[:_TOLD] if taken else (),
         "changed": taken.changed[:_TOLD] if taken else (),
-        "months": picture(form.value(), year) if shown else [], "year": year,
+        "months": picture(form.value(), year) if shown else [],
+        "year": year,
         "title": _("Edit calendar %s") % known.name if known else _("Add a calendar"),
         "back": display.page_of("calendar", known.pk) if known else display.list_of("calendar"),
-    }  # fmt: skip
+    }
     return TemplateResponse(request, "admin/django_durable_tasks/calendar/edit.html", context)
 
 
 def _year(form: CalendarForm, taken: Taken | None) -> int:
-    """Return this year, or the first one that dates were taken in for."""
+    """Return this year, or the first one of the imported dates."""
     this_year = timezone.localdate().year
     days: list[date] = [one.day for one in taken.added] if taken else []
     return this_year if not days or any(day.year == this_year for day in days) else min(days).year

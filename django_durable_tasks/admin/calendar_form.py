@@ -1,4 +1,6 @@
-"""The form of a calendar: its week, its dates as lines, and where other dates may be taken in from."""
+"""The form of a calendar: its week, its dates as lines, and where other dates may be
+taken in from.
+"""
 
 from __future__ import annotations
 
@@ -13,55 +15,94 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin.calendar_dates import FIRST_YEAR, LAST_YEAR, Taken, read, taken_in, written
+from django_durable_tasks.admin.calendar_dates import (
+    FIRST_YEAR,
+    LAST_YEAR,
+    Taken,
+    read,
+    taken_in,
+    written,
+)
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditForm
+from django_durable_tasks.admin.operation_form import reason_field
 from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, Tenant
-from django_durable_tasks.rules.calendars import BusinessDays, SpecialDay, from_holidays
-from django_durable_tasks.rules.icalendar import MOST_CHARACTERS, from_ics
+from django_durable_tasks.operations.calendars import SAVE
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, SpecialDay, from_holidays
+from django_durable_tasks.rules.recurring.icalendar import MOST_CHARACTERS, from_ics
 
 _WEEK = [(day + 1, WEEKDAYS[day]) for day in calendar.Calendar().iterweekdays()]
 _YEARS_AHEAD = 4
 
 
 class CalendarForm(EditForm):
-    """A calendar; the fields of the second half are read by the button that takes dates in, and never saved."""
+    """A calendar; the fields of the second half are read by the button that takes dates in, and
+    never saved.
+    """
 
-    name = forms.CharField(max_length=200, help_text=gettext_lazy("Schedules name it so: never changed later."))
+    name = forms.CharField(
+        max_length=200, help_text=gettext_lazy("Schedules name it so: never changed later.")
+    )
     tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     description = forms.CharField(required=False, max_length=500)
     working_days = forms.TypedMultipleChoiceField(
-        choices=_WEEK, coerce=int, required=False, widget=forms.CheckboxSelectMultiple, initial=[1, 2, 3, 4, 5],
-    )  # fmt: skip
+        choices=_WEEK,
+        coerce=int,
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        initial=[1, 2, 3, 4, 5],
+    )
     days = forms.CharField(
-        required=False, label=gettext_lazy("Dates"), max_length=2_000_000,
+        required=False,
+        label=gettext_lazy("Dates"),
+        max_length=2_000_000,
         widget=forms.Textarea(attrs={"rows": 16, "cols": 60, "spellcheck": "false"}),
-        help_text=gettext_lazy("One a line: 2026-12-25 Christmas, 2026-12-24 HALF 14:00 Eve, 2026-05-02 OPEN."),
-    )  # fmt: skip
-    origin = forms.CharField(required=False, max_length=200, help_text=gettext_lazy("Where the dates come from."))
+        help_text=gettext_lazy(
+            "One a line: 2026-12-25 Christmas, 2026-12-24 HALF 14:00 Eve, 2026-05-02 OPEN."
+        ),
+    )
+    origin = forms.CharField(
+        required=False, max_length=200, help_text=gettext_lazy("Where the dates come from.")
+    )
 
     country = forms.CharField(
-        required=False, max_length=10,
+        required=False,
+        max_length=10,
         help_text=gettext_lazy("A country (DE) or an exchange (XNYS) of the package holidays."),
-    )  # fmt: skip
-    subdivision = forms.CharField(required=False, max_length=20, help_text=gettext_lazy("For example BY."))
+    )
+    subdivision = forms.CharField(
+        required=False, max_length=20, help_text=gettext_lazy("For example BY.")
+    )
     first_year = forms.IntegerField(required=False, min_value=FIRST_YEAR, max_value=LAST_YEAR)
     last_year = forms.IntegerField(required=False, min_value=FIRST_YEAR, max_value=LAST_YEAR)
     file = forms.FileField(
-        required=False, label=gettext_lazy("iCalendar file"),
+        required=False,
+        label=gettext_lazy("iCalendar file"),
         help_text=gettext_lazy("An .ics file; the days of its events become closed."),
-    )  # fmt: skip
+    )
 
-    HALVES = (("name", "tenant", "description", "working_days", "days", "origin", OPENED),
-              ("country", "subdivision", "first_year", "last_year", "file"))  # fmt: skip
+    reason = reason_field(SAVE)
 
-    def __init__(self, data: Any = None, files: Any = None, *, known: Calendar | None = None,
-                 days: Sequence[SpecialDay] = ()) -> None:  # fmt: skip
+    HALVES = (
+        ("name", "tenant", "description", "working_days", "days", "origin", "reason", OPENED),
+        ("country", "subdivision", "first_year", "last_year", "file"),
+    )
+
+    def __init__(
+        self,
+        data: Any = None,
+        files: Any = None,
+        *,
+        known: Calendar | None = None,
+        days: Sequence[SpecialDay] = (),
+    ) -> None:
         self.known = known
         this_year = timezone.localdate().year
         initial: dict[str, Any] = {"first_year": this_year, "last_year": this_year + _YEARS_AHEAD}
         if known is not None:
-            initial |= {name: getattr(known, name) for name in ("description", "working_days", "origin")}
+            initial |= {
+                name: getattr(known, name) for name in ("description", "working_days", "origin")
+            }
             initial["days"] = written(days)
         super().__init__(data, files, initial=initial)
         tenants = Tenant.objects.using(conf.settings().DATABASE)
@@ -103,24 +144,30 @@ class CalendarForm(EditForm):
         return given
 
     def value(self) -> BusinessDays:
-        """Return the open days that the form tells; raises InvalidCalendar."""
+        """Return the open days of the form; raises InvalidCalendar."""
         given = self.cleaned_data
         name = self.known.name if self.known else given["name"]
-        return BusinessDays(name=name, working_days=tuple(given["working_days"]), special=tuple(given["days"]))
+        return BusinessDays(
+            name=name, working_days=tuple(given["working_days"]), special=tuple(given["days"])
+        )
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of ``calendars.upsert``."""
         given, known = self.cleaned_data, self.known
         tenant = known.tenant_id if known else getattr(given.get("tenant"), "pk", DEFAULT_TENANT_ID)
         return {
-            "name": known.name if known else given["name"], "tenant": tenant, "days": given["days"],
+            "name": known.name if known else given["name"],
+            "tenant": tenant,
+            "days": given["days"],
             **{name: given[name] for name in ("working_days", "description", "origin")},
-        }  # fmt: skip
+        }
 
-    # Taking in ----------------------------------------------------------------------------------------------------
+    # Taking in ------------------------------------------------------------------------------------
 
     def take_in(self) -> Taken | None:
-        """Return the dates with those of the country or file; None when these are refused, which the form tells."""
+        """Return the dates with those of the country or file; None when these are refused, which
+        the form tells.
+        """
         given = self.cleaned_data
         source = "file" if given.get("file") else "country"
         if not given.get(source):
@@ -129,7 +176,9 @@ class CalendarForm(EditForm):
         try:
             found = self._from_file() if source == "file" else self._from_holidays()
         except InvalidCalendar as refused:
-            self.add_error("first_year" if str(refused).startswith("years=") else source, str(refused))
+            self.add_error(
+                "first_year" if str(refused).startswith("years=") else source, str(refused)
+            )
             return None
         return taken_in(given["days"], found)
 
@@ -140,21 +189,32 @@ class CalendarForm(EditForm):
 
     def _from_holidays(self) -> Sequence[SpecialDay]:
         given = self.cleaned_data
-        return from_holidays(given["country"].strip().upper(), given["subdivision"].strip() or None, self._years())
+        return from_holidays(
+            given["country"].strip().upper(), given["subdivision"].strip() or None, self._years()
+        )
 
     def _from_file(self) -> Sequence[SpecialDay]:
         try:
             text = self.cleaned_data["file"].read(4 * MOST_CHARACTERS + 1).decode()
         except UnicodeDecodeError as error:
-            raise InvalidCalendar(_("The file is not in UTF-8: byte %d cannot be read.") % error.start) from error
+            raise InvalidCalendar(
+                _("The file is not in UTF-8: byte %d cannot be read.") % error.start
+            ) from error
         return from_ics(text, self._years())
 
     def source(self) -> str:
         """Return where dates were taken in from, beside what the field remembers already."""
         given = self.cleaned_data
         years = self._years()
-        name = given["file"].name if given.get("file") else "-".join(
-            part for part in (given["country"].strip().upper(), given["subdivision"].strip()) if part)  # fmt: skip
+        name = (
+            given["file"].name
+            if given.get("file")
+            else "-".join(
+                part
+                for part in (given["country"].strip().upper(), given["subdivision"].strip())
+                if part
+            )
+        )
         found = f"{name} {years[0]}-{years[-1]}"
         before = [one for one in given["origin"].split(", ") if one and one != found]
         return ", ".join([*before, found])[:200]

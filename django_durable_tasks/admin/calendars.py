@@ -1,12 +1,13 @@
-"""The screen of calendars: their week, a picture of a year, their dates, and the schedules that follow them."""
+"""The admin of calendars: working days, a year at a glance, dates, and the schedules that use
+them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db import transaction
-from django.db.models import Count, IntegerField, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, IntegerField, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
@@ -14,33 +15,26 @@ from django.utils import timezone
 from django.utils.dates import WEEKDAYS_ABBR
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
-from django_durable_tasks import conf
 from django_durable_tasks.admin import actions, display, filters
 from django_durable_tasks.admin.calendar_dates import picture, year_of
 from django_durable_tasks.admin.calendar_editing import editing_for
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.engine.recurring import calendars
+from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.lifecycle import calendars
-from django_durable_tasks.lifecycle.agendas import business_days
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
+from django_durable_tasks.operations.calendars import DELETE, SAVE
 
 _UPDATED = display.instant_of("updated_at", _("updated at"))
 _SHOWN = 100
 
 
-def _delete(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    rows = Calendar.objects.using(conf.settings().DATABASE).filter(pk__in=keys).order_by("name")
-    with transaction.atomic(using=rows.db):
-        gone = sum(calendars.remove(row.name, tenant=row.tenant_id, by=by, reason=reason) for row in rows)
-    return gone, ngettext("%d calendar is gone.", "%d calendars are gone.", gone) % gone
-
-
-DELETE = actions.Verb(
-    title=_("Delete calendars"), movable=Q(), do=_delete,
-    warning=_("They and their dates are gone for good. A calendar that a schedule names is not deleted."),
-)  # fmt: skip
+def _delete(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
+    """Delete calendars, and leave the page of one that was deleted."""
+    answer = actions.run(screen, request, rows, DELETE)
+    gone = actions.CONFIRMED in request.POST and not rows.exists()
+    return HttpResponseRedirect(display.list_of("calendar")) if gone else answer
 
 
 @admin.register(Calendar)
@@ -53,19 +47,30 @@ class CalendarAdmin(ScreenAdmin):
     sortable_by = ()
     ordering = ("tenant_id", "name")
     search_fields = ("name", "description")
-    actions = ("delete",)
+    actions = (actions.labelled(_delete, DELETE),)
+    operations = (SAVE,)
     change_form_template = "admin/django_durable_tasks/calendar/change_form.html"
     fieldsets: ClassVar = (
         (
             None,
-            {"fields": (("week", "dates"), "description", ("origin", _UPDATED), ("updated_by", "reason"), "tenant")},
+            {
+                "fields": (
+                    ("week", "dates"),
+                    "description",
+                    ("origin", _UPDATED),
+                    ("updated_by", "reason"),
+                    "tenant",
+                )
+            },
         ),
     )
     readonly_fields = ("week", "dates", _UPDATED)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         days = CalendarDay.objects.filter(calendar=OuterRef("pk")).order_by().values("calendar")
-        number = Subquery(days.annotate(number=Count("pk")).values("number"), output_field=IntegerField())
+        number = Subquery(
+            days.annotate(number=Count("pk")).values("number"), output_field=IntegerField()
+        )
         rows: QuerySet[Any] = super().get_queryset(request).annotate(number=Coalesce(number, 0))
         return rows.select_related("tenant")
 
@@ -80,19 +85,31 @@ class CalendarAdmin(ScreenAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add the picture of a year, its dates, the schedules that follow the calendar, and the buttons."""
+        """Add a year at a glance, its dates, the schedules that use the calendar, and buttons."""
         row = context["original"]
         year = year_of(request.GET.get("year", ""), timezone.localdate().year)
-        context |= {**_picture(row, year), **_followers(row), "year": year, "before": year - 1, "after": year + 1,
-                    "buttons": self._buttons(request, row)}  # fmt: skip
+        context |= {
+            **_picture(row, year),
+            **_followers(row),
+            "year": year,
+            "before": year - 1,
+            "after": year + 1,
+            "buttons": self._buttons(request, row),
+        }
         return super().render_change_form(request, context, *args, **kwargs)
 
     def _buttons(self, request: HttpRequest, row: Calendar) -> list[dict[str, str]]:
         edit = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
-        found = [{"url": edit, "title": _t("Edit, or take dates in…")}] if self.has_edit_permission(request) else []
-        return [*found, {"action": "delete", "title": _t("Delete…")}] if self.has_removal_permission(request) else found
+        found = (
+            [{"url": edit, "title": _t("Edit or import dates…")}]
+            if self.has_edit_permission(request)
+            else []
+        )
+        if DELETE.is_permitted(request.user):
+            found.append({"action": DELETE.name, "title": f"{DELETE.title}…"})
+        return found
 
-    # Who may ------------------------------------------------------------------------------------------------------
+    # Permissions ----------------------------------------------------------------------------------
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse the stock form: a calendar is changed by ``upsert``, on a page of its own."""
@@ -103,19 +120,9 @@ class CalendarAdmin(ScreenAdmin):
         return False
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.change_calendar"))
+        return SAVE.is_permitted(request.user)
 
-    def has_removal_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.delete_calendar"))
-
-    @admin.action(permissions=["removal"], description=_("Delete…"))
-    def delete(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Delete calendars that no schedule names."""
-        answer = actions.run(self, request, rows, DELETE)
-        gone = actions.CONFIRMED in request.POST and not rows.exists()
-        return HttpResponseRedirect(display.list_of("calendar")) if gone else answer
-
-    # Columns and fields -------------------------------------------------------------------------------------------
+    # Columns and fields ---------------------------------------------------------------------------
 
     @admin.display(description=_("working days"))
     def week(self, row: Calendar) -> str:
@@ -133,14 +140,26 @@ def _picture(row: Calendar, year: int) -> dict[str, Any]:
         days = business_days(row)
     except InvalidCalendar as broken:
         return {"months": [], "special": [], "problem": str(broken)}
-    return {"months": picture(days, year), "special": [one for one in days.special if one.day.year == year]}
+    return {
+        "months": picture(days, year),
+        "special": [one for one in days.special if one.day.year == year],
+    }
 
 
 def _followers(row: Calendar) -> dict[str, Any]:
     keys = calendars.naming(row.name, row.tenant_id)
     found = (
-        RecurringTask.objects.using(row._state.db).filter(pk__in=keys[:_SHOWN]).order_by("name").only("name", "status")
+        RecurringTask.objects.using(row._state.db)
+        .filter(pk__in=keys[:_SHOWN])
+        .order_by("name")
+        .only("name", "status")
     )
-    shown = [{"name": one.name, "status": display.badge(f"schedule-{one.status}", one.status),
-              "url": display.page_of("recurringtask", one.pk)} for one in found]  # fmt: skip
+    shown = [
+        {
+            "name": one.name,
+            "status": display.badge(f"schedule-{one.status}", one.status),
+            "url": display.page_of("recurringtask", one.pk),
+        }
+        for one in found
+    ]
     return {"followers": shown, "number": len(keys), "unshown": max(0, len(keys) - _SHOWN)}

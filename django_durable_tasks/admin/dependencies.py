@@ -1,4 +1,4 @@
-"""The screen of dependencies: which task waits for which, or for a person, and what became of it."""
+"""The admin of dependencies and gates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import dependency_form, display, filters, task_graph, waiting
+from django_durable_tasks.admin import (
+    dependencies_cell,
+    dependency_form,
+    display,
+    filters,
+    task_graph,
+)
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import Task, TaskDependency, Tenant, WorkflowRun
-from django_durable_tasks.rules.graphs import DependencyType, Gate
+from django_durable_tasks.operations.dependencies import ADD, REMOVE
+from django_durable_tasks.rules.dependencies import DependencyType, Gate
 
 _RESOLVED = display.instant_of("resolved_at", _("resolved at"))
 LOOKED_AT = 200_000
-"""What no index holds is looked for in so many of the newest edges, unless one task is asked for."""
+"""What no index holds is looked for in so many of the newest edges, unless one task is
+asked for.
+"""
 _OF_ONE = ("task__id__exact", "depends_on__id__exact")
 
 
@@ -45,8 +54,12 @@ class StandingFilter(_AmongNewest):
         return [("waits", _("waits")), ("met", _("met")), ("unmet", _("not met"))]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the edges that stand so."""
-        asked = {"waits": Q(resolved_at=None), "met": Q(resolved_at__isnull=False, met=True), "unmet": Q(met=False)}
+        """Return the edges in this state."""
+        asked = {
+            "waits": Q(resolved_at=None),
+            "met": Q(resolved_at__isnull=False, met=True),
+            "unmet": Q(met=False),
+        }
         return rows.filter(asked[value]) if value in asked else rows.none()
 
 
@@ -61,8 +74,11 @@ class KindFilter(_AmongNewest):
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the edges of this type, or the gates of this kind."""
-        return rows.filter(gate=value) if value in set(Gate) else rows.filter(depends_on__isnull=False,
-                                                                              dependency_type=value[:12])  # fmt: skip
+        return (
+            rows.filter(gate=value)
+            if value in set(Gate)
+            else rows.filter(depends_on__isnull=False, dependency_type=value[:12])
+        )
 
 
 class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
@@ -70,12 +86,16 @@ class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the edges of this tenant's tasks."""
-        return rows.filter(task__tenant_id=int(value)) if value.isdecimal() and len(value) < 19 else rows.none()
+        return (
+            rows.filter(task__tenant_id=int(value))
+            if value.isdecimal() and len(value) < 19
+            else rows.none()
+        )
 
 
 @admin.register(TaskDependency)
 class TaskDependencyAdmin(ReadOnlyAdmin):
-    """Dependencies; they are added and removed by the lifecycle alone."""
+    """Dependencies; they are added and removed by the engine alone."""
 
     list_display = ("waiter", "upstream", "kind", "policy", "state", _RESOLVED, "tenant", "told")
     list_display_links = ("kind",)
@@ -86,16 +106,38 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     search_fields = ("task__id",)
     search_help_text = _("The id of a task, or of a workflow run, whole.")
     actions = ()
+    operations = (ADD, REMOVE)
     fieldsets: ClassVar = (
-        (None, {"fields": (("waiter", "upstream"), ("kind", "policy"), ("state", _RESOLVED), ("tenant", "workflow"),
-                           ("placed_by", "resolved_by"), "said")}),
-    )  # fmt: skip
-    readonly_fields = ("waiter", "upstream", "kind", "policy", "state", _RESOLVED, "tenant", "workflow", "said")
+        (
+            None,
+            {
+                "fields": (
+                    ("waiter", "upstream"),
+                    ("kind", "policy"),
+                    ("state", _RESOLVED),
+                    ("tenant", "workflow"),
+                    ("placed_by", "resolved_by"),
+                    "said",
+                )
+            },
+        ),
+    )
+    readonly_fields = (
+        "waiter",
+        "upstream",
+        "kind",
+        "policy",
+        "state",
+        _RESOLVED,
+        "tenant",
+        "workflow",
+        "said",
+    )
     change_form_template = "admin/django_durable_tasks/taskdependency/change_form.html"
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Edges are added by a form that calls the lifecycle."""
-        return bool(request.user.has_perm("django_durable_tasks.add_taskdependency"))
+        """Edges are added by a form that calls the engine."""
+        return ADD.is_permitted(request.user)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -105,7 +147,9 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
             return (queryset.none() if search_term.strip() else queryset), False
         # Two questions, each by an index; one OR over both tables would read them whole.
         of_run = WorkflowRun.objects.using(queryset.db).filter(pk=key).exists()
-        return queryset.filter(Q(task__workflow=key) if of_run else Q(task=key) | Q(depends_on=key)), False
+        return queryset.filter(
+            Q(task__workflow=key) if of_run else Q(task=key) | Q(depends_on=key)
+        ), False
 
     def get_urls(self) -> list[URLPattern]:
         remove = self.admin_site.admin_view(dependency_form.unlink_view(self))
@@ -117,17 +161,19 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Ask for an edge, and place it by the lifecycle."""
+        """Ask for an edge, and place it by the engine."""
         return dependency_form.add(self, request)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read the page, then the tasks of its edges; a task may be long gone."""
+        """Read the page, then the tasks of its edges, which may have been deleted."""
         page = super().get_changelist_instance(request)
         page.result_list = list(page.result_list)
         _attach(page.result_list)
         return page
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
         """Read the edge and its two tasks."""
         edge = super().get_object(request, object_id, from_field)
         if edge is not None:
@@ -142,17 +188,21 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         context["buttons"] = task_graph.buttons_of_edge(request, edge, edge.known.get(edge.task_id))
         return super().render_change_form(request, context, *args, **kwargs)
 
-    # Columns and fields -------------------------------------------------------------------------------------------
+    # Columns and fields ---------------------------------------------------------------------------
 
     @admin.display(description=_("task"))
     def waiter(self, edge: Any) -> SafeString:
         """Link the task that waits."""
-        return waiting.task_link(edge.task_id, edge.known)
+        return dependencies_cell.task_link(edge.task_id, edge.known)
 
     @admin.display(description=_("waits for"))
     def upstream(self, edge: Any) -> Any:
         """Link the task that it waits for; a gate waits for a person."""
-        return _("a person") if edge.depends_on_id is None else waiting.task_link(edge.depends_on_id, edge.known)
+        return (
+            _("a person")
+            if edge.depends_on_id is None
+            else dependencies_cell.task_link(edge.depends_on_id, edge.known)
+        )
 
     @admin.display(description=_("type"))
     def kind(self, edge: TaskDependency) -> str:
@@ -192,10 +242,20 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
 
 
 def _attach(edges: list[Any]) -> None:
-    """Read names and statuses of both ends, and the tenants: two statements for any number of edges."""
-    known = waiting.named([key for edge in edges for key in (edge.task_id, edge.depends_on_id)])
+    """Read names and statuses of both ends, and the tenants: two statements for any number of
+    edges.
+    """
+    known = dependencies_cell.named(
+        [key for edge in edges for key in (edge.task_id, edge.depends_on_id)]
+    )
     wanted = {task.tenant_id for task in known.values()}
-    tenants = {row.pk: str(row) for row in Tenant.objects.using(conf.settings().DATABASE).filter(pk__in=wanted)}
+    tenants = {
+        row.pk: str(row)
+        for row in Tenant.objects.using(conf.settings().DATABASE).filter(pk__in=wanted)
+    }
     for edge in edges:
         task = known.get(edge.task_id)
-        edge.known, edge.tenant_name = known, "" if task is None else tenants.get(task.tenant_id, "")
+        edge.known, edge.tenant_name = (
+            known,
+            "" if task is None else tenants.get(task.tenant_id, ""),
+        )

@@ -1,4 +1,4 @@
-"""The page on which an operator lets one task wait for another: checked for circles, shown first, then done."""
+"""The pages that add a dependency between two tasks, and that remove one."""
 
 from __future__ import annotations
 
@@ -14,68 +14,60 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, display, graph_verbs, previews, waiting
+from django_durable_tasks.admin import (
+    actions,
+    confirm_page,
+    dependencies_cell,
+    display,
+)
+from django_durable_tasks.admin.operation_form import (
+    TASK_ID_ATTRIBUTES,
+    OperationForm,
+    form_fields,
+    reason_field,
+)
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
-from django_durable_tasks.lifecycle import graph_operations
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.rules.graphs import DependencyType, OnUpstreamFailure
+from django_durable_tasks.operations.dependencies import ADD, REMOVE
 
-_ID = {"autocomplete": "off", "spellcheck": "false", "placeholder": "0195f3c2-…"}
 _PAGE = "admin/django_durable_tasks/taskdependency/add.html"
-_WAIT_FOR = {
-    DependencyType.MUST_SUCCEED: gettext_lazy("MUST_SUCCEED: it must end as SUCCESS"),
-    DependencyType.MUST_FINISH: gettext_lazy("MUST_FINISH: it must end, whichever way"),
-    DependencyType.MUST_FAIL: gettext_lazy("MUST_FAIL: it must end as FAILED"),
-}
-_OTHERWISE = {
-    "": gettext_lazy("as the task says"),
-    OnUpstreamFailure.SKIP: gettext_lazy("SKIP: the task is skipped"),
-    OnUpstreamFailure.FAIL: gettext_lazy("FAIL: the task fails"),
-    OnUpstreamFailure.WAIT: gettext_lazy("WAIT: the task goes on waiting"),
-    OnUpstreamFailure.RUN: gettext_lazy("RUN: the task runs anyway"),
-}
 
 
-class DependencyForm(forms.Form):
-    """Which task waits for which, and how that one must end."""
+class DependencyForm(OperationForm):
+    """The task that will wait, the fields of the operation, and the reason."""
+
+    operation = ADD
 
     task = forms.UUIDField(
-        label=gettext_lazy("Task"), widget=forms.TextInput(attrs=_ID),
-        help_text=gettext_lazy("The id of the task that will wait; it has not started."),
-    )  # fmt: skip
-    upstream = forms.UUIDField(
-        label=gettext_lazy("Waits for"), widget=forms.TextInput(attrs=_ID),
-        help_text=gettext_lazy("The id of the task that it waits for."),
-    )  # fmt: skip
-    kind = forms.ChoiceField(label=gettext_lazy("Which must"), choices=list(_WAIT_FOR.items()),
-                             initial=DependencyType.MUST_SUCCEED)  # fmt: skip
-    on_upstream_failure = forms.ChoiceField(
-        label=gettext_lazy("Otherwise"), choices=list(_OTHERWISE.items()), required=False,
-        help_text=gettext_lazy("What becomes of the task when that one ends otherwise."),
-    )  # fmt: skip
-    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=150, required=False,
-                             help_text=gettext_lazy("Kept beside your name, for whoever asks later."))  # fmt: skip
+        label=gettext_lazy("Task"),
+        widget=forms.TextInput(attrs=TASK_ID_ATTRIBUTES),
+        help_text=gettext_lazy("The id of the task that will wait. It has not started."),
+    )
+
+    def __init__(self, data: Any = None, *, initial: dict[str, str] | None = None) -> None:
+        super().__init__(data, initial=initial)
+        self.fields.update(form_fields(ADD), reason=reason_field(ADD))
 
 
 def _tasks(screen: Any, request: HttpRequest, form: DependencyForm) -> tuple[Task, Task] | None:
-    """Return the two tasks; None when one does not exist, which the form tells."""
+    """Return the two tasks; None if one does not exist, which the form shows."""
     keys = {name: form.cleaned_data[name] for name in ("task", "upstream")}
-    known = waiting.named(keys.values())
+    known = dependencies_cell.named(keys.values())
     for name, key in keys.items():
         if key not in known:
             form.add_error(name, _("There is no task %s.") % key)
     return None if form.errors else (known[keys["task"]], known[keys["upstream"]])
 
 
-def _link(request: HttpRequest, form: DependencyForm, pair: tuple[Task, Task], *, dry_run: bool) -> Any:
-    """Say the one verb, or look what it would do; None when it was refused, which the form tells."""
+def _link(
+    request: HttpRequest, form: DependencyForm, pair: tuple[Task, Task], *, dry_run: bool
+) -> Any:
+    """Add the dependency, or make a dry run; None if it was refused, which the form shows."""
     task, upstream = pair
-    given = form.cleaned_data
+    values = form.values() | {"upstream": upstream}
+    by = actions.who(request)
     try:
-        return graph_operations.add_edge(
-            task, upstream, given["kind"], by=actions.who(request), reason=given["reason"],
-            policy=given["on_upstream_failure"] or None, dry_run=dry_run,
-        )  # fmt: skip
+        return ADD.perform(task, by=by, reason=form.reason, dry_run=dry_run, **values).report
     except DurableTasksError as refused:
         field = "upstream" if isinstance(refused, DependencyCycle) else None
         form.add_error(field, str(refused))
@@ -83,81 +75,110 @@ def _link(request: HttpRequest, form: DependencyForm, pair: tuple[Task, Task], *
 
 
 def add(screen: Any, request: HttpRequest) -> HttpResponse:
-    """Ask for the edge, show what it would change, place it."""
+    """Ask for the dependency, show what it would change, and add it."""
     if not screen.has_add_permission(request) or not screen.has_view_permission(request):
         raise PermissionDenied
     posted = request.method == "POST"
     form = DependencyForm(request.POST if posted else None, initial=_initial(request))
     shown: dict[str, Any] = {}
     if posted and form.is_valid() and (pair := _tasks(screen, request, form)) is not None:
-        doing = previews.DO in request.POST
-        report = _link(request, form, pair, dry_run=not doing)
-        if report is not None and doing:
+        confirmed = confirm_page.DO in request.POST
+        report = _link(request, form, pair, dry_run=not confirmed)
+        if report is not None and confirmed:
             return _added(screen, request, form, pair, report)
-        shown = {} if report is None else {"previewed": True, **_pair(pair), **previews.told(report)}
-    context = {**screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,
-               "title": _("Add a dependency"), "do": previews.DO, "back": display.list_of("taskdependency"),
-               **shown}  # fmt: skip
+        shown = (
+            {}
+            if report is None
+            else {"previewed": True, **_pair(pair), **confirm_page.changes(report)}
+        )
+    context = {
+        **screen.admin_site.each_context(request),
+        "opts": screen.opts,
+        "media": screen.media,
+        "form": form,
+        "title": ADD.title,
+        "do": confirm_page.DO,
+        "back": display.list_of("taskdependency"),
+        **shown,
+    }
     return TemplateResponse(request, _PAGE, context)
 
 
 def _pair(pair: tuple[Task, Task]) -> dict[str, Any]:
     known = {task.pk: task for task in pair}
-    return {"below_link": waiting.task_link(pair[0].pk, known), "upstream_link": waiting.task_link(pair[1].pk, known)}
+    return {
+        "below_link": dependencies_cell.task_link(pair[0].pk, known),
+        "upstream_link": dependencies_cell.task_link(pair[1].pk, known),
+    }
 
 
 def _added(
     screen: Any, request: HttpRequest, form: DependencyForm, pair: tuple[Task, Task], report: Any
 ) -> HttpResponse:
     task, upstream = pair
-    told = _("Now %(task)s waits for %(upstream)s (%(kind)s).") % {
-        "task": waiting.title(task), "upstream": waiting.title(upstream), "kind": form.cleaned_data["kind"],
-    }  # fmt: skip
-    said = f"{told} {previews.summed_up(report)}"
-    remember(request, task, f"Dependency on {upstream.pk} added. {said} {form.cleaned_data['reason']}".strip())
-    screen.message_user(request, said)
+    # The name does not come first: the templates of the admin capitalize the first letter.
+    message = _("Now %(task)s waits for %(upstream)s (%(kind)s).") % {
+        "task": dependencies_cell.title(task),
+        "upstream": dependencies_cell.title(upstream),
+        "kind": form.cleaned_data["type"],
+    }
+    message = f"{message} {confirm_page.summed_up(report)}"
+    remember(
+        request,
+        task,
+        f"Dependency on {upstream.pk} added. {message} {form.cleaned_data['reason']}".strip(),
+    )
+    screen.message_user(request, message)
     return HttpResponseRedirect(display.page_of("task", task.pk))
 
 
 def _initial(request: HttpRequest) -> dict[str, str]:
-    """Return what the address fills in, so that the form is one click away from the page of a task."""
+    """Return the initial values of the query string, which links on other pages set."""
     return {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
 
 
 def remember(request: HttpRequest, task: Task, message: str) -> None:
-    """Write into the history of the task that waits."""
+    """Add an entry to the history of the task that waits."""
     rows: Any = Task.objects.using(conf.settings().DATABASE).filter(pk=task.pk).only("pk", "name")
     LogEntry.objects.log_actions(int(request.user.pk or 0), rows, CHANGE, message)
 
 
 def unlink_view(screen: Any) -> Callable[[HttpRequest, int], HttpResponse]:
-    """Return the view that takes an edge away, inside the site of this screen."""
+    """Return the view that removes a dependency, for this ModelAdmin."""
 
     def view(request: HttpRequest, edge_id: int) -> HttpResponse:
-        if not screen.has_view_permission(request) or not graph_verbs.may(request, "delete_taskdependency"):
+        if not screen.has_view_permission(request) or not REMOVE.is_permitted(request.user):
             raise PermissionDenied
-        edge: TaskDependency | None = screen.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False).first()
-        known = waiting.named([edge.task_id, edge.depends_on_id]) if edge is not None else {}
+        edge: TaskDependency | None = (
+            screen.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False).first()
+        )
+        known = (
+            dependencies_cell.named([edge.task_id, edge.depends_on_id]) if edge is not None else {}
+        )
         if edge is None or edge.task_id not in known:
             raise Http404(_("No dependency between tasks has this id."))
-        return previews.respond(screen, request, _unlinking(request, edge, known))
+        return confirm_page.respond(screen, request, _removal(request, edge, known))
 
     return view
 
 
-def _unlinking(request: HttpRequest, edge: TaskDependency, known: dict[Any, Task]) -> previews.Deed:
+def _removal(
+    request: HttpRequest, edge: TaskDependency, known: dict[Any, Task]
+) -> confirm_page.PendingOperation:
     task = known[edge.task_id]
-    # A row may be gone, and what waits for it must be freed all the same.
+    # The upstream may be pruned. The task that waits for it must be released all the same.
     upstream = known.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
-
-    def do(by: str, reason: str, dry_run: bool) -> graph_operations.Report:
-        return graph_operations.remove_edge(task, upstream, by=by, reason=reason, dry_run=dry_run)
-
-    return previews.Deed(
-        title=_("Remove a dependency: %(task)s no longer waits for %(upstream)s") % {
-            "task": waiting.title(task), "upstream": waiting.title(upstream)},
-        verb=_("Remove the dependency"), warning=_("The task runs as soon as nothing else holds it."), do=do,
+    names = {"task": dependencies_cell.title(task), "upstream": dependencies_cell.title(upstream)}
+    return confirm_page.PendingOperation(
+        title=_("Remove a dependency: %(task)s no longer waits for %(upstream)s") % names,
+        operation=REMOVE,
+        help=REMOVE.help,
+        perform=lambda by, reason, dry_run: REMOVE.perform(
+            task, upstream=upstream, by=by, reason=reason, dry_run=dry_run
+        ),
         address=request.path,
-        remember=lambda told: remember(request, task, f"Dependency on {edge.upstream_id} removed. {told}"),
+        remember=lambda message: remember(
+            request, task, f"Dependency on {edge.upstream_id} removed. {message}"
+        ),
         back=display.page_of("task", task.pk),
-    )  # fmt: skip
+    )

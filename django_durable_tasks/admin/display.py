@@ -1,4 +1,6 @@
-"""How values look on a screen: everything is escaped, secrets are masked, marks are classes of the style sheet."""
+"""How values look on a screen: everything is escaped, secrets are masked, marks are classes of the
+style sheet.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.explanations import ago
-from django_durable_tasks.rules.masking import masked, masked_positional, masked_text
+from django_durable_tasks.rules.tasks.explanations import ago
+from django_durable_tasks.rules.tasks.masking import masked, masked_positional, masked_text
 
 NOTHING = "-"
 _ERROR_LINE = 120
@@ -38,16 +40,32 @@ def badges(marks: list[tuple[str, str]]) -> SafeString | str:
     return format_html_join(" ", "{}", ((badge(kind, text),) for kind, text in marks))
 
 
-_SIGNS = {"SUCCESS": "✓", "DISPATCHED": "✓", "ROLLED": "✓", "FAILED": "✗", "FAILED_TO_CREATE": "✗", "MISSED": "✗",
-          "RUNNING": "…", "QUEUED": "…", "PENDING": "…", "MANUAL": "…"}  # fmt: skip
+_SIGNS = {
+    "SUCCESS": "✓",
+    "DISPATCHED": "✓",
+    "ROLLED": "✓",
+    "FAILED": "✗",
+    "FAILED_TO_CREATE": "✗",
+    "MISSED": "✗",
+    "RUNNING": "…",
+    "QUEUED": "…",
+    "PENDING": "…",
+    "MANUAL": "…",
+}
 
 _SIGN = '<span class="durable-mark durable-{0}" role="img" aria-label="{1}" title="{1}">{2}</span>'
 
 
 def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
-    """Return one small sign for each word, with the word, its instant and its count for those who point or listen."""
+    """Return one small sign for each word, with the word, its instant and its count for those who
+    point or listen.
+    """
     signs = [
-        (word.lower(), f"{word} {instant(moment)}{f' ({count:,})' if count > 1 else ''}", _SIGNS.get(word, "–"))
+        (
+            word.lower(),
+            f"{word} {instant(moment)}{f' ({count:,})' if count > 1 else ''}",
+            _SIGNS.get(word, "–"),
+        )
         for word, moment, count in told
     ]
     if not signs:
@@ -58,7 +76,11 @@ def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
 
 def beneath(upper: Any, lower: str) -> SafeString | str:
     """Return a value with a small line under it, for what people look for first."""
-    return format_html('{}<span class="durable-beneath">{}</span>', upper, lower) if lower else str(upper)
+    return (
+        format_html('{}<span class="durable-beneath">{}</span>', upper, lower)
+        if lower
+        else str(upper)
+    )
 
 
 def lines(texts: Iterable[str]) -> SafeString:
@@ -76,7 +98,10 @@ def folded(summary: Any, text: str) -> SafeString | str:
     if not text:
         return NOTHING
     return format_html(
-        '<details class="durable-fold"><summary>{}</summary><pre class="durable-text">{}</pre></details>', summary, text
+        '<details class="durable-fold"><summary>{}</summary><pre'
+        ' class="durable-text">{}</pre></details>',
+        summary,
+        text,
     )
 
 
@@ -114,7 +139,9 @@ def instant(moment: datetime | None) -> str:
 
 
 def instant_of(field: str, label: Any) -> Any:
-    """Return the column or field that shows this instant of a row to the second: that is what logs are compared by."""
+    """Return the column or field that shows this instant of a row to the second: that is what logs
+    are compared by.
+    """
 
     @admin.display(description=label)
     def shown(row: Any) -> str:
@@ -131,7 +158,7 @@ def since(moment: datetime | None, now: datetime) -> str:
     return f"{ago(seconds)} ago" if seconds >= 0 else f"in {ago(seconds)}"
 
 
-# Secrets ----------------------------------------------------------------------------------------------------------
+# Secrets ------------------------------------------------------------------------------------------
 
 
 def reads_secrets(request: HttpRequest) -> bool:
@@ -151,7 +178,7 @@ def first_line(text: str) -> str:
 
 
 def pretty(value: Any) -> str:
-    """Return JSON as people read it; what is short stands on one line."""
+    """Return indented JSON; short values are on one line."""
     short = json.dumps(value, ensure_ascii=False)
     return short if len(short) < _SHORT else json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -164,30 +191,45 @@ def value_block(value: Any, *, plain: bool) -> SafeString | str:
 
 
 def arguments_block(name: str, called_with: Task | DeadLetter, *, plain: bool) -> SafeString | str:
-    """Return the arguments as a call of this task, masked by the names of their parameters unless ``plain``."""
+    """Return the arguments as a call of this task, masked by the names of their parameters unless
+    ``plain``.
+    """
     names = conf.settings().SECRET_NAMES
-    args = called_with.args if plain else masked_positional(called_with.args, parameters_of(name), names)
+    args = (
+        called_with.args
+        if plain
+        else masked_positional(called_with.args, parameters_of(name), names)
+    )
     kwargs: Mapping[str, Any] = called_with.kwargs if plain else masked(called_with.kwargs, names)
-    lines = [pretty(value) for value in args] + [f"{name}={pretty(value)}" for name, value in kwargs.items()]
+    lines = [pretty(value) for value in args] + [
+        f"{name}={pretty(value)}" for name, value in kwargs.items()
+    ]
     return block(",\n".join(lines)) if lines else NOTHING
 
 
 def parameters_of(name: str) -> list[str] | None:
-    """Return the names of the positional parameters of a durable task, None when this process does not know it."""
+    """Return the names of the positional parameters of a durable task, None when this process does
+    not know it.
+    """
     if registry.find(name) is None:
-        wiring.load_tasks()
+        celery_inspect.load_tasks()
     known = registry.find(name)
     if known is None:
         return None
-    return [parameter.name for parameter in known.signature.parameters.values()
-            if parameter.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)]  # fmt: skip
+    return [
+        parameter.name
+        for parameter in known.signature.parameters.values()
+        if parameter.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    ]
 
 
-# Neighbours -------------------------------------------------------------------------------------------------------
+# Neighbours ---------------------------------------------------------------------------------------
 
 
 def stored_result(celery_id: str) -> SafeString | str:
-    """Return a link to what django-celery-results stored for this Celery id, where it is installed."""
+    """Return a link to what django-celery-results stored for this Celery id, where it is
+    installed.
+    """
     if not celery_id or not apps.is_installed("django_celery_results"):
         return celery_id or NOTHING
     try:

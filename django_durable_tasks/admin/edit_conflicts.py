@@ -1,7 +1,9 @@
-"""Optimistic locking of edit forms: a form carries, signed, what it showed, and is compared with the row as it is.
+"""Optimistic locking of edit forms: a form carries, signed, what it showed, and is compared with
+the row as it is.
 
-If the row has changed in between, nothing is saved. The errors name who changed which field, and fields that the person
-did not touch show the present values, so that saving once more overwrites nothing by accident.
+If the row has changed in between, nothing is saved. The errors name who changed which field, and
+fields that the person did not touch show the present values, so that saving once more overwrites
+nothing by accident.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class EditForm(forms.Form):
     version = ""
 
     def compare_with(self, row: Model | None, version: object) -> None:
-        """Seal what this form shows of the row, whose ``version`` (a revision, an epoch) each change of it changes."""
+        """Seal what this form shows of the row, whose ``version`` (a revision, an epoch) each
+        change of it changes.
+        """
         self.row_compared, self.version = row, str(version)
         if row is None:
             del self.fields[OPENED]
@@ -81,11 +85,19 @@ class EditForm(forms.Form):
 
     @cached_property
     def changed_data(self) -> list[str]:
-        """Return the names of the fields that were changed, to which line ends as a browser sends them do not count."""
-        return [name for name in super().changed_data if self._differs(name, self[name].initial, self[name].data)]
+        """Return the names of the fields that were changed, to which line ends as a browser sends
+        them do not count.
+        """
+        return [
+            name
+            for name in super().changed_data
+            if self._differs(name, self[name].initial, self[name].data)
+        ]
 
     def summary(self) -> str:
-        """Return what was done, for the history: which fields were changed, or that the row was made."""
+        """Return what was done, for the history: which fields were changed, or that the row was
+        made.
+        """
         if self.row_compared is None:
             return _("Made.")
         labels = ", ".join(str(self[name].label) for name in self.changed_data).lower()
@@ -101,23 +113,37 @@ class EditForm(forms.Form):
         return plain
 
     def _sealed(self) -> str:
-        found = {"row": str(self.row_compared and self.row_compared.pk), "version": self.version,
-                 "values": self._values(), "at": timezone.now().isoformat()}  # fmt: skip
+        found = {
+            "row": str(self.row_compared and self.row_compared.pk),
+            "version": self.version,
+            "values": self._values(),
+            "at": timezone.now().isoformat(),
+        }
         return signing.dumps(found, salt=_SALT, compress=True)
 
     def _compare(self, row: Model) -> None:
         opened = _unsealed(str(self.data.get(self.add_prefix(OPENED), "")))
         if opened is None or opened.row != str(row.pk):
-            self.add_error(None, _("Nothing was saved: this page does not say which state of the row it shows. Open "
-                                   "it again."))  # fmt: skip
+            self.add_error(
+                None,
+                _(
+                    "Nothing was saved: this page does not say which state of the row it shows."
+                    " Open it again."
+                ),
+            )
         elif opened.version != self.version:
             changed = self._changed(opened.values)
-            advice = _("Fields that you did not change show the present values now. Check them and save again.")
+            advice = _(
+                "Fields that you did not change show the present values now. Check them and save"
+                " again."
+            )
             if changed:
                 self.add_error(None, [_who(row, opened.at), *changed, advice])
 
     def _changed(self, before: dict[str, Any]) -> list[str]:
-        """Return a sentence for each field that changed, and let what this person did not touch show its new value."""
+        """Return a sentence for each field that changed, and let what this person did not touch
+        show its new value.
+        """
         told, merged = list[str](), cast("QueryDict", self.data).copy()
         for name, now in self._values().items():
             field, was = self.fields[name], before.get(name)
@@ -136,12 +162,16 @@ class EditForm(forms.Form):
 
 
 class EditModelForm(EditForm, _ModelForm):
-    """The form of one row in a stock admin page; ``get_fields`` of the page must name OPENED for a row that exists."""
+    """The form of one row in a stock admin page; ``get_fields`` of the page must name OPENED for a
+    row that exists.
+    """
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         exists = not self.instance._state.adding
-        self.compare_with(self.instance if exists else None, self.version_of(self.instance) if exists else "")
+        self.compare_with(
+            self.instance if exists else None, self.version_of(self.instance) if exists else ""
+        )
 
     def version_of(self, row: Any) -> object:
         """Return what changes with each change of the row."""
@@ -153,7 +183,9 @@ def _unsealed(text: str) -> _Opened | None:
         found = signing.loads(text, salt=_SALT)
     except signing.BadSignature:
         return None
-    return _Opened(found["row"], found["version"], found["values"], datetime.fromisoformat(found["at"]))
+    return _Opened(
+        found["row"], found["version"], found["values"], datetime.fromisoformat(found["at"])
+    )
 
 
 def _with_line_feeds(value: Any) -> Any:
@@ -175,9 +207,17 @@ def _sentence(label: str, was: Any, now: Any, mine: Any) -> str:
     if isinstance(was, str) and isinstance(now, str) and len(was) + len(now) > _SHOWN:
         told = _("%(label)s: %(lines)s.") % {"label": label, "lines": _lines(was, now)}
     else:
-        told = _("%(label)s: was %(was)s, is now %(now)s.") % {"label": label, "was": _quoted(was), "now": _quoted(now)}
-    return told if mine is None else _("%(told)s Your value %(mine)s is kept in the form.") % {
-        "told": told, "mine": _quoted(mine)}  # fmt: skip
+        told = _("%(label)s: was %(was)s, is now %(now)s.") % {
+            "label": label,
+            "was": _quoted(was),
+            "now": _quoted(now),
+        }
+    return (
+        told
+        if mine is None
+        else _("%(conflict)s Your value %(mine)s is kept in the form.")
+        % {"conflict": told, "mine": _quoted(mine)}
+    )
 
 
 def _quoted(value: Any) -> str:
@@ -192,17 +232,27 @@ def _lines(was: str, now: str) -> str:
     words = {"+": _("added"), "-": _("removed")}
     found = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
     shown = [f"{words[line[0]]} {_quoted(line[2:])}" for line in found[:_LINES]]
-    return ", ".join(shown) + (_(" and %d more lines") % (len(found) - _LINES) if len(found) > _LINES else "")
+    return ", ".join(shown) + (
+        _(" and %d more lines") % (len(found) - _LINES) if len(found) > _LINES else ""
+    )
 
 
 def _who(row: Model, since: datetime) -> str:
-    """Return who changed the row in the admin since this instant; else that it was changed outside of it."""
+    """Return who changed the row in the admin since this instant; else that it was changed outside
+    of it.
+    """
     kind = ContentType.objects.get_for_model(type(row), for_concrete_model=True)
-    entries = LogEntry.objects.filter(content_type=kind, object_id=str(row.pk), action_time__gte=since)
+    entries = LogEntry.objects.filter(
+        content_type=kind, object_id=str(row.pk), action_time__gte=since
+    )
     told = [
-        _("by %(who)s at %(at)s (%(what)s)") % {
-            "who": entry.user.get_username(), "at": instant(entry.action_time), "what": entry.get_change_message()}
+        _("by %(who)s at %(at)s (%(what)s)")
+        % {
+            "who": entry.user.get_username(),
+            "at": instant(entry.action_time),
+            "what": entry.get_change_message(),
+        }
         for entry in entries.select_related("user").order_by("-action_time")[:_ENTRIES]
-    ]  # fmt: skip
+    ]
     by = "; ".join(told) or _("outside the admin: by code, settings or the command line")
     return _("Nothing was saved: this was changed after you opened the page, %s.") % by

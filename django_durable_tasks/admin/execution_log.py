@@ -1,4 +1,6 @@
-"""The screen of attempts: each with where it ran, how it ended, and its traceback; also as part of a task's page."""
+"""The screen of attempts: each with where it ran, how it ended, and its traceback; also as part of
+a task's page.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ class _Attempt:
     @admin.display(description=_("node"))
     def node_link(self, row: TaskExecutionLog) -> SafeString | str:
         """Link the process it ran in."""
-        return display.link(display.page_of("node", row.node), row.node) if row.node else display.NOTHING
+        return (
+            display.link(display.page_of("node", row.node), row.node)
+            if row.node
+            else display.NOTHING
+        )
 
 
 class AttemptsInline(_Attempt, ReadOnlyInline):
@@ -62,8 +68,15 @@ class AttemptsInline(_Attempt, ReadOnlyInline):
     template = "admin/django_durable_tasks/attempts.html"
     verbose_name_plural = _("attempts")
     fields = readonly_fields = (
-        "attempt_number", "state", _STARTED, "took", "worker", "error_text", "trace", "carried_by",
-    )  # fmt: skip
+        "attempt_number",
+        "state",
+        _STARTED,
+        "took",
+        "worker",
+        "error_text",
+        "trace",
+        "carried_by",
+    )
     ordering = ("-id",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -79,23 +92,42 @@ class AttemptsInline(_Attempt, ReadOnlyInline):
 class TaskExecutionLogAdmin(_Attempt, ReadOnlyAdmin):
     """Attempts of all tasks."""
 
-    list_display = ("id", "task_name", "attempt_number", "state", _STARTED, _COMPLETED, "took", "worker")
+    list_display = (
+        "id",
+        "task_name",
+        "attempt_number",
+        "state",
+        _STARTED,
+        _COMPLETED,
+        "took",
+        "worker",
+    )
     list_filter = (
-        "status", filters.QueueOfTaskFilter, filters.NameOfTaskFilter, filters.TenantFilter,
-    )  # fmt: skip
+        "status",
+        filters.QueueOfTaskFilter,
+        filters.NameOfTaskFilter,
+        filters.TenantFilter,
+    )
     lookups_allowed = frozenset({"status__exact", "task__id__exact"})
     sortable_by = ()
     search_fields = ("task__name",)
     search_help_text = _("A task's id or a Celery id, whole; or a part of a task's name.")
     fieldsets: ClassVar = (
-        (None, {"fields": ("task_link", ("attempt_number", "state"), (_STARTED, _COMPLETED), "took")}),
+        (
+            None,
+            {"fields": ("task_link", ("attempt_number", "state"), (_STARTED, _COMPLETED), "took")},
+        ),
         (_("Error"), {"fields": ("error_text", "trace")}),
         (_("Where"), {"fields": ("worker", "node_link", "run_id", "carried_by", "tenant")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).select_related("task", "tenant")
-        fields = (field.name for field in TaskExecutionLog._meta.concrete_fields if field.name != "traceback")
+        fields = (
+            field.name
+            for field in TaskExecutionLog._meta.concrete_fields
+            if field.name != "traceback"
+        )
         return rows.only(*fields, "task__name", "tenant__name", "tenant__slug")
 
     def get_search_results(

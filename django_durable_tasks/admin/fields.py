@@ -1,4 +1,6 @@
-"""Fields of our forms: JSON of one kind, an instant in a schedule's zone; and whose field a refusal speaks of."""
+"""Fields of our forms: JSON of one kind, an instant in a schedule's zone; and whose field a refusal
+speaks of.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from django import forms
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from django_durable_tasks.rules.timetables import zones
+from django_durable_tasks.rules.recurring.timetables import zones
 
 
 class JsonField(forms.CharField):
@@ -20,8 +22,11 @@ class JsonField(forms.CharField):
 
     def __init__(self, kind: type, *, rows: int = 6, **options: Any) -> None:
         self.kind = kind
-        super().__init__(required=False, widget=forms.Textarea(attrs={"rows": rows, "cols": 80, "spellcheck": "false"}),
-                         **options)  # fmt: skip
+        super().__init__(
+            required=False,
+            widget=forms.Textarea(attrs={"rows": rows, "cols": 80, "spellcheck": "false"}),
+            **options,
+        )
 
     def clean(self, value: Any) -> Any:
         """Return the value; refuses what is not JSON, or of another kind."""
@@ -39,7 +44,8 @@ class JsonField(forms.CharField):
 
 
 class InstantField(forms.CharField):
-    """An instant: a wall time of a zone, or one that says its offset itself; returns an aware datetime.
+    """An instant: a wall time of a zone, or one that says its offset itself; returns an aware
+    datetime.
 
     A wall time that the zone shows twice, or never, must say its offset.
     """
@@ -59,7 +65,9 @@ class InstantField(forms.CharField):
         try:
             found = datetime.fromisoformat(text)
         except ValueError:
-            told = _("Give a time as 2026-03-08 02:30, or with its offset as 2026-03-08T02:30:00-05:00.")
+            told = _(
+                "Give a time as 2026-03-08 02:30, or with its offset as 2026-03-08T02:30:00-05:00."
+            )
             raise forms.ValidationError(told) from None
         return found if found.tzinfo is not None else self._in_zone(found)
 
@@ -72,10 +80,14 @@ class InstantField(forms.CharField):
         told = (
             _("The clocks of %(zone)s show this time twice: say which, as %(first)s or %(second)s.")
             if before > after
-            else _("The clocks of %(zone)s jump over this time: say what you mean, as %(first)s or %(second)s.")
+            else _(
+                "The clocks of %(zone)s jump over this time: say what you mean, as %(first)s or"
+                " %(second)s."
+            )
         )
         raise forms.ValidationError(
-            told % {"zone": self.zone or zone, "first": first.isoformat(), "second": second.isoformat()}
+            told
+            % {"zone": self.zone or zone, "first": first.isoformat(), "second": second.isoformat()}
         )
 
 

@@ -1,4 +1,6 @@
-"""The filters of the lists: their choices cost at most one bounded statement, their questions go by an index."""
+"""The filters of the lists: their choices cost at most one bounded statement, their questions go by
+an index.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.identifiers import first_uuid7_of
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
 
 SHOWN = 50
 LOOKED_AT = 500
@@ -26,14 +28,23 @@ _DAY = 86_400
 _SPANS = {"hour": 3_600, "day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
 
 REASONS_OF_FAILURE = ("EXHAUSTED", "GAVE_UP", "REJECTED", "CRASHED", "ORPHANED")
-REASONS = (*REASONS_OF_FAILURE, "CANCELLED", "REPLACED", "EXPIRED", "IGNORED", "REVOKED", "completed by")
+REASONS = (
+    *REASONS_OF_FAILURE,
+    "CANCELLED",
+    "REPLACED",
+    "EXPIRED",
+    "IGNORED",
+    "REVOKED",
+    "completed by",
+)
 
 
 def search(term: str, prefix: str = "") -> Q:
-    """Return the question for a search: an id or a Celery id, else a whole key, else a part of a known name.
+    """Return the question for a search: an id or a Celery id, else a whole key, else a part of a
+    known name.
 
-    Keys are looked up by their indexes, one kind after the other. A part of a name is compared with the names that this
-    process has and those of the newest tasks, never with every row.
+    Keys are looked up by their indexes, one kind after the other. A part of a name is compared with
+    the names that this process has and those of the newest tasks, never with every row.
     """
     term = term.strip()
     if not term or key_in(term) is not None:
@@ -49,12 +60,18 @@ def search(term: str, prefix: str = "") -> Q:
 
 
 def _names_like(term: str) -> list[str]:
-    newest = Task.objects.using(conf.settings().DATABASE).order_by("-pk").values_list("name", flat=True)[:LOOKED_AT]
+    newest = (
+        Task.objects.using(conf.settings().DATABASE)
+        .order_by("-pk")
+        .values_list("name", flat=True)[:LOOKED_AT]
+    )
     return sorted(name for name in registry.names() | set(newest) if term.lower() in name.lower())
 
 
 def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:
-    """Return the question for a whole id, else for any of these lookups; nothing asked for asks nothing."""
+    """Return the question for a whole id, else for any of these lookups; nothing asked for asks
+    nothing.
+    """
     term = term.strip()
     if not term:
         return Q()
@@ -65,7 +82,9 @@ def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:
 
 
 def key_in(term: str) -> uuid.UUID | None:
-    """Return the id in a search, that of a task also from one of its Celery ids; None when it is no id."""
+    """Return the id in a search, that of a task also from one of its Celery ids; None when it is no
+    id.
+    """
     try:
         return uuid.UUID(term.strip().partition(".")[0])
     except ValueError:
@@ -101,7 +120,7 @@ class _RecentValues(ScreenFilter):
         return [(value, value) for value in sorted(values)][:SHOWN]
 
     def has_output(self) -> bool:
-        """Show itself also with one choice: its name tells which."""
+        """Show the filter also if it has one choice only."""
         return bool(self.lookup_choices)
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -151,7 +170,11 @@ class TenantFilter(ScreenFilter):
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of this tenant."""
-        return rows.filter(tenant_id=int(value)) if value.isdecimal() and len(value) < 19 else rows.none()
+        return (
+            rows.filter(tenant_id=int(value))
+            if value.isdecimal() and len(value) < 19
+            else rows.none()
+        )
 
 
 class ReasonFilter(ScreenFilter):
@@ -165,7 +188,7 @@ class ReasonFilter(ScreenFilter):
         return [(reason, reason) for reason in self.reasons]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the rows whose reason begins so; who did it stands behind."""
+        """Return the rows whose reason begins with this word; the user name follows it."""
         return rows.filter(reason__startswith=value)
 
 
@@ -200,9 +223,13 @@ class ConditionFilter(ScreenFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [
-            ("due", _("due, not started")), ("retrying", _("retrying")), ("unanswered", _("published in vain")),
-            ("overdue", _("overdue")), ("silent", _("worker silent")), ("stopping", _("asked to stop")),
-        ]  # fmt: skip
+            ("due", _("due, not started")),
+            ("retrying", _("retrying")),
+            ("unanswered", _("republished")),
+            ("overdue", _("overdue")),
+            ("silent", _("lease expired")),
+            ("stopping", _("asked to stop")),
+        ]
 
     def narrow(self, rows: Any, value: str) -> TaskQuerySet:
         """Return the rows of which this is true."""
@@ -218,7 +245,9 @@ class ConditionFilter(ScreenFilter):
 
 
 class OpenFilter(ScreenFilter):
-    """By whether somebody has closed the case; the open ones are shown unless others are asked for."""
+    """By whether somebody has closed the case; the open ones are shown unless others are
+    asked for.
+    """
 
     title = _("case")
     parameter_name = "case"
@@ -232,7 +261,8 @@ class OpenFilter(ScreenFilter):
             yield {
                 "selected": self.value() == value,
                 "query_string": changelist.get_query_string(
-                    {self.parameter_name: value} if value else {}, [] if value else [self.parameter_name]
+                    {self.parameter_name: value} if value else {},
+                    [] if value else [self.parameter_name],
                 ),
                 "display": title,
             }

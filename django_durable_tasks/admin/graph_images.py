@@ -1,4 +1,6 @@
-"""Diagrams of graphs on pages and as files: our own SVG, whose nodes lead to the pages of their tasks."""
+"""Diagrams of graphs on pages and as files: our own SVG, whose nodes lead to the pages of their
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from django.utils.translation import gettext as _
 
 from django_durable_tasks.admin import display
 from django_durable_tasks.diagrams import FORMATS, Diagram, draw
-from django_durable_tasks.lifecycle import graph_data
+from django_durable_tasks.engine.workflows import graph_data
 from django_durable_tasks.models import Task, WorkflowRun
 
 AT_ONCE = 2_000
-"""A graph of so many tasks is drawn on the page; a larger one when somebody asks for it."""
+"""The largest number of tasks that are drawn without being asked for."""
 NEAR = 60
 """The page of a task draws so many tasks around it."""
 _TYPES = {"svg": "image/svg+xml", "json": "application/json"}
@@ -33,7 +35,9 @@ def linked(diagram: Diagram) -> Diagram:
 
 
 def inline(diagram: Diagram) -> SafeString:
-    """Return the drawing to stand in a page; everything foreign in it was escaped where it was drawn."""
+    """Return the drawing to stand in a page; everything foreign in it was escaped where it was
+    drawn.
+    """
     return mark_safe(draw(linked(diagram), "svg"))  # noqa: S308
 
 
@@ -48,8 +52,10 @@ def files_of(model: str, key: uuid.UUID) -> list[tuple[str, str]]:
     return [(kind, reverse(name, args=[key, ending])) for kind, ending in _ENDINGS.items()]
 
 
-def file_view(screen: Any, read: Callable[[Any], Diagram]) -> Callable[[HttpRequest, uuid.UUID, str], HttpResponse]:
-    """Return the view that hands a diagram of a row of this screen out as a file."""
+def file_view(
+    screen: Any, read: Callable[[Any], Diagram]
+) -> Callable[[HttpRequest, uuid.UUID, str], HttpResponse]:
+    """Return the view that serves the diagram of a row as a file."""
     kinds = {ending: kind for kind, ending in _ENDINGS.items() if kind in FORMATS}
 
     def view(request: HttpRequest, object_id: uuid.UUID, ending: str) -> HttpResponse:
@@ -59,8 +65,12 @@ def file_view(screen: Any, read: Callable[[Any], Diagram]) -> Callable[[HttpRequ
         if row is None or ending not in kinds:
             raise Http404(_("There is no such diagram."))
         kind = kinds[ending]
-        answer = HttpResponse(draw(read(row), kind), content_type=f"{_TYPES.get(kind, 'text/plain')}; charset=utf-8")
-        answer["Content-Disposition"] = f'attachment; filename="{row._meta.model_name}-{row.pk}.{ending}"'
+        answer = HttpResponse(
+            draw(read(row), kind), content_type=f"{_TYPES.get(kind, 'text/plain')}; charset=utf-8"
+        )
+        answer["Content-Disposition"] = (
+            f'attachment; filename="{row._meta.model_name}-{row.pk}.{ending}"'
+        )
         answer["X-Content-Type-Options"] = "nosniff"
         return answer
 
@@ -73,5 +83,5 @@ def of_run(run: WorkflowRun) -> Diagram:
 
 
 def around(task: Task) -> Diagram:
-    """Read what stands near a task, the nearest first."""
+    """Read the tasks around a task, nearest first."""
     return graph_data.around(task, NEAR)

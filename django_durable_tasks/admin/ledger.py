@@ -1,4 +1,6 @@
-"""The screen of the ledger: what became of each fire time, by whom it was decided, and the task that was born of it."""
+"""The screen of the ledger: what became of each fire time, by whom it was decided, and the task
+that was born of it.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display, filters, fires
-from django_durable_tasks.admin.outcomes import MISSED, SKIPPED
+from django_durable_tasks.admin import display, filters, fire_table
+from django_durable_tasks.admin.outcome_marks import MISSED, SKIPPED
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring import Fate
+from django_durable_tasks.rules.recurring.policies import Fate
 
 _FIRED = display.instant_of("fire_time", _("fire time"))
 _LAST = display.instant_of("last_fire_time", _("last fire time"))
 _EFFECTIVE = display.instant_of("effective_at", _("effective at"))
-_CREATED = display.instant_of("created_at", _("told at"))
+_CREATED = display.instant_of("created_at", _("recorded at"))
 LOOKED_AT = 200_000
 """An outcome is looked for in so many of the newest lines: no index holds outcomes."""
 OF_ONE = 1_000
@@ -42,7 +44,13 @@ class OutcomeFilter(filters.ScreenFilter):
         found = super().queryset(request, queryset)
         if found is None or "schedule" in request.GET:
             return found
-        newest = OccurrenceRecord.objects.using(found.db).order_by("-pk").values_list("pk", flat=True).first() or 0
+        newest = (
+            OccurrenceRecord.objects.using(found.db)
+            .order_by("-pk")
+            .values_list("pk", flat=True)
+            .first()
+            or 0
+        )
         return found.filter(pk__gt=newest - LOOKED_AT)
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -51,7 +59,8 @@ class OutcomeFilter(filters.ScreenFilter):
 
 
 class ScheduleFilter(filters.ScreenFilter):
-    """By recurring task, its newest OF_ONE lines at a time; reached by links, for there may be a million schedules.
+    """By recurring task, its newest OF_ONE lines at a time; reached by links, for there may be a
+    million schedules.
 
     The value is a schedule's id, or with a comma the fire time from which older lines are shown.
     """
@@ -66,12 +75,16 @@ class ScheduleFilter(filters.ScreenFilter):
             return []
         row, until = self.chosen
         older = [
-            (f"{row.pk},{one.isoformat()}", f"{row.name}, {display.instant(one)}") for one in (until, oldest) if one
+            (f"{row.pk},{one.isoformat()}", f"{row.name}, {display.instant(one)}")
+            for one in (until, oldest)
+            if one
         ]
         return [(str(row.pk), row.name), *older]
 
     def has_output(self) -> bool:
-        """Show itself where a schedule is chosen: its name tells which, and "All" leads out of it."""
+        """Show itself where a schedule is chosen: its name tells which, and "All" leads
+        out of it.
+        """
         return self.value() is not None
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -92,15 +105,23 @@ def _chosen(value: str) -> tuple[RecurringTask, datetime | None] | None:
 
 
 def _newest_of(row: RecurringTask, until: datetime | None) -> tuple[list[int], datetime | None]:
-    """Return the newest lines up to this fire time, and the fire time from which older ones are found."""
+    """Return the newest lines up to this fire time, and the fire time from which older ones are
+    found.
+    """
     told = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
     single, other = (
         told.single().order_by("-unique_fire_time"),
         told.filter(unique_fire_time=None).order_by("-fire_time"),
     )
     if until is not None:
-        single, other = single.filter(unique_fire_time__lte=until), other.filter(fire_time__lte=until)
-    lines = [*single.values_list("fire_time", "pk")[:OF_ONE], *other.values_list("fire_time", "pk")[:OF_ONE]]
+        single, other = (
+            single.filter(unique_fire_time__lte=until),
+            other.filter(fire_time__lte=until),
+        )
+    lines = [
+        *single.values_list("fire_time", "pk")[:OF_ONE],
+        *other.values_list("fire_time", "pk")[:OF_ONE],
+    ]
     newest = sorted(lines, reverse=True)[:OF_ONE]
     return [pk for _fire_time, pk in newest], newest[-1][0] if len(newest) == OF_ONE else None
 
@@ -113,26 +134,51 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     list_filter = (OutcomeFilter, ScheduleFilter, filters.TenantFilter)
     sortable_by = ()
     fieldsets: ClassVar = (
-        (None, {"fields": ("schedule", ("state", "how_many"), (_FIRED, _LAST), (_EFFECTIVE, _CREATED), "task_link",
-                           "why", ("term", "request_id"), "tenant")}),
-    )  # fmt: skip
-    readonly_fields = ("schedule", "state", "how_many", "task_link", "why", _FIRED, _LAST, _EFFECTIVE, _CREATED)
+        (
+            None,
+            {
+                "fields": (
+                    "schedule",
+                    ("state", "how_many"),
+                    (_FIRED, _LAST),
+                    (_EFFECTIVE, _CREATED),
+                    "task_link",
+                    "why",
+                    ("term", "request_id"),
+                    "tenant",
+                )
+            },
+        ),
+    )
+    readonly_fields = (
+        "schedule",
+        "state",
+        "how_many",
+        "task_link",
+        "why",
+        _FIRED,
+        _LAST,
+        _EFFECTIVE,
+        _CREATED,
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).select_related("tenant")
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Order the lines of one schedule by fire time, those of all by when they were told."""
+        """Order the entries of one schedule by fire time, those of all by creation."""
         return ("-fire_time", "-id") if "schedule" in request.GET else ("-id",)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read the page, then the schedules and tasks of its lines; a task may be long gone."""
+        """Read the page, then the schedules and tasks of its entries, if they still exist."""
         page = super().get_changelist_instance(request)
         page.result_list = list(page.result_list)
         _attach(page.result_list)
         return page
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
         """Read the line, its schedule and its task."""
         line = super().get_object(request, object_id, from_field)
         if line is not None:
@@ -143,15 +189,18 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     def at(self, line: Any) -> SafeString | str:
         """Show the fire time, or first and last of a range."""
         return display.beneath(
-            display.instant(line.fire_time), f"to {display.instant(line.last_fire_time)}" if line.last_fire_time else ""
+            display.instant(line.fire_time),
+            f"to {display.instant(line.last_fire_time)}" if line.last_fire_time else "",
         )
 
     @admin.display(description=_("schedule"))
     def schedule(self, line: Any) -> SafeString | str:
-        """Link the schedule; one that is gone by its id."""
+        """Link the schedule; a deleted one is shown by its id."""
         if not line.schedule_name:
             return display.short(line.recurring_task_id)
-        return display.link(display.page_of("recurringtask", line.recurring_task_id), line.schedule_name)
+        return display.link(
+            display.page_of("recurringtask", line.recurring_task_id), line.schedule_name
+        )
 
     @admin.display(description=_("outcome"))
     def state(self, line: OccurrenceRecord) -> SafeString:
@@ -160,13 +209,13 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("how many"))
     def how_many(self, line: OccurrenceRecord) -> str:
-        """Show how many fire times the line tells."""
+        """Show the number of fire times of the entry."""
         return f"{'' if line.count_is_exact else '≥ '}{line.count:,}"
 
     @admin.display(description=_("task"))
     def task_link(self, line: Any) -> Any:
         """Link the task, or the one that was in its way."""
-        return fires.task_link(line, line.task_status)
+        return fire_table.task_link(line, line.task_status)
 
     @admin.display(description=_("reason"))
     def why(self, line: OccurrenceRecord) -> str:
@@ -177,9 +226,16 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 def _attach(lines: list[Any]) -> None:
     """Read names of schedules and statuses of tasks: two statements for any number of lines."""
     database = conf.settings().DATABASE
-    schedules = RecurringTask.objects.using(database).filter(pk__in={line.recurring_task_id for line in lines})
-    tasks = Task.objects.using(database).filter(pk__in={line.task_id for line in lines if line.task_id})
-    names, statuses = dict(schedules.values_list("pk", "name")), dict(tasks.values_list("pk", "status"))
+    schedules = RecurringTask.objects.using(database).filter(
+        pk__in={line.recurring_task_id for line in lines}
+    )
+    tasks = Task.objects.using(database).filter(
+        pk__in={line.task_id for line in lines if line.task_id}
+    )
+    names, statuses = (
+        dict(schedules.values_list("pk", "name")),
+        dict(tasks.values_list("pk", "status")),
+    )
     for line in lines:
         line.schedule_name = names.get(line.recurring_task_id, "")
         line.task_status = statuses.get(line.task_id)

@@ -1,4 +1,4 @@
-"""The screen of limits: an operator's rows, which count more than code and settings."""
+"""The admin of limits that operators set, which replace those of code and settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.admin.actions import who
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.queues import declared
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import operator_limits
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle import limit_orders, queues
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Limit, Tenant
+from django_durable_tasks.operations.limits import REMOVE, SET
 
 
 class LimitForm(EditModelForm):
@@ -34,19 +37,40 @@ class LimitForm(EditModelForm):
 class LimitAdmin(ScreenAdmin):
     """Limits; set, changed and removed here, in force within a second."""
 
-    list_display = ("scope", "max_concurrency", "rate", "burst", "parked", "note", "set_by", "set_at")
+    list_display = (
+        "scope",
+        "max_concurrency",
+        "rate",
+        "burst",
+        "parked",
+        "note",
+        "set_by",
+        "set_at",
+    )
     sortable_by = ("scope", "set_at")
     search_fields = ("scope", "note")
     form = LimitForm
+    operations = (SET, REMOVE)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return ("scope", "max_concurrency", "rate", "burst", "note", *((OPENED,) if obj is not None else ()))
+        return (
+            "scope",
+            "max_concurrency",
+            "rate",
+            "burst",
+            "note",
+            *((OPENED,) if obj is not None else ()),
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("scope",) if obj is not None else ()
 
-    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any) -> Any:
-        """Show a refusal, as of a limit that was changed while the form was checked, as a message."""
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
+    ) -> Any:
+        """Show a refusal, as of a limit that was changed while the form was checked, as a
+        message.
+        """
         try:
             return super().changeform_view(request, object_id, *rest, **more)
         except DurableTasksError as refused:
@@ -54,36 +78,45 @@ class LimitAdmin(ScreenAdmin):
             return HttpResponseRedirect(request.get_full_path())
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
-        limit_orders.set_limit(
-            obj.scope, max_concurrency=obj.max_concurrency, rate=obj.rate or None, burst=obj.burst,
-            by=request.user.get_username(), reason=obj.note,
+        SET.perform(
+            obj.scope,
+            by=who(request),
+            reason=obj.note,
+            max_concurrency=obj.max_concurrency,
+            rate=obj.rate or None,
+            burst=obj.burst,
             seen_at=obj.set_at if change else None,
-        )  # fmt: skip
+        )
         for warning in _warnings(obj):
             self.message_user(request, warning, messages.WARNING)
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:
-        limit_orders.remove_limit(obj.scope)
+        REMOVE.perform(obj.scope, by=who(request), reason="")
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Remove the chosen limits as one is removed, so that they stop counting within a second."""
+        """Remove the selected limits with the same operation as one."""
         for scope in list(queryset.values_list("pk", flat=True)):
-            limit_orders.remove_limit(scope)
+            REMOVE.perform(scope, by=who(request), reason="")
 
     @admin.display(description=_("waiting"))
     def parked(self, limit: Limit) -> int:
         """Count the tasks that wait for this limit."""
-        return limit_orders.waiting_for(limit.scope)
+        return operator_limits.waiting_for(limit.scope)
 
 
 def _warnings(limit: Limit) -> Iterator[str]:
-    """Yield what is allowed but hardly meant: a scope that matches nothing yet, a limit that lets nothing start."""
+    """Yield what is allowed but hardly meant: a scope that matches nothing yet, a limit that lets
+    nothing start.
+    """
     kind, _colon, name = limit.scope.partition(":")
     if kind in _KNOWN and name not in _KNOWN[kind]():
-        yield _t("No %(kind)s %(name)s is known here: the limit matches nothing until there is one.") % {
-            "kind": kind, "name": name}  # fmt: skip
+        yield _t(
+            "No %(kind)s %(name)s is known here: the limit matches nothing until there is one."
+        ) % {"kind": kind, "name": name}
     if limit.max_concurrency == 0:
-        yield _t("A max concurrency of 0 lets nothing start. To stop a queue for a while, pause it.")
+        yield _t(
+            "A max concurrency of 0 lets nothing start. To stop a queue for a while, pause it."
+        )
 
 
 def _queues() -> set[str]:
@@ -92,12 +125,19 @@ def _queues() -> set[str]:
 
 
 def _tasks() -> frozenset[str]:
-    wiring.load_tasks()
+    inspect.load_tasks()
     return registry.names()
 
 
 def _tenants() -> set[str]:
-    return {str(pk) for pk in Tenant.objects.using(conf.settings().DATABASE).values_list("pk", flat=True)}
+    return {
+        str(pk)
+        for pk in Tenant.objects.using(conf.settings().DATABASE).values_list("pk", flat=True)
+    }
 
 
-_KNOWN: dict[str, Callable[[], Collection[str]]] = {"queue": _queues, "task": _tasks, "tenant": _tenants}
+_KNOWN: dict[str, Callable[[], Collection[str]]] = {
+    "queue": _queues,
+    "task": _tasks,
+    "tenant": _tenants,
+}

@@ -1,4 +1,6 @@
-"""The screens of nodes and of the leader's lease: which processes live, which fell silent, and who leads."""
+"""The screens of nodes and of the leader's lease: which processes live, which fell silent, and who
+leads.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import display
 from django_durable_tasks.admin.filters import ScreenFilter
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
-from django_durable_tasks.lifecycle import liveness, nodes
+from django_durable_tasks.engine.cluster import health, nodes
 from django_durable_tasks.models import Node, SchedulerLease
 from django_durable_tasks.models.clock import DatabaseNow
 
@@ -69,25 +71,69 @@ class NodeAdmin(ReadOnlyAdmin):
     search_fields = ("name", "host")
     change_list_template = "admin/django_durable_tasks/node/change_list.html"
     fieldsets: ClassVar = (
-        (None, {"fields": ("id", ("name", "kind"), "region", "state", ("last_beat", "beats"), "running", "runs")}),
+        (
+            None,
+            {
+                "fields": (
+                    "id",
+                    ("name", "kind"),
+                    "region",
+                    "state",
+                    ("last_beat", "beats"),
+                    "running",
+                    "runs",
+                )
+            },
+        ),
         (
             _("Process"),
-            {"fields": (("host", "pid"), "releases", "clock", ("pool", "concurrency"), "listens", "serves")},
+            {
+                "fields": (
+                    ("host", "pid"),
+                    "releases",
+                    "clock",
+                    ("pool", "concurrency"),
+                    "listens",
+                    "serves",
+                )
+            },
         ),
-        (_("How it is notified of due tasks"), {"fields": ("index_state", "wakeups_state", "failing")}),
+        (
+            _("How it is notified of due tasks"),
+            {"fields": ("index_state", "wakeups_state", "failing")},
+        ),
         (_("Times"), {"fields": (_STARTED, _SEEN, _SCANNED, _LAST_START, _STOPPED)}),
     )
-    readonly_fields = ("state", "last_beat", "running", "runs", "releases", "clock", "listens", "serves", _STARTED,
-                       _SEEN, _SCANNED, _LAST_START, _STOPPED)  # fmt: skip
+    readonly_fields = (
+        "state",
+        "last_beat",
+        "running",
+        "runs",
+        "releases",
+        "clock",
+        "listens",
+        "serves",
+        _STARTED,
+        _SEEN,
+        _SCANNED,
+        _LAST_START,
+        _STOPPED,
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
-        asked = {"seen_at": DatabaseNow(), "leads": Exists(leads), "term": Subquery(leads.values("term")[:1])}
+        asked = {
+            "seen_at": DatabaseNow(),
+            "leads": Exists(leads),
+            "term": Subquery(leads.values("term")[:1]),
+        }
         return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         everybody = list(self.get_queryset(request).filter(stopped_at__isnull=True))
-        still = liveness.stalled(everybody, everybody[0].seen_at) if everybody else {}
+        still = health.stalled(everybody, everybody[0].seen_at) if everybody else {}
         told = {
             "leading": next((node for node in everybody if node.leads), None),
             "stalled": [(node, still[node.pk]) for node in everybody if node.pk in still],
@@ -122,7 +168,9 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("clock"))
     def clock(self, node: Node) -> SafeString | str:
-        """Show how far its host's clock is from the database's, with a mark where that is too far."""
+        """Show how far its host's clock is from the database's, with a mark where that is
+        too far.
+        """
         if node.skew is None:
             return display.NOTHING
         text = f"{node.skew:+.3f} s"
@@ -131,7 +179,10 @@ class NodeAdmin(ReadOnlyAdmin):
     @admin.display(description=_("releases"))
     def releases(self, node: Node) -> str:
         """Show which releases it runs."""
-        return ", ".join(f"{part} {release}" for part, release in (node.versions or {"package": node.version}).items())
+        return ", ".join(
+            f"{part} {release}"
+            for part, release in (node.versions or {"package": node.version}).items()
+        )
 
     @admin.display(description=_("shards"))
     def serves(self, node: Node) -> str:
@@ -147,7 +198,8 @@ class NodeAdmin(ReadOnlyAdmin):
     def runs(self, node: Node) -> SafeString:
         """Link what it runs."""
         return display.link(
-            display.list_of("task", status__exact="RUNNING", node__exact=node.pk), _("what it runs now")
+            display.list_of("task", status__exact="RUNNING", node__exact=node.pk),
+            _("what it runs now"),
         )
 
 
@@ -165,14 +217,18 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
         asked = {"seen_at": DatabaseNow(), "holder_name": Subquery(names)}
         return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
 
-    @admin.display(description=_("held by"))
+    @admin.display(description=_("owner"))
     def held(self, lease: Any) -> SafeString | str:
         """Show who holds it now."""
         if lease.holder is None or lease.expires_at < lease.seen_at:
-            return display.badge("failed", _("nobody"))
+            return display.badge("failed", _("none"))
         return str(lease.holder_name or lease.holder)
 
     @admin.display(description=_("last holder"))
     def holder_link(self, lease: SchedulerLease) -> SafeString | str:
         """Link the last holder."""
-        return display.link(display.page_of("node", lease.holder), lease.holder) if lease.holder else display.NOTHING
+        return (
+            display.link(display.page_of("node", lease.holder), lease.holder)
+            if lease.holder
+            else display.NOTHING
+        )

@@ -1,4 +1,6 @@
-"""The first page at three in the morning: what waits, what runs, who leads, who lives, and what is wrong."""
+"""The first page at three in the morning: what waits, what runs, who leads, who lives, and what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from django.utils.translation import ngettext
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin.display import list_of, since
-from django_durable_tasks.celery import wiring
-from django_durable_tasks.lifecycle.overview import Overview, overview
-from django_durable_tasks.lifecycle.queues import MISROUTED_FOR, Depth, shown_count
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count
+from django_durable_tasks.engine.cluster.status import Overview, overview
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.rules.explanations import ago
+from django_durable_tasks.rules.tasks.explanations import ago
 
 COUNTED = ("PENDING", "QUEUED", "RUNNING")
 
@@ -26,9 +28,14 @@ COUNTED = ("PENDING", "QUEUED", "RUNNING")
 def troubles(seen: Overview) -> Iterator[str]:
     """Give what is wrong, the gravest first, each with what to do."""
     if not seen.alive(NodeKind.SCHEDULER):
-        yield _("No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`.")
+        yield _(
+            "No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`."
+        )
     elif not seen.is_led:
-        yield _("No scheduler leads: silent runs are not handed on, and lost messages are not published again.")
+        yield _(
+            "No scheduler leads: silent runs are not handed on, and lost messages are not published"
+            " again."
+        )
     for node in seen.nodes:
         yield from _troubles_of_node(node, seen)
     for depth in seen.depths:
@@ -40,14 +47,21 @@ def troubles(seen: Overview) -> Iterator[str]:
             "name": name,
         }
     if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
-        yield ngettext("%d dead letter is open.", "%d dead letters are open.", seen.dead_letters) % seen.dead_letters
+        yield (
+            ngettext("%d dead letter is open.", "%d dead letters are open.", seen.dead_letters)
+            % seen.dead_letters
+        )
 
 
 def _troubles_of_node(node: Node, seen: Overview) -> Iterator[str]:
     if node.pk in seen.stalled:
         told = {"name": node.name, "why": seen.stalled[node.pk]}
         yield _("Node %(name)s has stalled: %(why)s. Restart it.") % told
-    if node.skew is not None and abs(node.skew) > conf.settings().SKEW_MAX and not seen.is_silent(node):
+    if (
+        node.skew is not None
+        and abs(node.skew) > conf.settings().SKEW_MAX
+        and not seen.is_silent(node)
+    ):
         told = {"name": node.name, "skew": f"{abs(node.skew):.1f}"}
         yield _("Node %(name)s: the clock of its host is %(skew)s s from the database's.") % told
 
@@ -57,7 +71,8 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
         yield (
             ngettext(
                 "%d schedule is QUARANTINED: it could not be triggered. Mend it, then resume it.",
-                "%d schedules are QUARANTINED: they could not be triggered. Mend them, then resume them.",
+                "%d schedules are QUARANTINED: they could not be triggered. Mend them, then resume"
+                " them.",
                 seen.quarantined,
             )
             % seen.quarantined
@@ -65,8 +80,8 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
     if seen.late_schedules and seen.is_led:
         yield (
             ngettext(
-                "%d schedule is late: nobody looked at its fire time.",
-                "%d schedules are late: nobody looked at their fire times.",
+                "%d schedule is late: no scheduler has processed its fire time.",
+                "%d schedules are late: no scheduler has processed their fire times.",
                 seen.late_schedules,
             )
             % seen.late_schedules
@@ -75,17 +90,20 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
 
 def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
     number = depth.due + depth.queued
-    told = {"queue": depth.queue, "number": number, "tasks": ngettext("%d task", "%d tasks", number) % number}
+    told = {
+        "queue": depth.queue,
+        "number": number,
+        "tasks": ngettext("%d task", "%d tasks", number) % number,
+    }
     if depth.rejected:
-        yield _("Queue %(queue)s: the broker rejects its messages (%(why)s): %(tasks)s to publish.") % {
-            **told,
-            "why": depth.rejected,
-        }
+        yield _(
+            "Queue %(queue)s: the broker rejects its messages (%(why)s): %(tasks)s to publish."
+        ) % {**told, "why": depth.rejected}
     if depth.misrouted_at is not None and now - depth.misrouted_at < MISROUTED_FOR:
-        yield _("Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and started nothing.") % {
-            **told,
-            "other": depth.misrouted_from,
-        }
+        yield _(
+            "Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and started"
+            " nothing."
+        ) % {**told, "other": depth.misrouted_from}
     late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
     if depth.paused_at:
         yield _("Queue %(queue)s is paused and holds %(tasks)s.") % told
@@ -107,17 +125,22 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
             "due": shown_count(depth.due),
             "age": since(depth.oldest_due_at, now),
             "paused": since(depth.paused_at, now) if depth.paused_at else "",
-            "urls": {status: list_of("task", queue=depth.queue, status__exact=status) for status in COUNTED},
-            "unstarted": not depth.paused_at and not depth.workers and bool(depth.due + depth.queued),
+            "urls": {
+                status: list_of("task", queue=depth.queue, status__exact=status)
+                for status in COUNTED
+            },
+            "unstarted": (
+                not depth.paused_at and not depth.workers and bool(depth.due + depth.queued)
+            ),
         }
         for depth in depths
     ]
 
 
 def _facts() -> dict[str, Any]:
-    problems = [problem for problem in (wiring.load_tasks(),) if problem]
+    problems = [problem for problem in (inspect.load_tasks(),) if problem]
     seen = overview(registry.names())
-    broker = wiring.broker_problem()
+    broker = inspect.broker_problem()
     if broker:
         problems.insert(0, _("The broker does not answer from here: %s.") % broker)
     workers = seen.alive(NodeKind.WORKER)
@@ -125,13 +148,19 @@ def _facts() -> dict[str, Any]:
         "seen": seen,
         "troubles": [*problems, *troubles(seen)],
         "queues": rows_of(seen.depths, seen.now),
-        "totals": [(status, list_of("task", status__exact=status),
-                    sum(getattr(depth, status.lower()) for depth in seen.depths)) for status in COUNTED],
+        "totals": [
+            (
+                status,
+                list_of("task", status__exact=status),
+                sum(getattr(depth, status.lower()) for depth in seen.depths),
+            )
+            for status in COUNTED
+        ],
         "due": sum(depth.due for depth in seen.depths),
         "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
         "workers": len(workers),
         "concurrency": sum(node.concurrency for node in workers),
-    }  # fmt: skip
+    }
 
 
 def view_for(screen: Any) -> Callable[[HttpRequest], HttpResponse]:
@@ -140,8 +169,13 @@ def view_for(screen: Any) -> Callable[[HttpRequest], HttpResponse]:
     def view(request: HttpRequest) -> HttpResponse:
         if not screen.has_view_permission(request):
             raise PermissionDenied
-        context = {**screen.admin_site.each_context(request), **_facts(), "opts": screen.opts, "media": screen.media,
-                   "title": _("Overview")}  # fmt: skip
+        context = {
+            **screen.admin_site.each_context(request),
+            **_facts(),
+            "opts": screen.opts,
+            "media": screen.media,
+            "title": _("Overview"),
+        }
         return TemplateResponse(request, "admin/django_durable_tasks/overview.html", context)
 
     return view

@@ -1,4 +1,4 @@
-"""What all screens share: rows are only read, lifecycle verbs change them, and big tables stay usable."""
+"""Base classes of the admin: rows are read-only, and large tables stay fast."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_durable_tasks import conf
+from django_durable_tasks.operations.operation import Operation
 
 COUNTED_AT_MOST = 10_000
 _NUL = "\x00"
@@ -30,7 +31,9 @@ else:
 
 
 class BoundedPaginator(_Paginator):
-    """Counts no further than COUNTED_AT_MOST rows: nobody turns that many pages, and a full count reads the table."""
+    """Counts no further than COUNTED_AT_MOST rows: nobody turns that many pages, and a full count
+    reads the table.
+    """
 
     @cached_property
     def count(self) -> int:
@@ -42,7 +45,9 @@ class BoundedPaginator(_Paginator):
 
 
 class ScreenList(ChangeList):
-    """A list that finds nothing for a value with a NUL character, which PostgreSQL refuses with an error."""
+    """A list that finds nothing for a value with a NUL character, which PostgreSQL refuses with an
+    error.
+    """
 
     def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
         found: QuerySet[Any] = super().get_queryset(request, *rest, **more)
@@ -51,7 +56,7 @@ class ScreenList(ChangeList):
 
 
 class _Unwritable:
-    """No adding, changing or deleting by hand."""
+    """No permission to add, change or delete."""
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -72,7 +77,9 @@ class ReadOnlyInline(_Unwritable, _TabularInline):
 
 
 class ScreenAdmin(_ModelAdmin):
-    """A screen over one of our tables: our database, our style sheet, bounded counts, no lookups but the named ones."""
+    """A screen over one of our tables: our database, our style sheet, bounded counts, no lookups
+    but the named ones.
+    """
 
     list_per_page = 50
     list_max_show_all = 50
@@ -81,6 +88,8 @@ class ScreenAdmin(_ModelAdmin):
     paginator = BoundedPaginator
     view_on_site = False
     lookups_allowed: ClassVar[frozenset[str]] = frozenset()
+    operations: ClassVar[tuple[Operation, ...]] = ()
+    """The operations that its pages offer beside its actions."""
 
     class Media:
         """No script; one static file."""
@@ -94,12 +103,28 @@ class ScreenAdmin(_ModelAdmin):
         """Return the list that no value of the address breaks."""
         return ScreenList
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
         """Return the row, or None for an id that no row can have."""
         return None if _NUL in object_id else super().get_object(request, object_id, from_field)
 
-    def response_action(self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any) -> Any:
-        """Run an action; a choice of ids that no row can have is refused before the database is asked for them."""
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the actions; those of operations only if the user has their permission."""
+        given: list[Any] = [one for one in self.actions or () if callable(one)]
+        needed = {one.__name__: one.operation for one in given}
+        return {
+            name: action
+            for name, action in super().get_actions(request).items()
+            if name not in needed or needed[name].is_permitted(request.user)
+        }
+
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any
+    ) -> Any:
+        """Run an action; a choice of ids that no row can have is refused before the database is
+        asked for them.
+        """
         if all(map(self._can_be_id, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             return super().response_action(request, queryset, *rest, **more)
         told = _("Nothing was changed: the choice holds an id that no row can have.")

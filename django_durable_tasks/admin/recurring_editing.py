@@ -1,4 +1,4 @@
-"""The page on which a schedule is made or edited, with a look at its next fires before anything is saved."""
+"""The page that adds or edits a schedule, with a preview of its next fires."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from django_durable_tasks.admin import actions, display, fires
+from django_durable_tasks.admin import actions, display, fire_table
 from django_durable_tasks.admin.fields import refuse
 from django_durable_tasks.admin.recurring_form import RecurringForm
+from django_durable_tasks.engine.recurring.preview import Preview, preview
+from django_durable_tasks.engine.recurring.schedules import upsert
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
-from django_durable_tasks.lifecycle.previews import Preview, preview
-from django_durable_tasks.lifecycle.schedules import upsert
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring import RecurringStatus
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
 
 SHOWN = 10
 
 
 def _looked(form: RecurringForm) -> Preview | None:
-    """Return what the form would make; None when that is refused, which the form tells."""
+    """Return a preview of the schedule; None if it was refused, which the form shows."""
     try:
         return preview(number=SHOWN, **form.keywords())
     except DurableTasksError as refused:
@@ -33,7 +33,7 @@ def _looked(form: RecurringForm) -> Preview | None:
 
 
 def _saved(form: RecurringForm) -> RecurringTask | None:
-    """Say the one verb; None when it was refused, which the form tells."""
+    """Save the schedule; None if it was refused, which the form shows."""
     try:
         return upsert(**form.keywords(), revision=form.row.revision if form.row else None)
     except DurableTasksError as refused:
@@ -58,12 +58,12 @@ def _row(screen: Any, request: HttpRequest, object_id: uuid.UUID | None) -> Recu
     rows = screen.get_queryset(request).exclude(status=RecurringStatus.CANCELLED)
     row: RecurringTask | None = rows.filter(pk=object_id).first()
     if row is None:
-        raise Http404(_("No schedule that goes on has this id."))
+        raise Http404(_("No schedule with this id can be edited."))
     return row
 
 
 def _taken(form: RecurringForm, screen: Any, request: HttpRequest) -> bool:
-    """Refuse to edit by adding: the name of another schedule is refused beside its field."""
+    """Refuse to add a schedule under the name of an existing one."""
     if form.row is not None:
         return False
     given = form.keywords()
@@ -79,7 +79,9 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
     def view(request: HttpRequest, object_id: uuid.UUID | None = None) -> HttpResponse:
         row = _row(screen, request, object_id)
         posted = request.method == "POST"
-        form = RecurringForm(request.POST if posted else None, row=row, secrets=display.reads_secrets(request))
+        form = RecurringForm(
+            request.POST if posted else None, row=row, secrets=display.reads_secrets(request)
+        )
         looked = None
         if posted and form.is_valid() and not _taken(form, screen, request):
             if "_look" in request.POST:
@@ -91,22 +93,36 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
     return view
 
 
-def _told(screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm) -> HttpResponse:
+def _told(
+    screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm
+) -> HttpResponse:
     actions.remember(screen, request, [saved.pk], form.summary())
     told = _("Schedule %s is saved. Nothing of the past fires.") % saved.name
     screen.message_user(request, told)
     may_look = screen.has_view_permission(request)
-    return HttpResponseRedirect(display.page_of("recurringtask", saved.pk) if may_look else request.path)
+    return HttpResponseRedirect(
+        display.page_of("recurringtask", saved.pk) if may_look else request.path
+    )
 
 
-def _page(screen: Any, request: HttpRequest, form: RecurringForm, looked: Preview | None) -> HttpResponse:
+def _page(
+    screen: Any, request: HttpRequest, form: RecurringForm, looked: Preview | None
+) -> HttpResponse:
     row = form.row
-    shown = None if looked is None else fires.shown(looked.fires, looked.row, looked.now)
+    shown = None if looked is None else fire_table.shown(looked.fires, looked.row, looked.now)
     context = {
-        **screen.admin_site.each_context(request), "opts": screen.opts, "media": screen.media, "form": form,
-        "row": row, "looked": looked, "fires": shown, "source": row.source if row else "",
+        **screen.admin_site.each_context(request),
+        "opts": screen.opts,
+        "media": screen.media,
+        "form": form,
+        "row": row,
+        "looked": looked,
+        "fires": shown,
+        "source": row.source if row else "",
         "resting": looked is not None and form.is_paused(form.cleaned_data),
         "title": _("Edit schedule %s") % row.name if row else _("Add a schedule"),
-        "back": display.page_of("recurringtask", row.pk) if row else display.list_of("recurringtask"),
-    }  # fmt: skip
+        "back": display.page_of("recurringtask", row.pk)
+        if row
+        else display.list_of("recurringtask"),
+    }
     return TemplateResponse(request, "admin/django_durable_tasks/recurringtask/edit.html", context)

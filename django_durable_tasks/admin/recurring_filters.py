@@ -1,4 +1,6 @@
-"""The filters of recurring tasks and of the ledger: their choices cost at most one bounded statement."""
+"""The filters of recurring tasks and of the ledger: their choices cost at most one bounded
+statement.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin.filters import ScreenFilter
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.overview import LATE
-from django_durable_tasks.rules.recurring import ENDED, MAX_RUNS, QUARANTINED
+from django_durable_tasks.engine.cluster.status import LATE
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.rules.recurring.policies import ENDED, MAX_RUNS, QUARANTINED
 
 
 class ConditionFilter(ScreenFilter):
@@ -23,16 +25,21 @@ class ConditionFilter(ScreenFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [
-            ("late", _("late")), ("soon", _("fires within the hour")), ("quarantined", _("quarantined")),
-            ("snoozed", _("paused until a time")), ("ended", _("ended by itself")),
+            ("late", _("late")),
+            ("soon", _("fires within the hour")),
+            ("quarantined", _("quarantined")),
+            ("snoozed", _("paused until a time")),
+            ("ended", _("ended by itself")),
             ("undeclared", _("no longer declared")),
-        ]  # fmt: skip
+        ]
 
     def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
         """Return the rows of which this is true."""
         found: QuerySet[Any] = {
             "late": lambda: rows.active().filter(next_run_at__lt=database_now() - LATE),
-            "soon": lambda: rows.active().filter(next_run_at__lt=database_now() + timedelta(hours=1)),
+            "soon": lambda: rows.active().filter(
+                next_run_at__lt=database_now() + timedelta(hours=1)
+            ),
             "quarantined": lambda: rows.filter(status_reason=QUARANTINED),
             "snoozed": lambda: rows.paused().filter(paused_until__isnull=False),
             "ended": lambda: rows.filter(status_reason__in=(MAX_RUNS, ENDED)),
@@ -49,7 +56,7 @@ class SourceFilter(ScreenFilter):
     _WORDS = ("code", "settings", "beat")
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [*((word, word) for word in self._WORDS), ("hand", _("by hand"))]
+        return [*((word, word) for word in self._WORDS), ("hand", _("by operators"))]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of this source."""

@@ -1,4 +1,6 @@
-"""The form of a schedule: from a row to its fields, and from its fields to the keywords of ``upsert``."""
+"""The form of a schedule: from a row to its fields, and from its fields to the keywords of
+``upsert``.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +16,69 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.admin.display import pretty
 from django_durable_tasks.admin.edit_conflicts import EditForm
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask, Tenant
-from django_durable_tasks.rules.calendars import Roll
-from django_durable_tasks.rules.recurring import CatchUp, CatchUpOrder, Overlap, RecurringStatus
-from django_durable_tasks.rules.timetables.building import checked
-from django_durable_tasks.rules.timetables.values import DstGap, DstOverlap
-from django_durable_tasks.rules.timetables.zones import zone, zone_names
+from django_durable_tasks.rules.recurring.calendars import Roll
+from django_durable_tasks.rules.recurring.policies import (
+    CatchUp,
+    CatchUpOrder,
+    Overlap,
+    RecurringStatus,
+)
+from django_durable_tasks.rules.recurring.timetables.builder import checked
+from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.rules.recurring.timetables.zones import zone, zone_names
 
 SECRETS = ("args", "kwargs", "options")
 _OFFERED = 500
 _WHEN = ("cron", "interval", "rrule", "parts")
 _COLUMNS = {"timezone": "time_zone", "calendar": "calendars"}
 """Where a keyword of ``upsert`` has another name than its column."""
-_SEEN = ("description", "task", "queue", "priority", "timezone", "dst_gap", "dst_overlap", "calendar", "roll",
-         "max_runs", "expires_in", "catch_up_mode", "misfire_grace", "catchup_window", "max_catchup_runs",
-         "catchup_order", "catchup_pace", "overlap", "overlap_key")  # fmt: skip
+_SEEN = (
+    "description",
+    "task",
+    "queue",
+    "priority",
+    "timezone",
+    "dst_gap",
+    "dst_overlap",
+    "calendar",
+    "roll",
+    "max_runs",
+    "expires_in",
+    "catch_up_mode",
+    "misfire_grace",
+    "catchup_window",
+    "max_catchup_runs",
+    "catchup_order",
+    "catchup_pace",
+    "overlap",
+    "overlap_key",
+)
 
 FIELDSETS = (
     (_("What"), ("name", "tenant", "task", "args", "kwargs", "queue", "priority", "description")),
     (_("When: any of these, together"), ("cron", "interval", "rrule", "parts")),
-    (_("Where the clock is read, and which days count"), ("timezone", "dst_gap", "dst_overlap", "calendar", "roll")),
+    (
+        _("Where the clock is read, and which days count"),
+        ("timezone", "dst_gap", "dst_overlap", "calendar", "roll"),
+    ),
     (_("Bounds"), ("start_time", "end_time", "max_runs", "jitter", "expires_in")),
-    (_("When a fire time is noticed late"), (
-        "catch_up_mode", "misfire_grace", "catchup_window", "max_catchup_runs", "catchup_order", "catchup_pace")),
+    (
+        _("When a fire time is noticed late"),
+        (
+            "catch_up_mode",
+            "misfire_grace",
+            "catchup_window",
+            "max_catchup_runs",
+            "catchup_order",
+            "catchup_pace",
+        ),
+    ),
     (_("When an earlier run is still open"), ("overlap", "overlap_key")),
     (_("More"), ("options", "paused")),
-)  # fmt: skip
+)
 
 
 def _words(words: type[StrEnum], label: Any = None) -> forms.ChoiceField:
@@ -50,7 +87,9 @@ def _words(words: type[StrEnum], label: Any = None) -> forms.ChoiceField:
 
 def _lines(help_text: Any, label: Any = None) -> forms.CharField:
     widget = forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"})
-    return forms.CharField(required=False, max_length=30_000, widget=widget, help_text=help_text, label=label)
+    return forms.CharField(
+        required=False, max_length=30_000, widget=widget, help_text=help_text, label=label
+    )
 
 
 def _seconds(help_text: Any, *, label: Any = None, required: bool = False) -> forms.FloatField:
@@ -64,35 +103,50 @@ class RecurringForm(EditForm):
     tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     task = forms.ChoiceField()
     args = JsonField(list, rows=2, label=_("Arguments"), help_text=_("A JSON list, by position."))
-    kwargs = JsonField(dict, rows=2, label=_("Keyword arguments"), help_text=_("A JSON object, by name."))
+    kwargs = JsonField(
+        dict, rows=2, label=_("Keyword arguments"), help_text=_("A JSON object, by name.")
+    )
     queue = forms.CharField(required=False, max_length=200, help_text=_("Empty: the task's own."))
-    priority = forms.IntegerField(required=False, min_value=0, max_value=9, help_text=_("0 to 9; empty: the task's."))
+    priority = forms.IntegerField(
+        required=False, min_value=0, max_value=9, help_text=_("0 to 9; empty: the task's.")
+    )
     description = forms.CharField(required=False, max_length=500)
 
     cron = _lines(_("Five fields or @daily; one expression a line."))
     interval = forms.FloatField(
-        required=False, help_text=_("Seconds of elapsed time, counted from the start time without drift.")
+        required=False,
+        help_text=_("Seconds of elapsed time, counted from the start time without drift."),
     )
     rrule = _lines(_("RFC 5545: FREQ=MONTHLY;BYDAY=-1FR"), _("RRULE"))
     parts = JsonField(
-        list, rows=3, label=_("Other parts"),
-        help_text=_('A JSON list: [{"every": "month", "day": "last working", "time": "09:00"}], '
-                    '[{"solar": "sunset", "latitude": 51.5, "longitude": -0.1}], [{"at": ["2026-03-08T07:00:00Z"]}]'),
-    )  # fmt: skip
+        list,
+        rows=3,
+        label=_("Other parts"),
+        help_text=_(
+            'A JSON list: [{"every": "month", "day": "last working", "time": "09:00"}], [{"solar":'
+            ' "sunset", "latitude": 51.5, "longitude": -0.1}], [{"at": ["2026-03-08T07:00:00Z"]}]'
+        ),
+    )
 
     timezone = forms.ChoiceField(label=_("Time zone"))
     dst_gap = _words(DstGap, _("Where clocks jump ahead"))
     dst_overlap = _words(DstOverlap, _("Where clocks go back"))
     calendar = forms.MultipleChoiceField(
-        required=False, label=_("Calendars"), widget=forms.CheckboxSelectMultiple,
+        required=False,
+        label=_("Calendars"),
+        widget=forms.CheckboxSelectMultiple,
         help_text=_("Closed where any of them is."),
-    )  # fmt: skip
+    )
     roll = _words(Roll, _("On a closed day"))
 
-    start_time = InstantField(required=False, help_text=_("Empty: from now on. In the schedule's zone."))
+    start_time = InstantField(
+        required=False, help_text=_("Empty: from now on. In the schedule's zone.")
+    )
     end_time = InstantField(required=False, help_text=_("Included. In the schedule's zone."))
     max_runs = forms.IntegerField(required=False, min_value=1)
-    jitter = forms.CharField(required=False, max_length=30, help_text=_("Seconds, or 10% of the way to the next fire."))
+    jitter = forms.CharField(
+        required=False, max_length=30, help_text=_("Seconds, or 10% of the way to the next fire.")
+    )
     expires_in = _seconds(_("Seconds after its fire time at which a run is too late."))
 
     catch_up_mode = _words(CatchUp, _("Catch-up mode"))
@@ -100,19 +154,31 @@ class RecurringForm(EditForm):
     catchup_window = _seconds(
         _("Seconds; what is older is not caught up. Empty: no bound."), label=_("Catch-up window")
     )
-    max_catchup_runs = forms.IntegerField(min_value=1, max_value=1_000, label=_("Most runs caught up"))
+    max_catchup_runs = forms.IntegerField(
+        min_value=1, max_value=1_000, label=_("Most runs caught up")
+    )
     catchup_order = _words(CatchUpOrder, _("Catch-up order"))
-    catchup_pace = _seconds(_("Seconds between two runs that are caught up."), label=_("Catch-up pace"), required=True)
+    catchup_pace = _seconds(
+        _("Seconds between two runs that are caught up."), label=_("Catch-up pace"), required=True
+    )
 
     overlap = _words(Overlap)
     overlap_key = forms.CharField(
-        required=False, max_length=200,
-        help_text=_("A template over the arguments, {0} or {name}; schedules of the same key exclude each other."),
-    )  # fmt: skip
+        required=False,
+        max_length=200,
+        help_text=_(
+            "A template over the arguments, {0} or {name}; schedules of the same key exclude each"
+            " other."
+        ),
+    )
     options = JsonField(dict, rows=2, help_text=_("As for .using() of the task."))
-    paused = forms.BooleanField(required=False, help_text=_("Begin paused, until somebody resumes it."))
+    paused = forms.BooleanField(
+        required=False, help_text=_("Create the schedule paused. It fires after it is resumed.")
+    )
 
-    def __init__(self, data: Any = None, *, row: RecurringTask | None = None, secrets: bool = False) -> None:
+    def __init__(
+        self, data: Any = None, *, row: RecurringTask | None = None, secrets: bool = False
+    ) -> None:
         self.row = row
         super().__init__(data, initial=_initial_of(row))
         database = conf.settings().DATABASE
@@ -136,7 +202,10 @@ class RecurringForm(EditForm):
 
     def fieldsets(self) -> list[tuple[Any, list[forms.BoundField]]]:
         """Return the fields that this form has, in their groups."""
-        groups = ((title, [self[name] for name in names if name in self.fields]) for title, names in FIELDSETS)
+        groups = (
+            (title, [self[name] for name in names if name in self.fields])
+            for title, names in FIELDSETS
+        )
         return [(title, fields) for title, fields in groups if fields]
 
     def clean(self) -> dict[str, Any]:
@@ -160,10 +229,18 @@ class RecurringForm(EditForm):
         return self.row.status == RecurringStatus.PAUSED if self.row else bool(given.get("paused"))
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords of ``upsert``: of a new row all that were filled in, of an old one those that differ."""
+        """Return the keywords of ``upsert``: of a new row all that were filled in, of an old one
+        those that differ.
+        """
         given, row = self.cleaned_data, self.row
-        changed = set(self.changed_data) if row else {name for name in given if given[name] not in (None, "", [], {})}
-        found: dict[str, Any] = {name: given[name] for name in changed - {*_WHEN, "name", "tenant", "jitter"}}
+        changed = (
+            set(self.changed_data)
+            if row
+            else {name for name in given if given[name] not in (None, "", [], {})}
+        )
+        found: dict[str, Any] = {
+            name: given[name] for name in changed - {*_WHEN, "name", "tenant", "jitter"}
+        }
         if changed.intersection(_WHEN):
             found["parts"] = [part for name in _WHEN for part in _parts_of(name, given.get(name))]
         if "jitter" in changed:
@@ -196,7 +273,7 @@ def _jitter_of(text: str) -> float | str:
 
 
 def _task_names(row: RecurringTask | None) -> list[str]:
-    wiring.load_tasks()
+    inspect.load_tasks()
     return sorted(registry.names() | ({row.task} if row else set()))
 
 
@@ -208,7 +285,7 @@ def _calendar_names(row: RecurringTask | None) -> list[str]:
     return sorted({*offered, *(row.calendars if row else ())})
 
 
-# From a row -------------------------------------------------------------------------------------------------------
+# From a row ---------------------------------------------------------------------------------------
 
 
 def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
@@ -227,9 +304,15 @@ def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Spread the parts over the fields; what fits none of the simple ones stays as it is kept."""
     plain = [part for part in parts if len(part) == 1]
     crons = [part["cron"] for part in plain if "cron" in part]
-    first = {kind: next((part for part in plain if kind in part), None) for kind in ("interval", "rrule")}
+    first = {
+        kind: next((part for part in plain if kind in part), None) for kind in ("interval", "rrule")
+    }
     shown = {kind: part[kind] for kind, part in first.items() if part is not None}
-    rest = [part for part in parts if part not in first.values() and not (len(part) == 1 and "cron" in part)]
+    rest = [
+        part
+        for part in parts
+        if part not in first.values() and not (len(part) == 1 and "cron" in part)
+    ]
     return {"cron": "\n".join(crons), **shown, "parts": pretty(rest)}
 
 

@@ -1,4 +1,4 @@
-"""What stands on the page of a schedule beside its columns: why, what comes, what came, and what may be done."""
+"""The context of the page of a schedule: its status, next fires, ledger and operations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_durable_tasks.admin import display, fires, recurring_verbs
+from django_durable_tasks.admin import display, fire_table, recurring_actions
 from django_durable_tasks.admin.fields import InstantField, in_zone
+from django_durable_tasks.engine.cluster.status import LATE
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring.preview import upcoming
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.overview import LATE
-from django_durable_tasks.lifecycle.previews import upcoming
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.explanations import Level, Sentence
-from django_durable_tasks.rules.recurring import QUARANTINED, Overlap, RecurringStatus
+from django_durable_tasks.operations.schedules import OVERRIDE, REMOVE_OVERRIDE
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, Overlap, RecurringStatus
+from django_durable_tasks.rules.tasks.explanations import Level, Sentence
 
 FIRES = 10
 LINES = 50
@@ -27,7 +28,7 @@ _OVERRIDES = 50
 
 
 class WhyForm(forms.Form):
-    """An instant that somebody wonders about."""
+    """The instant that is to be explained."""
 
     at = InstantField(
         label=gettext_lazy("Why did it not run at"),
@@ -42,20 +43,28 @@ def of_page(screen: Any, request: HttpRequest, row: RecurringTask) -> dict[str, 
     in_zone(form, row.time_zone)
     planned, problem = _planned(row, now)
     return {
-        "sentences": _sentences(row, now, problem), "buttons": _buttons(screen, request, row), "fires": planned,
-        "lines": _lines(request, row), "ledger": display.list_of("occurrencerecord", schedule=row.pk),
-        "overrides": _overrides(row, now), "why": form, "answer": _answer(form, row),
-        "may_override": screen.has_pause_permission(request) and row.status != RecurringStatus.CANCELLED,
-        "override": recurring_verbs.address(row, "override"), "withdraw": recurring_verbs.address(row, "withdraw"),
+        "sentences": _sentences(row, now, problem),
+        "buttons": _buttons(screen, request, row),
+        "fires": planned,
+        "lines": _lines(request, row),
+        "ledger": display.list_of("occurrencerecord", schedule=row.pk),
+        "overrides": _overrides(row, now),
+        "why": form,
+        "answer": _answer(form, row),
+        "may_override": OVERRIDE.is_permitted(request.user)
+        and row.status != RecurringStatus.CANCELLED,
+        "override": recurring_actions.address(row, OVERRIDE),
+        "remove_override": recurring_actions.address(row, REMOVE_OVERRIDE),
         "one_at_a_time": row.overlap != Overlap.ALLOW,
-    }  # fmt: skip
+    }
 
 
 def _planned(row: RecurringTask, now: datetime) -> tuple[list[dict[str, Any]], str]:
     try:
-        return fires.shown(upcoming(row, FIRES, now), row, now), ""
+        return fire_table.shown(upcoming(row, FIRES, now), row, now), ""
     except (DurableTasksError, ValueError, TypeError, LookupError) as broken:
-        # A row that another release, or somebody in the database, wrote; its page must open, to say what is wrong.
+        # A row that another release, or somebody in the database, wrote; its page must open, to say
+        # what is wrong.
         return [], f"{type(broken).__name__}: {broken}"
 
 
@@ -70,16 +79,27 @@ def _answer(form: WhyForm, row: RecurringTask) -> str:
 
 
 def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence]:
-    found = [Sentence(Level.TROUBLE, _("It cannot tell its fire times. %s") % problem)] if problem else []
+    found = (
+        [Sentence(Level.TROUBLE, _("Its fire times cannot be computed. %s") % problem)]
+        if problem
+        else []
+    )
     if row.status == RecurringStatus.CANCELLED:
         return [
             *found,
-            Sentence(Level.WAIT, _("It has ended (%s) and never fires again.") % (row.status_reason or "-")),
+            Sentence(
+                Level.WAIT,
+                _("It has ended (%s) and never fires again.") % (row.status_reason or "-"),
+            ),
         ]
     if row.status == RecurringStatus.PAUSED:
         return [*found, _paused(row, now)]
     if row.undeclared_at is not None:
-        found.append(Sentence(Level.WAIT, _("No code declares it any more; it fires until somebody ends it.")))
+        found.append(
+            Sentence(
+                Level.WAIT, _("No code declares it any more. It fires until an operator ends it.")
+            )
+        )
     if row.next_run_at is None:
         return [*found, Sentence(Level.TROUBLE, _("It is active and has no next fire."))]
     late = (now - row.next_run_at).total_seconds()
@@ -87,7 +107,10 @@ def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence
         told = _("Its fire time of %(at)s was not looked at for %(late)s: does a scheduler lead?")
         values = {"at": display.instant(row.next_run_at), "late": display.duration(late)}
         return [*found, Sentence(Level.TROUBLE, told % values)]
-    return [*found, Sentence(Level.FINE, _("It fires next %s.") % display.since(row.next_run_at, now))]
+    return [
+        *found,
+        Sentence(Level.FINE, _("It fires next %s.") % display.since(row.next_run_at, now)),
+    ]
 
 
 def _paused(row: RecurringTask, now: datetime) -> Sentence:
@@ -97,14 +120,20 @@ def _paused(row: RecurringTask, now: datetime) -> Sentence:
     by = _(" by %s") % row.status_by if row.status_by else ""
     why = f" ({row.status_reason})" if row.status_reason else ""
     since = _(" since %s") % display.instant(row.paused_at) if row.paused_at else ""
-    until = _("It goes on at %s.") % display.instant(row.paused_until) if row.paused_until else _(
-        "It fires nothing until it is resumed.")  # fmt: skip
-    return Sentence(Level.WAIT, _("It is paused%(since)s%(by)s%(why)s. %(until)s") % {
-        "since": since, "by": by, "why": why, "until": until})  # fmt: skip
+    until = (
+        _("It resumes at %s.") % display.instant(row.paused_until)
+        if row.paused_until
+        else _("It fires nothing until it is resumed.")
+    )
+    return Sentence(
+        Level.WAIT,
+        _("It is paused%(since)s%(by)s%(why)s. %(until)s")
+        % {"since": since, "by": by, "why": why, "until": until},
+    )
 
 
 def _buttons(screen: Any, request: HttpRequest, row: RecurringTask) -> list[dict[str, Any]]:
-    found = recurring_verbs.buttons(screen, request, row)
+    found = recurring_actions.buttons(screen, request, row)
     if screen.has_edit_permission(request) and row.status != RecurringStatus.CANCELLED:
         edit = reverse("admin:django_durable_tasks_recurringtask_edit", args=[row.pk])
         found.insert(0, {"url": edit, "title": _("Edit…")})
@@ -112,40 +141,53 @@ def _buttons(screen: Any, request: HttpRequest, row: RecurringTask) -> list[dict
 
 
 def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
-    found = OccurrenceOverride.objects.using(row._state.db).filter(recurring_task=row.pk).order_by("-fire_time")
+    found = (
+        OccurrenceOverride.objects.using(row._state.db)
+        .filter(recurring_task=row.pk)
+        .order_by("-fire_time")
+    )
     return [
         {
-            "override": one, "at": fires.local_of(one.fire_time, row.time_zone), "open": one.fire_time > now,
-            "to": fires.local_of(one.move_to, row.time_zone) if one.move_to else "",
+            "override": one,
+            "at": fire_table.local_of(one.fire_time, row.time_zone),
+            "open": one.fire_time > now,
+            "to": fire_table.local_of(one.move_to, row.time_zone) if one.move_to else "",
             "fire_time": one.fire_time.isoformat(),
         }
         for one in found[:_OVERRIDES]
-    ]  # fmt: skip
+    ]
 
 
-# The ledger -------------------------------------------------------------------------------------------------------
+# The ledger ---------------------------------------------------------------------------------------
 
 
 def _lines(request: HttpRequest, row: RecurringTask) -> list[dict[str, Any]]:
-    """Return the last lines by fire time: single ones by their index, ranges and runs by hand by theirs."""
+    """Return the last lines by fire time: single ones by their index, ranges and runs by hand by
+    theirs.
+    """
     if not request.user.has_perm("django_durable_tasks.view_occurrencerecord"):
         return []
     told = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
     single = told.single().order_by("-unique_fire_time")[:LINES]
     other = told.filter(unique_fire_time__isnull=True).order_by("-fire_time")[:LINES]
-    newest = sorted([*single, *other], key=lambda line: (line.fire_time, line.pk), reverse=True)[:LINES]
-    tasks = Task.objects.using(row._state.db).filter(pk__in=[line.task_id for line in newest if line.task_id])
+    newest = sorted([*single, *other], key=lambda line: (line.fire_time, line.pk), reverse=True)[
+        :LINES
+    ]
+    tasks = Task.objects.using(row._state.db).filter(
+        pk__in=[line.task_id for line in newest if line.task_id]
+    )
     statuses = dict(tasks.values_list("pk", "status"))
     return [_shown(line, row.time_zone, statuses.get(line.task_id)) for line in newest]
 
 
 def _shown(line: OccurrenceRecord, zone_name: str, status: str | None) -> dict[str, Any]:
     return {
-        "line": line, "outcome": display.badge(line.outcome, line.outcome),
-        "at": fires.local_of(line.fire_time, zone_name),
-        "to": fires.local_of(line.last_fire_time, zone_name) if line.last_fire_time else "",
+        "line": line,
+        "outcome": display.badge(line.outcome, line.outcome),
+        "at": fire_table.local_of(line.fire_time, zone_name),
+        "to": fire_table.local_of(line.last_fire_time, zone_name) if line.last_fire_time else "",
         "count": f"{'' if line.count_is_exact else '≥ '}{line.count:,}" if line.count != 1 else "",
         "started": display.instant(line.effective_at),
-        "task": fires.task_link(line, status),
+        "task": fire_table.task_link(line, status),
         "why": display.clean(line.reason),
-    }  # fmt: skip
+    }

@@ -1,31 +1,30 @@
-"""The screen of recurring tasks: what fires when, what became of the last fire times, and what an operator may do."""
+"""The admin of schedules: next fires, last outcomes and actions."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
-from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, display, filters, recurring_verbs
-from django_durable_tasks.admin.outcomes import Recent, recent
+from django_durable_tasks.admin import display, filters, recurring_actions
+from django_durable_tasks.admin.actions import action_of
+from django_durable_tasks.admin.outcome_marks import Recent, recent
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.recurring_editing import editing_for
 from django_durable_tasks.admin.recurring_filters import ConditionFilter, SourceFilter
 from django_durable_tasks.admin.recurring_page import of_page
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.overview import LATE
+from django_durable_tasks.engine.cluster.status import LATE
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.rules.recurring import QUARANTINED, RecurringStatus
-from django_durable_tasks.rules.timetables.wording import words
+from django_durable_tasks.operations import schedules
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, RecurringStatus
+from django_durable_tasks.rules.recurring.timetables.describe import words
 
 _HEAVY = ("args", "kwargs", "options", "target_config")
 _CREATED = display.instant_of("created_at", _("created at"))
@@ -34,37 +33,6 @@ _START = display.instant_of("start_time", _("start time"))
 _END = display.instant_of("end_time", _("end time"))
 _WATERMARK = display.instant_of("watermark_at", _("accounted for up to"))
 _UNDECLARED = display.instant_of("undeclared_at", _("no longer declared since"))
-
-
-def _each(verb: str, told: Any) -> actions.Do:
-    """Return what says one verb to each of the chosen schedules: to all of them or to none."""
-
-    def do(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-        rows = RecurringTask.objects.using(conf.settings().DATABASE).filter(pk__in=keys).order_by("pk")
-        asked = {"reason": reason} if verb != "resume" else {}
-        with transaction.atomic(using=rows.db):
-            for row in rows:
-                getattr(row, verb)(by=by, **asked)
-        return len(keys), told(len(keys)) % len(keys)
-
-    return do
-
-
-PAUSE = actions.Verb(
-    title=_("Pause schedules"), movable=Q(status=RecurringStatus.ACTIVE), form=actions.NeededReasonForm,
-    do=_each("pause", lambda n: ngettext("%d schedule is paused.", "%d schedules are paused.", n)),
-    warning=_("They fire nothing until they are resumed; what passes meanwhile is told as PAUSED. Open tasks go on."),
-)  # fmt: skip
-RESUME = actions.Verb(
-    title=_("Resume schedules"), movable=Q(status=RecurringStatus.PAUSED),
-    do=_each("resume", lambda n: ngettext("%d schedule fires again.", "%d schedules fire again.", n)),
-    warning=_("They fire again from now on. What the pause held back does not run."),
-)  # fmt: skip
-CANCEL = actions.Verb(
-    title=_("End schedules for good"), movable=~Q(status=RecurringStatus.CANCELLED), form=actions.NeededReasonForm,
-    do=_each("cancel", lambda n: ngettext("%d schedule has ended.", "%d schedules have ended.", n)),
-    warning=_("They never fire again and cannot be resumed. Open tasks go on; the ledger stays."),
-)  # fmt: skip
 
 
 @admin.register(RecurringTask)
@@ -79,37 +47,102 @@ class RecurringTaskAdmin(ScreenAdmin):
     ordering = ("tenant_id", "name")
     search_fields = ("name",)
     search_help_text = _("An id, whole; or a part of a name, or of a task's name.")
-    actions = ("pause", "resume", "cancel")
+    actions = (
+        action_of(schedules.PAUSE),
+        action_of(schedules.RESUME),
+        action_of(schedules.CANCEL),
+    )
+    operations = schedules.OPERATIONS
     change_form_template = "admin/django_durable_tasks/recurringtask/change_form.html"
     change_list_template = "admin/django_durable_tasks/recurringtask/change_list.html"
     fieldsets: ClassVar = (
-        (None, {"fields": (("state", "tenant"), "when_in_full", ("next_run", "last_run"), ("runs", "description"))}),
+        (
+            None,
+            {
+                "fields": (
+                    ("state", "tenant"),
+                    "when_in_full",
+                    ("next_run", "last_run"),
+                    ("runs", "description"),
+                )
+            },
+        ),
         (_("Call"), {"fields": ("task", "arguments", ("queue", "priority"), "overridden")}),
-        (_("When"), {"classes": ("collapse",), "fields": (
-            "timetable_as_kept", ("time_zone", "dst_gap", "dst_overlap"), ("closed_days", "roll"), "spread",
-            (_START, _END), _WATERMARK)}),
-        (_("Late or busy"), {"classes": ("collapse",), "fields": (
-            ("catch_up_mode", "misfire_grace"), ("catchup_window", "max_catchup_runs"),
-            ("catchup_order", "catchup_pace"), ("overlap", "overlap_key"), "expires_in")}),
-        (_("Origin"), {"classes": ("collapse",), "fields": (
-            ("source", _UNDECLARED), ("idempotency_key", "revision"), (_CREATED, _UPDATED), "tzdata_version")}),
-    )  # fmt: skip
+        (
+            _("When"),
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    "timetable_as_kept",
+                    ("time_zone", "dst_gap", "dst_overlap"),
+                    ("closed_days", "roll"),
+                    "spread",
+                    (_START, _END),
+                    _WATERMARK,
+                ),
+            },
+        ),
+        (
+            _("Late or busy"),
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    ("catch_up_mode", "misfire_grace"),
+                    ("catchup_window", "max_catchup_runs"),
+                    ("catchup_order", "catchup_pace"),
+                    ("overlap", "overlap_key"),
+                    "expires_in",
+                ),
+            },
+        ),
+        (
+            _("Origin"),
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    ("source", _UNDECLARED),
+                    ("idempotency_key", "revision"),
+                    (_CREATED, _UPDATED),
+                    "tzdata_version",
+                ),
+            },
+        ),
+    )
     readonly_fields = (
-        "state", "when_in_full", "next_run", "last_run", "runs", "arguments", "overridden", "timetable_as_kept",
-        "closed_days", "spread", _START, _END, _WATERMARK, _UNDECLARED, _CREATED, _UPDATED,
-    )  # fmt: skip
+        "state",
+        "when_in_full",
+        "next_run",
+        "last_run",
+        "runs",
+        "arguments",
+        "overridden",
+        "timetable_as_kept",
+        "closed_days",
+        "spread",
+        _START,
+        _END,
+        _WATERMARK,
+        _UNDECLARED,
+        _CREATED,
+        _UPDATED,
+    )
 
-    # Reading ------------------------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
-        listed = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_changelist")
+        listed = request.resolver_match is not None and str(
+            request.resolver_match.url_name
+        ).endswith("_changelist")
         return rows.defer(*_HEAVY) if listed else rows.select_related("tenant")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        return queryset.filter(filters.by_id_or(search_term, "name__icontains", "task__icontains")), False
+        return (
+            queryset.filter(filters.by_id_or(search_term, "name__icontains", "task__icontains")),
+            False,
+        )
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """Read the page, then what became of its schedules' last fire times."""
@@ -121,7 +154,9 @@ class RecurringTaskAdmin(ScreenAdmin):
         page.result_list = rows
         return page
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
         """Read the row, and whether this person may read its secrets."""
         row = super().get_object(request, object_id, from_field)
         if row is not None:
@@ -134,19 +169,24 @@ class RecurringTaskAdmin(ScreenAdmin):
         return [
             path("add/", edit, name="django_durable_tasks_recurringtask_add"),
             path("<uuid:object_id>/edit/", edit, name="django_durable_tasks_recurringtask_edit"),
-            path("<uuid:object_id>/do/<slug:name>/", site(recurring_verbs.view_for(self)),
-                 name="django_durable_tasks_recurringtask_do"),
+            path(
+                "<uuid:object_id>/do/<slug:name>/",
+                site(recurring_actions.view_for(self)),
+                name="django_durable_tasks_recurringtask_do",
+            ),
             *super().get_urls(),
-        ]  # fmt: skip
+        ]
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add the next fires, the last lines of the ledger, the answer to "why did it not run?", and the buttons."""
+        """Add the next fires, the last lines of the ledger, the answer to "why did it not run?",
+        and the buttons.
+        """
         context.update(of_page(self, request, context["original"]))
         return super().render_change_form(request, context, *args, **kwargs)
 
-    # Who may ------------------------------------------------------------------------------------------------------
+    # Who may --------------------------------------------------------------------------------------
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse the stock form: a row is changed by ``upsert``, on a page of its own."""
@@ -158,30 +198,7 @@ class RecurringTaskAdmin(ScreenAdmin):
     def has_edit_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("django_durable_tasks.change_recurringtask"))
 
-    def has_pause_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.pause_recurringtask"))
-
-    def has_trigger_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.trigger_recurringtask"))
-
-    # Actions ------------------------------------------------------------------------------------------------------
-
-    @admin.action(permissions=["pause"], description=_("Pause…"))
-    def pause(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Stop firing."""
-        return actions.run(self, request, rows, PAUSE)
-
-    @admin.action(permissions=["pause"], description=_("Resume from now on…"))
-    def resume(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Fire again; nothing of the pause is caught up."""
-        return actions.run(self, request, rows, RESUME)
-
-    @admin.action(permissions=["pause"], description=_("End for good…"))
-    def cancel(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """End schedules."""
-        return actions.run(self, request, rows, CANCEL)
-
-    # Columns and fields -------------------------------------------------------------------------------------------
+    # Columns and fields ---------------------------------------------------------------------------
 
     @admin.display(description=_("name"))
     def named(self, row: RecurringTask) -> SafeString | str:
@@ -193,7 +210,9 @@ class RecurringTaskAdmin(ScreenAdmin):
         """Show the timetable in words, and its zone."""
         told = words(row.timetable)
         calendars = f" · {', '.join(row.calendars)}" if row.calendars else ""
-        return display.beneath(told if len(told) < 100 else f"{told[:100]}…", f"{row.time_zone}{calendars}")
+        return display.beneath(
+            told if len(told) < 100 else f"{told[:100]}…", f"{row.time_zone}{calendars}"
+        )
 
     @admin.display(description=_("when"))
     def when_in_full(self, row: RecurringTask) -> SafeString | str:
@@ -204,7 +223,11 @@ class RecurringTaskAdmin(ScreenAdmin):
     def state(self, row: Any) -> SafeString | str:
         """Show the status, what is true beside it, and why."""
         marks = [(f"schedule-{row.status}", row.status)]
-        if row.status == RecurringStatus.ACTIVE and row.next_run_at and row.next_run_at < row.seen_at - LATE:
+        if (
+            row.status == RecurringStatus.ACTIVE
+            and row.next_run_at
+            and row.next_run_at < row.seen_at - LATE
+        ):
             marks.append(("overdue", "late"))
         if row.status_reason == QUARANTINED:
             marks.append(("failed", "quarantined"))
@@ -214,23 +237,29 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("next run"))
     def next_run(self, row: Any) -> SafeString | str:
-        """Show when it fires next, absolute and relative; of a paused row, when it goes on."""
+        """Show the next fire time, absolute and relative; for a paused row, when it resumes."""
         if row.next_run_at is None:
             return display.NOTHING
         relative = display.since(row.next_run_at, row.seen_at)
         resumes = row.status == RecurringStatus.PAUSED
-        return display.beneath(display.instant(row.next_run_at), f"goes on {relative}" if resumes else relative)
+        return display.beneath(
+            display.instant(row.next_run_at), f"resumes {relative}" if resumes else relative
+        )
 
     @admin.display(description=_("last run"))
     def last_run(self, row: Any) -> SafeString | str:
-        """Show when a task was born last."""
+        """Show when a task was created last."""
         if row.last_run_at is None:
             return display.NOTHING
-        return display.beneath(display.instant(row.last_run_at), display.since(row.last_run_at, row.seen_at))
+        return display.beneath(
+            display.instant(row.last_run_at), display.since(row.last_run_at, row.seen_at)
+        )
 
     @admin.display(description=_("last fire times"))
     def last_outcomes(self, row: Any) -> SafeString | str:
-        """Show a mark for each of the last fire times, the newest at the end, and when a task was born last."""
+        """Show a mark for each of the last fire times, the newest at the end, and when a task was
+        born last.
+        """
         signs = display.marks((mark.word, mark.fire_time, mark.count) for mark in row.recent.marks)
         ran = f"last run {display.since(row.last_run_at, row.seen_at)}" if row.last_run_at else ""
         return display.beneath(signs, ran)
@@ -239,17 +268,25 @@ class RecurringTaskAdmin(ScreenAdmin):
     def not_run(self, row: Any) -> SafeString | str:
         """Show how many fire times of the last day were missed or skipped."""
         found, least = row.recent, "" if row.recent.exact else "≥ "
-        told = [f"{least}{number:,} {word}" for number, word in
-                ((found.missed, "missed"), (found.skipped, "skipped")) if number]  # fmt: skip
+        told = [
+            f"{least}{number:,} {word}"
+            for number, word in ((found.missed, "missed"), (found.skipped, "skipped"))
+            if number
+        ]
         if not told:
             return display.NOTHING
-        return display.link(display.list_of("occurrencerecord", schedule=row.pk, outcome="unrun"), display.lines(told))
+        return display.link(
+            display.list_of("occurrencerecord", schedule=row.pk, outcome="unrun"),
+            display.lines(told),
+        )
 
     @admin.display(description=_("runs"))
     def runs(self, row: RecurringTask) -> SafeString | str:
         """Show how many runs there were, of how many."""
         most = f" of {row.max_runs}" if row.max_runs is not None else ""
-        tasks = display.link(display.list_of("task", recurring_task__id__exact=row.pk), _("its tasks"))
+        tasks = display.link(
+            display.list_of("task", recurring_task__id__exact=row.pk), _("its tasks")
+        )
         return display.beneath(tasks, f"{row.runs_count}{most} by the clock")
 
     @admin.display(description=_("arguments"))
@@ -284,6 +321,9 @@ def _why(row: RecurringTask) -> str:
     """Return who set the status, why, and until when."""
     if row.error:
         return display.first_line(row.error)
-    parts = [row.status_reason, f"by {row.status_by}" if row.status_by and row.status_reason else ""]
+    parts = [
+        row.status_reason,
+        f"by {row.status_by}" if row.status_by and row.status_reason else "",
+    ]
     until = f"until {display.instant(row.paused_until)}" if row.paused_until else ""
     return " ".join(part for part in (*parts, until) if part)

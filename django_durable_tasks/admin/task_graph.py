@@ -1,4 +1,4 @@
-"""A task among its neighbours: what it waits for, what waits for it, because of which task it ended, and its gates."""
+"""The context of a task's page: its dependencies, dependents, gates and cause."""
 
 from __future__ import annotations
 
@@ -12,44 +12,65 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_durable_tasks.admin import display, graph_images, graph_verbs, waiting
-from django_durable_tasks.admin.graph_verbs import LINKABLE
+from django_durable_tasks.admin import dependencies_cell, display, graph_actions, graph_images
+from django_durable_tasks.admin.graph_actions import LINKABLE
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.explanations import Level, Sentence
-from django_durable_tasks.rules.graphs import Gate
+from django_durable_tasks.operations.dependencies import ADD, REMOVE
+from django_durable_tasks.rules.dependencies import Gate
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.explanations import Level, Sentence
 
 EDGES = 50
 
 
 def of_page(request: HttpRequest, task: Any) -> dict[str, Any]:
-    """Return what the page of a task shows of its graph; the same number of statements for one edge and for many."""
+    """Return what the page of a task shows of its graph; the same number of statements for one edge
+    and for many.
+    """
     edges = TaskDependency.objects.using(task._state.db)
-    above = list(edges.above([task.pk]).order_by(F("resolved_at").desc(nulls_first=True), "id")[: EDGES + 1])
+    above = list(
+        edges.above([task.pk]).order_by(F("resolved_at").desc(nulls_first=True), "id")[: EDGES + 1]
+    )
     below = list(edges.below([task.pk]).order_by("id")[: EDGES + 1]) if task.has_dependents else []
-    known = waiting.named([*(edge.depends_on_id for edge in above), *(edge.task_id for edge in below), task.cause])
+    known = dependencies_cell.named(
+        [*(edge.depends_on_id for edge in above), *(edge.task_id for edge in below), task.cause]
+    )
     in_graph = bool(above or below)
     return {
-        "above": [_line(request, edge, known, task) for edge in above[:EDGES]], "above_more": len(above) > EDGES,
-        "below": [_below(edge, known) for edge in below[:EDGES]], "below_more": len(below) > EDGES,
+        "above": [_line(request, edge, known, task) for edge in above[:EDGES]],
+        "above_more": len(above) > EDGES,
+        "below": [_below(edge, known) for edge in below[:EDGES]],
+        "below_more": len(below) > EDGES,
         "all_above": display.list_of("taskdependency", task__id__exact=task.pk),
-        "all_below": display.list_of("taskdependency", depends_on__id__exact=task.pk), "in_graph": in_graph,
+        "all_below": display.list_of("taskdependency", depends_on__id__exact=task.pk),
+        "in_graph": in_graph,
         "graph_sentences": list(sentences(task, above, known)),
-        "graph_buttons": [*graph_verbs.buttons_of_task(request, task, above), *_add(request, task)],
+        "graph_buttons": [
+            *graph_actions.buttons_of_task(request, task, above),
+            *_add(request, task),
+        ],
         "drawing": graph_images.inline(graph_images.around(task)) if in_graph else "",
         "files": graph_images.files_of("task", task.pk) if in_graph else [],
-    }  # fmt: skip
+    }
 
 
-def sentences(task: Task, above: list[TaskDependency], known: dict[Any, Task]) -> Iterator[Sentence]:
-    """Give what its gates and its upstreams say of a task, in sentences; none of a task that nothing holds."""
+def sentences(
+    task: Task, above: list[TaskDependency], known: dict[Any, Task]
+) -> Iterator[Sentence]:
+    """Give what its gates and its upstreams say of a task, in sentences; none of a task that
+    nothing holds.
+    """
     for edge in above:
         if edge.gate and edge.resolved_at is None:
             yield Sentence(Level.WAIT, _gate(edge))
     cause = None if task.cause is None else known.get(task.cause)
     if cause is not None:
         told = _("It ended because of %(name)s (%(id)s), which is %(status)s.")
-        given = {"name": waiting.title(cause), "id": display.short(cause.pk), "status": cause.status}
+        given = {
+            "name": dependencies_cell.title(cause),
+            "id": display.short(cause.pk),
+            "status": cause.status,
+        }
         yield Sentence(Level.WAIT, told % given)
 
 
@@ -60,34 +81,51 @@ def _gate(edge: TaskDependency) -> str:
     return f"{asked}{by}{note}"
 
 
-def _line(request: HttpRequest, edge: TaskDependency, known: dict[Any, Task], task: Task) -> dict[str, Any]:
+def _line(
+    request: HttpRequest, edge: TaskDependency, known: dict[Any, Task], task: Task
+) -> dict[str, Any]:
     gate = edge.depends_on_id is None
     return {
-        "upstream": display.badge("gate", edge.gate) if gate else waiting.task_link(edge.upstream_id, known),
-        "kind": "" if gate else edge.dependency_type, "policy": edge.on_upstream_failure or "",
-        "standing": standing(edge), "resolved": display.instant(edge.resolved_at), "who": who(edge),
+        "upstream": display.badge("gate", edge.gate)
+        if gate
+        else dependencies_cell.task_link(edge.upstream_id, known),
+        "kind": "" if gate else edge.dependency_type,
+        "policy": edge.on_upstream_failure or "",
+        "standing": standing(edge),
+        "resolved": display.instant(edge.resolved_at),
+        "who": who(edge),
         "remove": _removal(edge) if _may_remove(request, edge, task) else "",
-    }  # fmt: skip
+    }
 
 
 def _may_remove(request: HttpRequest, edge: TaskDependency, task: Task | None) -> bool:
     waits = task is not None and task.status == Status.BLOCKED and edge.depends_on_id is not None
-    return waits and graph_verbs.may(request, "delete_taskdependency")
+    return waits and REMOVE.is_permitted(request.user)
 
 
 def _removal(edge: TaskDependency) -> str:
     return reverse("admin:django_durable_tasks_graph_unlink", args=[edge.pk])
 
 
-def buttons_of_edge(request: HttpRequest, edge: TaskDependency, task: Task | None) -> list[dict[str, Any]]:
-    """Return the buttons on the page of one edge: to take it away, or the verbs of its gate."""
+def buttons_of_edge(
+    request: HttpRequest, edge: TaskDependency, task: Task | None
+) -> list[dict[str, Any]]:
+    """Return the buttons on the page of an edge: its removal, or the operations on its gate."""
     if task is not None and edge.gate and edge.resolved_at is None:
-        return graph_verbs.buttons_of_gate(request, task, edge.gate)
-    return [{"url": _removal(edge), "posts": True, "title": _("Remove…")}] if _may_remove(request, edge, task) else []
+        return graph_actions.buttons_of_gate(request, task, edge.gate)
+    return (
+        [{"url": _removal(edge), "posts": True, "title": f"{REMOVE.title}…"}]
+        if _may_remove(request, edge, task)
+        else []
+    )
 
 
 def _below(edge: TaskDependency, known: dict[Any, Task]) -> dict[str, Any]:
-    return {"edge": edge, "task": waiting.task_link(edge.task_id, known), "standing": standing(edge)}
+    return {
+        "edge": edge,
+        "task": dependencies_cell.task_link(edge.task_id, known),
+        "standing": standing(edge),
+    }
 
 
 def standing(edge: TaskDependency) -> SafeString:
@@ -97,9 +135,10 @@ def standing(edge: TaskDependency) -> SafeString:
         return format_html("{} {}", display.badge("waits", _("waits")), outcome)
     word = _("met") if edge.met else _("not met")
     return format_html(
-        "{} {}", display.badge("success" if edge.met else "failed", word),
+        "{} {}",
+        display.badge("success" if edge.met else "failed", word),
         display.badge(edge.outcome, edge.outcome) if edge.outcome else "",
-    )  # fmt: skip
+    )
 
 
 def who(edge: TaskDependency) -> str:
@@ -112,20 +151,32 @@ def who(edge: TaskDependency) -> str:
 
 
 def _add(request: HttpRequest, task: Task) -> list[dict[str, str]]:
-    if task.status not in LINKABLE or not graph_verbs.may(request, "add_taskdependency"):
+    if task.status not in LINKABLE or not ADD.is_permitted(request.user):
         return []
-    return [{"url": f"{reverse('admin:django_durable_tasks_taskdependency_add')}?task={task.pk}",
-             "title": _("Add a dependency…")}]  # fmt: skip
+    return [
+        {
+            "url": f"{reverse('admin:django_durable_tasks_taskdependency_add')}?task={task.pk}",
+            "title": f"{ADD.title}…",
+        }
+    ]
 
 
 def workflow_link(task: Task) -> SafeString | str:
-    """Link the run that a task is a part of, with its step; one that is gone by its id."""
+    """Link the workflow run of a task, with its step; a deleted run is shown by its id."""
     if task.workflow_id is None:
         return display.NOTHING
-    run = WorkflowRun.objects.using(task._state.db).only("name", "status").filter(pk=task.workflow_id).first()
+    run = (
+        WorkflowRun.objects.using(task._state.db)
+        .only("name", "status")
+        .filter(pk=task.workflow_id)
+        .first()
+    )
     step = _("step %s") % task.step if task.step else ""
     if run is None:
         return display.beneath(display.short(task.workflow_id), step)
-    linked = format_html("{} {}", display.link(display.page_of("workflowrun", run.pk), run.name),
-                         display.badge(run.status, run.status))  # fmt: skip
+    linked = format_html(
+        "{} {}",
+        display.link(display.page_of("workflowrun", run.pk), run.name),
+        display.badge(run.status, run.status),
+    )
     return display.beneath(linked, step)

@@ -1,37 +1,34 @@
-"""The screen of tasks: what is there, why it stands where it stands, and the verbs an operator may say."""
+"""The admin of tasks: their lists, their pages and their actions."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
-from django_durable_tasks import conf
 from django_durable_tasks.admin import (
-    actions,
+    dependencies_cell,
     display,
     filters,
     graph_images,
     graph_pages,
     overview,
-    replaying,
-    situation,
+    replay_form,
     task_graph,
-    waiting,
+    task_status,
 )
+from django_durable_tasks.admin.actions import action_of, labelled
 from django_durable_tasks.admin.execution_log import AttemptsInline
+from django_durable_tasks.admin.graph_actions import TASK_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
-from django_durable_tasks.lifecycle import cancellation, dead_letters, recovery
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
+from django_durable_tasks.operations import tasks, workflows
 
 _HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
 _CREATED = display.instant_of("created_at", _("created at"))
@@ -44,53 +41,11 @@ _ASKED = display.instant_of("cancel_requested_at", _("asked to stop at"))
 _DUE_AT = display.instant_of("due_at", _("due at"))
 _LEASE = display.instant_of("lease_until", _("lease until"))
 _FIRED = display.instant_of("fire_time", _("fire time"))
-_WAITING_RETRY = Q(status=Status.PENDING, failures__gt=0)
-_REPLAYABLE = Q(status__in=REPLAYABLE)
 
 
-def chosen_tasks(keys: list[Any]) -> TaskQuerySet:
-    """Return the question "these tasks"."""
-    found: TaskQuerySet = Task.objects.using(conf.settings().DATABASE).filter(pk__in=keys)
-    return found
-
-
-def _cancel(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    done = cancellation.cancel(chosen_tasks(keys), by=by, reason=reason)
-    told = ngettext("%d task was cancelled.", "%d tasks were cancelled.", done.at_once) % done.at_once
-    if done.asked:
-        told += " " + ngettext(
-            "%d running one was asked to stop.", "%d running ones were asked to stop.", done.asked
-        ) % (done.asked)
-    return done.total, told
-
-
-def _retry(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    done = recovery.retry(chosen_tasks(keys), by=by, reason=reason)
-    moved = done.released + len(done.replayed)
-    return moved, ngettext("%d task runs again now.", "%d tasks run again now.", moved) % moved
-
-
-def _force_complete(keys: list[Any], by: str, reason: str) -> tuple[int, str]:
-    done = len(dead_letters.force_complete(chosen_tasks(keys), by=by, reason=reason))
-    return done, ngettext("%d task counts as done.", "%d tasks count as done.", done) % done
-
-
-CANCEL = actions.Verb(
-    title=_("Cancel tasks"), movable=Q(status__in=OPEN, cancel_requested_at__isnull=True), do=_cancel,
-    warning=_("Waiting tasks are cancelled at once and never run; running ones are asked to stop."),
-)  # fmt: skip
-RETRY = actions.Verb(
-    title=_("Run again now"), movable=_REPLAYABLE | _WAITING_RETRY, do=_retry, grouped_by=("status", "name"),
-    deliberate=Q(status=Status.CANCELLED),
-    left_out=lambda number: ngettext(
-        "%d CANCELLED task is left out: choose it itself to run it again.",
-        "%d CANCELLED tasks are left out: choose them one by one to run them again.", number) % number,
-    warning=_("They run again now, all at once. Ended tasks start with new budgets of tries and crashes."),
-)  # fmt: skip
-FORCE_COMPLETE = actions.Verb(
-    title=_("Count as done"), movable=~Q(status=Status.SUCCESS), do=_force_complete, form=actions.NeededReasonForm,
-    warning=_("The tasks become SUCCESS without running. A body that runs now goes on, but its ending is refused."),
-)  # fmt: skip
+def _force_run(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
+    """Show what a forced run of these tasks would change."""
+    return graph_pages.chosen(screen, request, workflows.FORCE_RUN, rows)
 
 
 @admin.register(Task)
@@ -100,42 +55,114 @@ class TaskAdmin(ReadOnlyAdmin):
     named_by = ("name",)
     list_display = ("short_id", "name_and_error", "queue", "state", "spent", "born", "due", "took")
     list_filter = (
-        "status", filters.ConditionFilter, filters.QueueFilter, filters.NameFilter, filters.TenantFilter,
-        filters.ReasonFilter, filters.BornFilter,
-    )  # fmt: skip
-    lookups_allowed = frozenset({"status__exact", "node__exact", "recurring_task__id__exact", "workflow__id__exact"})
+        "status",
+        filters.ConditionFilter,
+        filters.QueueFilter,
+        filters.NameFilter,
+        filters.TenantFilter,
+        filters.ReasonFilter,
+        filters.BornFilter,
+    )
+    lookups_allowed = frozenset(
+        {"status__exact", "node__exact", "recurring_task__id__exact", "workflow__id__exact"}
+    )
     sortable_by = ()
     readonly_fields = (
-        "state", "why_it_ended", "tries", "arguments", "returned", "last_error_text", "progress_text", "due", "took",
-        "effective_key", "node_link", "schedule_link", "overridden", "workflow_link", "cause_link",
-        _CREATED, _UPDATED, _RUN_AT, _STARTED, _COMPLETED, _EXPIRES, _ASKED,
-        _DUE_AT, _LEASE, _FIRED,
-    )  # fmt: skip
+        "state",
+        "why_it_ended",
+        "tries",
+        "arguments",
+        "returned",
+        "last_error_text",
+        "progress_text",
+        "due",
+        "took",
+        "effective_key",
+        "node_link",
+        "schedule_link",
+        "overridden",
+        "workflow_link",
+        "cause_link",
+        _CREATED,
+        _UPDATED,
+        _RUN_AT,
+        _STARTED,
+        _COMPLETED,
+        _EXPIRES,
+        _ASKED,
+        _DUE_AT,
+        _LEASE,
+        _FIRED,
+    )
     search_fields = ("name",)
-    search_help_text = _("An id, a Celery id, a key or an idempotency key, whole; or a part of a name.")
-    actions = ("cancel", "retry", "force_complete", "force_run")
+    search_help_text = _(
+        "An id, a Celery id, a key or an idempotency key, whole; or a part of a name."
+    )
+    actions = (
+        action_of(tasks.CANCEL),
+        action_of(tasks.RETRY),
+        action_of(tasks.REPLAY),
+        action_of(tasks.FORCE_COMPLETE),
+        labelled(_force_run, workflows.FORCE_RUN),
+    )
     inlines = (AttemptsInline,)
+    operations = (tasks.REPLAY_EDITED, *TASK_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/task/change_form.html"
     change_list_template = "admin/django_durable_tasks/task/change_list.html"
     fieldsets: ClassVar = (
-        (None, {"fields": (("state", "why_it_ended"), ("queue", "priority"), ("tries", "tenant"),
-                            ("schedule_link", _FIRED), ("workflow_link", "cause_link"))}),
+        (
+            None,
+            {
+                "fields": (
+                    ("state", "why_it_ended"),
+                    ("queue", "priority"),
+                    ("tries", "tenant"),
+                    ("schedule_link", _FIRED),
+                    ("workflow_link", "cause_link"),
+                )
+            },
+        ),
         (_("Call"), {"fields": ("last_error_text", "arguments", "returned", "progress_text")}),
-        (_("Times"), {"fields": ((_CREATED, _RUN_AT), (_STARTED, _COMPLETED), ("took", "expected_duration"),
-                                 ("due", _EXPIRES), (_ASKED, _UPDATED))}),
+        (
+            _("Times"),
+            {
+                "fields": (
+                    (_CREATED, _RUN_AT),
+                    (_STARTED, _COMPLETED),
+                    ("took", "expected_duration"),
+                    ("due", _EXPIRES),
+                    (_ASKED, _UPDATED),
+                )
+            },
+        ),
         (_("Keys"), {"fields": (("key", "unique_key"), "effective_key")}),
-        (_("Ownership"), {"classes": ("collapse",), "fields": (
-            ("epoch", "publish_count"), ("run_id", "node_link"), (_DUE_AT, _LEASE),
-            ("crashes", "max_crashes"), ("on_orphan", "overridden"), ("target_type", "shard_key"))}),
-    )  # fmt: skip
+        (
+            _("Ownership"),
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    ("epoch", "publish_count"),
+                    ("run_id", "node_link"),
+                    (_DUE_AT, _LEASE),
+                    ("crashes", "max_crashes"),
+                    ("on_orphan", "overridden"),
+                    ("target_type", "shard_key"),
+                ),
+            },
+        ),
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
-        listed = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_changelist")
+        listed = request.resolver_match is not None and str(
+            request.resolver_match.url_name
+        ).endswith("_changelist")
         return rows.defer(*_HEAVY) if listed else rows.select_related("tenant", "recurring_task")
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Order the tasks of one schedule by their fire times, as their index is; all others by birth."""
+        """Order the tasks of one schedule by their fire times, as their index is; all others by
+        birth.
+        """
         return ("-fire_time", "-id") if "recurring_task__id__exact" in request.GET else ("-id",)
 
     def get_search_results(
@@ -145,20 +172,28 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         screen = self.admin_site.admin_view(overview.view_for(self))
-        edited = self.admin_site.admin_view(replaying.view_for(self))
+        edited = self.admin_site.admin_view(replay_form.view_for(self))
         verbs = self.admin_site.admin_view(graph_pages.task_view(self))
         chosen = self.admin_site.admin_view(graph_pages.chosen_view(self))
         diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.around))
         return [
             path("graph/<str:name>/", chosen, name="django_durable_tasks_graph_chosen"),
-            path("<uuid:object_id>/graph/<str:name>/", verbs, name="django_durable_tasks_graph_task"),
-            path("<uuid:object_id>/graph.<str:ending>", diagram, name="django_durable_tasks_task_graph"),
+            path(
+                "<uuid:object_id>/graph/<str:name>/", verbs, name="django_durable_tasks_graph_task"
+            ),
+            path(
+                "<uuid:object_id>/graph.<str:ending>",
+                diagram,
+                name="django_durable_tasks_task_graph",
+            ),
             path("overview/", screen, name="django_durable_tasks_overview"),
             path("<uuid:object_id>/replay/", edited, name="django_durable_tasks_task_replay"),
             *super().get_urls(),
         ]
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
         """Read the row, and whether this person may read its secrets."""
         task = super().get_object(request, object_id, from_field)
         if task is not None:
@@ -168,49 +203,11 @@ class TaskAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add why the task stands where it stands, and the buttons of what may be done about it."""
-        context.update(situation.of_page(self, request, context["original"]))
+        """Add the explanation of the status and the buttons of the operations."""
+        context.update(task_status.of_page(self, request, context["original"]))
         return super().render_change_form(request, context, *args, **kwargs)
 
-    # Actions ------------------------------------------------------------------------------------------------------
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.cancel_task"))
-
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.retry_task"))
-
-    def has_force_complete_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.force_complete_task"))
-
-    def has_edit_permission(self, request: HttpRequest) -> bool:
-        replays = request.user.has_perm("django_durable_tasks.replay_deadletter")
-        return bool(replays and self.has_view_permission(request) and display.reads_secrets(request))
-
-    @admin.action(permissions=["cancel"], description=_("Cancel…"))
-    def cancel(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Cancel waiting tasks, ask running ones to stop."""
-        return actions.run(self, request, rows, CANCEL)
-
-    @admin.action(permissions=["retry"], description=_("Run again now… (failed, ended or waiting for a retry)"))
-    def retry(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Replay ended tasks, release waiting retries."""
-        return actions.run(self, request, rows, RETRY)
-
-    @admin.action(permissions=["force_complete"], description=_("Count as done without running…"))
-    def force_complete(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Make tasks a success by word."""
-        return actions.run(self, request, rows, FORCE_COMPLETE)
-
-    def has_force_run_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("django_durable_tasks.force_workflowrun"))
-
-    @admin.action(permissions=["force_run"], description=_("Force-run: whatever it waits for…"))
-    def force_run(self, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Show what a forced run of these tasks would change."""
-        return graph_pages.chosen(self, request, "force-run", rows)
-
-    # Columns and fields -------------------------------------------------------------------------------------------
+    # Columns and fields ---------------------------------------------------------------------------
 
     @admin.display(description=_("id"))
     def short_id(self, task: Task) -> str:
@@ -220,7 +217,7 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("status"))
     def state(self, task: Task) -> SafeString | str:
         """Show the status and what is true beside it."""
-        return display.badges([(task.status, task.status), *situation.labels(task)])
+        return display.badges([(task.status, task.status), *task_status.labels(task)])
 
     @admin.display(description=_("task"))
     def name_and_error(self, task: Task) -> SafeString | str:
@@ -246,7 +243,9 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("next"))
     def due(self, task: Any) -> str:
-        """Show when the row is due: the next start, ring or lease end; or the limit that it waits for."""
+        """Show when the row is due: the next start, ring or lease end; or the limit that it waits
+        for.
+        """
         if task.is_waiting:
             return f"limit {task.waiting_for_limit}" if task.waiting_for_limit else "held"
         return display.since(task.due_at or task.lease_until, task.seen_at)
@@ -254,7 +253,7 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("duration"))
     def took(self, task: Any) -> str:
         """Show how long the last try took, or takes."""
-        return situation.took(task)
+        return task_status.took(task)
 
     @admin.display(description=_("reason"))
     def why_it_ended(self, task: Task) -> str:
@@ -274,13 +273,21 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("node"))
     def node_link(self, task: Task) -> SafeString | str:
         """Link the process that claimed or runs it."""
-        return display.link(display.page_of("node", task.node), task.node) if task.node else display.NOTHING
+        return (
+            display.link(display.page_of("node", task.node), task.node)
+            if task.node
+            else display.NOTHING
+        )
 
     @admin.display(description=_("recurring task"))
     def schedule_link(self, task: Task) -> SafeString | str:
-        """Link the schedule that it was born of."""
+        """Link the schedule that created it."""
         row = task.recurring_task
-        return display.link(display.page_of("recurringtask", row.pk), row.name) if row else display.NOTHING
+        return (
+            display.link(display.page_of("recurringtask", row.pk), row.name)
+            if row
+            else display.NOTHING
+        )
 
     @admin.display(description=_("workflow"))
     def workflow_link(self, task: Task) -> SafeString | str:
@@ -290,7 +297,11 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("cause"))
     def cause_link(self, task: Task) -> SafeString | str:
         """Link the task because of which it ended."""
-        return waiting.task_link(task.cause, waiting.named([task.cause])) if task.cause else display.NOTHING
+        return (
+            dependencies_cell.task_link(task.cause, dependencies_cell.named([task.cause]))
+            if task.cause
+            else display.NOTHING
+        )
 
     @admin.display(description=_("arguments"))
     def arguments(self, task: Any) -> SafeString | str:

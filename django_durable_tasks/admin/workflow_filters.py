@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin.filters import LOOKED_AT, SHOWN, ScreenFilter
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import WorkflowRun
 
 
@@ -24,10 +24,13 @@ class WorkflowNameFilter(ScreenFilter):
         newest = WorkflowRun.objects.using(conf.settings().DATABASE).order_by("-pk")
         names = set(newest.values_list("name", flat=True)[:LOOKED_AT])
         chosen = self.used_parameters.get("name")
-        return [(name, name) for name in sorted(names | ({chosen} if isinstance(chosen, str) else set()))][:SHOWN]
+        return [
+            (name, name)
+            for name in sorted(names | ({chosen} if isinstance(chosen, str) else set()))
+        ][:SHOWN]
 
     def has_output(self) -> bool:
-        """Show itself also with one choice: its name tells which."""
+        """Show the filter also if it has one choice only."""
         return bool(self.lookup_choices)
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -43,9 +46,12 @@ class RunConditionFilter(ScreenFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [
-            ("open", _("not ended")), ("late", _("late: past its deadline")), ("stopping", _("asked to stop")),
-            ("whole", _("no part of another run")), ("part", _("part of another run")),
-        ]  # fmt: skip
+            ("open", _("not ended")),
+            ("late", _("late: past its deadline")),
+            ("stopping", _("asked to stop")),
+            ("whole", _("no part of another run")),
+            ("part", _("part of another run")),
+        ]
 
     def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
         """Return the runs of which this is true."""

@@ -1,4 +1,4 @@
-"""The screen of workflow runs: how far each is, what it looks like, and the verbs that change it."""
+"""The admin of workflow runs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from django_durable_tasks.admin import (
     workflow_filters,
     workflow_page,
 )
+from django_durable_tasks.admin.graph_actions import CHOSEN_OPERATIONS, RUN_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import RecurringTask, WorkflowRun
 from django_durable_tasks.models.clock import DatabaseNow
@@ -39,22 +40,46 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
     named_by = ("name",)
     list_display = ("named", "state", "progressed", "tenant", "key", "started", "took", "due")
     list_filter = (
-        "status", workflow_filters.RunConditionFilter, workflow_filters.WorkflowNameFilter, filters.TenantFilter,
+        "status",
+        workflow_filters.RunConditionFilter,
+        workflow_filters.WorkflowNameFilter,
+        filters.TenantFilter,
         filters.BornFilter,
-    )  # fmt: skip
+    )
     lookups_allowed = frozenset({"status__exact", "root__exact"})
     sortable_by = ()
     search_fields = ("name",)
     search_help_text = _("An id or a key, whole; or a part of a name.")
     actions = ()
+    operations = (*RUN_OPERATIONS, *CHOSEN_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/workflowrun/change_form.html"
     readonly_fields = (
-        "state", "took", "why_it_ended", "schedule_link", _CREATED, _COMPLETED, _DEADLINE, _ASKED, _FIRED, _UPDATED,
-    )  # fmt: skip
+        "state",
+        "took",
+        "why_it_ended",
+        "schedule_link",
+        _CREATED,
+        _COMPLETED,
+        _DEADLINE,
+        _ASKED,
+        _FIRED,
+        _UPDATED,
+    )
     fieldsets: ClassVar = (
-        (None, {"fields": (("state", "why_it_ended"), ("tenant", "key"), (_CREATED, _COMPLETED), ("took", _DEADLINE),
-                           ("schedule_link", _FIRED), (_ASKED, _UPDATED))}),
-    )  # fmt: skip
+        (
+            None,
+            {
+                "fields": (
+                    ("state", "why_it_ended"),
+                    ("tenant", "key"),
+                    (_CREATED, _COMPLETED),
+                    ("took", _DEADLINE),
+                    ("schedule_link", _FIRED),
+                    (_ASKED, _UPDATED),
+                )
+            },
+        ),
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
@@ -69,7 +94,11 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.of_run))
         verbs = self.admin_site.admin_view(graph_pages.run_view(self))
         return [
-            path("<uuid:object_id>/graph.<str:ending>", diagram, name="django_durable_tasks_workflowrun_graph"),
+            path(
+                "<uuid:object_id>/graph.<str:ending>",
+                diagram,
+                name="django_durable_tasks_workflowrun_graph",
+            ),
             path("<uuid:object_id>/do/<str:name>/", verbs, name="django_durable_tasks_graph_run"),
             *super().get_urls(),
         ]
@@ -78,16 +107,18 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Add progress, picture, tasks, neighbours and the buttons of what may be done about it."""
-        context.update(workflow_page.of_page(self, request, context["original"]))
+        context.update(workflow_page.of_page(request, context["original"]))
         return super().render_change_form(request, context, *args, **kwargs)
 
-    # Columns and fields -------------------------------------------------------------------------------------------
+    # Columns and fields ---------------------------------------------------------------------------
 
     @admin.display(description=_("workflow"))
     def named(self, run: WorkflowRun) -> SafeString | str:
         """Show the name; under it the end of the id, and whether it is a part of another run."""
         part = _("part of %s") % display.short(run.parent) if run.parent else ""
-        return display.beneath(run.name, " · ".join(str(told) for told in (display.short(run.pk), part) if told))
+        return display.beneath(
+            run.name, " · ".join(str(told) for told in (display.short(run.pk), part) if told)
+        )
 
     @admin.display(description=_("status"))
     def state(self, run: Any) -> SafeString | str:
@@ -112,7 +143,11 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
     @admin.display(description=_("deadline"))
     def due(self, run: Any) -> str:
         """Show in how long it is cancelled."""
-        return display.since(run.deadline_at, run.seen_at) if run.is_open else display.instant(run.deadline_at)
+        return (
+            display.since(run.deadline_at, run.seen_at)
+            if run.is_open
+            else display.instant(run.deadline_at)
+        )
 
     @admin.display(description=_("reason"))
     def why_it_ended(self, run: WorkflowRun) -> str:
@@ -121,10 +156,15 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("recurring task"))
     def schedule_link(self, run: WorkflowRun) -> SafeString | str:
-        """Link the schedule that it was born of; one that is gone by its id."""
+        """Link the schedule that created it; a deleted one is shown by its id."""
         if run.recurring_task is None:
             return display.NOTHING
-        row = RecurringTask.objects.using(run._state.db).only("name").filter(pk=run.recurring_task).first()
+        row = (
+            RecurringTask.objects.using(run._state.db)
+            .only("name")
+            .filter(pk=run.recurring_task)
+            .first()
+        )
         if row is None:
             return display.short(run.recurring_task)
         return display.link(display.page_of("recurringtask", row.pk), row.name)

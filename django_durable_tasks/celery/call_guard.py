@@ -1,9 +1,9 @@
 """Check canvases and calls by name before Celery publishes anything.
 
-Celery calls the later parts of a canvas in a worker, after the earlier parts have run. A durable task cannot keep the
-options that it would receive there (a chord, a group, errbacks, the rest of a chain), so that work would be lost.
-Celery has no hook that can refuse a call: receivers of ``before_task_publish`` cannot raise. So its calling forms are
-wrapped.
+Celery calls the later parts of a canvas in a worker, after the earlier parts have run. A durable
+task cannot keep the options that it would receive there (a chord, a group, errbacks, the rest of a
+chain), so that work would be lost. Celery has no hook that can refuse a call: receivers of
+``before_task_publish`` cannot raise. So its calling forms are wrapped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _wrap(owner: type, method: str, wrapper: Callable[[Any], Any]) -> None:
 
 
 def _checked(original: Any) -> Any:
-    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+    def apply_async(
+        self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
         check(self, options, (kwargs or {}).get("body") if self["task"] == CHORD else None)
         return original(self, args, kwargs, *more, **options)
 
@@ -61,7 +63,7 @@ def _by_name(original: Any) -> Any:
 
     def send_task(
         self: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         options.update(zip(positions, more, strict=False))
         if registry.find(name) is not None:
             return calls.of(name).apply_async(args, kwargs, **options)
@@ -86,7 +88,11 @@ def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = Non
     else:
         parts = [*_parts(canvas), *([body] if body is not None else [])]
         for name in _all_names(parts):
-            _refuse("map, starmap and chunks" if kind in _MAPS else f"a {kind.removeprefix('celery.')}", name, _CANVAS)
+            _refuse(
+                "map, starmap and chunks" if kind in _MAPS else f"a {kind.removeprefix('celery.')}",
+                name,
+                _CANVAS,
+            )
         check_callbacks(options)
         for part in parts:
             check(part)
@@ -130,8 +136,8 @@ def _check_chain(canvas: Any, options: Mapping[str, Any]) -> None:
 
 def _refuse(place: str, name: str, remedy: str) -> NoReturn:
     raise InvalidOption(
-        f"{place} cannot contain the durable task {name!r}: it would be lost after the other tasks have run. Instead, "
-        f"{remedy.format(name=name.rpartition('.')[2])}."
+        f"{place} cannot contain the durable task {name!r}: it would be lost after the other tasks"
+        f" have run. Instead, {remedy.format(name=name.rpartition('.')[2])}."
     )
 
 

@@ -1,9 +1,10 @@
-"""The calling forms of a durable task: Celery's habits and ``.using(...)`` all become one ``Call``."""
+"""The calling forms of a durable task: Celery's habits and ``.using(...)`` all become one
+``Call``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,30 +12,71 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery.addresses import queue_of_options
+from django_durable_tasks.celery.publishing.broker_addresses import queue_of_options
 from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.did_you_mean import nearest
+from django_durable_tasks.engine.db.clock_estimate import reckoned_now
+from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle import scheduling
-from django_durable_tasks.lifecycle.reckoning import reckoned_now
-from django_durable_tasks.lifecycle.scheduling import Call
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.durations import instant, seconds
-from django_durable_tasks.rules.options import CallOptions, call_options
+from django_durable_tasks.rules.tasks.durations import instant, seconds
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
 _TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}
 _OF_MESSAGES = (
-    "add_to_parent", "argsrepr", "compression", "confirm_timeout", "connection", "correlation_id", "declare",
-    "delivery_mode", "expiration", "ignore_result", "immediate", "kwargsrepr", "mandatory", "origin", "parent_id",
-    "producer", "publisher", "replaced_task_nesting", "reply_to", "result_cls", "retry", "retry_policy", "root_id",
-    "route_name", "router", "serializer", "shadow", "stamped_headers", "stamps", "task_type", "timeout",
-)  # fmt: skip
-"""Celery's options about the message alone: a durable task's message is ours, so they have no effect."""
-_CELERYS = frozenset({
-    *_CANVAS, *_TRANSLATED, *_OF_MESSAGES, "countdown", "eta", "exchange", "expires", "headers", "queue", "routing_key",
-    "task_id",
-})  # fmt: skip
+    "add_to_parent",
+    "argsrepr",
+    "compression",
+    "confirm_timeout",
+    "connection",
+    "correlation_id",
+    "declare",
+    "delivery_mode",
+    "expiration",
+    "ignore_result",
+    "immediate",
+    "kwargsrepr",
+    "mandatory",
+    "origin",
+    "parent_id",
+    "producer",
+    "publisher",
+    "replaced_task_nesting",
+    "reply_to",
+    "result_cls",
+    "retry",
+    "retry_policy",
+    "root_id",
+    "route_name",
+    "router",
+    "serializer",
+    "shadow",
+    "stamped_headers",
+    "stamps",
+    "task_type",
+    "timeout",
+)
+"""Celery's options about the message alone: a durable task's message is ours, so they have no
+effect.
+"""
+_CELERYS = frozenset(
+    {
+        *_CANVAS,
+        *_TRANSLATED,
+        *_OF_MESSAGES,
+        "countdown",
+        "eta",
+        "exchange",
+        "expires",
+        "headers",
+        "queue",
+        "routing_key",
+        "task_id",
+    }
+)
 _OURS = frozenset(spec.name for spec in dataclasses.fields(CallOptions)) - _CELERYS
 
 
@@ -50,29 +92,41 @@ class Using:
         return Using(self.registered, call_options(self.options, options))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Task:
-        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest start."""
+        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest
+        start.
+        """
         options = self.options
-        if "run_at" in kwargs:  # no durable task has a parameter of this name: its decorator refuses it
+        if (
+            "run_at" in kwargs
+        ):  # no durable task has a parameter of this name: its decorator refuses it
             options = call_options(options, {"run_at": kwargs.pop("run_at")})
-        return scheduling.schedule(Call(self.registered, args, kwargs, options))
+        return enqueue.schedule(Call(self.registered, args, kwargs, options))
 
     def delay(self, /, *args: Any, **kwargs: Any) -> DurableResult:
         """Create the row in the caller's transaction and return its result."""
         return _submitted(Call(self.registered, args, kwargs, self.options))
 
-    def schedule_many(self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None) -> list[uuid.UUID]:
-        """Create one row for each tuple of arguments, by one statement a batch; return their ids."""
+    def schedule_many(
+        self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
+    ) -> list[uuid.UUID]:
+        """Create one row for each tuple of arguments, by one statement a batch; return
+        their ids.
+        """
         options = self.options if run_at is None else call_options(self.options, {"run_at": run_at})
-        return scheduling.schedule_many([Call(self.registered, tuple(args), {}, options) for args in arguments])
+        return enqueue.schedule_many(
+            [Call(self.registered, tuple(args), {}, options) for args in arguments]
+        )
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, **celery_options: Any) -> DurableResult:
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, **celery_options: Any
+    ) -> DurableResult:
         """Create the row as Celery's ``apply_async`` would send the message."""
         options = call_options(self.options, translated(celery_options))
         return _submitted(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options))
 
 
 def _submitted(call: Call) -> DurableResult:
-    task_id = scheduling.submit(call)
+    task_id = enqueue.submit(call)
     result = DurableResult(task_id)
     result.created_here = True
     return result
@@ -84,12 +138,15 @@ def of(name: str) -> Using:
 
 
 def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Celery's options mean for us; raises InvalidOption for those that a row cannot keep."""
+    """Return what Celery's options mean for us; raises InvalidOption for those that a row cannot
+    keep.
+    """
     for option in _CANVAS:
         if celery_options.get(option):
             raise InvalidOption(
-                f"{option}=... cannot be kept by a durable task: its callbacks would travel on the message and be lost"
-                " or doubled by a retry. Give the canvas to Workflow.from_canvas(...), or return Schedule(...)."
+                f"{option}=... cannot be kept by a durable task: its callbacks would travel on the"
+                " message and be lost or doubled by a retry. Give the canvas to"
+                " Workflow.from_canvas(...), or return Schedule(...)."
             )
     _check_known(celery_options)
     options = {ours: celery_options.get(theirs) for theirs, ours in _TRANSLATED.items()}
@@ -108,20 +165,26 @@ def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_known(celery_options: Mapping[str, Any]) -> None:
-    """Refuse a misspelt option, and one of ``.using()``, which Celery would pass on to its transport."""
+    """Refuse a misspelt option, and one of ``.using()``, which Celery would pass on to its
+    transport.
+    """
     stamps = celery_options.get("stamped_headers") or ()
     for option in celery_options:
         if option in _CELERYS or option in stamps:
             continue
         if option in _OURS:
-            raise InvalidOption(f"apply_async() has no option {option!r}: write .using({option}=...).apply_async(...).")
+            raise InvalidOption(
+                f"apply_async() has no option {option!r}: write"
+                f" .using({option}=...).apply_async(...)."
+            )
         raise InvalidOption(f"apply_async() has no option {option!r}. {_nearest(option)}".rstrip())
 
 
 def _nearest(option: str) -> str:
-    for near in difflib.get_close_matches(option, _CELERYS | _OURS, n=1):
-        return f"Did you mean .using({near}=...)?" if near in _OURS else f"Did you mean {near!r}?"
-    return ""
+    near = nearest(option, _CELERYS | _OURS)
+    if near in _OURS:
+        return f"Did you mean .using({near}=...)?"
+    return f"Did you mean {near!r}?" if near else ""
 
 
 def _start(eta: object, countdown: object) -> datetime | None:

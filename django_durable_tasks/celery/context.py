@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.runs import LiveRun
+from django_durable_tasks.celery.execution.heartbeat import LiveRun
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.rules.building import Growth
-from django_durable_tasks.rules.masking import shortened
+from django_durable_tasks.rules.tasks.masking import shortened
+from django_durable_tasks.rules.workflows.builder import Growth
 
 
 class Durable:
@@ -37,19 +37,25 @@ class Durable:
 
     @property
     def idempotency_key(self) -> str:
-        """The key to hand to outside systems: the same for every attempt and replay of this task."""
+        """The key to hand to outside systems: the same for every attempt and replay of
+        this task.
+        """
         return self._live.run.idempotency_key
 
     @property
     def fence(self) -> int:
-        """A number that only rises with each owner of the row: outside systems can refuse lower ones."""
+        """A number that only rises with each owner of the row: outside systems can refuse lower
+        ones.
+        """
         return self._live.run.epoch
 
     @property
     def workflow(self) -> Growth:
-        """The workflow that this run is a part of: what is added to it is written with the success of this run.
+        """The workflow that this run is a part of: what is added to it is written with the success
+        of this run.
 
-        Whatever waits for this task waits for the last of the added ones too. Raises InvalidOption outside a workflow.
+        Whatever waits for this task waits for the last of the added ones too. Raises InvalidOption
+        outside a workflow.
         """
         live = self._live
         if live.run.workflow_id is None:
@@ -60,12 +66,16 @@ class Durable:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: somebody asked, the row has another owner, or the time is over. Told by heartbeats."""
+        """Whether to stop: somebody asked, the row has another owner, or the time is over. Told by
+        heartbeats.
+        """
         live = self._live
         return live.cancel_requested or live.lost or live.silent_too_long or live.out_of_time
 
     def check(self) -> None:
-        """Raise RunCancelled, RunLost or RunOutOfTime when the body should stop; call it in long loops."""
+        """Raise RunCancelled, RunLost or RunOutOfTime when the body should stop; call it in long
+        loops.
+        """
         live = self._live
         if live.lost:
             raise RunLost
@@ -74,16 +84,27 @@ class Durable:
         if live.out_of_time:
             raise RunOutOfTime(f"The run is over its time limit of {live.timeout:g} s.")
         if live.silent_too_long:
-            raise RunLost("No heartbeat reached the database for almost a lease: another run may have taken over.")
+            raise RunLost(
+                "No heartbeat reached the database for almost a lease: another run may have taken"
+                " over."
+            )
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far the run is; the next heartbeat writes it to ``Task.progress``. Raises InvalidOption."""
+        """Say how far the run is; the next heartbeat writes it to ``Task.progress``. Raises
+        InvalidOption.
+        """
         whole = None if total is None else _number("total", total)
-        self._live.progress = {"done": _number("done", done), "total": whole, "note": shortened(str(note), 200)}
+        self._live.progress = {
+            "done": _number("done", done),
+            "total": whole,
+            "note": shortened(str(note), 200),
+        }
 
 
 def _number(name: str, value: Any) -> int | float:
-    """Refuse here what the heartbeat could not write: all leases of the process hang on that one statement."""
+    """Refuse here what the heartbeat could not write: all leases of the process hang on that one
+    statement.
+    """
     try:
         number = value if isinstance(value, int) else float(value)
     except (TypeError, ValueError):

@@ -1,10 +1,12 @@
-"""Celery's operations on the id of a durable task: ``AsyncResult(id)`` and ``app.control.revoke(id)`` use its row.
+"""Celery's operations on the id of a durable task: ``AsyncResult(id)`` and
+``app.control.revoke(id)`` use its row.
 
-Projects keep the id that ``.delay()`` returned and use it later by ``celery.result.AsyncResult`` and ``app.control``.
-Both know only the result backend and messages, and Celery has no hook between, so their methods are wrapped once.
-An id of our own making is a UUID of version 7. Celery's are of version 4: such a one may be a durable task's only by
-``apply_async(task_id=...)``: ``state`` and the like look for its row only when the result backend does not know the id;
-``get()`` and ``revoke()`` ask the database first.
+Projects keep the id that ``.delay()`` returned and use it later by ``celery.result.AsyncResult``
+and ``app.control``. Both know only the result backend and messages, and Celery has no hook between,
+so their methods are wrapped once. An id of our own making is a UUID of version 7. Celery's are of
+version 4: such a one may be a durable task's only by ``apply_async(task_id=...)``: ``state`` and
+the like look for its row only when the result backend does not know the id; ``get()`` and
+``revoke()`` ask the database first.
 """
 
 from __future__ import annotations
@@ -26,23 +28,25 @@ from kombu.utils.functional import maybe_list
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import WouldWaitForever
-from django_durable_tasks.lifecycle import cancellation
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.models.task_queries import TaskQuerySet
 
 logger = logging.getLogger("django_durable_tasks.calls")
 
 _WRAPPED = "_django_durable_tasks"
 _NOT_ASKED = (Error, SynchronousOnlyOperation, AssertionError, RuntimeError)
-"""What asking raises: the last two where Django's SimpleTestCase or pytest-django forbids the database."""
+"""What asking raises: the last two where Django's SimpleTestCase or pytest-django forbids the
+database.
+"""
 
 
 def known(ids: Iterable[object]) -> set[str]:
     """Return those of these ids for which a durable task has a row.
 
-    Where none of them is of our making a database that cannot be asked is no error, and the caller's transaction goes
-    on: plain tasks do not need it.
+    Where none of them is of our making a database that cannot be asked is no error, and the
+    caller's transaction goes on: plain tasks do not need it.
     """
     candidates = {str(value): parsed for value in ids if (parsed := _parsed(value)) is not None}
     if not candidates:
@@ -54,14 +58,19 @@ def known(ids: Iterable[object]) -> set[str]:
     except _NOT_ASKED:
         if ours:
             raise
-        logger.debug("Treated %d ids as those of plain tasks because the database did not respond.", len(candidates),
-                     exc_info=True)  # fmt: skip
+        logger.debug(
+            "Treated %d ids as those of plain tasks because the database did not respond.",
+            len(candidates),
+            exc_info=True,
+        )
         return set()
     return {text for text, parsed in candidates.items() if parsed in rows}
 
 
 def _savepoint() -> AbstractContextManager[Any]:
-    """Return a savepoint inside of a transaction, which a failed statement would end on PostgreSQL; else nothing."""
+    """Return a savepoint inside of a transaction, which a failed statement would end on PostgreSQL;
+    else nothing.
+    """
     alias = conf.settings().DATABASE
     block: AbstractContextManager[Any] = transaction.atomic(using=alias)
     return block if connections[alias].in_atomic_block else nullcontext()
@@ -115,22 +124,28 @@ def _native_join(original: property, self: Any) -> bool:
     return False if _is_ours(self) else bool(original.fget(self))  # type: ignore[misc]
 
 
-def _revoke(original: Callable[..., Any], self: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
-    """Cancel durable tasks in the caller's transaction; processes are terminated once it has committed.
+def _revoke(
+    original: Callable[..., Any], self: Any, task_id: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Cancel durable tasks in the caller's transaction; processes are terminated once it has
+    committed.
 
-    Raises WouldWaitForever if the caller is inside a transaction and asks for the replies of the workers.
+    Raises WouldWaitForever if the caller is inside a transaction and asks for the replies of the
+    workers.
     """
     ids = [str(value) for value in maybe_list(task_id) or []]
     durable = known(ids)
     if not durable:
         return original(self, task_id, *args, **kwargs)
     if kwargs.get("reply") and connections[conf.settings().DATABASE].in_atomic_block:
-        # A worker cancels the rows too before it replies, so it would wait for the locks of this transaction.
+        # A worker cancels the rows too before it replies, so it would wait for the locks of this
+        # transaction.
         raise WouldWaitForever(
-            f"Revoking {', '.join(sorted(durable))} with wait=True or reply=True inside a transaction: workers reply "
-            "only after it has committed. Leave wait and reply out, or revoke after the transaction."
+            f"Revoking {', '.join(sorted(durable))} with wait=True or reply=True inside a"
+            " transaction: workers reply only after it has committed. Leave wait and reply out, or"
+            " revoke after the transaction."
         )
-    cancellation.cancel(_rows(map(uuid.UUID, durable)), by="revoke")
+    operator_actions.cancel(_rows(map(uuid.UUID, durable)), by="revoke")
     others = [value for value in ids if value not in durable]
     terminate = kwargs.get("terminate", args[1] if len(args) > 1 else False)
     if kwargs.get("reply"):

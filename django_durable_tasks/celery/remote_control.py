@@ -1,7 +1,8 @@
-"""A worker's remote control commands ``revoke``, ``terminate`` and ``query_task`` take the id of a durable task.
+"""A worker's remote control commands ``revoke``, ``terminate`` and ``query_task`` take the id of a
+durable task.
 
-``celery control``, ``celery inspect`` and Flower send what the user typed. A message has an id of its own for each
-attempt, so the worker translates.
+``celery control``, ``celery inspect`` and Flower send what the user typed. A message has an id of
+its own for each attempt, so the worker translates.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ from django.db import Error
 from kombu.utils.functional import maybe_list
 
 from django_durable_tasks.celery import operations_by_id
-from django_durable_tasks.celery.envelope import parse
 from django_durable_tasks.celery.operations_by_id import known
+from django_durable_tasks.celery.publishing.message_id import parse
 from django_durable_tasks.conf import settings
-from django_durable_tasks.lifecycle import cancellation
-from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import Task
 
 logger = logging.getLogger("django_durable_tasks.runs")
 
 
 def _messages(ids: Collection[str]) -> dict[str, str]:
-    """Return the ids of the messages that this worker holds for these tasks, each with its task's id."""
+    """Return the ids of the messages that this worker holds for these tasks, each with its task's
+    id.
+    """
     wanted = {uuid.UUID(value): value for value in ids if _is_uuid(value)}
     envelopes = (parse(request_id) for request_id in list(worker_state.requests))
-    return {found.celery_id: wanted[found.task_id] for found in envelopes if found and found.task_id in wanted}
+    return {
+        found.celery_id: wanted[found.task_id]
+        for found in envelopes
+        if found and found.task_id in wanted
+    }
 
 
 def _is_uuid(value: str) -> bool:
@@ -43,28 +50,36 @@ def _is_uuid(value: str) -> bool:
 
 
 def _cancel(ids: Collection[str]) -> set[str]:
-    """Cancel the durable tasks among these ids; return them. Every worker does so, which changes nothing."""
+    """Cancel the durable tasks among these ids; return them. Every worker does so, which changes
+    nothing.
+    """
     try:
-        with own():
+        with dedicated_connection():
             durable = known(ids)
             if durable:
                 rows = Task.objects.using(settings().DATABASE).filter(pk__in=durable)
-                cancellation.cancel(rows, by="revoke")
+                operator_actions.cancel(rows, by="revoke")
             return durable
     except Error as error:
-        logger.error("The tasks %s were not cancelled: %s", ", ".join(sorted(ids)), type(error).__name__)
+        logger.error(
+            "The tasks %s were not cancelled: %s", ", ".join(sorted(ids)), type(error).__name__
+        )
         return set()
 
 
 def connect() -> None:
-    """Let Celery's clients and workers know durable tasks by their ids; called once by each process."""
+    """Let Celery's clients and workers know durable tasks by their ids; called once by each
+    process.
+    """
     operations_by_id.connect()
     if getattr(Panel.data["revoke"], "of_durable_tasks", False):
         return
     celerys_revoke, celerys_query = Panel.data["revoke"], Panel.data["query_task"]
 
     @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
-    def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+    def revoke(
+        state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any
+    ) -> Any:
         """Revoke task by task id (or list of ids)."""
         ids = {str(value) for value in maybe_list(task_id) or []}
         durable = _cancel(ids)
@@ -73,7 +88,9 @@ def connect() -> None:
             return {"ok": f"tasks {durable} cancelled"}
         return celerys_revoke(state, celerys, terminate, signal, **kwargs)
 
-    @control_command(variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]")
+    @control_command(
+        variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
+    )
     def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> Any:
         """Terminate task by task id (or list of ids)."""
         return revoke(state, task_id, terminate=True, signal=signal)
@@ -84,6 +101,8 @@ def connect() -> None:
         asked = [str(value) for value in maybe_list(ids) or []]
         messages = _messages(asked)
         found = celerys_query(state, [*asked, *messages], **kwargs)
-        return {messages.get(request_id, request_id): answer for request_id, answer in found.items()}
+        return {
+            messages.get(request_id, request_id): answer for request_id, answer in found.items()
+        }
 
     revoke.of_durable_tasks = True

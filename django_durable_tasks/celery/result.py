@@ -1,4 +1,6 @@
-"""``DurableResult``: Celery's AsyncResult whose id is the Task's and which reads the row, not a result backend."""
+"""``DurableResult``: Celery's AsyncResult whose id is the Task's and which reads the row, not a
+result backend.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, assert_will_not_block
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.raised import rebuilt
+from django_durable_tasks.celery.stored_exceptions import rebuilt
+from django_durable_tasks.engine.db.publish_on_commit import is_uncommitted
+from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import BodyFailed, InvalidOption, WouldWaitForever
-from django_durable_tasks.lifecycle import cancellation
-from django_durable_tasks.lifecycle.ringing import is_uncommitted
 from django_durable_tasks.models import Task, TaskExecutionLog
-from django_durable_tasks.models.task import TaskQuerySet
+from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import TERMINAL, Status
 
 _CELERY_STATES = {
@@ -78,7 +80,11 @@ class DurableResult(AsyncResult):
     def _value(self, row: Task) -> Any:
         if row.status == Status.FAILED:
             last = self._executions().only("error_message", "exception").first()
-            found = last.exception if last is not None and last.error_message == row.last_error else None
+            found = (
+                last.exception
+                if last is not None and last.error_message == row.last_error
+                else None
+            )
             return rebuilt(found) or BodyFailed(row.last_error)
         if row.status in TERMINAL and row.status != Status.SUCCESS:
             return TaskRevokedError(f"{row.status}: {row.reason}")
@@ -93,7 +99,11 @@ class DurableResult(AsyncResult):
         return last.traceback if last else None
 
     def _executions(self) -> Any:
-        return TaskExecutionLog.objects.using(conf.settings().DATABASE).filter(task_id=self.id).order_by("-id")
+        return (
+            TaskExecutionLog.objects.using(conf.settings().DATABASE)
+            .filter(task_id=self.id)
+            .order_by("-id")
+        )
 
     def _get_task_meta(self) -> dict[str, Any]:
         """Return what Celery's other properties read: those of ``result_extended`` too."""
@@ -102,10 +112,19 @@ class DurableResult(AsyncResult):
             return {"status": states.PENDING, "result": None}
         last = self._executions().first()
         return {
-            "task_id": self.id, "status": _state(row), "result": self._value(row), "traceback": self.traceback,
-            "children": [], "date_done": row.completed_at, "name": row.name, "args": row.args, "kwargs": row.kwargs,
-            "worker": last.worker if last else None, "retries": row.failures, "queue": row.queue,
-        }  # fmt: skip
+            "task_id": self.id,
+            "status": _state(row),
+            "result": self._value(row),
+            "traceback": self.traceback,
+            "children": [],
+            "date_done": row.completed_at,
+            "name": row.name,
+            "args": row.args,
+            "kwargs": row.kwargs,
+            "worker": last.worker if last else None,
+            "retries": row.failures,
+            "queue": row.queue,
+        }
 
     def exists(self) -> bool:
         """Whether the task has a row."""
@@ -124,11 +143,13 @@ class DurableResult(AsyncResult):
         disable_sync_subtasks: bool = True,
         **options: Any,
     ) -> Any:
-        """Wait for the end and return the result; raises Celery's TimeoutError after ``timeout`` seconds.
+        """Wait for the end and return the result; raises Celery's TimeoutError after ``timeout``
+        seconds.
 
-        ``callback`` is called with the id and the result, ``on_interval`` without arguments at each look that finds the
-        task open. Raises InvalidOption for ``on_message``, WouldWaitForever at once where nothing can run the task
-        while the caller waits, and Celery's RuntimeError inside of a task.
+        ``callback`` is called with the id and the result, ``on_interval`` without arguments at each
+        look that finds the task open. Raises InvalidOption for ``on_message``, WouldWaitForever at
+        once where nothing can run the task while the caller waits, and Celery's RuntimeError inside
+        of a task.
         """
         _check_options(on_message, options)
         if disable_sync_subtasks:
@@ -159,25 +180,31 @@ class DurableResult(AsyncResult):
         return value
 
     def _raise_of_earlier_steps(self) -> None:
-        """Raise the error of an earlier step of a Celery chain: this task will never be created then."""
+        """Raise the error of an earlier step of a Celery chain: this task will never be created
+        then.
+        """
         if self.parent is not None and not isinstance(self.parent.backend, DisabledBackend):
             self._maybe_reraise_parent_error()
 
     def _check_that_it_can_end(self, row: Task | None) -> None:
         if row is None:
             if self.created_here:
-                raise WouldWaitForever(f"Task {self.id} is gone: its transaction was rolled back, or it was pruned.")
+                raise WouldWaitForever(
+                    f"Task {self.id} is gone: its transaction was rolled back, or it was pruned."
+                )
         elif is_uncommitted(row.pk):
             raise WouldWaitForever(
-                f"Task {self.id} was created in a transaction that is still open, so no worker can see it: call get() "
-                "after the transaction. In a test use captureOnCommitCallbacks(execute=True) with "
-                "CELERY_TASK_ALWAYS_EAGER, or a transactional test."
+                f"Task {self.id} was created in a transaction that is still open, so no worker can"
+                " see it: call get() after the transaction. In a test use"
+                " captureOnCommitCallbacks(execute=True) with CELERY_TASK_ALWAYS_EAGER, or a"
+                " transactional test."
             )
         elif row.status != Status.RUNNING and self.app.conf.task_always_eager:
             raise WouldWaitForever(
-                f"Task {self.id} is {row.status} and CELERY_TASK_ALWAYS_EAGER is set: it ran, or will run, in no "
-                f"worker, and nothing here runs it at {row.run_at:%Y-%m-%d %H:%M:%S %Z} or for its next attempt. "
-                f"Last error: {row.last_error or 'none'}."
+                f"Task {self.id} is {row.status} and CELERY_TASK_ALWAYS_EAGER is set: it ran, or"
+                " will run, in no worker, and nothing here runs it at"
+                f" {row.run_at:%Y-%m-%d %H:%M:%S %Z} or for its next attempt. Last error:"
+                f" {row.last_error or 'none'}."
             )
 
     def ready(self) -> bool:
@@ -192,14 +219,16 @@ class DurableResult(AsyncResult):
         wait: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Cancel the task: a waiting one at once, a running one by asking; ``terminate=True`` ends its process.
+        """Cancel the task: a waiting one at once, a running one by asking; ``terminate=True`` ends
+        its process.
 
-        Without ``terminate`` no worker has to do anything, so there is no reply for which ``wait=True`` could wait.
+        Without ``terminate`` no worker has to do anything, so there is no reply for which
+        ``wait=True`` could wait.
         """
         if terminate:
             super().revoke(connection, terminate=True, signal=signal, wait=wait, timeout=timeout)
         else:
-            cancellation.cancel(self._rows(), by="revoke")
+            operator_actions.cancel(self._rows(), by="revoke")
 
     def forget(self) -> None:
         """Do nothing: retention deletes finished rows."""
@@ -208,8 +237,9 @@ class DurableResult(AsyncResult):
 def _check_options(on_message: Any, others: Mapping[str, Any]) -> None:
     if on_message is not None:
         raise InvalidOption(
-            "on_message=... receives the messages of a result backend, and a durable task's result is in its row: "
-            "use callback=... for the result, or on_interval=... for each look at the row."
+            "on_message=... receives the messages of a result backend, and a durable task's result"
+            " is in its row: use callback=... for the result, or on_interval=... for each look at"
+            " the row."
         )
     unknown = sorted(others.keys() - _OF_BACKENDS)
     if unknown:

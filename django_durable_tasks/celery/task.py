@@ -13,15 +13,16 @@ from celery import Task as CeleryTask
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import adoption, calls, gate, retries, runs
-from django_durable_tasks.celery.body_request import wrap_hooks
+from django_durable_tasks.celery import calls, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import Durable
-from django_durable_tasks.celery.envelope import of_request
+from django_durable_tasks.celery.execution import gate, heartbeat, retries
+from django_durable_tasks.celery.execution.body_request import wrap_hooks
+from django_durable_tasks.celery.publishing.message_id import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.arguments import encode_result
-from django_durable_tasks.rules.options import TaskOptions
+from django_durable_tasks.rules.tasks.arguments import encode_result
+from django_durable_tasks.rules.tasks.options import TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
 
@@ -29,8 +30,8 @@ logger = logging.getLogger("django_durable_tasks.runs")
 class DurableTask(CeleryTask):
     """Celery's task class for ``@durable_task``.
 
-    Its messages are acknowledged early and never redelivered by Celery: the lease and the republishing do what late
-    acknowledgements promise, without their doubles.
+    Its messages are acknowledged early and never redelivered by Celery: the lease and the
+    republishing do what late acknowledgements promise, without their doubles.
     """
 
     abstract = True
@@ -40,33 +41,44 @@ class DurableTask(CeleryTask):
     durable_options: TaskOptions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the row of the message in hand; a plain call, also from inside a body, runs the function."""
+        """Run the row of the message in hand; a plain call, also from inside a body, runs the
+        function.
+        """
         request = self.request
-        live = runs.current()
-        if request.called_directly or (live is not None and request.id in (live.run.celery_id, str(live.run.task_id))):
+        live = heartbeat.current()
+        if request.called_directly or (
+            live is not None and request.id in (live.run.celery_id, str(live.run.task_id))
+        ):
             return super().__call__(*args, **kwargs)
         envelope = of_request(request)
         if envelope is None:
             return self._plain_message(args, kwargs)
-        return gate.pass_through(self, envelope)
+        return gate.run_message(self, envelope)
 
     def _plain_message(self, args: Any, kwargs: Any) -> Any:
-        """Handle a message that was published for no row; one that is part of a canvas stays what it was."""
+        """Handle a message that was published for no row; one that is part of a canvas stays what
+        it was.
+        """
         if not self.request.is_eager:
             if not conf.settings().ACCEPT_PLAIN_MESSAGES:
-                adoption.refuse(self, f"Refused message {self.request.id}, which no task was created for: durable task "
-                                f"{self.name} takes its arguments from the database. Call it with .delay(), or set "
-                                "DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES'].")  # fmt: skip
-            if not adoption.has_canvas(self.request):
-                adoption.adopt(self, args, kwargs)
+                plain_messages.refuse(
+                    self,
+                    f"Refused message {self.request.id}, which no task was created for: durable"
+                    f" task {self.name} takes its arguments from the database. Call it with"
+                    " .delay(), or set DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES'].",
+                )
+            if not plain_messages.has_canvas(self.request):
+                plain_messages.adopt(self, args, kwargs)
         return super().__call__(*args, **kwargs)
 
     @property
     def durable(self) -> Durable:
         """What the body may know of its run; raises InvalidOption outside a durable run."""
-        live = runs.current()
+        live = heartbeat.current()
         if live is None:
-            raise InvalidOption("self.durable exists only while a worker runs the body; a plain call has no row.")
+            raise InvalidOption(
+                "self.durable exists only while a worker runs the body; a plain call has no row."
+            )
         return Durable(live)
 
     def using(self, **options: Any) -> Using:
@@ -74,16 +86,24 @@ class DurableTask(CeleryTask):
         return calls.of(self.name).using(**options)
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest start."""
+        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest
+        start.
+        """
         return calls.of(self.name).schedule(*args, **kwargs)
 
-    def schedule_many(self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None) -> Any:
-        """Create one row for each tuple of arguments, by one statement a batch; return their ids."""
+    def schedule_many(
+        self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
+    ) -> Any:
+        """Create one row for each tuple of arguments, by one statement a batch; return
+        their ids.
+        """
         return calls.of(self.name).schedule_many(arguments, run_at=run_at)
 
     def aschedule(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: the asynchronous form comes with a later release."""
-        raise InvalidOption("aschedule() is not available: use sync_to_async(task.schedule)(...) until it is.")
+        raise InvalidOption(
+            "aschedule() is not available: use sync_to_async(task.schedule)(...) until it is."
+        )
 
     def delay(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row in the caller's transaction and return a DurableResult."""
@@ -96,16 +116,20 @@ class DurableTask(CeleryTask):
     def apply_async_on_commit(self, *args: Any, **options: Any) -> Any:
         """Create the row in the caller's transaction and return a DurableResult.
 
-        If the rows are in another database than ``default``, whose transaction Celery means, the row is created when
-        that transaction has been committed, and None is returned inside of it.
+        If the rows are in another database than ``default``, whose transaction Celery means, the
+        row is created when that transaction has been committed, and None is returned inside of it.
         """
         if conf.settings().DATABASE == DEFAULT_DB_ALIAS or not connection.in_atomic_block:
             return self.apply_async(*args, **options)
         transaction.on_commit(partial(self.apply_async, *args, **options))
         return None
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
-        """Create the row as Celery's ``apply_async`` would send the message; return a DurableResult."""
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any
+    ) -> Any:
+        """Create the row as Celery's ``apply_async`` would send the message; return a
+        DurableResult.
+        """
         return calls.of(self.name).apply_async(args, kwargs, task_id=task_id, **options)
 
     def AsyncResult(self, task_id: Any, **options: Any) -> DurableResult:  # noqa: N802 - Celery's name
@@ -119,28 +143,37 @@ class DurableTask(CeleryTask):
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Refuse a class that ``@durable_task`` did not make: its calls would find no durable task."""
+        """Refuse a class that ``@durable_task`` did not make: its calls would find no
+        durable task.
+        """
         if not hasattr(cls, "durable_options"):
             raise InvalidOption(
-                f"{cls.__name__} is a DurableTask that was registered with Celery itself: write a function with "
-                f"@durable_task(bind=True, base={cls.__name__}) instead of app.register_task() or @app.task(base=...)."
+                f"{cls.__name__} is a DurableTask that was registered with Celery itself: write a"
+                f" function with @durable_task(bind=True, base={cls.__name__}) instead of"
+                " app.register_task() or @app.task(base=...)."
             )
 
-    def update_state(self, task_id: Any = None, state: Any = None, meta: Any = None, **options: Any) -> None:
-        """Let results show this state and ``meta`` while the function runs; the next heartbeat writes them."""
-        live = runs.current()
+    def update_state(
+        self, task_id: Any = None, state: Any = None, meta: Any = None, **options: Any
+    ) -> None:
+        """Let results show this state and ``meta`` while the function runs; the next heartbeat
+        writes them.
+        """
+        live = heartbeat.current()
         if live is None or (task_id is not None and str(task_id) != str(live.run.task_id)):
             super().update_state(task_id, state, meta, **options)
             return
         settings = conf.settings()
-        encode_result(self.name, meta, max_bytes=settings.RESULT_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH)
+        encode_result(
+            self.name, meta, max_bytes=settings.RESULT_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH
+        )
         live.progress = {STATE: str(state), META: meta}
 
     def replace(self, sig: Any) -> NoReturn:
         """Refuse: a row has one task."""
         raise InvalidOption(
-            "self.replace(): a durable task cannot be replaced while it runs; return Schedule(task, args) from the "
-            "function, or add to the workflow by self.durable.workflow."
+            "self.replace(): a durable task cannot be replaced while it runs; return Schedule(task,"
+            " args) from the function, or add to the workflow by self.durable.workflow."
         )
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> NoReturn:
@@ -162,14 +195,14 @@ class DurableTask(CeleryTask):
 
         With ``throw=False`` the function goes on, and the next attempt follows however it ends.
         """
-        live = runs.current()
+        live = heartbeat.current()
         if live is None:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         refused = sorted({**({} if args is None and kwargs is None else {"args": args}), **options})
         if refused:
             raise InvalidOption(
-                f"self.retry({refused[0]}=...): the next attempt has the arguments and options of the row; to change "
-                "them return Schedule(...) instead."
+                f"self.retry({refused[0]}=...): the next attempt has the arguments and options of"
+                " the row; to change them return Schedule(...) instead."
             )
         wish = retries.ask(self, live, exc, countdown if eta is None else eta, max_retries)
         if throw:

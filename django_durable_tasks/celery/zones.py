@@ -1,4 +1,6 @@
-"""The time zone of a new schedule that names none: one rule, the same in every process of a project."""
+"""The time zone of a new schedule that names none: one rule, the same in every process of a
+project.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from celery import current_app
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.zones import zone_name
+from django_durable_tasks.rules.recurring.timetables.zones import zone_name
 
 OURS, CELERYS, DJANGOS = "DURABLE_TASKS['TIMEZONE']", "CELERY_TIMEZONE", "TIME_ZONE"
 
@@ -43,13 +45,21 @@ def differing() -> tuple[NamedZone, NamedZone] | None:
     first = default_zone()
     if first.setting == OURS:
         return None
-    return next(((first, other) for other in _named() if _canonical(other.name) != _canonical(first.name)), None)
+    return next(
+        ((first, other) for other in _named() if _canonical(other.name) != _canonical(first.name)),
+        None,
+    )
 
 
 def _named() -> Iterator[NamedZone]:
-    # The attribute conf.timezone is TIME_ZONE where CELERY_TIMEZONE is not set; the key is the setting alone.
+    # The attribute conf.timezone is TIME_ZONE where CELERY_TIMEZONE is not set; the key is the
+    # setting alone.
     celerys = current_app.conf.get("timezone") or conf.celery_time_zone()
-    for setting, value in ((OURS, conf.settings().TIMEZONE), (CELERYS, celerys), (DJANGOS, conf.time_zone())):
+    for setting, value in (
+        (OURS, conf.settings().TIMEZONE),
+        (CELERYS, celerys),
+        (DJANGOS, conf.time_zone()),
+    ):
         if value:
             try:
                 yield NamedZone(zone_name(value), setting)
@@ -58,4 +68,8 @@ def _named() -> Iterator[NamedZone]:
 
 
 def _canonical(name: str) -> str:
-    return "UTC" if name in {"Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "UCT", "Universal", "Zulu"} else name
+    return (
+        "UTC"
+        if name in {"Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "UCT", "Universal", "Zulu"}
+        else name
+    )

@@ -1,8 +1,9 @@
-"""Diagrams of a graph of tasks: layered drawings as text, Mermaid, Graphviz, SVG and JSON; the layout is our own."""
+"""Diagrams of a graph of tasks: layered drawings as text, Mermaid, Graphviz, SVG and JSON; the
+layout is our own.
+"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from django_durable_tasks.diagrams.mermaid import as_mermaid
 from django_durable_tasks.diagrams.model import Diagram, Edge, Node
 from django_durable_tasks.diagrams.svg.document import as_svg
 from django_durable_tasks.diagrams.text import as_text
+from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 
 __all__ = ["FORMATS", "Diagram", "Edge", "Node", "draw"]
@@ -24,12 +26,12 @@ FORMATS: Mapping[str, Callable[[Diagram], str]] = MappingProxyType(
 def draw(diagram: Diagram, format: str) -> str:
     """Return the diagram in this format; raises InvalidOption that names the nearest one.
 
-    The answer depends on the diagram alone: not on the order of its nodes and edges, and on no clock. Foreign text in
-    it is escaped for the format. Above 200 nodes alike ones are put together, but in json, which holds everything.
+    The answer depends on the diagram alone: not on the order of its nodes and edges, and on no
+    clock. Foreign text in it is escaped for the format. Above 200 nodes alike ones are put
+    together, but in json, which holds everything.
     """
     drawer = FORMATS.get(format)
     if drawer is None:
-        near = difflib.get_close_matches(str(format).lower(), FORMATS, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Give one of {', '.join(FORMATS)}."
+        hint = did_you_mean(str(format).lower(), FORMATS) or f"Give one of {', '.join(FORMATS)}."
         raise InvalidOption(f"format={format!r}: no such diagram. {hint}")
     return drawer(diagram)

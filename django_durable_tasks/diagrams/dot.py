@@ -20,12 +20,17 @@ _ROOM = 34.0
 def as_dot(diagram: Diagram) -> str:
     """Return a digraph with a cluster for each sub-workflow.
 
-    Solid is MUST_SUCCEED, dashed MUST_FINISH, dotted MUST_FAIL; a hollow head is still waited for. Ids are numbered,
-    and foreign text stands in quoted strings only, where nothing in it means anything to Graphviz.
+    Solid is MUST_SUCCEED, dashed MUST_FINISH, dotted MUST_FAIL; a hollow head is still waited for.
+    Ids are numbered, and foreign text stands in quoted strings only, where nothing in it means
+    anything to Graphviz.
     """
     outline = collapsed(layered(diagram))
-    label = "\n".join(part for part in (_title(outline), outline.summary, outline.warning, *outline.notes) if part)
-    head = _attributes(label=label, labelloc="t", rankdir="LR", fontname="sans-serif", tooltip=outline.title)
+    label = "\n".join(
+        part for part in (_title(outline), outline.summary, outline.warning, *outline.notes) if part
+    )
+    head = _attributes(
+        label=label, labelloc="t", rankdir="LR", fontname="sans-serif", tooltip=outline.title
+    )
     lines = [
         f"digraph {_quoted(outline.title)} {{",
         f"  graph {head};",
@@ -50,18 +55,26 @@ def _cluster(number: int, name: str) -> Iterator[str]:
 
 def _box(place: int, box: Box) -> str:
     look = LOOKS[box.status]
-    below = f"{box.status}{' · ' + box.duration if box.duration else ''}" if box.alone else summed_up(box.counts)
+    below = (
+        f"{box.status}{' · ' + box.duration if box.duration else ''}"
+        if box.alone
+        else summed_up(box.counts)
+    )
     link = safe_link(box.nodes[0].href) if box.alone else ""
-    return f"n{place} " + _attributes(
-        label=f"{shortened(box.label, _ROOM)}\n{below}",
-        fillcolor=look.soft,
-        fontcolor=look.ink,
-        color=CRITICAL if box.critical else look.strong,
-        penwidth="2.6" if box.critical else "1.2",
-        peripheries="1" if box.alone else "2",
-        tooltip=of_box(box),
-        **({"URL": link} if link else {}),
-    ) + ";"  # fmt: skip
+    return (
+        f"n{place} "
+        + _attributes(
+            label=f"{shortened(box.label, _ROOM)}\n{below}",
+            fillcolor=look.soft,
+            fontcolor=look.ink,
+            color=CRITICAL if box.critical else look.strong,
+            penwidth="2.6" if box.critical else "1.2",
+            peripheries="1" if box.alone else "2",
+            tooltip=of_box(box),
+            **({"URL": link} if link else {}),
+        )
+        + ";"
+    )
 
 
 def _line(outline: Outline, line: Line) -> str:
@@ -84,6 +97,10 @@ def _attributes(**given: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a quoted string; Graphviz reads backslashes and HTML entities in it, so both are written twice over."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
+    """Return a quoted string; Graphviz reads backslashes and HTML entities in it, so both are
+    written twice over.
+    """
+    escaped = (
+        text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
+    )
     return f'"{escaped}"'

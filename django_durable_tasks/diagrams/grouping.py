@@ -1,8 +1,10 @@
-"""Many nodes in few boxes: the finest of several ways to put nodes together that stays under the limits.
+"""Many nodes in few boxes: the finest of several ways to put nodes together that stays under the
+limits.
 
-Up to 200 nodes each has its own box. Above, the ways are tried in this order: nodes that are alike (same layer, name
-and sub-workflow, and the same kinds of nodes before and after them); whole sub-workflows as one box, the deepest first;
-alike whatever their sub-workflow; one box a layer and name; one a layer; one a band of layers.
+Up to 200 nodes each has its own box. Above, the ways are tried in this order: nodes that are alike
+(same layer, name and sub-workflow, and the same kinds of nodes before and after them); whole
+sub-workflows as one box, the deepest first; alike whatever their sub-workflow; one box a layer and
+name; one a layer; one a band of layers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _BANDS = 160
 
 
 def collapsed(graph: Layered, most_lines: int = MOST_LINES) -> Outline:
-    """Return the finest outline of at most 200 boxes and, but for the coarsest one, ``most_lines`` lines."""
+    """Return the finest outline of at most 200 boxes and, but for the coarsest one, ``most_lines``
+    lines.
+    """
     for classes in _ways(graph):
         if max(classes, default=-1) < MOST_BOXES:
             outline = outlined(graph, classes)
@@ -45,18 +49,24 @@ def _bands(graph: Layered) -> list[int]:
 
 
 def numbered(keys: Sequence[Hashable]) -> list[int]:
-    """Return a number for each key, the same for equal ones, in the order of their first appearance."""
+    """Return a number for each key, the same for equal ones, in the order of their first
+    appearance.
+    """
     known: dict[Hashable, int] = {}
     return [known.setdefault(key, len(known)) for key in keys]
 
 
-def alike(graph: Layered, keys: Sequence[Hashable], units: Sequence[int] | None = None) -> list[int]:
-    """Split the classes of equal keys until all of a class have the same classes before and after them.
+def alike(
+    graph: Layered, keys: Sequence[Hashable], units: Sequence[int] | None = None
+) -> list[int]:
+    """Split the classes of equal keys until all of a class have the same classes before and after
+    them.
 
-    So the classes hold no cycle where the units hold none: each unit of a class on a cycle would have another after it.
+    So the classes hold no cycle where the units hold none: each unit of a class on a cycle would
+    have another after it.
 
-    ``units``: what must stay together has the same number; equal numbers must have equal keys. Ends early above 200
-    classes, where the answer is of no use.
+    ``units``: what must stay together has the same number; equal numbers must have equal keys. Ends
+    early above 200 classes, where the answer is of no use.
     """
     units = range(len(keys)) if units is None else units
     of_unit = dict(zip(units, keys, strict=True))
@@ -80,7 +90,9 @@ def alike(graph: Layered, keys: Sequence[Hashable], units: Sequence[int] | None 
 
 
 def _whole_groups(graph: Layered, depth: int) -> list[int]:
-    """Put each sub-workflow of this depth in one class, unless it would wait for itself by way of the outside."""
+    """Put each sub-workflow of this depth in one class, unless it would wait for itself by way of
+    the outside.
+    """
     paths = [node.path[:depth] if len(node.path) >= depth else None for node in graph.nodes]
     whole = numbered([place if path is None else path for place, path in enumerate(paths)])
     entangled = _entangled(graph, whole)

@@ -23,15 +23,19 @@ _IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 def as_json(diagram: Diagram) -> str:
     """Return everything as one JSON object: times in ISO 8601, durations in seconds, layers from 0.
 
-    ``critical_path.measured`` says whether durations decided, or only the number of nodes. ``broken`` edges close a
-    cycle and are left out of the layers; ``outside`` edges lead to tasks that are not among the nodes.
+    ``critical_path.measured`` says whether durations decided, or only the number of nodes.
+    ``broken`` edges close a cycle and are left out of the layers; ``outside`` edges lead to tasks
+    that are not among the nodes.
     """
     graph = layered(diagram)
     document = {
         "schema": SCHEMA,
         "title": diagram.title,
         "status": diagram.status,
-        "counts": {str(status): number for status, number in in_order(Counter(str(n.status) for n in graph.nodes))},
+        "counts": {
+            str(status): number
+            for status, number in in_order(Counter(str(n.status) for n in graph.nodes))
+        },
         "critical_path": {
             "nodes": [graph.nodes[place].id for place in graph.critical],
             "seconds": graph.critical_microseconds() / 1_000_000,
@@ -72,10 +76,19 @@ def _node(node: Node) -> dict[str, Any]:
 def _edges(graph: Layered) -> list[dict[str, Any]]:
     critical = set(pairwise(graph.critical))
     inside = [
-        (edge, {"critical": graph.ends[place] in critical, "broken": place in graph.broken, "outside": False})
+        (
+            edge,
+            {
+                "critical": graph.ends[place] in critical,
+                "broken": place in graph.broken,
+                "outside": False,
+            },
+        )
         for place, edge in enumerate(graph.edges)
     ]
-    outside = [(edge, {"critical": False, "broken": False, "outside": True}) for edge in graph.outside]
+    outside = [
+        (edge, {"critical": False, "broken": False, "outside": True}) for edge in graph.outside
+    ]
     return [
         {
             "source": edge.source,

@@ -26,8 +26,11 @@ ATTENTION = (
     *(Status.FAILED, Status.EXPIRED, Status.RUNNING, Status.QUEUED, Status.PENDING),
     *(Status.BLOCKED, Status.CANCELLED, Status.SKIPPED, Status.SUCCESS),
 )
-# Control characters, lone surrogates and what XML cannot hold; marks that turn the direction of reading.
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Control characters, lone surrogates and what XML cannot hold; marks that turn the direction of
+# reading.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 _NUMBER = re.compile("([0-9]{1,15})")
 _HARMLESS = re.compile(r"[^\s\\\x00-\x20\x7f-\x9f]+")
 _SCHEME = re.compile(r"([^/?#:]*):")
@@ -67,7 +70,9 @@ def _columns_of(character: str) -> int:
 
 
 def ems(text: str) -> float:
-    """Return about how wide the text is in a sans-serif face, in ems; rather too wide than too narrow."""
+    """Return about how wide the text is in a sans-serif face, in ems; rather too wide than too
+    narrow.
+    """
     return sum(map(_ems_of, text))
 
 
@@ -82,7 +87,9 @@ def _ems_of(character: str) -> float:
 
 
 def shortened(text: str, room: float) -> str:
-    """Return the text in so many ems; the middle is left out, as often only the end tells siblings apart."""
+    """Return the text in so many ems; the middle is left out, as often only the end tells siblings
+    apart.
+    """
     return _shortened(text, room, ems)
 
 
@@ -95,7 +102,9 @@ def _shortened(text: str, room: float, measure: Callable[[str], float]) -> str:
     if measure(text) <= room:
         return text
     text = text if len(text) <= 400 else text[:200] + text[-200:]
-    fitting = bisect_right(range(1, len(text)), room, key=lambda keep: measure(_without_middle(text, keep)))
+    fitting = bisect_right(
+        range(1, len(text)), room, key=lambda keep: measure(_without_middle(text, keep))
+    )
     return _without_middle(text, max(1, fitting))
 
 
@@ -140,4 +149,10 @@ def listed(words: Iterable[str], most: int) -> str:
     words = list(words)
     more = [f"{len(words) - most:,} more"] if len(words) > most else []
     shown = words[:most] + more
-    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1] if shown else ""
+    return (
+        shown[0]
+        if len(shown) == 1
+        else ", ".join(shown[:-1]) + " and " + shown[-1]
+        if shown
+        else ""
+    )

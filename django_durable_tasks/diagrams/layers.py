@@ -1,8 +1,10 @@
-"""Which node stands in which layer: cycles broken, then the longest path from the nodes that wait for nothing.
+"""Which node stands in which layer: cycles broken, then the longest path from the nodes that wait
+for nothing.
 
-A node's layer is the number of edges on the longest path that leads to it, so every edge goes from a lower to a higher
-layer. A cycle, which no workflow should hold, is broken at the edge that closes it (depth first, in natural order).
-Everything starts from one canonical order, so the order of the input changes nothing.
+A node's layer is the number of edges on the longest path that leads to it, so every edge goes from
+a lower to a higher layer. A cycle, which no workflow should hold, is broken at the edge that closes
+it (depth first, in natural order). Everything starts from one canonical order, so the order of the
+input changes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ Ends = tuple[int, int]
 class Layered:
     """A diagram in canonical order; nodes and edges are spoken of by their places.
 
-    ``ends``: the places of the nodes of each edge. ``broken``: the edges that close a cycle. ``outside``: the edges of
-    which an end is not in the diagram. ``critical``: the nodes of the critical path, in order.
+    ``ends``: the places of the nodes of each edge. ``broken``: the edges that close a cycle.
+    ``outside``: the edges of which an end is not in the diagram. ``critical``: the nodes of the
+    critical path, in order.
     """
 
     diagram: Diagram
@@ -47,15 +50,27 @@ class Layered:
 
 
 def layered(diagram: Diagram) -> Layered:
-    """Return the diagram in canonical order, without cycles and in layers; linear in nodes and edges."""
+    """Return the diagram in canonical order, without cycles and in layers; linear in nodes and
+    edges.
+    """
     nodes = tuple(sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id)))
     places = {node.id: place for place, node in enumerate(nodes)}
     inside: list[Edge] = []
     outside: list[Edge] = []
     for edge in diagram.edges:
         (inside if edge.source in places and edge.target in places else outside).append(edge)
-    inside.sort(key=lambda edge: (places[edge.source], places[edge.target], edge.kind, edge.resolved, edge.outcome))
-    outside.sort(key=lambda edge: (edge.source, edge.target, edge.kind, edge.resolved, edge.outcome))
+    inside.sort(
+        key=lambda edge: (
+            places[edge.source],
+            places[edge.target],
+            edge.kind,
+            edge.resolved,
+            edge.outcome,
+        )
+    )
+    outside.sort(
+        key=lambda edge: (edge.source, edge.target, edge.kind, edge.resolved, edge.outcome)
+    )
     ends = tuple((places[edge.source], places[edge.target]) for edge in inside)
     backwards = closing(len(nodes), ends)
     broken = frozenset(place for place, pair in enumerate(ends) if pair in backwards)
@@ -75,7 +90,9 @@ def neighbours(count: int, ends: Sequence[Ends]) -> list[list[int]]:
 
 
 def closing(count: int, ends: Sequence[Ends]) -> set[Ends]:
-    """Return the edges without which the graph has no cycle: those that lead back to where the search came from."""
+    """Return the edges without which the graph has no cycle: those that lead back to where the
+    search came from.
+    """
     targets = neighbours(count, ends)
     waited_for = {target for _, target in ends}
     roots = [place for place in range(count) if place not in waited_for]
@@ -101,7 +118,9 @@ def closing(count: int, ends: Sequence[Ends]) -> set[Ends]:
 
 
 def topological(count: int, ends: Sequence[Ends]) -> list[int]:
-    """Return the places so that sources stand before targets; shorter than ``count`` where there is a cycle."""
+    """Return the places so that sources stand before targets; shorter than ``count`` where there is
+    a cycle.
+    """
     targets = neighbours(count, ends)
     missing = [0] * count
     for _, target in ends:
@@ -137,19 +156,26 @@ def by_layer(layer: Sequence[int]) -> list[list[int]]:
 def _heaviest(nodes: Sequence[Node], ends: Sequence[Ends], order: Sequence[int]) -> tuple[int, ...]:
     """Return the critical path.
 
-    Of all paths along edges that close no cycle it is the one whose nodes took longest together, by measured duration
-    (start to completion of the run; what is not measured counts nothing); where several are equal, as where nothing
-    is measured, the one of the most nodes; then the first in natural order.
+    Of all paths along edges that close no cycle it is the one whose nodes took longest together, by
+    measured duration (start to completion of the run; what is not measured counts nothing); where
+    several are equal, as where nothing is measured, the one of the most nodes; then the first in
+    natural order.
     """
     targets = neighbours(len(nodes), ends)
     own = [(node.microseconds or 0, 1) for node in nodes]
     best, following = list(own), [-1] * len(nodes)
     for place in reversed(order):
-        after = min(targets[place], key=lambda target: (-best[target][0], -best[target][1], target), default=-1)
+        after = min(
+            targets[place],
+            key=lambda target: (-best[target][0], -best[target][1], target),
+            default=-1,
+        )
         if after >= 0:
             following[place] = after
             best[place] = (own[place][0] + best[after][0], 1 + best[after][1])
-    place = min(range(len(nodes)), key=lambda start: (-best[start][0], -best[start][1], start), default=-1)
+    place = min(
+        range(len(nodes)), key=lambda start: (-best[start][0], -best[start][1], start), default=-1
+    )
     path = []
     while place >= 0:
         path.append(place)

@@ -1,4 +1,6 @@
-"""Diagrams as Mermaid flowcharts, within what Mermaid draws by default: 500 edges and 50,000 characters."""
+"""Diagrams as Mermaid flowcharts, within what Mermaid draws by default: 500 edges and 50,000
+characters.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _ROOM = 34.0
 def as_mermaid(diagram: Diagram) -> str:
     """Return a flowchart with a class for each status and a subgraph for each sub-workflow.
 
-    ``-->`` is MUST_SUCCEED, ``-.->`` MUST_FINISH, ``--x`` MUST_FAIL. Ids are numbered, and every character of a label
-    that could mean something to Mermaid is written as its number. Links are left out where they would not fit.
+    ``-->`` is MUST_SUCCEED, ``-.->`` MUST_FINISH, ``--x`` MUST_FAIL. Ids are numbered, and every
+    character of a label that could mean something to Mermaid is written as its number. Links are
+    left out where they would not fit.
     """
     outline = collapsed(layered(diagram), most_lines=MOST_EDGES)
     lines = [*_head(outline), *_boxes(outline), *_lines(outline), *_classes(outline)]
@@ -64,7 +67,11 @@ def _box(place: int, box: Box) -> str:
 
 
 def _worded(box: Box) -> str:
-    below = f"{box.status}{' · ' + box.duration if box.duration else ''}" if box.alone else summed_up(box.counts)
+    below = (
+        f"{box.status}{' · ' + box.duration if box.duration else ''}"
+        if box.alone
+        else summed_up(box.counts)
+    )
     return f"{_encoded(shortened(box.label, _ROOM))}<br/>{_encoded(below)}"
 
 
@@ -116,6 +123,8 @@ def _percent(link: str) -> str:
 
 
 def _yaml(text: str) -> str:
-    """Write a JSON string, which is YAML too, with everything but plain characters as its number."""
+    """Write a JSON string, which is YAML too, with everything but plain characters as its
+    number.
+    """
     written = json.dumps(text)[1:-1]
     return '"' + "".join(f"\\u{ord(c):04x}" if c in "<>&%{}#`" else c for c in written) + '"'

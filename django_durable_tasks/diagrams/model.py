@@ -18,9 +18,9 @@ _MICROSECOND = timedelta(microseconds=1)
 class Node:
     """Say what is shown of one task.
 
-    ``name`` is the registered task name, ``group`` the path of its sub-workflow (``""`` the outer one, ``"a/b"``
-    nested), ``href`` a link, which is drawn only where it is relative, http or https. Raises InvalidOption for a
-    status that no task has.
+    ``name`` is the registered task name, ``group`` the path of its sub-workflow (``""`` the outer
+    one, ``"a/b"`` nested), ``href`` a link, which is drawn only where it is relative, http or
+    https. Raises InvalidOption for a status that no task has.
     """
 
     id: str
@@ -36,11 +36,15 @@ class Node:
     def __post_init__(self) -> None:
         """Refuse an unknown status."""
         if self.status not in _STATUSES:
-            raise InvalidOption(f"status={self.status!r} of node {self.id!r}: give one of {', '.join(Status)}.")
+            raise InvalidOption(
+                f"status={self.status!r} of node {self.id!r}: give one of {', '.join(Status)}."
+            )
 
     @property
     def microseconds(self) -> int | None:
-        """Return how long the run took; None while it is not measured, 0 where the clocks contradict each other."""
+        """Return how long the run took; None while it is not measured, 0 where the clocks
+        contradict each other.
+        """
         start, end = self.started_at, self.completed_at
         if start is None or end is None or (start.utcoffset() is None) != (end.utcoffset() is None):
             return None
@@ -56,7 +60,8 @@ class Node:
 class Edge:
     """Say what is shown of one dependency: the target waits for the source.
 
-    ``resolved`` says that the target waits for it no longer, ``outcome`` why. Raises InvalidOption for an unknown kind.
+    ``resolved`` says that the target waits for it no longer, ``outcome`` why. Raises InvalidOption
+    for an unknown kind.
     """
 
     source: str
@@ -69,15 +74,17 @@ class Edge:
         """Refuse an unknown kind."""
         if self.kind not in KINDS:
             ends = f"{self.source!r} -> {self.target!r}"
-            raise InvalidOption(f"kind={self.kind!r} of edge {ends}: give one of {', '.join(KINDS)}.")
+            raise InvalidOption(
+                f"kind={self.kind!r} of edge {ends}: give one of {', '.join(KINDS)}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagram:
     """Say what is drawn; the order of nodes and edges means nothing.
 
-    An edge may lead to a task that is not among the nodes: it is told, not drawn. Raises InvalidOption where two nodes
-    have one id.
+    An edge may lead to a task that is not among the nodes: it is told, not drawn. Raises
+    InvalidOption where two nodes have one id.
     """
 
     title: str
@@ -87,6 +94,10 @@ class Diagram:
 
     def __post_init__(self) -> None:
         """Refuse two nodes of one id."""
-        doubled = [known for known, times in Counter(node.id for node in self.nodes).items() if times > 1]
+        doubled = [
+            known for known, times in Counter(node.id for node in self.nodes).items() if times > 1
+        ]
         if doubled:
-            raise InvalidOption(f"nodes: the id {min(doubled)!r} is given more than once; give each node its own.")
+            raise InvalidOption(
+                f"nodes: the id {min(doubled)!r} is given more than once; give each node its own."
+            )

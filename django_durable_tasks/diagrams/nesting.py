@@ -14,7 +14,8 @@ def nested(
     closed: str,
     shown: Callable[[int, Box], str],
 ) -> Iterator[str]:
-    """Give a line for each box, indented inside the blocks of its sub-workflows; every block is opened once.
+    """Give a line for each box, indented inside the blocks of its sub-workflows; every block is
+    opened once.
 
     ``opened`` gives the lines that open a block, by its number and its name.
     """

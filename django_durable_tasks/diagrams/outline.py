@@ -54,14 +54,18 @@ class Box:
 
     @property
     def duration(self) -> str:
-        """Return how long the run took, in words; nothing for many nodes or where it is not measured."""
+        """Return how long the run took, in words; nothing for many nodes or where it is not
+        measured.
+        """
         measured = self.nodes[0].microseconds if self.alone else None
         return "" if measured is None else lasted(measured)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The edges of one kind between two boxes, by their places; ``broken``: drawn, but left out of the layers."""
+    """The edges of one kind between two boxes, by their places; ``broken``: drawn, but left out of
+    the layers.
+    """
 
     source: int
     target: int
@@ -75,7 +79,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Boxes in the order of their layers, lines in the order of their boxes, and what a reader must be told."""
+    """Boxes in the order of their layers, lines in the order of their boxes, and what a reader must
+    be told.
+    """
 
     layered: Layered
     boxes: tuple[Box, ...]
@@ -100,16 +106,26 @@ class Outline:
         if not nodes:
             return "No tasks"
         layers = counted(max(self.layered.layer) + 1, "layer")
-        return f"{counted(len(nodes), 'task')} in {layers}: {summed_up(Counter(str(node.status) for node in nodes))}"
+        return (
+            f"{counted(len(nodes), 'task')} in {layers}:"
+            f" {summed_up(Counter(str(node.status) for node in nodes))}"
+        )
 
     @property
     def critical_path(self) -> str:
         """Return the critical path in one line; nothing where it is a single node."""
-        path = [shortened(clean(self.layered.nodes[place].label), _ROOM) for place in self.layered.critical]
+        path = [
+            shortened(clean(self.layered.nodes[place].label), _ROOM)
+            for place in self.layered.critical
+        ]
         if len(path) < 2:
             return ""
         if len(path) > _LONG_PATH:
-            path = [*path[: _LONG_PATH // 2], f"… {len(path) - _LONG_PATH} more …", *path[-_LONG_PATH // 2 :]]
+            path = [
+                *path[: _LONG_PATH // 2],
+                f"… {len(path) - _LONG_PATH} more …",
+                *path[-_LONG_PATH // 2 :],
+            ]
         took = self.layered.critical_microseconds()
         return " → ".join(path) + (f" ({lasted(took)})" if took else "")
 
@@ -121,7 +137,9 @@ def quotient(graph: Layered, classes: Sequence[int]) -> list[Ends]:
 
 
 def outlined(graph: Layered, classes: Sequence[int]) -> Outline:
-    """Return the outline with a box for each class of nodes; classes must not wait for each other in a circle."""
+    """Return the outline with a box for each class of nodes; classes must not wait for each other
+    in a circle.
+    """
     count = max(classes, default=-1) + 1
     pairs = quotient(graph, classes)
     layer = depths(count, pairs, topological(count, pairs))
@@ -134,21 +152,40 @@ def outlined(graph: Layered, classes: Sequence[int]) -> Outline:
     rank = {known: place for place, known in enumerate(ranked)}
     lines = _lines(graph, [rank[known] for known in classes])
     kept = _without_implied(lines, boxes) if len(lines) > DENSE else lines
-    return Outline(graph, boxes, tuple(kept), _warning(graph), tuple(_notes(graph, boxes, len(lines) - len(kept))))
+    return Outline(
+        graph,
+        boxes,
+        tuple(kept),
+        _warning(graph),
+        tuple(_notes(graph, boxes, len(lines) - len(kept))),
+    )
 
 
 def _box(graph: Layered, places: Sequence[int], layer: int, critical: set[int]) -> Box:
     nodes = tuple(graph.nodes[place] for place in places)
     layers = [graph.layer[place] for place in places]
     group = _shared(sorted({node.path for node in nodes}))
-    label = clean(nodes[0].label) if len(nodes) == 1 else f"{_name(nodes, group, layers)} × {len(nodes):,}"
-    return Box(label or "(no label)", nodes, layer, group[:_DEEPEST], not critical.isdisjoint(places))
+    label = (
+        clean(nodes[0].label)
+        if len(nodes) == 1
+        else f"{_name(nodes, group, layers)} × {len(nodes):,}"
+    )
+    return Box(
+        label or "(no label)", nodes, layer, group[:_DEEPEST], not critical.isdisjoint(places)
+    )
 
 
 def _shared(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the beginning that sorted paths share."""
     first, last = paths[0], paths[-1]
-    length = next((place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), None)
+    length = next(
+        (
+            place
+            for place, (one, other) in enumerate(zip(first, last, strict=False))
+            if one != other
+        ),
+        None,
+    )
     return first[:length] if length is not None else min(first, last, key=len)
 
 
@@ -177,12 +214,16 @@ def _lines(graph: Layered, box_of: Sequence[int]) -> list[Line]:
         outcomes = sorted({clean(graph.edges[place].outcome) for place in places} - {""})
         waiting = sum(not graph.edges[place].resolved for place in places)
         on_path = any(graph.ends[place] in critical for place in places)
-        lines.append(Line(key[0], key[1], key[2], len(places), waiting, on_path, key[3], listed(outcomes, 3)))
+        lines.append(
+            Line(key[0], key[1], key[2], len(places), waiting, on_path, key[3], listed(outcomes, 3))
+        )
     return lines
 
 
 def _without_implied(lines: Sequence[Line], boxes: Sequence[Box]) -> list[Line]:
-    """Leave out each line between boxes that a longer path connects as well; boxes stand in the order of layers."""
+    """Leave out each line between boxes that a longer path connects as well; boxes stand in the
+    order of layers.
+    """
     reached = [0] * len(boxes)
     targets: list[set[int]] = [set() for _ in boxes]
     for line in lines:
@@ -194,7 +235,11 @@ def _without_implied(lines: Sequence[Line], boxes: Sequence[Box]) -> list[Line]:
             if not reached[source] >> target & 1:
                 needed.add((source, target))
                 reached[source] |= reached[target] | 1 << target
-    return [line for line in lines if line.broken or line.critical or (line.source, line.target) in needed]
+    return [
+        line
+        for line in lines
+        if line.broken or line.critical or (line.source, line.target) in needed
+    ]
 
 
 def _warning(graph: Layered) -> str:
@@ -208,9 +253,15 @@ def _warning(graph: Layered) -> str:
 
 def _notes(graph: Layered, boxes: Sequence[Box], implied: int) -> Iterator[str]:
     if len(boxes) < len(graph.nodes):
-        yield f"{len(graph.nodes):,} tasks are drawn as {len(boxes):,} boxes; the format json holds each."
+        yield (
+            f"{len(graph.nodes):,} tasks are drawn as {len(boxes):,} boxes; the format json holds"
+            " each."
+        )
     if implied:
-        yield f"Without {counted(implied, 'line')} that longer paths say as well; the format json holds each."
+        yield (
+            f"Without {counted(implied, 'line')} that longer paths say as well; the format json"
+            " holds each."
+        )
     if graph.outside:
         lead = "dependency leads" if len(graph.outside) == 1 else "dependencies lead"
         yield f"{len(graph.outside):,} {lead} to tasks outside this diagram."

@@ -1,4 +1,6 @@
-"""Diagrams as text for a terminal of 100 columns: the layers in order, under each task what it waits for."""
+"""Diagrams as text for a terminal of 100 columns: the layers in order, under each task what it
+waits for.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ _MOST_NAMED = 6
 
 
 def as_text(diagram: Diagram) -> str:
-    """Return lines of at most 100 columns, each task in its layer with its sign, status and duration.
+    """Return lines of at most 100 columns, each task in its layer with its sign, status and
+    duration.
 
-    ``*`` marks the critical path. What a task still waits for stands first, after ``waits for``; what it no longer
-    waits for stands after ``after``.
+    ``*`` marks the critical path. What a task still waits for stands first, after ``waits for``;
+    what it no longer waits for stands after ``after``.
     """
     outline = collapsed(layered(diagram))
     return "\n".join(shortened_columns(line, WIDTH).rstrip() for line in _told(outline)) + "\n"
@@ -58,7 +61,9 @@ def _told(outline: Outline) -> Iterator[str]:
             yield f"│ {clean('/'.join(group))}/" if group else "│"
         inset = "│   " if group else "│ "
         yield _headline(box, inset)
-        yield from (f"{inset}    {told}" for told in _waits(outline, upstream.get(place, []), missing, box))
+        yield from (
+            f"{inset}    {told}" for told in _waits(outline, upstream.get(place, []), missing, box)
+        )
         if box.alone and box.nodes[0].reason:
             yield f"{inset}    because: {clean(box.nodes[0].reason)}"
 
@@ -78,14 +83,18 @@ def _headline(box: Box, inset: str) -> str:
     if box.alone:
         told = f"{box.status:<9}  {box.duration}"
     else:
-        told = "  ".join(f"{SIGNS[status]} {number:,} {status}" for status, number in in_order(box.counts))
+        told = "  ".join(
+            f"{SIGNS[status]} {number:,} {status}" for status, number in in_order(box.counts)
+        )
     signs = f"{inset}{SIGNS[box.status]}{'*' if box.critical else ' '} "
     room = max(_LEAST_LABEL, min(_LABEL, WIDTH - columns(told) - 1) - columns(signs))
     label = shortened_columns(box.label, room)
     return f"{signs}{label}{' ' * (room - columns(label))} {told}"
 
 
-def _waits(outline: Outline, lines: Sequence[Line], missing: dict[str, str], box: Box) -> Iterator[str]:
+def _waits(
+    outline: Outline, lines: Sequence[Line], missing: dict[str, str], box: Box
+) -> Iterator[str]:
     unresolved = [_named(outline, line) for line in lines if line.unresolved]
     absent = sorted({clean(missing[node.id]) for node in box.nodes if node.id in missing})
     unresolved += [f"{name} (outside this diagram)" for name in absent]

@@ -11,13 +11,19 @@ _ROOM = 120.0
 
 
 def of_box(box: Box) -> str:
-    """Return label, name, status, reason and duration; for many nodes the numbers by status and the total duration."""
-    return "\n".join(shortened(line, _ROOM) for line in (_of_one(box) if box.alone else _of_many(box)) if line)
+    """Return label, name, status, reason and duration; for many nodes the numbers by status and the
+    total duration.
+    """
+    return "\n".join(
+        shortened(line, _ROOM) for line in (_of_one(box) if box.alone else _of_many(box)) if line
+    )
 
 
 def of_line(outline: Outline, line: Line) -> str:
     """Return the ends, the kind, and whether it is waited for."""
-    ends = [shortened(outline.boxes[place].label, _ROOM / 3) for place in (line.source, line.target)]
+    ends = [
+        shortened(outline.boxes[place].label, _ROOM / 3) for place in (line.source, line.target)
+    ]
     if line.count == 1:
         state = "not resolved yet" if line.unresolved else "resolved"
     else:

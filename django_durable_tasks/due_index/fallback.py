@@ -1,8 +1,10 @@
-"""The due index of one scheduler if REDIS_URL is set: the shared set in Redis while it is complete, else one in memory.
+"""The due index of one scheduler if REDIS_URL is set: the shared set in Redis while it is complete,
+else one in memory.
 
-Tasks found by a poll that looks ahead are added here too. They complete the shared set with tasks whose writers could
-not reach Redis, and fill the index in memory while the shared set is not complete. Entries that are in memory when
-Redis is available again are popped as well. Two schedulers may pop the same task; one of them claims it.
+Tasks found by a poll that looks ahead are added here too. They complete the shared set with tasks
+whose writers could not reach Redis, and fill the index in memory while the shared set is not
+complete. Entries that are in memory when Redis is available again are popped as well. Two
+schedulers may pop the same task; one of them claims it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _REMEMBERED = 20_000
 
 
 class SharedDueIndex:
-    """The form of ``DueIndex`` for a scheduler under REDIS_URL; never waits for a Redis that is known to be away."""
+    """The form of ``DueIndex`` for a scheduler under REDIS_URL; never waits for a Redis that is
+    known to be away.
+    """
 
     def __init__(self, shared: RedisDueIndex) -> None:
         self._shared, self._own = shared, MemoryDueIndex()
@@ -31,7 +35,9 @@ class SharedDueIndex:
 
     @property
     def state(self) -> str:
-        """Say whether rows come from Redis, or why and how often the database is polled for them."""
+        """Say whether rows come from Redis, or why and how often the database is polled
+        for them.
+        """
         return self._shared.state
 
     def add(self, rows: Iterable[Due]) -> None:
@@ -87,6 +93,8 @@ class SharedDueIndex:
 
 
 def due_index() -> DueIndex:
-    """Return the index for a scheduler of this process: the shared one where there is Redis, else one in memory."""
+    """Return the index for a scheduler of this process: the shared one where there is Redis, else
+    one in memory.
+    """
     door = redis_client.door()
     return MemoryDueIndex() if door is None else SharedDueIndex(RedisDueIndex(door, probe=False))

@@ -12,22 +12,26 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, from_ms, instant_ms
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle import claims
-from django_durable_tasks.lifecycle.heads import heads
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.tasks import claim
 
 _PAGE = 2_000
 _WINDOW = timedelta(seconds=15)
 _MOST = 100_000
 _AT_ONCE = 1.0
 _PLAUSIBLE = timedelta(hours=1)
-"""A mark further ahead of the horizon was not set by a leader with settings like ours: it promises too much."""
+"""A mark further ahead of the horizon was not set by a leader with settings like ours: it promises
+too much.
+"""
 
 
 def fill(now: datetime) -> int:
-    """Read rows that will be due within DUE_INDEX_HORIZON of ``now`` into the set; return how many were read.
+    """Read rows that will be due within DUE_INDEX_HORIZON of ``now`` into the set; return how many
+    were read.
 
-    Goes on where the mark stands, for about a second, and stops at about 100,000 entries. The mark is set to what was
-    read: all rows that are due before it are in the set. Raises Error for a database that is away.
+    Goes on where the mark stands, for about a second, and stops at about 100,000 entries. The mark
+    is set to what was read: all rows that are due before it are in the set. Raises Error for a
+    database that is away.
     """
     door = redis_client.door()
     if door is None or not door.open():
@@ -37,7 +41,10 @@ def fill(now: datetime) -> int:
     if not door.open():
         return 0
     filled = index.filled_until
-    if filled is not None and filled > now + timedelta(seconds=conf.settings().DUE_INDEX_HORIZON) + _PLAUSIBLE:
+    if (
+        filled is not None
+        and filled > now + timedelta(seconds=conf.settings().DUE_INDEX_HORIZON) + _PLAUSIBLE
+    ):
         index.forget_mark()
         filled = None
     reached = _whole(now) if filled is None or filled < now else filled
@@ -53,11 +60,13 @@ def fill(now: datetime) -> int:
     return read
 
 
-def _fill_queue(index: RedisDueIndex, queue: str, after: datetime, until: datetime) -> tuple[int, datetime]:
+def _fill_queue(
+    index: RedisDueIndex, queue: str, after: datetime, until: datetime
+) -> tuple[int, datetime]:
     """Return how many rows were read, and before which instant there are no others."""
     read, past = 0, None
     while True:
-        rows = [Due(*row) for row in claims.coming(queue, after, until, _PAGE, past=past)]
+        rows = [Due(*row) for row in claim.coming(queue, after, until, _PAGE, past=past)]
         index.add(rows)
         read += len(rows)
         if len(rows) < _PAGE:

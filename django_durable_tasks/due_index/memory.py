@@ -14,7 +14,9 @@ _SLACK = 64
 
 
 class MemoryDueIndex:
-    """The form of ``DueIndex`` that each scheduler has for itself; safe to use from several threads."""
+    """The form of ``DueIndex`` that each scheduler has for itself; safe to use from several
+    threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

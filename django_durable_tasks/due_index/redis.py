@@ -1,11 +1,13 @@
 """The due index in Redis: one sorted set, ``due_tasks``, that all schedulers of a region share.
 
-The score is the due instant in milliseconds, the member ``queue|priority|shard|id``. A hash beside it knows the member
-of each id, so that a moved row is found. Both end by themselves when nobody writes to them any more. A mark says until
-when the leader has filled the set: without it (emptied, flushed, never filled) the set is not relied on.
+The score is the due instant in milliseconds, the member ``queue|priority|shard|id``. A hash beside
+it knows the member of each id, so that a moved row is found. Both end by themselves when nobody
+writes to them any more. A mark says until when the leader has filled the set: without it (emptied,
+flushed, never filled) the set is not relied on.
 
-Nothing that is found in Redis raises. A member or mark that cannot be parsed (another release's format, foreign bytes)
-and a key of another type are removed, counted and logged; the poll of the database finds the tasks.
+Nothing that is found in Redis raises. A member or mark that cannot be parsed (another release's
+format, foreign bytes) and a key of another type are removed, counted and logged; the poll of the
+database finds the tasks.
 """
 
 from __future__ import annotations
@@ -35,14 +37,19 @@ _SPARE = 3_600_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRONG_TYPE = "WRONGTYPE"
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
-"""The milliseconds since 1970 that are a ``datetime``: years 1 to 9999. The script ``drop`` has the same numbers."""
+"""The milliseconds since 1970 that are a ``datetime``: years 1 to 9999. The script ``drop`` has the
+same numbers.
+"""
 
 
 def scope() -> str:
-    """Return what sets this installation's names in Redis apart from those of others: database and region."""
+    """Return what sets this installation's names in Redis apart from those of others: database and
+    region.
+    """
     settings = conf.settings()
     name = connections.settings[settings.DATABASE].get("NAME") or settings.DATABASE
-    return f"durable:{{{name}:{settings.REGION}}}"  # the braces keep the keys of one script on one node of a cluster
+    # the braces keep the keys of one script on one node of a cluster
+    return f"durable:{{{name}:{settings.REGION}}}"
 
 
 def keys() -> list[str]:
@@ -67,12 +74,16 @@ def from_ms(value: int) -> datetime:
 
 
 def score_ms(score: float) -> int:
-    """Return a score as full milliseconds; infinite ones and those that are no date become the nearest date."""
+    """Return a score as full milliseconds; infinite ones and those that are no date become the
+    nearest date.
+    """
     return math.floor(max(EARLIEST_MS, min(score, LATEST_MS)))
 
 
 def mark_of(text: str | None) -> datetime | None:
-    """Return the instant (UTC) of a mark; None if there is none, or if it is not spelled as ``filled`` spells it."""
+    """Return the instant (UTC) of a mark; None if there is none, or if it is not spelled as
+    ``filled`` spells it.
+    """
     try:
         found = from_ms(int(text or ""))
     except (ValueError, OverflowError):
@@ -96,7 +107,9 @@ def _due_of(member: str, score: str) -> Due | None:
     try:
         member.encode()
         queue, priority, shard, task_id = member.rsplit("|", 3)
-        return Due(from_ms(score_ms(float(score))), queue, uuid.UUID(task_id), int(priority), int(shard))
+        return Due(
+            from_ms(score_ms(float(score))), queue, uuid.UUID(task_id), int(priority), int(shard)
+        )
     except (ValueError, OverflowError):
         return None
 
@@ -118,12 +131,16 @@ class RedisDueIndex:
 
     @property
     def filled_until(self) -> datetime | None:
-        """Until when (UTC) the set held all waiting rows at our last look; None: it is not to be relied on."""
+        """Until when (UTC) the set held all waiting rows at our last look; None: it is not to be
+        relied on.
+        """
         return self._filled_until if self._door.open() else None
 
     @property
     def state(self) -> str:
-        """Say whether rows come from Redis, or why and how often the database is polled for them."""
+        """Say whether rows come from Redis, or why and how often the database is polled
+        for them.
+        """
         removed = f"; {self.unreadable} unreadable entries were removed" if self.unreadable else ""
         if self.filled_until is not None:
             return f"redis{removed}"
@@ -134,7 +151,11 @@ class RedisDueIndex:
         """Remember these rows; while Redis is away they are left to the poll."""
         life = str(life_ms())
         for batch in _batches(rows):
-            told = [part for due in batch for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)))]
+            told = [
+                part
+                for due in batch
+                for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)))
+            ]
             self._tell("add", [life, *told])
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
@@ -166,13 +187,16 @@ class RedisDueIndex:
         self._filled_until = None
 
     def filled(self, until: datetime) -> bool:
-        """Mark that all rows due before ``until`` are in the set; the mark ends at that time by itself.
+        """Mark that all rows due before ``until`` are in the set; the mark ends at that time by
+        itself.
 
         False, and no mark, when the one that we saw last is gone: somebody lost a change.
         """
         seen = "" if self._filled_until is None else str(instant_ms(self._filled_until))
         mark = self._scripts["filled"]
-        done = self._through(lambda _: mark(keys=self._keys[2:], args=[str(instant_ms(until)), seen]), 0)
+        done = self._through(
+            lambda _: mark(keys=self._keys[2:], args=[str(instant_ms(until)), seen]), 0
+        )
         self._filled_until = until if done else None
         return bool(done)
 
@@ -182,12 +206,16 @@ class RedisDueIndex:
         self._filled_until = None
 
     def _through(self, act: Callable[[Any], T], otherwise: T) -> T:
-        return self._door.through(lambda client: self._in_our_types(client, act), otherwise, probe=self._probe)
+        return self._door.through(
+            lambda client: self._in_our_types(client, act), otherwise, probe=self._probe
+        )
 
     def _in_our_types(self, client: Any, act: Callable[[Any], T]) -> T:
-        """Return what ``act`` returns; keys that are not of our types are removed first if Redis refuses it for them.
+        """Return what ``act`` returns; keys that are not of our types are removed first if Redis
+        refuses it for them.
 
-        All three go together: a set without its hash or a mark without its set would promise what is not there.
+        All three go together: a set without its hash or a mark without its set would promise what
+        is not there.
         """
         try:
             return act(client)
@@ -203,14 +231,18 @@ class RedisDueIndex:
             return
         if not self.unreadable:
             logger.error(
-                "The due index in Redis holds what this release cannot read, such as %a: it is removed, and the tasks"
-                " are found by polling. Another program or release may write to the keys of %s.",
-                texts[0][:200], scope(),
-            )  # fmt: skip
+                "The due index in Redis holds what this release cannot read, such as %a: it is"
+                " removed, and the tasks are found by polling. Another program or release may write"
+                " to the keys of %s.",
+                texts[0][:200],
+                scope(),
+            )
         self.unreadable += len(texts)
 
     def _tell(self, name: str, arguments: Sequence[str]) -> None:
-        """Change the set. A change that was lost is owned up to: the mark goes, and the leader fills the set again."""
+        """Change the set. A change that was lost is owned up to: the mark goes, and the leader
+        fills the set again.
+        """
 
         def act(client: Any) -> bool:
             if self._untold:
@@ -221,7 +253,9 @@ class RedisDueIndex:
         self._untold = not self._through(act, False)
 
     def _ask(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        answer: list[Any] = self._through(lambda _: self._scripts[name](keys=self._keys, args=arguments), [])
+        answer: list[Any] = self._through(
+            lambda _: self._scripts[name](keys=self._keys, args=arguments), []
+        )
         self._filled_until = mark_of(answer[0]) if answer else None
         if answer and answer[0] and self._filled_until is None:
             self.forget_mark()

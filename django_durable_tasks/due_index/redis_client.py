@@ -1,7 +1,9 @@
-"""The Redis client of a process: short timeouts, and a pause after a failure, so that no caller waits for Redis.
+"""The Redis client of a process: short timeouts, and a pause after a failure, so that no caller
+waits for Redis.
 
-There is one client per address. A request waits for one short timeout at most. After a failure requests return their
-default at once for some seconds, then one caller at a time tries again. Each change of state is logged once.
+There is one client per address. A request waits for one short timeout at most. After a failure
+requests return their default at once for some seconds, then one caller at a time tries again. Each
+change of state is logged once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _url: str | None = None
 
 
 def use_url(url: str | None) -> None:
-    """Let this process use the Redis at ``url`` instead of REDIS_URL; None goes back to the setting."""
+    """Let this process use the Redis at ``url`` instead of REDIS_URL; None goes back to the
+    setting.
+    """
     global _url
     _url = url
 
@@ -52,9 +56,11 @@ class Door:
         return self._shut_until is None
 
     def through(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
-        """Return what ``act`` returns for the client; ``otherwise`` while Redis is away. Never raises RedisError.
+        """Return what ``act`` returns for the client; ``otherwise`` while Redis is away. Never
+        raises RedisError.
 
-        Without ``probe`` a shut door is not tried: for callers whose time is dear, while others try it.
+        Without ``probe`` a shut door is not tried: for callers whose time is dear, while others try
+        it.
         """
         if not (self._allows() if probe else self.open()):
             return otherwise
@@ -90,7 +96,9 @@ class Door:
         with self._lock:
             was_shut, self._shut_until, self.why = self._shut_until, None, ""
         if was_shut is not None:
-            logger.warning("The connection to Redis is restored; the due index and notifications use it again.")
+            logger.warning(
+                "The connection to Redis is restored; the due index and notifications use it again."
+            )
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -99,15 +107,21 @@ class Door:
             self.why = f"Redis does not serve ({type(error).__name__})"
         if was_open:
             # Not the text of the error: it may hold the address with its password.
-            logger.error("%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL)
+            logger.error(
+                "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
+            )
 
 
 def _patience(read: float) -> dict[str, Any]:
     return {
-        "socket_connect_timeout": WAIT, "socket_timeout": read, "retry": Retry(NoBackoff(), 0),
-        # Bytes that are not UTF-8 become surrogates and turn into the same bytes again, so that they can be removed.
-        "decode_responses": True, "encoding_errors": "surrogateescape",
-    }  # fmt: skip
+        "socket_connect_timeout": WAIT,
+        "socket_timeout": read,
+        "retry": Retry(NoBackoff(), 0),
+        # Bytes that are not UTF-8 become surrogates and turn into the same bytes again, so that
+        # they can be removed.
+        "decode_responses": True,
+        "encoding_errors": "surrogateescape",
+    }
 
 
 def listening_client(address: str) -> Any:
@@ -135,7 +149,8 @@ def _after_fork() -> None:
     global _making
     _making = threading.Lock()
     for each in _doors.values():
-        each.forget_callers()  # the client itself sees that it is in another process, and connects anew
+        # the client itself sees that it is in another process, and connects anew
+        each.forget_callers()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,5 @@
-"""The entries of the due index in Redis one by one, for who compares them with the rows: read in pages, and mended.
+"""The entries of the due index in Redis one by one, for who compares them with the rows: read in
+pages, and mended.
 
 Other than the index itself it raises when Redis does not answer: who asks wants to know.
 """
@@ -10,10 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from django_durable_tasks.due_index.redis import instant_ms, keys, life_ms, mark_of, member_of, score_ms, script
+from django_durable_tasks.due_index.redis import (
+    instant_ms,
+    keys,
+    life_ms,
+    mark_of,
+    member_of,
+    score_ms,
+    script,
+)
 from django_durable_tasks.due_index.redis_client import Door
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle.verifying_walks import Unreadable
+from django_durable_tasks.engine.verify.check import Unreadable
 
 T = TypeVar("T")
 _BATCH = 500
@@ -28,16 +37,20 @@ def id_of(member: str) -> uuid.UUID | None:
 
 
 class RedisEntries:
-    """What stands in the set; members are texts as ``member_of`` makes them, scores are milliseconds since 1970.
+    """What stands in the set; members are texts as ``member_of`` makes them, scores are
+    milliseconds since 1970.
 
-    Each call raises Unreadable when Redis does not answer, and costs a request for each 500 members or ids.
+    Each call raises Unreadable when Redis does not answer, and costs a request for each 500 members
+    or ids.
     """
 
     def __init__(self, door: Door) -> None:
         self._door, (self._set, self._hash, self._mark) = door, keys()
 
     def filled_until(self) -> datetime | None:
-        """Return until when (UTC) the set claims to hold all waiting rows; None where it claims nothing."""
+        """Return until when (UTC) the set claims to hold all waiting rows; None where it claims
+        nothing.
+        """
         (mark,) = self._ask(lambda client: [client.get(self._mark)])
         return mark_of(mark)
 
@@ -46,7 +59,9 @@ class RedisEntries:
         return self._ask(lambda client: int(client.zcard(self._set)))
 
     def pages(self) -> Iterator[dict[str, int]]:
-        """Walk through the entries, member and score; one that stays meanwhile comes at least once."""
+        """Walk through the entries, member and score; one that stays meanwhile comes at
+        least once.
+        """
         cursor, begun = 0, False
         while cursor or not begun:
             cursor, found = self._ask(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
@@ -58,7 +73,11 @@ class RedisEntries:
         found: dict[str, int] = {}
         for some in _batches(members):
             scores = self._ask(lambda client: client.zmscore(self._set, some))  # noqa: B023
-            found |= {member: score_ms(score) for member, score in zip(some, scores, strict=True) if score is not None}
+            found |= {
+                member: score_ms(score)
+                for member, score in zip(some, scores, strict=True)
+                if score is not None
+            }
         return found
 
     def members(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
@@ -66,7 +85,11 @@ class RedisEntries:
         found: dict[uuid.UUID, str] = {}
         for some in _batches(ids):
             members = self._ask(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
-            found |= {task_id: member for task_id, member in zip(some, members, strict=True) if member is not None}
+            found |= {
+                task_id: member
+                for task_id, member in zip(some, members, strict=True)
+                if member is not None
+            }
         return found
 
     def instants(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
@@ -76,13 +99,21 @@ class RedisEntries:
         return {task_id: scores[member] for task_id, member in members.items() if member in scores}
 
     def put(self, rows: Iterable[Due], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
-        """Write entries of rows that are still known by the members that were seen; return which were written."""
+        """Write entries of rows that are still known by the members that were seen; return which
+        were written.
+        """
         done: set[uuid.UUID] = set()
         for some in _batches(list(rows)):
             told = [
-                part for due in some
-                for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)), seen.get(due.task_id, ""))
-            ]  # fmt: skip
+                part
+                for due in some
+                for part in (
+                    str(due.task_id),
+                    member_of(due),
+                    str(instant_ms(due.at)),
+                    seen.get(due.task_id, ""),
+                )
+            ]
             done |= {uuid.UUID(written) for written in self._run("mend", [str(life_ms()), *told])}
         return done
 
@@ -95,7 +126,9 @@ class RedisEntries:
 
     def _run(self, name: str, arguments: Sequence[str]) -> list[str]:
         def act(client: Any) -> list[str]:
-            return list(client.register_script(script(name))(keys=[self._set, self._hash], args=arguments))
+            return list(
+                client.register_script(script(name))(keys=[self._set, self._hash], args=arguments)
+            )
 
         return self._ask(act)
 

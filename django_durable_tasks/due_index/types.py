@@ -1,4 +1,6 @@
-"""The entry of a due index, and the interface that its implementations in memory and in Redis share."""
+"""The entry of a due index, and the interface that its implementations in memory and in Redis
+share.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ class Due(NamedTuple):
 class DueIndex(Protocol):
     """Remembers which rows are due when; instants are read to the millisecond, cut down.
 
-    It promises nothing: entries may be missing, stale or of rows that are gone. Whoever pops an entry claims the row
-    by its id, and the claim alone decides. No method raises because a server is away.
+    It promises nothing: entries may be missing, stale or of rows that are gone. Whoever pops an
+    entry claims the row by its id, and the claim alone decides. No method raises because a server
+    is away.
     """
 
     @property
@@ -39,9 +42,11 @@ class DueIndex(Protocol):
         """Return when the earliest entry is due (UTC), or None where there is none."""
 
     def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
-        """Remove and return at most ``limit`` entries due at ``now``, earliest first; only of these shards, if given.
+        """Remove and return at most ``limit`` entries due at ``now``, earliest first; only of these
+        shards, if given.
 
-        No entry is returned twice, whoever asks at the same time; one that its popper loses is found by the poll.
+        No entry is returned twice, whoever asks at the same time; one that its popper loses is
+        found by the poll.
         """
 
     def __len__(self) -> int:

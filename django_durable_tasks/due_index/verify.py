@@ -1,7 +1,9 @@
-"""Checks of the due index in Redis against the rows: entries that say nothing, and waiting rows that have none.
+"""Checks of the due index in Redis against the rows: entries that say nothing, and waiting rows
+that have none.
 
-Neither costs a run: a stale entry is refused by the claim, and what the set lacks is found by the poll. Redis is read
-before the rows are, so that a row which moved between is no finding; what moved of late may be on its way.
+Neither costs a run: a stale entry is refused by the claim, and what the set lacks is found by the
+poll. Redis is read before the rows are, so that a row which moved between is no finding; what moved
+of late may be on its way.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import from_ms, instant_ms
 from django_durable_tasks.due_index.redis_entries import RedisEntries, id_of
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle.clock import after
-from django_durable_tasks.lifecycle.verifying_walks import (
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Look,
     Page,
@@ -31,14 +33,14 @@ from django_durable_tasks.lifecycle.verifying_walks import (
     ground_rows,
 )
 from django_durable_tasks.models import Node, Task
-from django_durable_tasks.rules.findings import Finding, Severity, shown
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.verify import Finding, Severity, shown
 
 _MARGIN = timedelta(seconds=5)
 """What is due this soon may have been taken out of the set already, to be claimed."""
 _WHOSE = (
-    "It goes by itself when it is due. If another installation with a database of this name uses this Redis, give it"
-    " another one, or another REGION."
+    "It goes by itself when it is due. If another installation with a database of this name uses"
+    " this Redis, give it another one, or another REGION."
 )
 _NO_REDIS = "nothing to check: REDIS_URL is not set"
 
@@ -58,23 +60,28 @@ def _entries() -> RedisEntries:
 
 
 def _idle() -> str:
-    """Return why nobody can judge the set: nodes of another region tell their own set of the rows that all share."""
+    """Return why nobody can judge the set: nodes of another region tell their own set of the rows
+    that all share.
+    """
     if redis_client.url() is None:
         return _NO_REDIS
     since = after(-PATIENCE - conf.settings().DUE_INDEX_HORIZON)
     try:
-        others = ground_rows(Node).exclude(region=conf.settings().REGION).filter(last_seen_at__gte=since)
+        others = (
+            ground_rows(Node).exclude(region=conf.settings().REGION).filter(last_seen_at__gte=since)
+        )
         regions = sorted(set(others.values_list("region", flat=True)))
     except Error:
         return ""  # the look itself says so
     if not regions:
         return ""
     return (
-        f"nothing to check: the regions {', '.join(map(repr, regions))} change the same rows and tell sets of their own"
+        f"nothing to check: the regions {', '.join(map(repr, regions))} change the same tasks and"
+        " update separate sets in Redis"
     )
 
 
-# Entries that say nothing -----------------------------------------------------------------------------------------
+# Entries that say nothing -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,22 +111,38 @@ def stale(look: Look, entries: Any) -> list[Finding]:
     wanted = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
     columns = ("pk", "status", "due_at", "updated_at")
     rows = {pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=wanted).values_list(*columns)}
-    right = {member: _right(look, rows.get(id_of(member)), score) for member, score in entries.scores.items()}
+    right = {
+        member: _right(look, rows.get(id_of(member)), score)
+        for member, score in entries.scores.items()
+    }
     return [
-        finding("due-entries", "due entry", member, "instant", from_ms(entries.scores[member]), text,
-                severity=Severity.LATE, **_deed(member, rows))
-        for member, text in right.items() if text
-    ]  # fmt: skip
+        finding(
+            "due-entries",
+            "due entry",
+            member,
+            "instant",
+            from_ms(entries.scores[member]),
+            text,
+            severity=Severity.LATE,
+            **_deed(member, rows),
+        )
+        for member, text in right.items()
+        if text
+    ]
 
 
 def _deed(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
-    """Return what is done about an entry; one of a task that is not here may be that of another installation."""
+    """Return what is done about an entry; one of a task that is not here may be that of another
+    installation.
+    """
     task_id = id_of(member)
     return {"repair": "remove it"} if task_id is None or task_id in rows else {"advice": _WHOSE}
 
 
 def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
-    """Return what is right instead of an entry; empty where it is right, or its row moved of late."""
+    """Return what is right instead of an entry; empty where it is right, or its row moved
+    of late.
+    """
     if row is None:
         return "none, because there is no such task"
     status, due_at, updated = row
@@ -135,26 +158,38 @@ def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(gone, "removed")
 
 
-# Rows without an entry --------------------------------------------------------------------------------------------
+# Rows without an entry ----------------------------------------------------------------------------
 
 
 def missing(look: Look, rows: Rows) -> list[Finding]:
-    """Waiting tasks that will be due while the set claims to hold all of them, and that it does not hold."""
+    """Waiting tasks that will be due while the set claims to hold all of them, and that it does not
+    hold.
+    """
     entries = _entries()
     until = entries.filled_until()
     if until is None:
         return []
     coming = _coming(look, rows, until)
     there = entries.instants(list(coming)) if coming else {}
-    absent = {pk: there.get(pk) for pk, due_at in coming.items() if there.get(pk) != instant_ms(due_at)}
+    absent = {
+        pk: there.get(pk) for pk, due_at in coming.items() if there.get(pk) != instant_ms(due_at)
+    }
     again = _coming(look, rows.filter(pk__in=list(absent)), until) if absent else {}
     found = {pk: None if score is None else from_ms(score) for pk, score in absent.items()}
     return [
-        finding("due-missing", "task", pk, "entry in the due index", found[pk],
-                f"{shown(due_at)}, because the index claims all that is due before {shown(until)}",
-                severity=Severity.LATE, repair="add it")
-        for pk, due_at in again.items() if due_at == coming[pk]
-    ]  # fmt: skip
+        finding(
+            "due-missing",
+            "task",
+            pk,
+            "entry in the due index",
+            found[pk],
+            f"{shown(due_at)}, because the index claims all that is due before {shown(until)}",
+            severity=Severity.LATE,
+            repair="add it",
+        )
+        for pk, due_at in again.items()
+        if due_at == coming[pk]
+    ]
 
 
 def _soon(look: Look, rows: Rows, until: datetime) -> Rows:
@@ -172,14 +207,30 @@ def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     if until is None:
         return {}
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
-    waiting = _soon(look, ground_rows(Task).filter(pk__in=keys), until)  # one may be held since it was judged
+    waiting = _soon(
+        look, ground_rows(Task).filter(pk__in=keys), until
+    )  # one may be held since it was judged
     rows = [Due(*row) for row in waiting.values_list(*columns)]
     return dict.fromkeys(entries.put(rows, seen), "added")
 
 
 CHECKS = (
-    EntryCheck(name="due-entries", group="due-index", question="Is each entry of the due index that of a waiting task?",
-               ground=Entries, judge=stale, repair=_remove, idle=_idle),
-    UnlockedCheck(name="due-missing", group="due-index", question="Does the due index hold what it claims to hold?",
-                  ground=Task, judge=missing, repair=_add, idle=_idle),
-)  # fmt: skip
+    EntryCheck(
+        name="due-entries",
+        group="due-index",
+        question="Does each entry of the due index belong to a waiting task?",
+        ground=Entries,
+        judge=stale,
+        repair=_remove,
+        idle=_idle,
+    ),
+    UnlockedCheck(
+        name="due-missing",
+        group="due-index",
+        question="Does the due index contain every task it should contain?",
+        ground=Task,
+        judge=missing,
+        repair=_add,
+        idle=_idle,
+    ),
+)

@@ -1,4 +1,6 @@
-"""All tables, the rows that always exist, and what Django's fields cannot say of PostgreSQL and MySQL."""
+"""All tables, the rows that always exist, and what Django's fields cannot say of PostgreSQL and
+MySQL.
+"""
 
 import uuid
 from datetime import UTC, datetime
@@ -11,17 +13,20 @@ import django_durable_tasks.models.calendar
 import django_durable_tasks.models.clock
 import django_durable_tasks.models.indexes
 import django_durable_tasks.models.recurring_task
-import django_durable_tasks.models.task
+import django_durable_tasks.models.task_queries
 
-# PostgreSQL: room on each page for HOT updates by heartbeats. A change of status is none, because indexes name it in
-# their conditions. Measured with 9,000 tasks and three heartbeats each: 47 % of the heartbeats were HOT, 7 % with
+# PostgreSQL: room on each page for HOT updates by heartbeats. A change of status is none, because
+# indexes name it in
+# their conditions. Measured with 9,000 tasks and three heartbeats each: 47 % of the heartbeats were
+# HOT, 7 % with
 # fillfactor 100, and the table grew less.
 STORAGE = {
     "durable_tasks_task": "fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_analyze_scale_factor=0.02",
     "durable_tasks_node": "fillfactor=50",
     "durable_tasks_scheduler_lease": "fillfactor=50",
 }
-# MySQL and MariaDB: compare names of queues and scopes exactly, as the other databases do: `mail` is not `Mail`.
+# MySQL and MariaDB: compare names of queues and scopes exactly, as the other databases do: `mail`
+# is not `Mail`.
 EXACT = {
     "durable_tasks_task": (
         "queue varchar(200) {} NOT NULL",
@@ -111,8 +116,14 @@ class Migration(migrations.Migration):
                         verbose_name="burst",
                     ),
                 ),
-                ("note", models.CharField(blank=True, default="", max_length=500, verbose_name="note")),
-                ("set_by", models.CharField(blank=True, default="", max_length=200, verbose_name="set by")),
+                (
+                    "note",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="note"),
+                ),
+                (
+                    "set_by",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="set by"),
+                ),
                 (
                     "set_at",
                     models.DateTimeField(
@@ -132,7 +143,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LimitBucket",
             fields=[
-                ("scope", models.CharField(max_length=240, primary_key=True, serialize=False, verbose_name="scope")),
+                (
+                    "scope",
+                    models.CharField(
+                        max_length=240, primary_key=True, serialize=False, verbose_name="scope"
+                    ),
+                ),
                 ("tokens", models.FloatField(default=0.0, verbose_name="tokens")),
                 ("refilled_at", models.DateTimeField(null=True, verbose_name="refilled at")),
             ],
@@ -146,37 +162,72 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Node",
             fields=[
-                ("id", models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid.uuid4, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("name", models.CharField(max_length=255, verbose_name="name")),
                 (
                     "kind",
                     models.CharField(
-                        choices=[("SCHEDULER", "SCHEDULER"), ("WORKER", "WORKER")], max_length=9, verbose_name="kind"
+                        choices=[("SCHEDULER", "SCHEDULER"), ("WORKER", "WORKER")],
+                        max_length=9,
+                        verbose_name="kind",
                     ),
                 ),
                 ("host", models.CharField(max_length=255, verbose_name="host")),
                 ("pid", models.IntegerField(verbose_name="process id")),
                 ("version", models.CharField(max_length=50, verbose_name="version")),
-                ("pool", models.CharField(blank=True, default="", max_length=50, verbose_name="pool")),
+                (
+                    "pool",
+                    models.CharField(blank=True, default="", max_length=50, verbose_name="pool"),
+                ),
                 ("concurrency", models.IntegerField(default=0, verbose_name="concurrency")),
                 ("queues", models.JSONField(default=list, verbose_name="queues")),
                 ("beats", models.BigIntegerField(default=0, verbose_name="beats")),
                 ("started_at", models.DateTimeField(verbose_name="started at")),
                 ("last_seen_at", models.DateTimeField(verbose_name="last seen at")),
-                ("stopped_at", models.DateTimeField(blank=True, null=True, verbose_name="stopped at")),
+                (
+                    "stopped_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="stopped at"),
+                ),
                 ("declared_dead", models.BooleanField(default=False, verbose_name="declared dead")),
-                ("region", models.CharField(blank=True, db_default="", max_length=50, verbose_name="region")),
-                ("shards", models.JSONField(blank=True, help_text="Empty: all.", null=True, verbose_name="shards")),
-                ("keeps_to_shards", models.BooleanField(db_default=False, verbose_name="keeps to its shards")),
+                (
+                    "region",
+                    models.CharField(
+                        blank=True, db_default="", max_length=50, verbose_name="region"
+                    ),
+                ),
+                (
+                    "shards",
+                    models.JSONField(
+                        blank=True, help_text="Empty: all.", null=True, verbose_name="shards"
+                    ),
+                ),
+                (
+                    "keeps_to_shards",
+                    models.BooleanField(db_default=False, verbose_name="keeps to its shards"),
+                ),
                 ("versions", models.JSONField(blank=True, null=True, verbose_name="versions")),
                 (
                     "active",
                     models.JSONField(
-                        blank=True, help_text="Number, and up to 20 ids.", null=True, verbose_name="running tasks"
+                        blank=True,
+                        help_text="Number, and up to 20 ids.",
+                        null=True,
+                        verbose_name="running tasks",
                     ),
                 ),
-                ("last_scan_at", models.DateTimeField(blank=True, null=True, verbose_name="last scan at")),
-                ("last_start_at", models.DateTimeField(blank=True, null=True, verbose_name="last start at")),
+                (
+                    "last_scan_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last scan at"),
+                ),
+                (
+                    "last_start_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last start at"),
+                ),
                 (
                     "skew",
                     models.FloatField(
@@ -236,10 +287,26 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="QueueControl",
             fields=[
-                ("name", models.CharField(max_length=200, primary_key=True, serialize=False, verbose_name="queue")),
-                ("paused_at", models.DateTimeField(blank=True, null=True, verbose_name="paused at")),
-                ("paused_by", models.CharField(blank=True, default="", max_length=200, verbose_name="paused by")),
-                ("reason", models.CharField(blank=True, default="", max_length=500, verbose_name="reason")),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=200, primary_key=True, serialize=False, verbose_name="queue"
+                    ),
+                ),
+                (
+                    "paused_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="paused at"),
+                ),
+                (
+                    "paused_by",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="paused by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                ),
                 (
                     "misrouted",
                     models.BigIntegerField(
@@ -248,10 +315,15 @@ class Migration(migrations.Migration):
                         verbose_name="misrouted messages",
                     ),
                 ),
-                ("misrouted_at", models.DateTimeField(blank=True, null=True, verbose_name="last misrouted at")),
+                (
+                    "misrouted_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last misrouted at"),
+                ),
                 (
                     "misrouted_from",
-                    models.CharField(blank=True, db_default="", max_length=200, verbose_name="consumed from"),
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="consumed from"
+                    ),
                 ),
             ],
             options={
@@ -275,11 +347,20 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("name", models.CharField(max_length=200, verbose_name="name")),
-                ("description", models.CharField(blank=True, default="", max_length=500, verbose_name="description")),
+                (
+                    "description",
+                    models.CharField(
+                        blank=True, default="", max_length=500, verbose_name="description"
+                    ),
+                ),
                 (
                     "status",
                     models.CharField(
-                        choices=[("ACTIVE", "ACTIVE"), ("PAUSED", "PAUSED"), ("CANCELLED", "CANCELLED")],
+                        choices=[
+                            ("ACTIVE", "ACTIVE"),
+                            ("PAUSED", "PAUSED"),
+                            ("CANCELLED", "CANCELLED"),
+                        ],
                         default="ACTIVE",
                         max_length=9,
                         verbose_name="status",
@@ -287,70 +368,131 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "status_reason",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="status reason"),
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="status reason"
+                    ),
                 ),
-                ("status_by", models.CharField(blank=True, default="", max_length=200, verbose_name="status set by")),
-                ("paused_at", models.DateTimeField(blank=True, null=True, verbose_name="paused at")),
-                ("paused_until", models.DateTimeField(blank=True, null=True, verbose_name="paused until")),
+                (
+                    "status_by",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="status set by"
+                    ),
+                ),
+                (
+                    "paused_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="paused at"),
+                ),
+                (
+                    "paused_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="paused until"),
+                ),
                 ("error", models.TextField(blank=True, default="", verbose_name="error")),
                 (
                     "task",
                     models.CharField(
-                        help_text="The registered name of a durable task.", max_length=200, verbose_name="task"
+                        help_text="The registered name of a durable task.",
+                        max_length=200,
+                        verbose_name="task",
                     ),
                 ),
                 ("args", models.JSONField(blank=True, default=list, verbose_name="arguments")),
-                ("kwargs", models.JSONField(blank=True, default=dict, verbose_name="keyword arguments")),
+                (
+                    "kwargs",
+                    models.JSONField(blank=True, default=dict, verbose_name="keyword arguments"),
+                ),
                 (
                     "queue",
                     models.CharField(
-                        blank=True, default="", help_text="Empty: the task's own.", max_length=200, verbose_name="queue"
+                        blank=True,
+                        default="",
+                        help_text="Empty: the task's own.",
+                        max_length=200,
+                        verbose_name="queue",
                     ),
                 ),
                 (
                     "priority",
                     models.SmallIntegerField(
-                        blank=True, help_text="0 to 9; empty: the task's.", null=True, verbose_name="priority"
+                        blank=True,
+                        help_text="0 to 9; empty: the task's.",
+                        null=True,
+                        verbose_name="priority",
                     ),
                 ),
                 (
                     "options",
                     models.JSONField(
-                        blank=True, default=dict, help_text="As for .using() of the task.", verbose_name="options"
+                        blank=True,
+                        default=dict,
+                        help_text="As for .using() of the task.",
+                        verbose_name="options",
                     ),
                 ),
-                ("target_type", models.CharField(default="CELERY_TASK", max_length=13, verbose_name="target type")),
-                ("target_config", models.JSONField(blank=True, null=True, verbose_name="target configuration")),
+                (
+                    "target_type",
+                    models.CharField(
+                        default="CELERY_TASK", max_length=13, verbose_name="target type"
+                    ),
+                ),
+                (
+                    "target_config",
+                    models.JSONField(blank=True, null=True, verbose_name="target configuration"),
+                ),
                 (
                     "timetable",
-                    models.JSONField(help_text="One or more parts, combined by OR.", verbose_name="timetable"),
+                    models.JSONField(
+                        help_text="One or more parts, combined by OR.", verbose_name="timetable"
+                    ),
                 ),
                 (
                     "interval_seconds",
                     models.FloatField(
-                        blank=True, help_text="Seconds, of a plain one.", null=True, verbose_name="interval"
+                        blank=True,
+                        help_text="Seconds, of a plain one.",
+                        null=True,
+                        verbose_name="interval",
                     ),
                 ),
-                ("time_zone", models.CharField(default="UTC", max_length=64, verbose_name="time zone")),
-                ("dst_gap", models.CharField(default="RUN_AFTER", max_length=9, verbose_name="DST gap")),
-                ("dst_overlap", models.CharField(default="FIRST", max_length=5, verbose_name="DST overlap")),
+                (
+                    "time_zone",
+                    models.CharField(default="UTC", max_length=64, verbose_name="time zone"),
+                ),
+                (
+                    "dst_gap",
+                    models.CharField(default="RUN_AFTER", max_length=9, verbose_name="DST gap"),
+                ),
+                (
+                    "dst_overlap",
+                    models.CharField(default="FIRST", max_length=5, verbose_name="DST overlap"),
+                ),
                 (
                     "calendars",
                     models.JSONField(
-                        blank=True, default=list, help_text="Names; closed where any is.", verbose_name="calendars"
+                        blank=True,
+                        default=list,
+                        help_text="Names; closed where any is.",
+                        verbose_name="calendars",
                     ),
                 ),
                 ("roll", models.CharField(default="SKIP", max_length=18, verbose_name="roll")),
-                ("jitter", models.FloatField(default=0.0, help_text="Seconds.", verbose_name="jitter")),
+                (
+                    "jitter",
+                    models.FloatField(default=0.0, help_text="Seconds.", verbose_name="jitter"),
+                ),
                 (
                     "jitter_percent",
                     models.FloatField(
-                        default=0.0, help_text="Of the way to the next fire.", verbose_name="jitter percent"
+                        default=0.0,
+                        help_text="Of the way to the next fire.",
+                        verbose_name="jitter percent",
                     ),
                 ),
                 ("start_time", models.DateTimeField(verbose_name="start time")),
                 ("end_time", models.DateTimeField(blank=True, null=True, verbose_name="end time")),
-                ("max_runs", models.BigIntegerField(blank=True, null=True, verbose_name="max runs")),
+                (
+                    "max_runs",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="max runs"),
+                ),
                 ("runs_count", models.BigIntegerField(default=0, verbose_name="runs")),
                 (
                     "expires_in",
@@ -374,12 +516,22 @@ class Migration(migrations.Migration):
                         verbose_name="catch-up mode",
                     ),
                 ),
-                ("misfire_grace", models.FloatField(default=60.0, help_text="Seconds.", verbose_name="misfire grace")),
+                (
+                    "misfire_grace",
+                    models.FloatField(
+                        default=60.0, help_text="Seconds.", verbose_name="misfire grace"
+                    ),
+                ),
                 (
                     "catchup_window",
-                    models.FloatField(blank=True, help_text="Seconds.", null=True, verbose_name="catch-up window"),
+                    models.FloatField(
+                        blank=True, help_text="Seconds.", null=True, verbose_name="catch-up window"
+                    ),
                 ),
-                ("max_catchup_runs", models.IntegerField(default=100, verbose_name="most runs caught up")),
+                (
+                    "max_catchup_runs",
+                    models.IntegerField(default=100, verbose_name="most runs caught up"),
+                ),
                 (
                     "catchup_order",
                     models.CharField(
@@ -392,7 +544,9 @@ class Migration(migrations.Migration):
                 (
                     "catchup_pace",
                     models.FloatField(
-                        default=0.0, help_text="Seconds between two such runs.", verbose_name="catch-up pace"
+                        default=0.0,
+                        help_text="Seconds between two such runs.",
+                        verbose_name="catch-up pace",
                     ),
                 ),
                 (
@@ -421,25 +575,38 @@ class Migration(migrations.Migration):
                         verbose_name="overlap key",
                     ),
                 ),
-                ("next_run_at", models.DateTimeField(blank=True, null=True, verbose_name="next run at")),
+                (
+                    "next_run_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="next run at"),
+                ),
                 ("watermark_at", models.DateTimeField(verbose_name="watermark")),
-                ("last_run_at", models.DateTimeField(blank=True, null=True, verbose_name="last run at")),
-                ("ledger_from", models.DateTimeField(blank=True, null=True, verbose_name="ledger kept from")),
+                (
+                    "last_run_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last run at"),
+                ),
+                (
+                    "ledger_from",
+                    models.DateTimeField(blank=True, null=True, verbose_name="ledger kept from"),
+                ),
                 (
                     "tzdata_version",
-                    models.CharField(blank=True, default="", max_length=20, verbose_name="tzdata version"),
+                    models.CharField(
+                        blank=True, default="", max_length=20, verbose_name="tzdata version"
+                    ),
                 ),
                 ("revision", models.BigIntegerField(default=0, verbose_name="revision")),
                 (
                     "idempotency_key",
-                    models.CharField(blank=True, max_length=200, null=True, verbose_name="idempotency key"),
+                    models.CharField(
+                        blank=True, max_length=200, null=True, verbose_name="idempotency key"
+                    ),
                 ),
                 (
                     "source",
                     models.CharField(
                         blank=True,
                         default="",
-                        help_text="Who declares it: code, settings, beat, nobody.",
+                        help_text="Where it is declared: code, settings, beat, or empty for an operator.",
                         max_length=20,
                         verbose_name="source",
                     ),
@@ -453,17 +620,24 @@ class Migration(migrations.Migration):
                         verbose_name="declaration",
                     ),
                 ),
-                ("undeclared_at", models.DateTimeField(blank=True, null=True, verbose_name="no longer declared since")),
+                (
+                    "undeclared_at",
+                    models.DateTimeField(
+                        blank=True, null=True, verbose_name="no longer declared since"
+                    ),
+                ),
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="created at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="updated at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
                     ),
                 ),
             ],
@@ -481,7 +655,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="SchedulerLease",
             fields=[
-                ("name", models.CharField(max_length=100, primary_key=True, serialize=False, verbose_name="name")),
+                (
+                    "name",
+                    models.CharField(
+                        max_length=100, primary_key=True, serialize=False, verbose_name="name"
+                    ),
+                ),
                 ("holder", models.UUIDField(null=True, verbose_name="holder")),
                 ("term", models.BigIntegerField(default=0, verbose_name="term")),
                 ("acquired_at", models.DateTimeField(null=True, verbose_name="acquired at")),
@@ -539,11 +718,17 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=200, verbose_name="name")),
                 ("task", models.CharField(max_length=200, verbose_name="task")),
-                ("celery_id", models.CharField(blank=True, default="", max_length=200, verbose_name="Celery id")),
+                (
+                    "celery_id",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="Celery id"
+                    ),
+                ),
                 (
                     "heard_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="heard at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="recorded at",
                     ),
                 ),
             ],
@@ -561,7 +746,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=django_durable_tasks.models.task.new_task_id,
+                        default=django_durable_tasks.models.task_queries.new_task_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,
@@ -571,11 +756,16 @@ class Migration(migrations.Migration):
                 ("queue", models.CharField(max_length=200, verbose_name="queue")),
                 (
                     "priority",
-                    models.SmallIntegerField(db_default=0, help_text="0 to 9, 9 first.", verbose_name="priority"),
+                    models.SmallIntegerField(
+                        db_default=0, help_text="0 to 9, 9 first.", verbose_name="priority"
+                    ),
                 ),
                 ("args", models.JSONField(default=list, verbose_name="arguments")),
                 ("kwargs", models.JSONField(default=dict, verbose_name="keyword arguments")),
-                ("options", models.JSONField(blank=True, null=True, verbose_name="overridden options")),
+                (
+                    "options",
+                    models.JSONField(blank=True, null=True, verbose_name="overridden options"),
+                ),
                 (
                     "status",
                     models.CharField(
@@ -596,11 +786,19 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "run_at",
-                    models.DateTimeField(help_text="Earliest start, as it was asked for.", verbose_name="run at"),
+                    models.DateTimeField(
+                        help_text="Earliest start, as it was asked for.", verbose_name="run at"
+                    ),
                 ),
                 ("due_at", models.DateTimeField(blank=True, null=True, verbose_name="due at")),
-                ("lease_until", models.DateTimeField(blank=True, null=True, verbose_name="lease until")),
-                ("expires_at", models.DateTimeField(blank=True, null=True, verbose_name="expires at")),
+                (
+                    "lease_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="lease until"),
+                ),
+                (
+                    "expires_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="expires at"),
+                ),
                 ("epoch", models.BigIntegerField(db_default=0, verbose_name="epoch")),
                 ("run_id", models.UUIDField(blank=True, null=True, verbose_name="run id")),
                 ("node", models.UUIDField(blank=True, null=True, verbose_name="node")),
@@ -619,19 +817,40 @@ class Migration(migrations.Migration):
                         verbose_name="on orphan",
                     ),
                 ),
-                ("expected_duration", models.DurationField(blank=True, null=True, verbose_name="expected duration")),
+                (
+                    "expected_duration",
+                    models.DurationField(blank=True, null=True, verbose_name="expected duration"),
+                ),
                 (
                     "idempotency_key",
-                    models.CharField(blank=True, max_length=200, null=True, verbose_name="idempotency key"),
+                    models.CharField(
+                        blank=True, max_length=200, null=True, verbose_name="idempotency key"
+                    ),
                 ),
-                ("key", models.CharField(blank=True, max_length=200, null=True, verbose_name="key")),
-                ("unique_key", models.CharField(blank=True, max_length=200, null=True, verbose_name="unique key")),
+                (
+                    "key",
+                    models.CharField(blank=True, max_length=200, null=True, verbose_name="key"),
+                ),
+                (
+                    "unique_key",
+                    models.CharField(
+                        blank=True, max_length=200, null=True, verbose_name="unique key"
+                    ),
+                ),
                 ("open_key", models.CharField(editable=False, max_length=200, null=True)),
                 ("open_unique_key", models.CharField(editable=False, max_length=200, null=True)),
                 ("result", models.JSONField(blank=True, null=True, verbose_name="result")),
                 ("progress", models.JSONField(blank=True, null=True, verbose_name="progress")),
-                ("last_error", models.TextField(blank=True, db_default="", verbose_name="last error")),
-                ("reason", models.CharField(blank=True, db_default="", max_length=200, verbose_name="reason")),
+                (
+                    "last_error",
+                    models.TextField(blank=True, db_default="", verbose_name="last error"),
+                ),
+                (
+                    "reason",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="reason"
+                    ),
+                ),
                 (
                     "cancel_requested_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="cancel requested at"),
@@ -639,23 +858,55 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="created at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="updated at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
                     ),
                 ),
-                ("started_at", models.DateTimeField(blank=True, null=True, verbose_name="started at")),
-                ("completed_at", models.DateTimeField(blank=True, null=True, verbose_name="completed at")),
-                ("target_type", models.CharField(db_default="CELERY_TASK", max_length=13, verbose_name="target type")),
-                ("target_config", models.JSONField(blank=True, null=True, verbose_name="target configuration")),
-                ("time_zone", models.CharField(blank=True, db_default="", max_length=64, verbose_name="time zone")),
-                ("fire_time", models.DateTimeField(blank=True, null=True, verbose_name="fire time")),
-                ("overlap_key", models.CharField(blank=True, max_length=200, null=True, verbose_name="overlap_key")),
-                ("step", models.CharField(blank=True, max_length=200, null=True, verbose_name="step")),
+                (
+                    "started_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="started at"),
+                ),
+                (
+                    "completed_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="completed at"),
+                ),
+                (
+                    "target_type",
+                    models.CharField(
+                        db_default="CELERY_TASK", max_length=13, verbose_name="target type"
+                    ),
+                ),
+                (
+                    "target_config",
+                    models.JSONField(blank=True, null=True, verbose_name="target configuration"),
+                ),
+                (
+                    "time_zone",
+                    models.CharField(
+                        blank=True, db_default="", max_length=64, verbose_name="time zone"
+                    ),
+                ),
+                (
+                    "fire_time",
+                    models.DateTimeField(blank=True, null=True, verbose_name="fire time"),
+                ),
+                (
+                    "overlap_key",
+                    models.CharField(
+                        blank=True, max_length=200, null=True, verbose_name="overlap_key"
+                    ),
+                ),
+                (
+                    "step",
+                    models.CharField(blank=True, max_length=200, null=True, verbose_name="step"),
+                ),
                 (
                     "join_count",
                     models.IntegerField(
@@ -668,7 +919,12 @@ class Migration(migrations.Migration):
                 (
                     "on_upstream_failure",
                     models.CharField(
-                        choices=[("SKIP", "SKIP"), ("FAIL", "FAIL"), ("WAIT", "WAIT"), ("RUN", "RUN")],
+                        choices=[
+                            ("SKIP", "SKIP"),
+                            ("FAIL", "FAIL"),
+                            ("WAIT", "WAIT"),
+                            ("RUN", "RUN"),
+                        ],
                         db_default="SKIP",
                         max_length=4,
                         verbose_name="on upstream failure",
@@ -677,10 +933,16 @@ class Migration(migrations.Migration):
                 (
                     "cause",
                     models.UUIDField(
-                        blank=True, help_text="The task because of which it ended.", null=True, verbose_name="cause"
+                        blank=True,
+                        help_text="The task because of which it ended.",
+                        null=True,
+                        verbose_name="cause",
                     ),
                 ),
-                ("has_dependents", models.BooleanField(db_default=False, verbose_name="has dependents")),
+                (
+                    "has_dependents",
+                    models.BooleanField(db_default=False, verbose_name="has dependents"),
+                ),
                 (
                     "unresolved_dependencies_count",
                     models.IntegerField(db_default=0, verbose_name="unresolved dependencies"),
@@ -694,14 +956,23 @@ class Migration(migrations.Migration):
                         verbose_name="weight",
                     ),
                 ),
-                ("limit_key", models.CharField(blank=True, max_length=200, null=True, verbose_name="limit key")),
+                (
+                    "limit_key",
+                    models.CharField(
+                        blank=True, max_length=200, null=True, verbose_name="limit key"
+                    ),
+                ),
                 (
                     "waiting_for_limit",
-                    models.CharField(editable=False, max_length=240, null=True, verbose_name="held for"),
+                    models.CharField(
+                        editable=False, max_length=240, null=True, verbose_name="held for"
+                    ),
                 ),
                 (
                     "priority_boost",
-                    models.SmallIntegerField(db_default=0, editable=False, verbose_name="priority_boost"),
+                    models.SmallIntegerField(
+                        db_default=0, editable=False, verbose_name="priority_boost"
+                    ),
                 ),
                 (
                     "recurring_task",
@@ -760,7 +1031,12 @@ class Migration(migrations.Migration):
                 ("tenant_id", models.BigIntegerField(null=True)),
                 ("key", models.CharField(max_length=200, null=True)),
                 ("reason", models.CharField(db_default="", max_length=200)),
-                ("created_at", models.DateTimeField(db_default=django_durable_tasks.models.clock.DatabaseNow())),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow()
+                    ),
+                ),
             ],
             options={
                 "db_table": "durable_tasks_request",
@@ -794,13 +1070,29 @@ class Migration(migrations.Migration):
                 ),
                 ("started_at", models.DateTimeField(null=True, verbose_name="started at")),
                 ("completed_at", models.DateTimeField(verbose_name="completed at")),
-                ("error_message", models.TextField(blank=True, db_default="", verbose_name="error")),
-                ("traceback", models.TextField(blank=True, db_default="", verbose_name="traceback")),
+                (
+                    "error_message",
+                    models.TextField(blank=True, db_default="", verbose_name="error"),
+                ),
+                (
+                    "traceback",
+                    models.TextField(blank=True, db_default="", verbose_name="traceback"),
+                ),
                 ("exception", models.JSONField(null=True, verbose_name="exception")),
-                ("worker", models.CharField(blank=True, db_default="", max_length=255, verbose_name="worker")),
+                (
+                    "worker",
+                    models.CharField(
+                        blank=True, db_default="", max_length=255, verbose_name="worker"
+                    ),
+                ),
                 ("node", models.UUIDField(null=True, verbose_name="node")),
                 ("run_id", models.UUIDField(null=True, verbose_name="run id")),
-                ("celery_id", models.CharField(blank=True, db_default="", max_length=100, verbose_name="Celery id")),
+                (
+                    "celery_id",
+                    models.CharField(
+                        blank=True, db_default="", max_length=100, verbose_name="Celery id"
+                    ),
+                ),
                 (
                     "task",
                     models.ForeignKey(
@@ -846,11 +1138,20 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("fire_time", models.DateTimeField(verbose_name="fire time")),
-                ("last_fire_time", models.DateTimeField(blank=True, null=True, verbose_name="last fire time")),
+                (
+                    "last_fire_time",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last fire time"),
+                ),
                 ("count", models.BigIntegerField(default=1, verbose_name="count")),
-                ("count_is_exact", models.BooleanField(default=True, verbose_name="count is exact")),
+                (
+                    "count_is_exact",
+                    models.BooleanField(default=True, verbose_name="count is exact"),
+                ),
                 ("unique_fire_time", models.DateTimeField(editable=False, null=True)),
-                ("effective_at", models.DateTimeField(blank=True, null=True, verbose_name="effective at")),
+                (
+                    "effective_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="effective at"),
+                ),
                 (
                     "outcome",
                     models.CharField(
@@ -870,14 +1171,23 @@ class Migration(migrations.Migration):
                         verbose_name="outcome",
                     ),
                 ),
-                ("reason", models.CharField(blank=True, default="", max_length=500, verbose_name="reason")),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                ),
                 ("blocked_by", models.UUIDField(blank=True, null=True, verbose_name="blocked by")),
-                ("request_id", models.CharField(blank=True, max_length=200, null=True, verbose_name="request id")),
+                (
+                    "request_id",
+                    models.CharField(
+                        blank=True, max_length=200, null=True, verbose_name="request id"
+                    ),
+                ),
                 ("term", models.BigIntegerField(blank=True, null=True, verbose_name="term")),
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="created at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
                     ),
                 ),
                 (
@@ -927,13 +1237,19 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("open_task", models.UUIDField(editable=False, null=True)),
                 ("reason", models.CharField(max_length=20, verbose_name="reason")),
-                ("fingerprint", models.CharField(db_index=True, max_length=16, verbose_name="fingerprint")),
+                (
+                    "fingerprint",
+                    models.CharField(db_index=True, max_length=16, verbose_name="fingerprint"),
+                ),
                 ("error_message", models.TextField(blank=True, verbose_name="error")),
                 ("attempts", models.IntegerField(verbose_name="attempts")),
                 ("args", models.JSONField(default=list, verbose_name="arguments")),
                 ("kwargs", models.JSONField(default=dict, verbose_name="keyword arguments")),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
-                ("resolved_at", models.DateTimeField(blank=True, null=True, verbose_name="resolved at")),
+                (
+                    "resolved_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="resolved at"),
+                ),
                 (
                     "resolution",
                     models.CharField(
@@ -944,8 +1260,16 @@ class Migration(migrations.Migration):
                         verbose_name="resolution",
                     ),
                 ),
-                ("resolved_by", models.CharField(blank=True, default="", max_length=200, verbose_name="resolved by")),
-                ("note", models.CharField(blank=True, default="", max_length=500, verbose_name="note")),
+                (
+                    "resolved_by",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="resolved by"
+                    ),
+                ),
+                (
+                    "note",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="note"),
+                ),
                 (
                     "task",
                     models.ForeignKey(
@@ -971,7 +1295,10 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "dead letters",
                 "db_table": "durable_tasks_dead_letter",
                 "ordering": ["-id"],
-                "permissions": [("replay_deadletter", "Can replay"), ("discard_deadletter", "Can discard")],
+                "permissions": [
+                    ("replay_deadletter", "Can replay"),
+                    ("discard_deadletter", "Can discard"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -979,7 +1306,12 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=200, verbose_name="name")),
-                ("description", models.CharField(blank=True, default="", max_length=500, verbose_name="description")),
+                (
+                    "description",
+                    models.CharField(
+                        blank=True, default="", max_length=500, verbose_name="description"
+                    ),
+                ),
                 (
                     "working_days",
                     models.JSONField(
@@ -988,16 +1320,30 @@ class Migration(migrations.Migration):
                         verbose_name="working days",
                     ),
                 ),
-                ("origin", models.CharField(blank=True, default="", max_length=200, verbose_name="origin")),
+                (
+                    "origin",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="origin"),
+                ),
                 ("revision", models.BigIntegerField(default=0, verbose_name="revision")),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="updated at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
                     ),
                 ),
-                ("updated_by", models.CharField(blank=True, db_default="", max_length=200, verbose_name="updated by")),
-                ("reason", models.CharField(blank=True, db_default="", max_length=500, verbose_name="reason")),
+                (
+                    "updated_by",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="updated by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(
+                        blank=True, db_default="", max_length=500, verbose_name="reason"
+                    ),
+                ),
                 (
                     "tenant",
                     models.ForeignKey(
@@ -1023,7 +1369,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=django_durable_tasks.models.task.new_task_id,
+                        default=django_durable_tasks.models.task_queries.new_task_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,
@@ -1044,7 +1390,10 @@ class Migration(migrations.Migration):
                         verbose_name="status",
                     ),
                 ),
-                ("key", models.CharField(blank=True, max_length=200, null=True, verbose_name="key")),
+                (
+                    "key",
+                    models.CharField(blank=True, max_length=200, null=True, verbose_name="key"),
+                ),
                 ("open_key", models.CharField(editable=False, max_length=200, null=True)),
                 ("parent", models.UUIDField(blank=True, null=True, verbose_name="parent run")),
                 (
@@ -1056,9 +1405,18 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("released", models.BooleanField(db_default=True, editable=False)),
-                ("recurring_task", models.UUIDField(blank=True, null=True, verbose_name="recurring task")),
-                ("fire_time", models.DateTimeField(blank=True, null=True, verbose_name="fire time")),
-                ("deadline_at", models.DateTimeField(blank=True, null=True, verbose_name="deadline")),
+                (
+                    "recurring_task",
+                    models.UUIDField(blank=True, null=True, verbose_name="recurring task"),
+                ),
+                (
+                    "fire_time",
+                    models.DateTimeField(blank=True, null=True, verbose_name="fire time"),
+                ),
+                (
+                    "deadline_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="deadline"),
+                ),
                 ("callbacks", models.JSONField(blank=True, default=dict, verbose_name="callbacks")),
                 ("total", models.IntegerField(db_default=0, verbose_name="tasks")),
                 ("succeeded", models.IntegerField(db_default=0, verbose_name="succeeded")),
@@ -1066,7 +1424,12 @@ class Migration(migrations.Migration):
                 ("cancelled", models.IntegerField(db_default=0, verbose_name="cancelled")),
                 ("skipped", models.IntegerField(db_default=0, verbose_name="skipped")),
                 ("expired", models.IntegerField(db_default=0, verbose_name="expired")),
-                ("reason", models.CharField(blank=True, db_default="", max_length=200, verbose_name="reason")),
+                (
+                    "reason",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="reason"
+                    ),
+                ),
                 (
                     "cancel_requested_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="cancel requested at"),
@@ -1074,17 +1437,25 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="created at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="updated at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
                     ),
                 ),
-                ("sealed_at", models.DateTimeField(blank=True, null=True, verbose_name="sealed at")),
-                ("completed_at", models.DateTimeField(blank=True, null=True, verbose_name="completed at")),
+                (
+                    "sealed_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="sealed at"),
+                ),
+                (
+                    "completed_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="completed at"),
+                ),
                 (
                     "tenant",
                     models.ForeignKey(
@@ -1137,7 +1508,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("until", models.TimeField(blank=True, null=True, verbose_name="open until")),
-                ("name", models.CharField(blank=True, default="", max_length=200, verbose_name="name")),
+                (
+                    "name",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="name"),
+                ),
                 (
                     "calendar",
                     models.ForeignKey(
@@ -1152,7 +1526,11 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "calendar days",
                 "db_table": "durable_tasks_calendar_day",
                 "ordering": ["date"],
-                "constraints": [models.UniqueConstraint(fields=("calendar", "date"), name="durable_calendar_date")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("calendar", "date"), name="durable_calendar_date"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
@@ -1169,12 +1547,16 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("move_to", models.DateTimeField(blank=True, null=True, verbose_name="move to")),
-                ("reason", models.CharField(blank=True, default="", max_length=200, verbose_name="reason")),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="reason"),
+                ),
                 ("by", models.CharField(blank=True, default="", max_length=200, verbose_name="by")),
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), verbose_name="created at"
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
                     ),
                 ),
                 (
@@ -1193,7 +1575,9 @@ class Migration(migrations.Migration):
                 "db_table": "durable_tasks_occurrence_override",
                 "ordering": ["fire_time"],
                 "constraints": [
-                    models.UniqueConstraint(fields=("recurring_task", "fire_time"), name="durable_one_override")
+                    models.UniqueConstraint(
+                        fields=("recurring_task", "fire_time"), name="durable_one_override"
+                    )
                 ],
             },
         ),
@@ -1228,22 +1612,45 @@ class Migration(migrations.Migration):
                     "on_upstream_failure",
                     models.CharField(
                         blank=True,
-                        choices=[("SKIP", "SKIP"), ("FAIL", "FAIL"), ("WAIT", "WAIT"), ("RUN", "RUN")],
+                        choices=[
+                            ("SKIP", "SKIP"),
+                            ("FAIL", "FAIL"),
+                            ("WAIT", "WAIT"),
+                            ("RUN", "RUN"),
+                        ],
                         help_text="Empty: as the task says.",
                         max_length=4,
                         null=True,
                         verbose_name="on upstream failure",
                     ),
                 ),
-                ("resolved_at", models.DateTimeField(blank=True, null=True, verbose_name="resolved at")),
-                ("outcome", models.CharField(blank=True, max_length=9, null=True, verbose_name="outcome")),
+                (
+                    "resolved_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="resolved at"),
+                ),
+                (
+                    "outcome",
+                    models.CharField(blank=True, max_length=9, null=True, verbose_name="outcome"),
+                ),
                 ("met", models.BooleanField(blank=True, null=True, verbose_name="met")),
-                ("placed_by", models.CharField(blank=True, db_default="", max_length=200, verbose_name="placed by")),
+                (
+                    "placed_by",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="placed by"
+                    ),
+                ),
                 (
                     "resolved_by",
-                    models.CharField(blank=True, db_default="", max_length=200, verbose_name="resolved by"),
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="resolved by"
+                    ),
                 ),
-                ("note", models.CharField(blank=True, db_default="", max_length=500, verbose_name="note")),
+                (
+                    "note",
+                    models.CharField(
+                        blank=True, db_default="", max_length=500, verbose_name="note"
+                    ),
+                ),
                 (
                     "depends_on",
                     models.ForeignKey(
@@ -1313,7 +1720,9 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="recurringtask",
-            constraint=models.UniqueConstraint(fields=("tenant", "name"), name="durable_recurring_name"),
+            constraint=models.UniqueConstraint(
+                fields=("tenant", "name"), name="durable_recurring_name"
+            ),
         ),
         migrations.AddConstraint(
             model_name="recurringtask",
@@ -1350,7 +1759,9 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="calendar",
-            constraint=models.UniqueConstraint(fields=("tenant", "name"), name="durable_calendar_name"),
+            constraint=models.UniqueConstraint(
+                fields=("tenant", "name"), name="durable_calendar_name"
+            ),
         ),
         migrations.AddIndex(
             model_name="workflowrun",
@@ -1433,7 +1844,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="task",
             index=django_durable_tasks.models.indexes.PartialIndex(
-                elsewhere=("key",), fields=["key"], name="durable_task_key", where=models.Q(("key__isnull", False))
+                elsewhere=("key",),
+                fields=["key"],
+                name="durable_task_key",
+                where=models.Q(("key__isnull", False)),
             ),
         ),
         migrations.AddIndex(
@@ -1504,7 +1918,10 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(
                 condition=models.Q(
                     models.Q(("due_at__isnull", False), ("status__in", ["PENDING", "QUEUED"])),
-                    models.Q(models.Q(("status__in", ["PENDING", "QUEUED"]), _negated=True), ("due_at__isnull", True)),
+                    models.Q(
+                        models.Q(("status__in", ["PENDING", "QUEUED"]), _negated=True),
+                        ("due_at__isnull", True),
+                    ),
                     _connector="OR",
                 ),
                 name="durable_task_due_at",
@@ -1514,8 +1931,15 @@ class Migration(migrations.Migration):
             model_name="task",
             constraint=models.CheckConstraint(
                 condition=models.Q(
-                    models.Q(("lease_until__isnull", False), ("run_id__isnull", False), ("status", "RUNNING")),
-                    models.Q(models.Q(("status", "RUNNING"), _negated=True), ("lease_until__isnull", True)),
+                    models.Q(
+                        ("lease_until__isnull", False),
+                        ("run_id__isnull", False),
+                        ("status", "RUNNING"),
+                    ),
+                    models.Q(
+                        models.Q(("status", "RUNNING"), _negated=True),
+                        ("lease_until__isnull", True),
+                    ),
                     _connector="OR",
                 ),
                 name="durable_task_lease",

@@ -19,7 +19,7 @@ from django_durable_tasks.models.task_dependency import TaskDependency
 from django_durable_tasks.models.task_request import RequestKind, TaskRequest
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.models.workflow_run import WorkflowRun
-from django_durable_tasks.rules.calendars import DayKind, SpecialDay
+from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 
 __all__ = [
     "DEFAULT_TENANT_ID",

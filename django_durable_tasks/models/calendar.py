@@ -12,7 +12,7 @@ from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.calendars import SpecialDay
+from django_durable_tasks.rules.recurring.calendars import SpecialDay
 
 
 def _monday_to_friday() -> list[int]:
@@ -23,16 +23,30 @@ class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"]))
     """Calendar.objects: calendars are written whole, and the schedules that name them follow."""
 
     def upsert(
-        self, name: str, *, working_days: Sequence[int] | None = None, days: Iterable[SpecialDay] | None = None,
-        description: str | None = None, tenant: Any = None, by: str = "", reason: str = "",
-    ) -> Calendar:  # fmt: skip
+        self,
+        name: str,
+        *,
+        working_days: Sequence[int] | None = None,
+        days: Iterable[SpecialDay] | None = None,
+        description: str | None = None,
+        tenant: Any = None,
+        by: str = "",
+        reason: str = "",
+    ) -> Calendar:
         """Create the calendar of this name or change the existing one; what is None stays as it is.
 
-        ``working_days``: ISO weekdays, 1 is Monday. ``days`` replace all its special days. Schedules that name the
-        calendar get their next fire time in the same transaction. Raises InvalidCalendar.
+        ``working_days``: ISO weekdays, 1 is Monday. ``days`` replace all its special days.
+        Schedules that name the calendar get their next fire time in the same transaction. Raises
+        InvalidCalendar.
         """
         calendar: Calendar = ports.calendars.upsert(
-            name, working_days=working_days, days=days, description=description, tenant=tenant, by=by, reason=reason
+            name,
+            working_days=working_days,
+            days=days,
+            description=description,
+            tenant=tenant,
+            by=by,
+            reason=reason,
         )
         return calendar
 
@@ -61,7 +75,9 @@ class Calendar(GuardedModel):
     name = models.CharField(_("name"), max_length=200)
     description = models.CharField(_("description"), max_length=500, blank=True, default="")
     working_days = models.JSONField(
-        _("working days"), default=_monday_to_friday, help_text=_("ISO weekdays, 1 Monday to 7 Sunday.")
+        _("working days"),
+        default=_monday_to_friday,
+        help_text=_("ISO weekdays, 1 Monday to 7 Sunday."),
     )
     origin = models.CharField(_("origin"), max_length=200, blank=True, default="")
     revision = models.BigIntegerField(_("revision"), default=0)
@@ -76,7 +92,9 @@ class Calendar(GuardedModel):
         verbose_name = _("calendar")
         verbose_name_plural = _("calendars")
         ordering: ClassVar = ["name"]
-        constraints: ClassVar = [models.UniqueConstraint(fields=("tenant", "name"), name="durable_calendar_name")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=("tenant", "name"), name="durable_calendar_name")
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -8,7 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.rules.calendars import DayKind
+from django_durable_tasks.rules.recurring.calendars import DayKind
 
 
 class CalendarDayQuerySet(GuardedQuerySet["CalendarDay"]):
@@ -16,15 +16,24 @@ class CalendarDayQuerySet(GuardedQuerySet["CalendarDay"]):
 
 
 class CalendarDay(GuardedModel):
-    """A date that is CLOSED, OPEN though its weekday is not, or HALF: closed from ``until`` (wall time) on."""
+    """A date that is CLOSED, OPEN though its weekday is not, or HALF: closed from ``until`` (wall
+    time) on.
+    """
 
-    instead: ClassVar[str] = "Write the days of a calendar with Calendar.objects.upsert(name, days=[...])."
+    instead: ClassVar[str] = (
+        "Write the days of a calendar with Calendar.objects.upsert(name, days=[...])."
+    )
 
     id = models.BigAutoField(primary_key=True)
-    calendar = models.ForeignKey("django_durable_tasks.Calendar", models.CASCADE, related_name="days")
+    calendar = models.ForeignKey(
+        "django_durable_tasks.Calendar", models.CASCADE, related_name="days"
+    )
     date = models.DateField(_("date"))
     kind = models.CharField(
-        _("kind"), max_length=6, choices=[(k.value, k.value) for k in DayKind], default=DayKind.CLOSED.value
+        _("kind"),
+        max_length=6,
+        choices=[(k.value, k.value) for k in DayKind],
+        default=DayKind.CLOSED.value,
     )
     until = models.TimeField(_("open until"), null=True, blank=True)
     name = models.CharField(_("name"), max_length=200, blank=True, default="")
@@ -36,7 +45,9 @@ class CalendarDay(GuardedModel):
         verbose_name = _("calendar day")
         verbose_name_plural = _("calendar days")
         ordering: ClassVar = ["date"]
-        constraints: ClassVar = [models.UniqueConstraint(fields=("calendar", "date"), name="durable_calendar_date")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=("calendar", "date"), name="durable_calendar_date")
+        ]
 
     def __str__(self) -> str:
         return f"{self.date} {self.name}"

@@ -1,4 +1,6 @@
-"""The database's clock in SQL, in UTC whatever the session's zone is; on SQLite the host's clock, always six digits."""
+"""The database's clock in SQL, in UTC whatever the session's zone is; on SQLite the host's clock,
+always six digits.
+"""
 
 from __future__ import annotations
 
@@ -21,5 +23,8 @@ class DatabaseNow(models.Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(
-            compiler, connection, template="STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')", **context
+            compiler,
+            connection,
+            template="STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')",
+            **context,
         )

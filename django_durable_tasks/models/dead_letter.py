@@ -29,10 +29,16 @@ class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
 
     @alters_data
     def replay(
-        self, *, by: str = "", reason: str = "", args: Sequence[Any] | None = None,
+        self,
+        *,
+        by: str = "",
+        reason: str = "",
+        args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-    ) -> list[uuid.UUID]:  # fmt: skip
-        """Run the tasks of the open dead letters again, as ``Task.objects.replay`` does; return their ids."""
+    ) -> list[uuid.UUID]:
+        """Run the tasks of the open dead letters again, as ``Task.objects.replay`` does; return
+        their ids.
+        """
         return ports.dead_letters.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
 
     @alters_data
@@ -44,10 +50,14 @@ class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
 class DeadLetter(GuardedModel):
     """Why a task gave up, and what was done about it, by whom."""
 
-    instead: ClassVar[str] = "Close dead letters with DeadLetter.objects.filter(...).replay() or discard()."
+    instead: ClassVar[str] = (
+        "Close dead letters with DeadLetter.objects.filter(...).replay() or discard()."
+    )
 
     id = models.BigAutoField(primary_key=True)
-    task = models.ForeignKey("django_durable_tasks.Task", models.CASCADE, related_name="dead_letters")
+    task = models.ForeignKey(
+        "django_durable_tasks.Task", models.CASCADE, related_name="dead_letters"
+    )
     open_task = models.UUIDField(null=True, editable=False)
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant",
@@ -66,7 +76,11 @@ class DeadLetter(GuardedModel):
     created_at = models.DateTimeField(_("created at"))
     resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
     resolution = models.CharField(
-        _("resolution"), max_length=9, blank=True, default="", choices=[(r.value, r.value) for r in Resolution]
+        _("resolution"),
+        max_length=9,
+        blank=True,
+        default="",
+        choices=[(r.value, r.value) for r in Resolution],
     )
     resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, default="")
     note = models.CharField(_("note"), max_length=500, blank=True, default="")
@@ -78,8 +92,13 @@ class DeadLetter(GuardedModel):
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
         ordering: ClassVar = ["-id"]
-        permissions: ClassVar = [("replay_deadletter", "Can replay"), ("discard_deadletter", "Can discard")]
-        constraints: ClassVar = [PresentUnique(fields=("open_task",), name="durable_one_open_dead_letter")]
+        permissions: ClassVar = [
+            ("replay_deadletter", "Can replay"),
+            ("discard_deadletter", "Can discard"),
+        ]
+        constraints: ClassVar = [
+            PresentUnique(fields=("open_task",), name="durable_one_open_dead_letter")
+        ]
 
     def __str__(self) -> str:
         return f"{self.task_id}: {self.reason}"

@@ -1,4 +1,6 @@
-"""EndingEvent: a task of a graph ended, and its dependents or its workflow have not taken that into account yet."""
+"""EndingEvent: a task of a graph ended, and its dependents or its workflow have not taken that into
+account yet.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ class EndingEventQuerySet(models.QuerySet["EndingEvent"]):
 class EndingEvent(models.Model):
     """Written in the transaction of the ending, deleted in the one that resolves and counts it.
 
-    ``epoch`` is the epoch of the task after the ending. A task that was replayed since has another one, and the event
-    is ignored. ``delta`` is what the workflow adds to its count: +1, or -1 if an ended task is replayed.
+    ``epoch`` is the epoch of the task after the ending. A task that was replayed since has another
+    one, and the event is ignored. ``delta`` is what the workflow adds to its count: +1, or -1 if an
+    ended task is replayed.
     """
 
     id = models.BigAutoField(primary_key=True)

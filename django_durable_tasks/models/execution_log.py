@@ -1,4 +1,6 @@
-"""TaskExecutionLog: one row an attempt, written once, at its end. A run in progress is read from its Task."""
+"""TaskExecutionLog: one row an attempt, written once, at its end. A run in progress is read from
+its Task.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class TaskExecutionLog(GuardedModel):
     instead: ClassVar[str] = "To run a task again, use Task.objects.filter(...).replay()."
 
     id = models.BigAutoField(primary_key=True)
-    # Without a constraint in the database: its check would cost every ending a row lock; retention deletes both.
+    # Without a constraint in the database: its check would cost every ending a row lock; retention
+    # deletes both.
     task = models.ForeignKey(
         "django_durable_tasks.Task", models.CASCADE, related_name="executions", db_constraint=False
     )
@@ -35,12 +38,14 @@ class TaskExecutionLog(GuardedModel):
         related_name="+",
     )
     attempt_number = models.IntegerField(_("attempt"))
-    status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in LogStatus])
+    status = models.CharField(
+        _("status"), max_length=9, choices=[(s.value, s.value) for s in LogStatus]
+    )
     started_at = models.DateTimeField(_("started at"), null=True)
     completed_at = models.DateTimeField(_("completed at"))
     error_message = models.TextField(_("error"), db_default="", blank=True)
     traceback = models.TextField(_("traceback"), db_default="", blank=True)
-    # The class and the arguments of the exception, as celery/raised.py writes them.
+    # The class and the arguments of the exception, as celery/stored_exceptions.py writes them.
     exception = models.JSONField(_("exception"), null=True)
     worker = models.CharField(_("worker"), max_length=255, db_default="", blank=True)
     node = models.UUIDField(_("node"), null=True)

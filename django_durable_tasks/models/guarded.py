@@ -1,8 +1,9 @@
-"""Tables that only the engine writes. Their rows depend on each other, so that a write past the engine breaks them.
+"""Tables that only the engine writes. Their rows depend on each other, so that a write past the
+engine breaks them.
 
-``save()``, ``create()``, ``update()`` and the like raise GuardedModelError, which names the right method. The engine
-writes through ``queryset.unguarded()``. Fixtures, migrations and cascades are not affected: Django writes them through
-``save_base()``, historical models and the base manager.
+``save()``, ``create()``, ``update()`` and the like raise GuardedModelError, which names the right
+method. The engine writes through ``queryset.unguarded()``. Fixtures, migrations and cascades are
+not affected: Django writes them through ``save_base()``, historical models and the base manager.
 """
 
 from __future__ import annotations
@@ -112,5 +113,6 @@ class GuardedQuerySet(models.QuerySet[M]):
 def _refusal(model: type[models.Model], method: str) -> GuardedModelError:
     instead: str = getattr(model, "instead", "")
     return GuardedModelError(
-        f"{model.__name__}: {method} is refused, because only the engine writes this table. {instead}"
+        f"{model.__name__}: {method} is refused, because only the engine writes this table."
+        f" {instead}"
     )

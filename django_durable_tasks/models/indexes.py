@@ -1,6 +1,7 @@
 """Partial indexes where the database has them; where it has none, the nearest full one.
 
-A unique key over nullable marker columns holds on every database, because NULLs never collide (SQL:2003 §4.17).
+A unique key over nullable marker columns holds on every database, because NULLs never collide
+(SQL:2003 §4.17).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ def _whole(schema_editor: BaseDatabaseSchemaEditor) -> bool:
 
 
 class PartialIndex(models.Index):
-    """An index on the rows of ``where``; on a database without partial indexes, one on the ``elsewhere`` fields.
+    """An index on the rows of ``where``; on a database without partial indexes, one on the
+    ``elsewhere`` fields.
 
-    ``where`` is kept apart from Django's ``condition``, whose check warns that such a database has no index at all.
+    ``where`` is kept apart from Django's ``condition``, whose check warns that such a database has
+    no index at all.
     """
 
     def __init__(self, *, where: models.Q, elsewhere: tuple[str, ...], **options: Any) -> None:
@@ -45,16 +48,20 @@ class PartialIndex(models.Index):
 
 
 class PresentUnique(models.UniqueConstraint):
-    """Unique among the rows whose last field is not NULL; elsewhere a plain UNIQUE, where NULLs never collide.
+    """Unique among the rows whose last field is not NULL; elsewhere a plain UNIQUE, where NULLs
+    never collide.
 
-    The condition is kept from Django, whose check warns that such a database has no constraint at all.
+    The condition is kept from Django, whose check warns that such a database has no constraint at
+    all.
     """
 
     def __init__(self, *, fields: tuple[str, ...], name: str) -> None:
         super().__init__(fields=fields, name=name)
 
     def _for(self, schema_editor: Any) -> models.UniqueConstraint:
-        present = None if _whole(schema_editor) else models.Q(**{f"{self.fields[-1]}__isnull": False})
+        present = (
+            None if _whole(schema_editor) else models.Q(**{f"{self.fields[-1]}__isnull": False})
+        )
         return models.UniqueConstraint(fields=self.fields, name=self.name, condition=present)
 
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:

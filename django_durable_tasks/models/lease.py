@@ -1,15 +1,37 @@
-"""SchedulerLease: who leads. The rows are made by the migration, so that taking the lease is only an UPDATE."""
+"""SchedulerLease: which scheduler leads a region. ``migrate`` creates the row, so acquiring the
+lease is an UPDATE.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import conf
+
+_LEADER = "leader"
+LONG_EXPIRED = datetime(2000, 1, 1, tzinfo=UTC)
+"""``expires_at`` of a lease that no scheduler has held yet."""
+
+
+def lease_name(region: str | None = None) -> str:
+    """Return the name of the lease of a region, by default of this process's region."""
+    found = conf.settings().REGION if region is None else region
+    return f"{_LEADER}@{found}" if found else _LEADER
+
+
+def region_of(name: str) -> str:
+    """Return the region whose lease has this name."""
+    return name.partition("@")[2]
+
 
 class SchedulerLease(models.Model):
-    """One office, its holder and the term of that reign; the term only grows and fences the leader's writes."""
+    """One lease, the scheduler that holds it and its term; the term only grows and fences the
+    leader's writes.
+    """
 
     name = models.CharField(_("name"), primary_key=True, max_length=100)
     holder = models.UUIDField(_("holder"), null=True)

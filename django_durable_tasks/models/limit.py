@@ -1,4 +1,6 @@
-"""Limit: how much of one scope an operator allows; such a row overrides what code and settings say of the scope."""
+"""Limit: how much of one scope an operator allows; such a row overrides what code and settings say
+of the scope.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,36 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.rules.limits import Allowance, allowance_of
+from django_durable_tasks.rules.limits.options import Allowance, allowance_of
 
 
 class Limit(models.Model):
     """What one scope may have under way at once, and how often its tasks may start."""
 
     scope = models.CharField(
-        _("scope"), primary_key=True, max_length=240,
+        _("scope"),
+        primary_key=True,
+        max_length=240,
         help_text=_("global, queue:<name>, task:<name>, tenant:<id> or key:<text>."),
-    )  # fmt: skip
+    )
     max_concurrency = models.IntegerField(
-        _("max concurrency"), null=True, blank=True, help_text=_("How many may be published or run at once.")
+        _("max concurrency"),
+        null=True,
+        blank=True,
+        help_text=_("How many may be published or run at once."),
     )
     rate = models.CharField(
-        _("rate"), max_length=20, blank=True, default="", help_text=_("Starts in a time: 10/m, 5/s, 100/h, 1000/d.")
+        _("rate"),
+        max_length=20,
+        blank=True,
+        default="",
+        help_text=_("Starts in a time: 10/m, 5/s, 100/h, 1000/d."),
     )
     burst = models.FloatField(
-        _("burst"), null=True, blank=True, help_text=_("How many may start at once after a pause; else one second's.")
+        _("burst"),
+        null=True,
+        blank=True,
+        help_text=_("How many may start at once after a pause; else one second's."),
     )
     note = models.CharField(_("note"), max_length=500, blank=True, default="")
     set_by = models.CharField(_("set by"), max_length=200, blank=True, default="")
@@ -45,7 +59,11 @@ class Limit(models.Model):
     @property
     def allowance(self) -> Allowance:
         """What the row allows; raises InvalidOption."""
-        given = {"max_concurrency": self.max_concurrency, "rate": self.rate or None, "burst": self.burst}
+        given = {
+            "max_concurrency": self.max_concurrency,
+            "rate": self.rate or None,
+            "burst": self.burst,
+        }
         return allowance_of(self.scope, given)
 
     def clean(self) -> None:

@@ -1,4 +1,6 @@
-"""LimitBucket: the tokens that a scope with a rate has left; the row of the scope "" is the lock of all limits."""
+"""LimitBucket: the tokens that a scope with a rate has left; the row of the scope "" is the lock of
+all limits.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 LOCK = ""
-"""The row that a claim holds while it judges limits, so that the limited claims of all nodes are serial."""
+"""The row that a claim holds while it judges limits, so that the limited claims of all nodes are
+serial.
+"""
 
 
 class LimitBucket(models.Model):

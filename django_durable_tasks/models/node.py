@@ -38,7 +38,9 @@ class NodeQuerySet(models.QuerySet["Node"]):
 
 
 class Node(models.Model):
-    """One live or departed process; ``beats`` counts its heartbeats, by which others judge its silence."""
+    """One live or departed process; ``beats`` counts its heartbeats, by which others judge its
+    silence.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(_("name"), max_length=255)
@@ -54,35 +56,56 @@ class Node(models.Model):
     last_seen_at = models.DateTimeField(_("last seen at"))
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     declared_dead = models.BooleanField(_("declared dead"), default=False)
-    # What follows has defaults in the database, so that nodes of the release before can go on writing their rows.
+    # What follows has defaults in the database, so that nodes of the release before can go on
+    # writing their rows.
     region = models.CharField(_("region"), max_length=50, db_default="", blank=True)
     shards = models.JSONField(_("shards"), null=True, blank=True, help_text=_("Empty: all."))
     keeps_to_shards = models.BooleanField(_("keeps to its shards"), db_default=False)
     versions = models.JSONField(_("versions"), null=True, blank=True)
-    active = models.JSONField(_("running tasks"), null=True, blank=True, help_text=_("Number, and up to 20 ids."))
+    active = models.JSONField(
+        _("running tasks"), null=True, blank=True, help_text=_("Number, and up to 20 ids.")
+    )
     last_scan_at = models.DateTimeField(_("last scan at"), null=True, blank=True)
     last_start_at = models.DateTimeField(_("last start at"), null=True, blank=True)
     skew = models.FloatField(
-        _("skew"), null=True, blank=True, help_text=_("Seconds by which the host's clock is ahead of the database's.")
+        _("skew"),
+        null=True,
+        blank=True,
+        help_text=_("Seconds by which the host's clock is ahead of the database's."),
     )
     draining = models.BooleanField(_("draining"), db_default=False)
     index_state = models.CharField(
-        _("due index"), max_length=TOLD_MAX, db_default="", blank=True,
-        help_text=_("Where a scheduler finds what is due next, or why and how often it polls for it."),
-    )  # fmt: skip
+        _("due index"),
+        max_length=TOLD_MAX,
+        db_default="",
+        blank=True,
+        help_text=_(
+            "Where a scheduler finds what is due next, or why and how often it polls for it."
+        ),
+    )
     wakeups_state = models.CharField(
-        _("wake-ups"), max_length=TOLD_MAX, db_default="", blank=True,
+        _("wake-ups"),
+        max_length=TOLD_MAX,
+        db_default="",
+        blank=True,
         help_text=_("What wakes a scheduler when rows are due soon, or why nothing does."),
-    )  # fmt: skip
+    )
     failing = models.JSONField(
-        _("failing"), null=True, blank=True,
-        help_text=_("Parts of a scheduler that fail: what, the error, how often in a row and for how many seconds."),
-    )  # fmt: skip
+        _("failing"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "Parts of a scheduler that fail: what, the error, how often in a row and for how many"
+            " seconds."
+        ),
+    )
 
     rejected_queues = models.JSONField(
-        _("rejected queues"), null=True, blank=True,
+        _("rejected queues"),
+        null=True,
+        blank=True,
         help_text=_("Queues whose messages the broker rejects, with its reason."),
-    )  # fmt: skip
+    )
 
     objects = NodeQuerySet.as_manager()
 

@@ -1,7 +1,9 @@
-"""OccurrenceRecord: the ledger. What became of each fire time, and why; kept longer than the tasks themselves.
+"""OccurrenceRecord: the ledger. What became of each fire time, and why; kept longer than the tasks
+themselves.
 
-Its unique key guarantees that a fire time of a recurring task is born once, whoever leads and whatever clocks say. A
-stretch of fires that did not run is one range row: first, last, count and reason.
+Its unique key guarantees that a fire time of a recurring task is born once, whoever leads and
+whatever clocks say. A stretch of fires that did not run is one range row: first, last, count and
+reason.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.recurring import Fate
+from django_durable_tasks.rules.recurring.policies import Fate
 
 
 class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
@@ -39,15 +41,20 @@ class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
         """Rows that speak of this fire time: its own first, then the ranges around it."""
         own = Q(unique_fire_time=fire_time)
         # Ranges have no unique_fire_time anyway; said aloud, their partial index serves this half.
-        around = Q(unique_fire_time__isnull=True, fire_time__lte=fire_time, last_fire_time__gte=fire_time)
-        return self.filter(own | around).order_by(models.F("unique_fire_time").desc(nulls_last=True), "-id")
+        around = Q(
+            unique_fire_time__isnull=True, fire_time__lte=fire_time, last_fire_time__gte=fire_time
+        )
+        return self.filter(own | around).order_by(
+            models.F("unique_fire_time").desc(nulls_last=True), "-id"
+        )
 
 
 class OccurrenceRecord(GuardedModel):
     """One fire time of a recurring task (or a range of them), and its outcome."""
 
     instead: ClassVar[str] = (
-        "The ledger records what became of each fire time; run one with trigger_now() or backfill() of the schedule."
+        "The ledger records what became of each fire time; run one with trigger_now() or backfill()"
+        " of the schedule."
     )
 
     id = models.BigAutoField(primary_key=True)
@@ -72,7 +79,9 @@ class OccurrenceRecord(GuardedModel):
     count_is_exact = models.BooleanField(_("count is exact"), default=True)
     unique_fire_time = models.DateTimeField(null=True, editable=False)
     effective_at = models.DateTimeField(_("effective at"), null=True, blank=True)
-    outcome = models.CharField(_("outcome"), max_length=16, choices=[(fate.value, fate.value) for fate in Fate])
+    outcome = models.CharField(
+        _("outcome"), max_length=16, choices=[(fate.value, fate.value) for fate in Fate]
+    )
     reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
     task = models.ForeignKey(
         "django_durable_tasks.Task",
@@ -96,7 +105,9 @@ class OccurrenceRecord(GuardedModel):
         verbose_name_plural = _("ledger of occurrences")
         ordering: ClassVar = ["-id"]
         constraints: ClassVar = [
-            PresentUnique(fields=("recurring_task", "unique_fire_time"), name="durable_one_occurrence"),
+            PresentUnique(
+                fields=("recurring_task", "unique_fire_time"), name="durable_one_occurrence"
+            ),
             PresentUnique(fields=("recurring_task", "request_id"), name="durable_one_request"),
         ]
         indexes: ClassVar = [
@@ -105,7 +116,7 @@ class OccurrenceRecord(GuardedModel):
                 where=Q(unique_fire_time__isnull=True),
                 elsewhere=("recurring_task", "fire_time"),
                 name="durable_occurrence_ranges",
-            ),
+            )
         ]
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.rules.agenda import Action
+from django_durable_tasks.rules.recurring.effective import Action
 
 
 class OccurrenceOverrideQuerySet(GuardedQuerySet["OccurrenceOverride"]):
@@ -23,10 +23,15 @@ class OccurrenceOverride(GuardedModel):
 
     id = models.BigAutoField(primary_key=True)
     recurring_task = models.ForeignKey(
-        "django_durable_tasks.RecurringTask", models.CASCADE, db_constraint=False, related_name="overrides"
+        "django_durable_tasks.RecurringTask",
+        models.CASCADE,
+        db_constraint=False,
+        related_name="overrides",
     )
     fire_time = models.DateTimeField(_("fire time"))
-    action = models.CharField(_("action"), max_length=4, choices=[(a.value, a.value) for a in Action])
+    action = models.CharField(
+        _("action"), max_length=4, choices=[(a.value, a.value) for a in Action]
+    )
     move_to = models.DateTimeField(_("move to"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
     by = models.CharField(_("by"), max_length=200, blank=True, default="")
@@ -40,7 +45,9 @@ class OccurrenceOverride(GuardedModel):
         verbose_name_plural = _("overrides")
         ordering: ClassVar = ["fire_time"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=("recurring_task", "fire_time"), name="durable_one_override"),
+            models.UniqueConstraint(
+                fields=("recurring_task", "fire_time"), name="durable_one_override"
+            )
         ]
 
     def __str__(self) -> str:

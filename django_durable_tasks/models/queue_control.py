@@ -14,7 +14,9 @@ class QueueControlManager(models.Manager["QueueControl"]):
     """QueueControl.objects: pausing and resuming queues by name."""
 
     def pause(self, name: str, *, by: str = "", reason: str = "") -> None:
-        """Publish and start nothing of this queue until it is resumed. Tasks that already run go on."""
+        """Publish and start nothing of this queue until it is resumed. Tasks that already run go
+        on.
+        """
         ports.queues.pause(name, by=by, reason=reason)
 
     def resume(self, name: str, *, by: str = "", reason: str = "") -> bool:
@@ -30,11 +32,16 @@ class QueueControl(models.Model):
     paused_by = models.CharField(_("paused by"), max_length=200, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
 
-    # What follows has defaults in the database, so that nodes of the release before can go on writing their rows.
+    # What follows has defaults in the database, so that nodes of the release before can go on
+    # writing their rows.
     misrouted = models.BigIntegerField(
-        _("misrouted messages"), db_default=0,
-        help_text=_("Messages for tasks of this queue that were consumed from another queue, and started nothing."),
-    )  # fmt: skip
+        _("misrouted messages"),
+        db_default=0,
+        help_text=_(
+            "Messages for tasks of this queue that were consumed from another queue, and started"
+            " nothing."
+        ),
+    )
     misrouted_at = models.DateTimeField(_("last misrouted at"), null=True, blank=True)
     misrouted_from = models.CharField(_("consumed from"), max_length=200, db_default="", blank=True)
 

@@ -1,7 +1,9 @@
-"""RecurringTask: the row that holds a schedule, and the questions one may ask of the table. Questions never write.
+"""RecurringTask: the row that holds a schedule, and the questions one may ask of the table.
+Questions never write.
 
-``next_run_at`` says when somebody must look at the row; ``watermark_at`` up to when every fire time is accounted for in
-the ledger. Down-time is the distance between the two and now, never anybody's memory.
+``next_run_at`` says when somebody must look at the row; ``watermark_at`` up to when every fire time
+is accounted for in the ledger. Down-time is the distance between the two and now, never anybody's
+memory.
 """
 
 from __future__ import annotations
@@ -21,8 +23,13 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.identifiers import uuid7
-from django_durable_tasks.rules.recurring import CatchUp, CatchUpOrder, Overlap, RecurringStatus
+from django_durable_tasks.rules.recurring.policies import (
+    CatchUp,
+    CatchUpOrder,
+    Overlap,
+    RecurringStatus,
+)
+from django_durable_tasks.rules.tasks.identifiers import uuid7
 
 
 def new_recurring_task_id() -> uuid.UUID:
@@ -35,7 +42,7 @@ def _choices(words: Any) -> list[tuple[str, str]]:
 
 
 class RecurringTaskQuerySet(GuardedQuerySet["RecurringTask"]):
-    """The questions; each can be narrowed further and handed to a verb of the lifecycle."""
+    """The questions; each can be narrowed further and handed to a verb of the engine."""
 
     def for_tenant(self, tenant: Any) -> Self:
         """Rows of this tenant (a Tenant or its id)."""
@@ -58,19 +65,24 @@ class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):
     """RecurringTask.objects: the questions, and the verb that declares a schedule."""
 
     def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
-        """Create the schedule of this name, or change the one there is; raises InvalidSchedule, InvalidArguments.
+        """Create the schedule of this name, or change the one there is; raises InvalidSchedule,
+        InvalidArguments.
 
-        An edit never fires a time of the past. The keywords are listed in docs/reference/recurring_tasks.md.
+        An edit never fires a time of the past. The keywords are listed in
+        docs/reference/recurring_tasks.md.
         """
         found: RecurringTask = ports.schedules.upsert(name=name, task=task, **options)
         return found
 
 
 class RecurringTask(GuardedModel):
-    """A schedule: what runs, when, and what becomes of fire times that were missed or met a run still open."""
+    """A schedule: what runs, when, and what becomes of fire times that were missed or met a run
+    still open.
+    """
 
     instead: ClassVar[str] = (
-        "Write schedules with RecurringTask.objects.upsert(...), and change them with pause(), resume() or cancel()."
+        "Write schedules with RecurringTask.objects.upsert(...), and change them with pause(),"
+        " resume() or cancel()."
     )
 
     id = models.UUIDField(primary_key=True, default=new_recurring_task_id, editable=False)
@@ -85,7 +97,10 @@ class RecurringTask(GuardedModel):
     name = models.CharField(_("name"), max_length=200)
     description = models.CharField(_("description"), max_length=500, blank=True, default="")
     status = models.CharField(
-        _("status"), max_length=9, choices=_choices(RecurringStatus), default=RecurringStatus.ACTIVE.value
+        _("status"),
+        max_length=9,
+        choices=_choices(RecurringStatus),
+        default=RecurringStatus.ACTIVE.value,
     )
     status_reason = models.CharField(_("status reason"), max_length=200, blank=True, default="")
     status_by = models.CharField(_("status set by"), max_length=200, blank=True, default="")
@@ -93,48 +108,80 @@ class RecurringTask(GuardedModel):
     paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
     error = models.TextField(_("error"), blank=True, default="")
 
-    task = models.CharField(_("task"), max_length=200, help_text=_("The registered name of a durable task."))
+    task = models.CharField(
+        _("task"), max_length=200, help_text=_("The registered name of a durable task.")
+    )
     args = models.JSONField(_("arguments"), default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
-    queue = models.CharField(_("queue"), max_length=200, blank=True, default="", help_text=_("Empty: the task's own."))
-    priority = models.SmallIntegerField(_("priority"), null=True, blank=True, help_text=_("0 to 9; empty: the task's."))
-    options = models.JSONField(_("options"), default=dict, blank=True, help_text=_("As for .using() of the task."))
+    queue = models.CharField(
+        _("queue"), max_length=200, blank=True, default="", help_text=_("Empty: the task's own.")
+    )
+    priority = models.SmallIntegerField(
+        _("priority"), null=True, blank=True, help_text=_("0 to 9; empty: the task's.")
+    )
+    options = models.JSONField(
+        _("options"), default=dict, blank=True, help_text=_("As for .using() of the task.")
+    )
     target_type = models.CharField(_("target type"), max_length=13, default="CELERY_TASK")
     target_config = models.JSONField(_("target configuration"), null=True, blank=True)
 
     timetable = models.JSONField(_("timetable"), help_text=_("One or more parts, combined by OR."))
-    interval_seconds = models.FloatField(_("interval"), null=True, blank=True, help_text=_("Seconds, of a plain one."))
+    interval_seconds = models.FloatField(
+        _("interval"), null=True, blank=True, help_text=_("Seconds, of a plain one.")
+    )
     time_zone = models.CharField(_("time zone"), max_length=64, default="UTC")
     dst_gap = models.CharField(_("DST gap"), max_length=9, default="RUN_AFTER")
     dst_overlap = models.CharField(_("DST overlap"), max_length=5, default="FIRST")
-    calendars = models.JSONField(_("calendars"), default=list, blank=True, help_text=_("Names; closed where any is."))
+    calendars = models.JSONField(
+        _("calendars"), default=list, blank=True, help_text=_("Names; closed where any is.")
+    )
     roll = models.CharField(_("roll"), max_length=18, default="SKIP")
     jitter = models.FloatField(_("jitter"), default=0.0, help_text=_("Seconds."))
-    jitter_percent = models.FloatField(_("jitter percent"), default=0.0, help_text=_("Of the way to the next fire."))
+    jitter_percent = models.FloatField(
+        _("jitter percent"), default=0.0, help_text=_("Of the way to the next fire.")
+    )
 
     start_time = models.DateTimeField(_("start time"))
     end_time = models.DateTimeField(_("end time"), null=True, blank=True)
     max_runs = models.BigIntegerField(_("max runs"), null=True, blank=True)
     runs_count = models.BigIntegerField(_("runs"), default=0)
     expires_in = models.FloatField(
-        _("expires in"), null=True, blank=True, help_text=_("Seconds after its fire time at which a run is too late.")
+        _("expires in"),
+        null=True,
+        blank=True,
+        help_text=_("Seconds after its fire time at which a run is too late."),
     )
 
     catch_up_mode = models.CharField(
-        _("catch-up mode"), max_length=14, choices=_choices(CatchUp), default=CatchUp.RUN_ONE_NOW.value
+        _("catch-up mode"),
+        max_length=14,
+        choices=_choices(CatchUp),
+        default=CatchUp.RUN_ONE_NOW.value,
     )
     misfire_grace = models.FloatField(_("misfire grace"), default=60.0, help_text=_("Seconds."))
-    catchup_window = models.FloatField(_("catch-up window"), null=True, blank=True, help_text=_("Seconds."))
+    catchup_window = models.FloatField(
+        _("catch-up window"), null=True, blank=True, help_text=_("Seconds.")
+    )
     max_catchup_runs = models.IntegerField(_("most runs caught up"), default=100)
     catchup_order = models.CharField(
-        _("catch-up order"), max_length=6, choices=_choices(CatchUpOrder), default=CatchUpOrder.OLDEST.value
+        _("catch-up order"),
+        max_length=6,
+        choices=_choices(CatchUpOrder),
+        default=CatchUpOrder.OLDEST.value,
     )
-    catchup_pace = models.FloatField(_("catch-up pace"), default=0.0, help_text=_("Seconds between two such runs."))
-    overlap = models.CharField(_("overlap"), max_length=15, choices=_choices(Overlap), default=Overlap.SKIP.value)
+    catchup_pace = models.FloatField(
+        _("catch-up pace"), default=0.0, help_text=_("Seconds between two such runs.")
+    )
+    overlap = models.CharField(
+        _("overlap"), max_length=15, choices=_choices(Overlap), default=Overlap.SKIP.value
+    )
     overlap_key = models.CharField(
-        _("overlap key"), max_length=200, blank=True, default="",
+        _("overlap key"),
+        max_length=200,
+        blank=True,
+        default="",
         help_text=_("A template over the arguments; schedules of the same key exclude each other."),
-    )  # fmt: skip
+    )
 
     next_run_at = models.DateTimeField(_("next run at"), null=True, blank=True)
     watermark_at = models.DateTimeField(_("watermark"))
@@ -149,10 +196,13 @@ class RecurringTask(GuardedModel):
         max_length=20,
         blank=True,
         default="",
-        help_text=_("Who declares it: code, settings, beat, nobody."),
+        help_text=_("Where it is declared: code, settings, beat, or empty for an operator."),
     )
     declaration = models.JSONField(
-        _("declaration"), null=True, blank=True, help_text=_("The columns as code or settings last declared them.")
+        _("declaration"),
+        null=True,
+        blank=True,
+        help_text=_("The columns as code or settings last declared them."),
     )
     undeclared_at = models.DateTimeField(_("no longer declared since"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
@@ -171,7 +221,9 @@ class RecurringTask(GuardedModel):
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=("tenant", "name"), name="durable_recurring_name"),
-            PresentUnique(fields=("tenant", "idempotency_key"), name="durable_recurring_idempotent"),
+            PresentUnique(
+                fields=("tenant", "idempotency_key"), name="durable_recurring_idempotent"
+            ),
         ]
         indexes: ClassVar = [
             PartialIndex(
@@ -179,7 +231,7 @@ class RecurringTask(GuardedModel):
                 where=Q(next_run_at__isnull=False),
                 elsewhere=("next_run_at",),
                 name="durable_recurring_next",
-            ),
+            )
         ]
 
     def __str__(self) -> str:
@@ -187,18 +239,24 @@ class RecurringTask(GuardedModel):
 
     @alters_data
     def pause(self, reason: str = "", *, until: datetime | None = None, by: str = "") -> None:
-        """Stop firing until it is resumed or ``until`` (aware) has come; what passes meanwhile is told as PAUSED."""
+        """Stop firing until it is resumed or ``until`` (aware) has come; what passes meanwhile is
+        told as PAUSED.
+        """
         ports.schedules.pause(self, reason=reason, until=until, by=by)
 
     @alters_data
     def resume(
         self, *, by: str = "", reason: str = "", run_missed: bool = False, pace: float | None = None
-    ) -> None:  # fmt: skip
-        """Fire again from now on; ``run_missed`` catches up what the pause held back, ``pace`` seconds apart."""
+    ) -> None:
+        """Fire again from now on; ``run_missed`` catches up what the pause held back, ``pace``
+        seconds apart.
+        """
         ports.schedules.resume(self, by=by, reason=reason, run_missed=run_missed, pace=pace)
 
     def snooze(self, until: datetime, *, by: str = "", reason: str = "") -> None:
-        """Let the fire times up to ``until`` (aware) pass, and go on by itself; refused for a paused schedule."""
+        """Let the fire times up to ``until`` (aware) pass, and go on by itself; refused for a
+        paused schedule.
+        """
         ports.schedules.snooze(self, until=until, by=by, reason=reason)
 
     @alters_data
@@ -208,11 +266,15 @@ class RecurringTask(GuardedModel):
 
     @alters_data
     def trigger_now(self, *, request_id: str | None = None, by: str = "", reason: str = "") -> Any:
-        """Run once now, beside the schedule; the same ``request_id`` runs once. Returns the Task row."""
+        """Run once now, beside the schedule; the same ``request_id`` runs once. Returns the Task
+        row.
+        """
         return ports.schedules.trigger_now(self, request_id=request_id, by=by, reason=reason)
 
     def backfill(self, start: datetime, end: datetime, **options: Any) -> Any:
-        """Run the fire times of [start, end] that have no run; ``dry_run=True`` only tells. Returns a report."""
+        """Run the fire times of [start, end] that have no run; ``dry_run=True`` only tells. Returns
+        a report.
+        """
         return ports.schedules.backfill(self, start, end, **options)
 
     def override(self, fire_time: datetime, action: str, **options: Any) -> Any:
@@ -229,6 +291,8 @@ class RecurringTask(GuardedModel):
         return found
 
     def explain(self, at: datetime) -> str:
-        """Say, in a sentence, what became or will become of the fire time at this instant (aware), and why."""
+        """Say, in a sentence, what became or will become of the fire time at this instant (aware),
+        and why.
+        """
         told: str = ports.schedules.explain(self, at)
         return told

@@ -1,4 +1,6 @@
-"""ShadowFire: what Celery's beat sent, heard beside it before a project leaves beat. Pruned by the leader."""
+"""ShadowFire: what Celery's beat sent, heard beside it before a project leaves beat. Pruned by the
+leader.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from django_durable_tasks.models.clock import DatabaseNow
 
 
 class ShadowFire(models.Model):
-    """One message of beat: the name of its entry, the task it names, and when it was heard by the database's clock."""
+    """One message of beat: the name of its entry, the task it names, and when it was heard by the
+    database's clock.
+    """
 
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(_("name"), max_length=200)
     task = models.CharField(_("task"), max_length=200)
     celery_id = models.CharField(_("Celery id"), max_length=200, blank=True, default="")
-    heard_at = models.DateTimeField(_("heard at"), db_default=DatabaseNow())
+    heard_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow())
 
     class Meta:
         db_table = "durable_tasks_shadow_fire"

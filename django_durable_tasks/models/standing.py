@@ -1,4 +1,6 @@
-"""``status__standing``: where a row stands, as a guard beside its primary key and never as the way to find it."""
+"""``status__standing``: where a row stands, as a guard beside its primary key and never as the way
+to find it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from django.db.models.lookups import In
 class Standing(In):
     """``IN`` that no index serves on MySQL and MariaDB.
 
-    There an UPDATE by primary key and status may go in by the index on status: it locks that entry before the row,
-    and so deadlocks with everyone who locks the row first.
+    There an UPDATE by primary key and status may go in by the index on status: it locks that entry
+    before the row, and so deadlocks with everyone who locks the row first.
     """
 
     lookup_name = "standing"

@@ -1,161 +1,34 @@
 """Task: one intended run, and the questions one may ask of the table. Questions never write.
 
-Every live row has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed ``lease_until`` (so
-that heartbeats stay HOT on PostgreSQL). Only ``lifecycle.transitions`` writes ``status``.
+Every live row has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed
+``lease_until`` (so that heartbeats stay HOT on PostgreSQL). Only ``engine.transitions`` writes
+``status``.
 """
 
 from __future__ import annotations
 
-import os
-import time
-import uuid
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from datetime import datetime
+from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.standing import Standing
-from django_durable_tasks.models.task_actions import TaskActions
+from django_durable_tasks.models.task_queries import (
+    NEVER,
+    STATUSES_WITH_DUE_AT,
+    TaskManager,
+    new_task_id,
+)
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.graphs import OnUpstreamFailure
-from django_durable_tasks.rules.identifiers import uuid7
-from django_durable_tasks.rules.states import OPEN, WITH_DUE_AT, OnOrphan, Status
+from django_durable_tasks.rules.dependencies import OnUpstreamFailure
+from django_durable_tasks.rules.states import OPEN, OnOrphan, Status
 
-NEVER = datetime(9000, 1, 1, tzinfo=UTC)
-"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
-
-A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range of the index on
-``due_at`` leaves out the tasks that wait.
-"""
-_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
 _PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.RUNNING.value
-
-
-def new_task_id() -> uuid.UUID:
-    """Return a new UUIDv7."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
-
-
-class TaskQuerySet(TaskActions["Task"]):
-    """The questions; each can be narrowed further and handed to a verb of the lifecycle."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Rows of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
-
-    def open(self) -> Self:
-        """Rows that have not ended."""
-        return self.filter(status__in=OPEN)
-
-    def blocked(self) -> Self:
-        """Rows that wait for other tasks, or for a person."""
-        return self.filter(status=Status.BLOCKED)
-
-    def of_workflow(self, run: Any) -> Self:
-        """Rows of this run of a workflow (a WorkflowRun or its id)."""
-        return self.filter(workflow_id=getattr(run, "pk", run))
-
-    def pending(self) -> Self:
-        """Rows that wait for their time."""
-        return self.filter(status=Status.PENDING)
-
-    def queued(self) -> Self:
-        """Rows that were published and not started."""
-        return self.filter(status=Status.QUEUED)
-
-    def running(self) -> Self:
-        """Rows whose body runs."""
-        return self.filter(status=Status.RUNNING)
-
-    def due(self, now: datetime) -> Self:
-        """PENDING rows whose time has come, the most urgent first."""
-        return self.pending().filter(due_at__lte=now).order_by("-priority", "due_at", "id")
-
-    def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
-        """PENDING rows that will be due until then, the first first; priorities are named so that an index serves.
-
-        With ``past`` those of the very instant ``now`` come too whose ids come after it: so one goes on by pages.
-        """
-        soon = self.pending().filter(priority__in=range(10), due_at__lte=until).order_by("due_at", "id")
-        if past is None:
-            return soon.filter(due_at__gt=now)
-        return soon.filter(Q(due_at__gt=now) | Q(id__gt=past), due_at__gte=now)
-
-    def with_overlap_keys(self, keys: Iterable[str]) -> Self:
-        """Open tasks with these overlap keys, in the order in which they are to run."""
-        return self.filter(overlap_key__in=list(keys), completed_at__isnull=True).order_by("run_at", "fire_time", "id")
-
-    def waiting_for_overlap(self) -> Self:
-        """PENDING tasks that wait until no other task with their overlap key is open."""
-        waiting = self.pending().filter(overlap_key__isnull=False, completed_at__isnull=True, due_at__gte=NEVER)
-        return waiting.filter(waiting_for_limit__isnull=True)
-
-    def parked(self) -> Self:
-        """PENDING rows that wait until the limit of a scope has room for them."""
-        return self.pending().filter(waiting_for_limit__isnull=False, due_at__gte=NEVER)
-
-    def parked_for(self, scope: str) -> Self:
-        """Rows that are parked for this scope, the most urgent first."""
-        return self.pending().filter(waiting_for_limit=scope, due_at__gte=NEVER).order_by("-priority", "id")
-
-    def in_line_for(self, scope: str) -> Self:
-        """Rows that are parked for this scope, or were let go by it and not claimed yet, the most urgent first."""
-        waiting = Q(due_at__lte=DatabaseNow()) | Q(due_at__gte=NEVER)
-        return self.pending().filter(waiting, waiting_for_limit=scope).order_by("-priority", "id")
-
-    def republish_due(self, now: datetime) -> Self:
-        """QUEUED rows that nobody started in time."""
-        return self.queued().filter(due_at__lte=now).order_by("due_at")
-
-    def lease_over(self, now: datetime) -> Self:
-        """RUNNING rows whose owner fell silent."""
-        return self.running().filter(lease_until__lt=now)
-
-    def owned_by(self, nodes: list[uuid.UUID]) -> Self:
-        """Rows that these nodes claimed or run."""
-        return self.filter(node__in=nodes)
-
-    def retrying(self) -> Self:
-        """PENDING rows that failed before."""
-        return self.pending().filter(failures__gt=0)
-
-    def overdue(self, now: datetime) -> Self:
-        """RUNNING rows that take longer than their expected duration (seconds)."""
-        over = models.ExpressionWrapper(
-            models.F("started_at") + models.F("expected_duration"), output_field=models.DateTimeField()
-        )
-        return self.running().filter(expected_duration__isnull=False).alias(over=over).filter(over__lt=now)
-
-    def ended_before(self, status: str, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None) -> Self:
-        """Rows outside of workflows that ended so before ``cutoff``, the oldest end first, by an index.
-
-        With ``past``, the end and id of a row, only those that come after it: so one goes on by pages.
-        """
-        found = self.filter(status=status, completed_at__lt=cutoff, completed_at__isnull=False, workflow__isnull=True)
-        if past is not None:
-            found = found.filter(Q(completed_at__gt=past[0]) | Q(id__gt=past[1]), completed_at__gte=past[0])
-        return found.order_by("completed_at", "id")
-
-
-class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
-    """Task.objects: as the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
-
-    def cancel(self, key: str, *, by: str = "", reason: str = "", tenant: Any = None) -> int:
-        """Cancel the open task of this key, or ask it to stop if it is RUNNING; return how many tasks that were."""
-        return ports.tasks.cancel_key(key, tenant=tenant, by=by, reason=reason)
-
-    def reschedule(
-        self, key: str, run_at: datetime, *, by: str = "", reason: str = "", tenant: Any = None
-    ) -> int:  # fmt: skip
-        """Move the open task of this key to another time (aware); return how many tasks that were."""
-        return ports.tasks.reschedule_key(key, run_at, tenant=tenant, by=by, reason=reason)
 
 
 class Task(GuardedModel):
@@ -177,12 +50,16 @@ class Task(GuardedModel):
     )
     name = models.CharField(_("name"), max_length=200)
     queue = models.CharField(_("queue"), max_length=200)
-    priority = models.SmallIntegerField(_("priority"), db_default=0, help_text=_("0 to 9, 9 first."))
+    priority = models.SmallIntegerField(
+        _("priority"), db_default=0, help_text=_("0 to 9, 9 first.")
+    )
     args = models.JSONField(_("arguments"), default=list)
     kwargs = models.JSONField(_("keyword arguments"), default=dict)
     options = models.JSONField(_("overridden options"), null=True, blank=True)
 
-    status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in Status])
+    status = models.CharField(
+        _("status"), max_length=9, choices=[(s.value, s.value) for s in Status]
+    )
     status.register_lookup(Standing)
     run_at = models.DateTimeField(_("run at"), help_text=_("Earliest start, as it was asked for."))
     due_at = models.DateTimeField(_("due at"), null=True, blank=True)
@@ -199,7 +76,10 @@ class Task(GuardedModel):
     max_attempts = models.IntegerField(_("max attempts"), db_default=5)
     max_crashes = models.IntegerField(_("max crashes"), db_default=3)
     on_orphan = models.CharField(
-        _("on orphan"), max_length=11, choices=[(o.value, o.value) for o in OnOrphan], db_default=OnOrphan.RETRY.value
+        _("on orphan"),
+        max_length=11,
+        choices=[(o.value, o.value) for o in OnOrphan],
+        db_default=OnOrphan.RETRY.value,
     )
     expected_duration = models.DurationField(_("expected duration"), null=True, blank=True)
 
@@ -247,10 +127,14 @@ class Task(GuardedModel):
         _("join"), null=True, blank=True, help_text=_("How many of its edges it needs; empty: all.")
     )
     on_upstream_failure = models.CharField(
-        _("on upstream failure"), max_length=4, choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
+        _("on upstream failure"),
+        max_length=4,
+        choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
         db_default=OnUpstreamFailure.SKIP.value,
-    )  # fmt: skip
-    cause = models.UUIDField(_("cause"), null=True, blank=True, help_text=_("The task because of which it ended."))
+    )
+    cause = models.UUIDField(
+        _("cause"), null=True, blank=True, help_text=_("The task because of which it ended.")
+    )
     has_dependents = models.BooleanField(_("has dependents"), db_default=False)
     unresolved_dependencies_count = models.IntegerField(_("unresolved dependencies"), db_default=0)
     shard_key = models.SmallIntegerField(_("shard"), db_default=0)
@@ -277,10 +161,12 @@ class Task(GuardedModel):
         constraints: ClassVar = [
             PresentUnique(fields=("tenant", "idempotency_key"), name="durable_task_idempotent"),
             PresentUnique(fields=("tenant", "open_key"), name="durable_task_one_open_key"),
-            PresentUnique(fields=("tenant", "open_unique_key"), name="durable_task_one_open_unique"),
+            PresentUnique(
+                fields=("tenant", "open_unique_key"), name="durable_task_one_open_unique"
+            ),
             models.CheckConstraint(
-                condition=Q(status__in=_WITH_DUE_AT, due_at__isnull=False)
-                | (~Q(status__in=_WITH_DUE_AT) & Q(due_at__isnull=True)),
+                condition=Q(status__in=STATUSES_WITH_DUE_AT, due_at__isnull=False)
+                | (~Q(status__in=STATUSES_WITH_DUE_AT) & Q(due_at__isnull=True)),
                 name="durable_task_due_at",
             ),
             models.CheckConstraint(
@@ -357,17 +243,23 @@ class Task(GuardedModel):
 
     @property
     def dedupe_key(self) -> str:
-        """The effective idempotency key: the given one, else the id. Stable over attempts and replays."""
+        """The effective idempotency key: the given one, else the id. Stable over attempts and
+        replays.
+        """
         return self.idempotency_key or str(self.id)
 
     @property
     def next_attempt_at(self) -> datetime | None:
-        """When a PENDING row will be published (UTC), a view of ``due_at``; None while it is held."""
+        """When a PENDING row will be published (UTC), a view of ``due_at``; None while it
+        is held.
+        """
         return self.due_at if self.status == Status.PENDING and not self.is_waiting else None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the task waits for its overlap key or for a limit, and so has no time at which it is due."""
+        """Whether the task waits for its overlap key or for a limit, and so has no time at which it
+        is due.
+        """
         return self.status == Status.PENDING and self.due_at is not None and self.due_at >= NEVER
 
     @property

@@ -1,4 +1,6 @@
-"""What an operator can do to the tasks of a queryset; ``by`` (who) and ``reason`` (why) are kept in the tasks."""
+"""What an operator can do to the tasks of a queryset; ``by`` (who) and ``reason`` (why) are kept in
+the tasks.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ class TaskActions(GuardedQuerySet[M]):
 
     @alters_data
     def replay(
-        self, *, by: str = "", reason: str = "", args: Sequence[Any] | None = None,
+        self,
+        *,
+        by: str = "",
+        reason: str = "",
+        args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-    ) -> list[uuid.UUID]:  # fmt: skip
+    ) -> list[uuid.UUID]:
         """Run the FAILED, CANCELLED, SKIPPED and EXPIRED tasks again; return their ids.
 
-        Failures and crashes are counted from zero again, and open dead letters are closed. ``args`` and ``kwargs``
-        replace the arguments of exactly one task. Raises TransitionRefused if a newer open task has the same key.
+        Failures and crashes are counted from zero again, and open dead letters are closed. ``args``
+        and ``kwargs`` replace the arguments of exactly one task. Raises TransitionRefused if a
+        newer open task has the same key.
         """
         return ports.tasks.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
 
@@ -37,12 +44,16 @@ class TaskActions(GuardedQuerySet[M]):
 
     @alters_data
     def cancel(self, *, by: str = "", reason: str = "") -> int:
-        """Cancel the tasks that have not started and ask RUNNING ones to stop; return how many in all."""
+        """Cancel the tasks that have not started and ask RUNNING ones to stop; return how many in
+        all.
+        """
         return ports.tasks.cancel(self, by=by, reason=reason)
 
     @alters_data
     def force_complete(self, *, by: str = "", reason: str = "") -> list[uuid.UUID]:
-        """Set the tasks to SUCCESS without running them, and release what depends on them; return their ids."""
+        """Set the tasks to SUCCESS without running them, and release what depends on them; return
+        their ids.
+        """
         return ports.tasks.force_complete(self, by=by, reason=reason)
 
     @alters_data

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
-from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure
+from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpstreamFailure
 
 
 class TaskDependencyQuerySet(GuardedQuerySet["TaskDependency"]):
@@ -21,8 +21,11 @@ class TaskDependencyQuerySet(GuardedQuerySet["TaskDependency"]):
         """Edges and gates that still hold their task."""
         return self.filter(resolved_at__isnull=True)
 
-    def untold(self) -> Self:
-        """Edges that do not know how their upstream ended; one that waits for a replay knows, and is unresolved."""
+    def without_outcome(self) -> Self:
+        """Return the edges whose upstream has not ended, as far as it was resolved.
+
+        An edge that waits for a replay of its upstream has an outcome and is unresolved.
+        """
         return self.unresolved().filter(outcome__isnull=True)
 
     def gates(self) -> Self:
@@ -43,34 +46,55 @@ class TaskDependencyQuerySet(GuardedQuerySet["TaskDependency"]):
 
 
 class TaskDependency(GuardedModel):
-    """What a task waits for. It is resolved once its upstream has ended; a replay of the upstream arms it again."""
+    """What a task waits for. It is resolved once its upstream has ended; a replay of the upstream
+    arms it again.
+    """
 
     instead: ClassVar[str] = (
-        "Declare dependencies with using(depends_on=[...]) or in a Workflow; change them in the admin or with "
-        "`manage.py durable depend`."
+        "Declare dependencies with using(depends_on=[...]) or in a Workflow; change them in the"
+        " admin or with `manage.py durable depend`."
     )
 
     id = models.BigAutoField(primary_key=True)
     task = models.ForeignKey(
-        "django_durable_tasks.Task", models.CASCADE, related_name="dependencies", db_index=False, db_constraint=False,
+        "django_durable_tasks.Task",
+        models.CASCADE,
+        related_name="dependencies",
+        db_index=False,
+        db_constraint=False,
         verbose_name=_("task"),
-    )  # fmt: skip
+    )
     depends_on = models.ForeignKey(
-        "django_durable_tasks.Task", models.DO_NOTHING, null=True, blank=True, related_name="dependents",
-        db_index=False, db_constraint=False, verbose_name=_("depends on"),
-    )  # fmt: skip
+        "django_durable_tasks.Task",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        related_name="dependents",
+        db_index=False,
+        db_constraint=False,
+        verbose_name=_("depends on"),
+    )
     dependency_type = models.CharField(
-        _("dependency type"), max_length=12, choices=[(kind.value, kind.value) for kind in DependencyType],
+        _("dependency type"),
+        max_length=12,
+        choices=[(kind.value, kind.value) for kind in DependencyType],
         db_default=DependencyType.MUST_SUCCEED.value,
-    )  # fmt: skip
+    )
     gate = models.CharField(
-        _("gate"), max_length=8, null=True, blank=True, choices=[(gate.value, gate.value) for gate in Gate]
+        _("gate"),
+        max_length=8,
+        null=True,
+        blank=True,
+        choices=[(gate.value, gate.value) for gate in Gate],
     )
     on_upstream_failure = models.CharField(
-        _("on upstream failure"), max_length=4, null=True, blank=True,
+        _("on upstream failure"),
+        max_length=4,
+        null=True,
+        blank=True,
         choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
         help_text=_("Empty: as the task says."),
-    )  # fmt: skip
+    )
     resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=9, null=True, blank=True)
     met = models.BooleanField(_("met"), null=True, blank=True)

@@ -40,14 +40,18 @@ class TaskRequestQuerySet(models.QuerySet["TaskRequest"]):
 
 
 class TaskRequest(models.Model):
-    """Written in the caller's transaction instead of a lock on the RUNNING row, deleted when it is applied.
+    """Written in the caller's transaction instead of a lock on the RUNNING row, deleted when it is
+    applied.
 
-    CANCEL: ``task_id`` is to stop, for this ``reason``. DEPENDENTS: ``task_id`` has new dependents, to which its ending
-    has to be told. KEY and UNIQUE_KEY: ``task_id`` is the new owner of ``key``, which a RUNNING task still owns.
+    CANCEL: ``task_id`` is to stop, for this ``reason``. DEPENDENTS: ``task_id`` has new dependents,
+    to which its ending has to be told. KEY and UNIQUE_KEY: ``task_id`` is the new owner of ``key``,
+    which a RUNNING task still owns.
     """
 
     id = models.BigAutoField(primary_key=True)
-    kind = models.CharField(max_length=10, choices=[(kind.value, kind.value) for kind in RequestKind])
+    kind = models.CharField(
+        max_length=10, choices=[(kind.value, kind.value) for kind in RequestKind]
+    )
     task_id = models.UUIDField(db_index=True)
     tenant_id = models.BigIntegerField(null=True)
     key = models.CharField(max_length=200, null=True)
@@ -58,7 +62,9 @@ class TaskRequest(models.Model):
 
     class Meta:
         db_table = "durable_tasks_request"
-        constraints: ClassVar = [PresentUnique(fields=("kind", "tenant_id", "key"), name="durable_request_one_key")]
+        constraints: ClassVar = [
+            PresentUnique(fields=("kind", "tenant_id", "key"), name="durable_request_one_key")
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.task_id}"

@@ -1,4 +1,6 @@
-"""Tenant: whose work it is. A migration makes the default one; every task, log row and dead letter has one."""
+"""Tenant: whose work it is. A migration makes the default one; every task, log row and dead letter
+has one.
+"""
 
 from __future__ import annotations
 

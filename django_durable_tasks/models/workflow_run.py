@@ -1,4 +1,6 @@
-"""WorkflowRun: one start of a workflow. Its counts are folded from endings, never written by them."""
+"""WorkflowRun: one start of a workflow. Its counts are folded from endings, never written
+by them.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
-from django_durable_tasks.models.task import new_task_id
+from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.workflows import OPEN_RUN, WorkflowStatus
+from django_durable_tasks.rules.workflows.plan import OPEN_RUN, WorkflowStatus
 
 
 class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
@@ -34,11 +36,19 @@ class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
 
     def late(self, now: datetime) -> Self:
         """Open runs whose deadline is over."""
-        return self.filter(status=WorkflowStatus.RUNNING, deadline_at__lte=now, cancel_requested_at__isnull=True)
+        return self.filter(
+            status=WorkflowStatus.RUNNING, deadline_at__lte=now, cancel_requested_at__isnull=True
+        )
 
-    def ended_before(self, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None) -> Self:
-        """Outermost runs that ended before ``cutoff``, the oldest end first; with ``past``, those after this one."""
-        found = self.filter(parent__isnull=True, completed_at__lt=cutoff, completed_at__isnull=False)
+    def ended_before(
+        self, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None
+    ) -> Self:
+        """Outermost runs that ended before ``cutoff``, the oldest end first; with ``past``, those
+        after this one.
+        """
+        found = self.filter(
+            parent__isnull=True, completed_at__lt=cutoff, completed_at__isnull=False
+        )
         if past is not None:
             later = models.Q(completed_at__gt=past[0]) | models.Q(id__gt=past[1])
             found = found.filter(later, completed_at__gte=past[0])
@@ -60,12 +70,16 @@ class WorkflowRun(GuardedModel):
         related_name="+",
     )
     name = models.CharField(_("name"), max_length=200, db_index=True)
-    status = models.CharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in WorkflowStatus])
+    status = models.CharField(
+        _("status"), max_length=9, choices=[(s.value, s.value) for s in WorkflowStatus]
+    )
     key = models.CharField(_("key"), max_length=200, null=True, blank=True)
     open_key = models.CharField(max_length=200, null=True, editable=False)
     parent = models.UUIDField(_("parent run"), null=True, blank=True)
     root = models.UUIDField(
-        _("outermost run"), db_index=True, help_text=_("The run itself, or the one it is a part of.")
+        _("outermost run"),
+        db_index=True,
+        help_text=_("The run itself, or the one it is a part of."),
     )
     released = models.BooleanField(db_default=True, editable=False)
     recurring_task = models.UUIDField(_("recurring task"), null=True, blank=True)
@@ -99,7 +113,9 @@ class WorkflowRun(GuardedModel):
             ("retry_workflowrun", "Can retry workflows"),
             ("force_workflowrun", "Can force-run and force-complete tasks of workflows"),
         ]
-        constraints: ClassVar = [PresentUnique(fields=("tenant", "open_key"), name="durable_one_open_workflow_key")]
+        constraints: ClassVar = [
+            PresentUnique(fields=("tenant", "open_key"), name="durable_one_open_workflow_key")
+        ]
         indexes: ClassVar = [
             PartialIndex(
                 fields=["deadline_at"],

@@ -1,7 +1,9 @@
-"""Wakes the scheduler when a task that is due soon was created or moved: by PostgreSQL, by Redis, or not at all.
+"""Wakes the scheduler when a task that is due soon was created or moved: by PostgreSQL, by Redis,
+or not at all.
 
-Each listener tests its connection: it sends a notification to itself at start and every 30 s. Behind a transaction
-pooler the notification does not arrive. The state of the scheduler then says so, and its polls find the tasks.
+Each listener tests its connection: it sends a notification to itself at start and every 30 s.
+Behind a transaction pooler the notification does not arrive. The state of the scheduler then says
+so, and its polls find the tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from django_durable_tasks.notifier.message import Kind, Notification, read
 from django_durable_tasks.notifier.notify_on_commit import INTERVAL
 from django_durable_tasks.notifier.postgresql import NotificationWay
 from django_durable_tasks.notifier.redis import ChannelWay
-from django_durable_tasks.rules.explanations import ago
+from django_durable_tasks.rules.tasks.explanations import ago
 
 logger = logging.getLogger("django_durable_tasks.notifier")
 _NAMES = {"mysql": "this database", "sqlite": "SQLite"}
@@ -58,9 +60,13 @@ class Way(Protocol):
 
 
 class Listener(threading.Thread):
-    """Listens by one way, on a connection of its own, until told to stop; connects anew when the way breaks."""
+    """Listens by one way, on a connection of its own, until told to stop; connects anew when the
+    way breaks.
+    """
 
-    def __init__(self, way: Way, wake: Callable[[datetime], None], duties: Callable[[], None]) -> None:
+    def __init__(
+        self, way: Way, wake: Callable[[datetime], None], duties: Callable[[], None]
+    ) -> None:
         super().__init__(name=f"durable-wakeups-{way.name}", daemon=True)
         self.listening, self.why = False, _UNTESTED
         self._way, self._wake, self._wake_duties = way, wake, duties
@@ -81,7 +87,9 @@ class Listener(threading.Thread):
                 self._way.open()
                 self._test_at, self._word = 0.0, ""
                 self._listen()
-            except Exception as error:  # drivers differ in what they raise, and this thread must not end
+            except (
+                Exception
+            ) as error:  # drivers differ in what they raise, and this thread must not end
                 self._lost(f"{self._way.name} does not serve ({type(error).__name__})")
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 logger.debug("Listening by %s failed.", self._way.name, exc_info=True)
@@ -92,7 +100,9 @@ class Listener(threading.Thread):
     def _hang_up(self) -> None:
         try:
             self._way.close()
-        except Exception:  # a broken connection may refuse to be closed, and this thread must not end
+        except (
+            Exception
+        ):  # a broken connection may refuse to be closed, and this thread must not end
             logger.debug("Closing the connection to %s failed.", self._way.name, exc_info=True)
 
     @property
@@ -114,7 +124,13 @@ class Listener(threading.Thread):
                 self._lost(self._way.unheard)
                 self._pause = _LONGEST_PAUSE if self._way.doubtful() else _DEAF_PAUSE
                 return
-            self._hear([notification for text in self._way.wait(self._patience()) if (notification := read(text))])
+            self._hear(
+                [
+                    notification
+                    for text in self._way.wait(self._patience())
+                    if (notification := read(text))
+                ]
+            )
 
     def _proved(self) -> bool:
         """Test the way when it is time to; False when a test has failed."""
@@ -130,14 +146,17 @@ class Listener(threading.Thread):
         wanted = [_GLANCE]
         if self._waking:
             wanted.append(self._woke_at + _GAP - time.monotonic())
-        wanted += [at - time.monotonic() for at in (self._echo_at, self._duties_at) if at is not None]
+        wanted += [
+            at - time.monotonic() for at in (self._echo_at, self._duties_at) if at is not None
+        ]
         return max(0.0, min(wanted))
 
     def _hear(self, notifications: Sequence[Notification]) -> None:
         rows = [notification.at for notification in notifications if notification.kind == Kind.ROWS]
         now = time.monotonic()
         if rows:
-            # Who told may have been kept by its limiter from telling of the next rows: these are looked for once more.
+            # Who told may have been kept by its limiter from telling of the next rows: these are
+            # looked for once more.
             self._first, self._waking, self._echo_at = min(rows), True, now + _ECHO
         echo = self._echo_at is not None and now >= self._echo_at
         if echo:
@@ -145,15 +164,27 @@ class Listener(threading.Thread):
         if self._first is not None and (echo or (self._waking and now >= self._woke_at + _GAP)):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
-        self._hear_of_duties(now, any(notification.kind == Kind.DUTIES for notification in notifications))
-        if any(notification.kind == Kind.TEST and notification.word == self._word for notification in notifications):
-            self._word, self._test_at, self._pause, self._passed_at = "", now + _TEST_EVERY, _SHORTEST_PAUSE, now
+        self._hear_of_duties(
+            now, any(notification.kind == Kind.DUTIES for notification in notifications)
+        )
+        if any(
+            notification.kind == Kind.TEST and notification.word == self._word
+            for notification in notifications
+        ):
+            self._word, self._test_at, self._pause, self._passed_at = (
+                "",
+                now + _TEST_EVERY,
+                _SHORTEST_PAUSE,
+                now,
+            )
             if not self.listening:
                 self.listening, self.why = True, ""
                 logger.info("Notifications are received through %s.", self._way.name)
 
     def _hear_of_duties(self, now: float, told: bool) -> None:
-        """Wake the leader's duties at once, at most once in INTERVAL seconds, and with an echo like that of rows."""
+        """Wake the leader's duties at once, at most once in INTERVAL seconds, and with an echo like
+        that of rows.
+        """
         if told:
             self._duties_anew = True
             soonest = max(now, self._duties_woke_at + INTERVAL)
@@ -165,20 +196,28 @@ class Listener(threading.Thread):
 
     def _lost(self, why: str) -> None:
         if self.listening or self.why != why:
-            logger.warning("No notifications through %s: %s. Due tasks are found by polling every %g s.",
-                           self._way.name, why, conf.settings().POLL)  # fmt: skip
+            logger.warning(
+                "No notifications through %s: %s. Due tasks are found by polling every %g s.",
+                self._way.name,
+                why,
+                conf.settings().POLL,
+            )
         self.listening, self.why = False, why
 
 
 class Wakeups:
-    """The listeners of this installation; ``wake(at)`` is called from their threads and must return at once.
+    """The listeners of this installation; ``wake(at)`` is called from their threads and must return
+    at once.
 
-    ``at`` is when the first of the tasks is due (UTC, may be in the past). Each call is repeated after about 60 ms,
-    because the process that notified sends nothing about tasks that it commits in the next 50 ms. ``duties()`` is
-    called if the leader has endings to resolve or to count, or a schedule that fires soon.
+    ``at`` is when the first of the tasks is due (UTC, may be in the past). Each call is repeated
+    after about 60 ms, because the process that notified sends nothing about tasks that it commits
+    in the next 50 ms. ``duties()`` is called if the leader has endings to resolve or to count, or a
+    schedule that fires soon.
     """
 
-    def __init__(self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None
+    ) -> None:
         ways, self._why = _ways()
         self._listeners = [Listener(way, wake, duties or _nothing) for way in ways]
 
@@ -200,7 +239,8 @@ class Wakeups:
     def told(self) -> str:
         """Say of each way whether wake-ups come by it.
 
-        Begins with "polling" where none comes by any though one should, and with "none" where there is no way.
+        Begins with "polling" where none comes by any though one should, and with "none" where there
+        is no way.
         """
         if not self._listeners:
             return f"none, polling every {conf.settings().POLL:g} s: {self._why}"
@@ -232,9 +272,17 @@ def _ways() -> tuple[list[Way], str]:
     if redis_client.url() is not None:
         found.append(ChannelWay())
     if database.vendor != "postgresql":
-        why = f"{_NAMES.get(database.vendor, database.vendor)} sends no notifications; REDIS_URL would give wake-ups"
-    elif settings.LISTEN_DATABASE is None and database.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        why = "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may name a direct way"
+        why = (
+            f"{_NAMES.get(database.vendor, database.vendor)} sends no notifications; REDIS_URL"
+            " would give wake-ups"
+        )
+    elif settings.LISTEN_DATABASE is None and database.settings_dict.get(
+        "DISABLE_SERVER_SIDE_CURSORS"
+    ):
+        why = (
+            "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may"
+            " name a direct way"
+        )
     elif database.Database.__version__.startswith("2"):
         why = "psycopg 3 is needed to listen"
     else:

@@ -1,4 +1,6 @@
-"""The notification that wakes schedulers, and its channel: the same few bytes for PostgreSQL and Redis."""
+"""The notification that wakes schedulers, and its channel: the same few bytes for PostgreSQL and
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index.redis import from_ms, instant_ms
 
 CHANNEL = "durable_tasks_wake"
-"""The channel in PostgreSQL, where each database has its own channels; the notification names the region."""
+"""The channel in PostgreSQL, where each database has its own channels; the notification names the
+region.
+"""
 
 
 def wake_channel(scope: str) -> str:
@@ -28,7 +32,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """Rows are due from ``at`` on (UTC), or the leader has work, or a listener asks whether it hears itself."""
+    """Rows are due from ``at`` on (UTC), or the leader has work, or a listener asks whether it
+    hears itself.
+    """
 
     kind: Kind
     at: datetime
@@ -44,6 +50,11 @@ def read(text: str) -> Notification | None:
     region, _, rest = text.partition("|")
     kind, _, rest = rest.partition("|")
     stamp, _, word = rest.partition("|")
-    if region != conf.settings().REGION or kind not in set(Kind) or not stamp.isdecimal() or len(stamp) > 14:
+    if (
+        region != conf.settings().REGION
+        or kind not in set(Kind)
+        or not stamp.isdecimal()
+        or len(stamp) > 14
+    ):
         return None
     return Notification(Kind(kind), from_ms(int(stamp)), word)

@@ -1,7 +1,8 @@
 """After a commit, adds tasks that are due soon to the index in Redis and notifies the schedulers.
 
-Nothing depends on it: polls find every task that was not announced. Without Redis and PostgreSQL it does nothing. A
-process sends at most one notification per ``INTERVAL`` seconds; a scheduler that receives one polls again after that.
+Nothing depends on it: polls find every task that was not announced. Without Redis and PostgreSQL it
+does nothing. A process sends at most one notification per ``INTERVAL`` seconds; a scheduler that
+receives one polls again after that.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,28 +21,35 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, scope
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle.reckoning import reckoned_now
-from django_durable_tasks.lifecycle.statements import statement
+from django_durable_tasks.engine.db.clock_estimate import reckoned_now
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification, wake_channel
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.new_task import NewTask
 
 logger = logging.getLogger("django_durable_tasks.notifier")
 INTERVAL = 0.05
 _SKEW = timedelta(seconds=600)
 _PAGE = 500
 _MARGIN = timedelta(seconds=2)
-"""Births are told a little beyond the horizon, so that none falls between its teller's clock and the leader's."""
+"""Births are told a little beyond the horizon, so that none falls between its teller's clock and
+the leader's.
+"""
 
 
 def lookahead() -> float:
-    """Return how soon (seconds) a row must be due for its birth to wake anybody; later ones a poll sees in time."""
+    """Return how soon (seconds) a row must be due for its birth to wake anybody; later ones a poll
+    sees in time.
+    """
     settings = conf.settings()
     return max(settings.LOOKAHEAD, 2 * settings.POLL)
 
 
 class Limiter:
-    """Lets one through in so many seconds; threads that come at the same instant may all pass, which does no harm."""
+    """Lets one through in so many seconds; threads that come at the same instant may all pass,
+    which does no harm.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._next = seconds, 0.0
@@ -67,7 +75,8 @@ class _Batch:
         self.told = False
 
     def __call__(self) -> None:
-        self.told = True  # a test may run the hooks of a transaction that goes on; what comes then needs another one
+        # a test may run the hooks of a transaction that goes on; what comes then needs another one
+        self.told = True
         self.teller.tell(self)
 
 
@@ -79,19 +88,25 @@ class OnCommitNotifier:
         self._index: RedisDueIndex | None = None
         self._index_door: redis_client.Door | None = None
 
-    def born(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the values of new rows; those that wait and are due within the horizon are told."""
-        waiting = [values for values in rows if values["status"] == Status.PENDING]
+    def born(self, rows: Sequence[NewTask]) -> None:
+        """Take in the values of new rows; those that wait and are due within the horizon
+        are told.
+        """
+        waiting = [task for task in rows if task.status == Status.PENDING]
         if not waiting or not _anybody():
             return
-        latest = timezone.now() + _horizon() + _SKEW  # roughly: the database's clock decides after the commit
-        found = [soon for values in waiting if (soon := _soon(values, latest)) is not None]
+        latest = (
+            timezone.now() + _horizon() + _SKEW
+        )  # roughly: the database's clock decides after the commit
+        found = [soon for task in waiting if (soon := _soon(task, latest)) is not None]
         if found and (batch := self._batch()) is not None:
             batch.born += found
             self._unless_in_transaction(batch)
 
     def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
-        """Take in that rows wait for another instant; without ``at`` (retries, rows handed back) nobody is woken."""
+        """Take in that rows wait for another instant; without ``at`` (retries, rows handed back)
+        nobody is woken.
+        """
         heard = _anybody() if at is not None else redis_client.url() is not None
         if not ids or not heard or (batch := self._batch()) is None:
             return
@@ -101,12 +116,18 @@ class OnCommitNotifier:
         self._unless_in_transaction(batch)
 
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
-        """Take in that rows wait no more; one that waits again when all is committed keeps its entry."""
+        """Take in that rows wait no more; one that waits again when all is committed keeps its
+        entry.
+        """
         self.moved(ids)
 
     def duties(self, at: datetime | None = None) -> None:
-        """Take in that there is work for the leader: endings to tell or to count, or (``at``) a schedule to fire."""
-        if not _anybody() or (at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW):
+        """Take in that there is work for the leader: endings to tell or to count, or (``at``) a
+        schedule to fire.
+        """
+        if not _anybody() or (
+            at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW
+        ):
             return
         if (batch := self._batch()) is not None:
             batch.duties.append(at)
@@ -117,13 +138,17 @@ class OnCommitNotifier:
         try:
             now = reckoned_now()
             rows = [
-                Due(at or now, queue, task_id, priority, shard) for at, queue, task_id, priority, shard in batch.born
+                Due(at or now, queue, task_id, priority, shard)
+                for at, queue, task_id, priority, shard in batch.born
             ]
             index = self._shared_index()
             if index is not None:
                 _update(index, rows, batch, now, now + _horizon() + _MARGIN)
             soon = now + timedelta(seconds=lookahead())
-            first = min([(row.at, row.queue) for row in rows] + [(at, "") for at in batch.moved_to], default=None)
+            first = min(
+                [(row.at, row.queue) for row in rows] + [(at, "") for at in batch.moved_to],
+                default=None,
+            )
             if first is not None and first[0] <= soon and self._rows.allows():
                 send(Notification(Kind.ROWS, *first))
             if any(at is None or at <= soon for at in batch.duties) and self._duties.allows():
@@ -140,7 +165,9 @@ class OnCommitNotifier:
         return self._index
 
     def _batch(self) -> _Batch | None:
-        """Return the batch of this transaction, or one of its own outside; None where commits are made by hand."""
+        """Return the batch of this transaction, or one of its own outside; None where commits are
+        made by hand.
+        """
         connection = connections[conf.settings().DATABASE]
         if not connection.in_atomic_block:
             return _Batch(self, frozenset()) if connection.get_autocommit() else None
@@ -159,7 +186,9 @@ class OnCommitNotifier:
 
 def _horizon() -> timedelta:
     settings = conf.settings()
-    return timedelta(seconds=settings.DUE_INDEX_HORIZON if redis_client.url() is not None else lookahead())
+    return timedelta(
+        seconds=settings.DUE_INDEX_HORIZON if redis_client.url() is not None else lookahead()
+    )
 
 
 def _anybody() -> bool:
@@ -170,15 +199,20 @@ def _notifies() -> bool:
     return bool(connections[conf.settings().DATABASE].vendor == "postgresql")
 
 
-def _soon(values: Mapping[str, Any], latest: datetime) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
-    at = values.get("due_at") or values["run_at"]
+def _soon(
+    task: NewTask, latest: datetime
+) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
+    at = task.due_at or task.run_at
     if at is not None and at > latest:
         return None
-    return at, values["queue"], values["id"], values["priority"], values["shard_key"]
+    return at, task.queue, task.id, task.priority, task.shard_key
 
 
-def _update(index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datetime, horizon: datetime) -> None:
-    # A moved row that is due already is left to the poll: one that a limit refuses would come round without end.
+def _update(
+    index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datetime, horizon: datetime
+) -> None:
+    # A moved row that is due already is left to the poll: one that a limit refuses would come round
+    # without end.
     moved = [row for row in _read(batch.moved) if now < row.at <= horizon]
     index.add([*(row for row in rows if row.at <= horizon), *moved])
     within = {row.task_id for row in moved}
@@ -189,7 +223,11 @@ def _read(ids: Sequence[uuid.UUID]) -> list[Due]:
     """Read where moved rows stand now; those that do not wait any more are left out."""
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = Task.objects.using(conf.settings().DATABASE).pending().order_by()
-    return [Due(*row) for page in _pages(ids) for row in waiting.filter(pk__in=page).values_list(*columns)]
+    return [
+        Due(*row)
+        for page in _pages(ids)
+        for row in waiting.filter(pk__in=page).values_list(*columns)
+    ]
 
 
 def _pages(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
@@ -198,19 +236,27 @@ def _pages(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
 
 
 def send(notification: Notification) -> bool:
-    """Send a notification to all listeners, by Redis where it answers, else by PostgreSQL; return whether it left."""
+    """Send a notification to all listeners, by Redis where it answers, else by PostgreSQL; return
+    whether it left.
+    """
     return send_by_redis(notification) or send_by_postgresql(notification)
 
 
 def send_by_redis(notification: Notification) -> bool:
-    """Publish a notification in Redis; False where there is none, it is away, or nobody listens there."""
+    """Publish a notification in Redis; False where there is none, it is away, or nobody listens
+    there.
+    """
     door = redis_client.door()
     channel, payload = wake_channel(scope()), notification.spelled()
-    return door is not None and door.through(lambda client: client.publish(channel, payload) > 0, False)
+    return door is not None and door.through(
+        lambda client: client.publish(channel, payload) > 0, False
+    )
 
 
 def send_by_postgresql(notification: Notification) -> bool:
-    """Notify on this thread's connection, outside any transaction; False on another database. Raises Error."""
+    """Notify on this thread's connection, outside any transaction; False on another database.
+    Raises Error.
+    """
     sql = statement("notify")
     if sql is None:
         return False

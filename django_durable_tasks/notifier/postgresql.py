@@ -10,18 +10,23 @@ from django.db import connections
 from django.db.utils import load_backend
 
 from django_durable_tasks import conf
-from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.notifier.message import CHANNEL, Notification
 from django_durable_tasks.notifier.notify_on_commit import send_by_postgresql
 
 _PATIENCE = {
-    "connect_timeout": 3, "tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 3,
+    "connect_timeout": 3,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
     "keepalives_count": 3,
-}  # fmt: skip
+}
 
 
 class NotificationWay:
-    """Listens on LISTEN_DATABASE, or on the database itself; its tests are sent as all notifications are."""
+    """Listens on LISTEN_DATABASE, or on the database itself; its tests are sent as all
+    notifications are.
+    """
 
     name = "PostgreSQL"
     unheard = "a notification to itself did not come, as behind a transaction pooler"
@@ -42,11 +47,14 @@ class NotificationWay:
 
     def wait(self, seconds: float) -> Sequence[str]:
         """Return the notifications that came."""
-        return [notification.payload for notification in self._driver.notifies(timeout=seconds, stop_after=1)]
+        return [
+            notification.payload
+            for notification in self._driver.notifies(timeout=seconds, stop_after=1)
+        ]
 
     def send(self, notification: Notification) -> bool:
         """Notify on a connection of ours to the database itself."""
-        with own():
+        with dedicated_connection():
             return send_by_postgresql(notification)
 
     def doubtful(self) -> bool:

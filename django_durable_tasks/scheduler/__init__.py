@@ -1,1 +1,1 @@
-"""The scheduler drives: it dispatches due rows, and the leader among several sweeps. No decision is taken here."""
+"""The threads of a scheduler process: dispatch, leadership, maintenance jobs and schedules."""

@@ -1,12 +1,25 @@
-"""Who sweeps: one scheduler at a time, by a lease row on the database's clock.
+"""A leader died: how the next one is elected, and why nothing breaks in between.
 
-A reign is (holder, term): the holder is a random boot id, the term only grows. The lease is renewed on a thread and a
-connection of its own, with short time limits, so that a slow duty never costs the office and a stuck one does. The
-leader trusts its lease a little less long than it lasts, counted by its own monotonic clock from before the renewing
-request left: a process that slept wakes up deposed. Doubt means stepping down. Nothing needs a leader to be safe: two
-at once waste work and double nothing, because every write is guarded by status and epoch.
+1. All schedulers of a region compete for one row, ``SchedulerLease``. The three guarded UPDATEs on
+   it are in ``engine/cluster/leadership.py``: take an expired lease, renew the own one, release it.
+   The holder is a random id per process. ``term`` grows by one with each new leader.
+2. The leader renews the lease every LEADER_RENEW seconds, on a thread and connection of its own
+   with short timeouts, so that a slow job does not cost the leadership.
+3. If the leader dies or loses the database, the lease expires after LEADER_LEASE seconds by the
+   database's clock. Followers try to take it four times per renewal interval; one UPDATE succeeds.
+   A leader that stops normally releases the lease, so that the next one does not have to wait.
+4. A process that was suspended must not believe that it is still the leader. It therefore trusts
+   its lease for nine tenths of the duration, by its own monotonic clock, counted from before the
+   renewal was sent. It also resigns if one of its jobs exceeds its time limit.
+5. ``on_lead`` wakes the threads of the new leader: they run all maintenance jobs
+   (``maintenance/schedule.py``) and fire overdue schedules by their misfire policy
+   (``triggering.py``). Claims of the dead process are republished by
+   ``maintenance/reap_dead_nodes.py``. Until then every other scheduler continues to dispatch.
+6. If two processes believe that they are the leader, they repeat work. No task is duplicated,
+   because every write is guarded by status and epoch, and every fire time by a unique key.
 
-After two involuntary losses within a minute the lease widens to 15 seconds: the machine is too slow for a short one.
+After two involuntary losses within a minute the lease is extended to 15 seconds: the machine is too
+slow for a short one.
 """
 
 from __future__ import annotations
@@ -21,27 +34,30 @@ from collections.abc import Callable
 from django.db import Error
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.lifecycle import leadership
-from django_durable_tasks.lifecycle.connections import LEADER, on_sqlite, own
-from django_durable_tasks.scheduler.beside import log_failure
+from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection, on_sqlite
+from django_durable_tasks.scheduler.threads import log_failure
 from django_durable_tasks.signals import leadership_changed
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _MARGIN = 0.1
-_WIDE = (15.0, 3.0)
-_LOSSES, _WITHIN = 2, 60.0
+"""Part of the lease in which the leader no longer trusts it."""
+_EXTENDED = (15.0, 3.0)
+_LOSSES, _LOSS_WINDOW = 2, 60.0
 
 
 def terms() -> tuple[float, float]:
     """Return how long a lease lasts and how often it is renewed (seconds)."""
     on_file = on_sqlite()
-    return settings().LEADER_LEASE or (20.0 if on_file else 4.0), settings().LEADER_RENEW or (5.0 if on_file else 1.0)
+    return settings().LEADER_LEASE or (20.0 if on_file else 4.0), settings().LEADER_RENEW or (
+        5.0 if on_file else 1.0
+    )
 
 
 class Leader(threading.Thread):
-    """Campaigns, renews and resigns; ``leading()`` is true only while this process may trust its lease.
+    """Takes, renews and releases the leader's lease; ``leading()`` says whether it can be trusted.
 
-    ``on_lead`` is called on this thread once the office is taken, so that a loop that sleeps begins its duties at once.
+    ``on_lead`` is called on this thread when this process becomes the leader.
     """
 
     def __init__(self, holder: uuid.UUID, on_lead: Callable[[], None] = lambda: None) -> None:
@@ -56,42 +72,45 @@ class Leader(threading.Thread):
         self._failing = False
 
     def leading(self) -> bool:
-        """Return whether this process may act as the leader at this instant."""
+        """Return whether this process is the leader now."""
         return self.term is not None and time.monotonic() < self._trusted_until
 
     def watch(self, seconds: float | None) -> None:
-        """Begin a step of the calling thread that should take less than ``seconds``; with None, end it."""
+        """Set the time limit of the step that the calling thread starts; None: it has ended."""
         if seconds is None:
             self._steps_until.pop(threading.get_ident(), None)
         else:
             self._steps_until[threading.get_ident()] = time.monotonic() + seconds
 
     def run(self) -> None:
-        """Campaign and renew until told to stop, then resign; no exception ends this thread."""
+        """Take or renew the lease until ``stop``, then release it; no exception ends the thread."""
         while not self._stop_asked.is_set():
             try:
                 self.step()
             except BaseException as error:  # noqa: BLE001 - a receiver may call sys.exit(), which ends a thread silently
                 log_failure(error, "A step of the leader failed; the next one follows.")
-            # A follower looks four times as often, so that a resigned office is taken within a quarter of a renewal.
+            # Followers try four times as often, so that a released lease is taken quickly.
             self._stop_asked.wait(self._renew if self.term is not None else self._renew / 4)
         self.resign()
 
     def stop(self) -> None:
-        """Resign and end; returns when the office is free."""
+        """Release the lease and end the thread; returns when the lease is free."""
         self._stop_asked.set()
         self.join(timeout=5)
 
     def step(self) -> None:
-        """Take one step: campaign, or renew; never raises for a database that is away."""
+        """Take or renew the lease once; does not raise if the database is unavailable."""
         if self.term is not None and self._stuck():
-            logger.error("A job exceeded its time limit; this scheduler gives up leadership, term %d.", self.term)
+            logger.error(
+                "A job exceeded its time limit; this scheduler gives up leadership, term %d.",
+                self.term,
+            )
             self.resign()
             return
         began, before = time.monotonic(), self.term
         try:
-            with own(LEADER):
-                held = self._hold()
+            with dedicated_connection(LEADER):
+                held = self._take_or_renew()
             self._failing = False
         except Exception as error:
             held, unexpected = None, not isinstance(error, Error)
@@ -103,13 +122,13 @@ class Leader(threading.Thread):
             if before is None:
                 self._on_lead()
         elif self.term is not None and (held is False or time.monotonic() >= self._trusted_until):
-            self._lose()
+            self._lost()
 
     def _stuck(self) -> bool:
-        # A copy, made in one step of the interpreter: other threads begin and end their steps meanwhile.
+        # A copy, because other threads change the dict meanwhile.
         return time.monotonic() > min(list(self._steps_until.values()), default=float("inf"))
 
-    def _hold(self) -> bool:
+    def _take_or_renew(self) -> bool:
         if self.term is not None:
             return leadership.renew(self.holder, self.term, self._lease)
         if self._stuck():
@@ -122,26 +141,36 @@ class Leader(threading.Thread):
         leadership_changed.send_robust(type(self), leading=True, term=term)
         return True
 
-    def _lose(self) -> None:
+    def _lost(self) -> None:
         term, self.term = self.term, None
         logger.warning("This scheduler lost leadership, term %s.", term)
         leadership_changed.send_robust(type(self), leading=False, term=term)
         now = time.monotonic()
-        if len(self._losses) == _LOSSES - 1 and now - self._losses[0] < _WITHIN and self._lease < _WIDE[0]:
-            self._lease, self._renew = _WIDE
-            logger.warning("Leadership was lost twice within a minute; the leader's lease is now %g s.", self._lease)
+        if (
+            len(self._losses) == _LOSSES - 1
+            and now - self._losses[0] < _LOSS_WINDOW
+            and self._lease < _EXTENDED[0]
+        ):
+            self._lease, self._renew = _EXTENDED
+            logger.warning(
+                "Leadership was lost twice within a minute; the leader's lease is now %g s.",
+                self._lease,
+            )
         self._losses.append(now)
         while len(self._losses) > _LOSSES - 1:
             self._losses.popleft()
 
     def resign(self) -> None:
-        """Give the office up at once, so that another scheduler takes it without waiting for the lease."""
+        """Release the lease, so that another scheduler can take it before it expires."""
         term, self.term = self.term, None
         if term is None:
             return
         try:
-            with own(LEADER):
+            with dedicated_connection(LEADER):
                 leadership.resign(self.holder, term)
-        except Exception as error:  # noqa: BLE001 - the lease ends by itself, and this thread goes on
-            logger.warning("Could not release the leader's lease; it expires by itself: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the lease expires by itself
+            logger.warning(
+                "Could not release the leader's lease; it expires by itself: %s",
+                type(error).__name__,
+            )
         leadership_changed.send_robust(type(self), leading=False, term=term)

@@ -1,4 +1,4 @@
-"""Creates the occurrences of recurring tasks at their fire times, where this scheduler leads."""
+"""Creates the occurrences of recurring tasks at their fire times, on the leader."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from functools import partial
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.lifecycle import recurrence
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import own
-from django_durable_tasks.scheduler.beside import Beside
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.steps import Steps
+from django_durable_tasks.scheduler.threads import PeriodicThread
 
-_WITHIN = 60.0
-_AGAIN = 0.1
-_WHAT = "Firing recurring tasks"
+_TIME_LIMIT = 60.0
+_RETRY_LOCKED_AFTER = 0.1
+_STEP = "Firing recurring tasks"
 
 
-class Triggering(Beside):
-    """The thread that fires; ``fired`` is called after each batch, so that what it created is dispatched."""
+class Triggering(PeriodicThread):
+    """The thread that fires schedules; ``fired`` is called after each batch to dispatch it."""
 
     def __init__(self, leader: Leader, steps: Steps, fired: Callable[[], None]) -> None:
         super().__init__("triggering", self.round)
@@ -28,23 +28,30 @@ class Triggering(Beside):
         self._next_in = 0.0
 
     def round(self) -> float:
-        """Fire what is due; return after how long (seconds) to look again."""
+        """Fire one batch of due schedules; return the seconds until the next round."""
         term = self._leader.term
         if not self._leader.leading() or term is None:
             return settings().POLL
-        self._next_in = min(_AGAIN, settings().POLL)
-        if self._steps.attempt(_WHAT, partial(self._fire, term), _WITHIN):
+        self._next_in = min(_RETRY_LOCKED_AFTER, settings().POLL)
+        if self._steps.attempt(_STEP, partial(self._fire, term), _TIME_LIMIT):
             self._fired()
         return self._next_in
 
     def _fire(self, term: int) -> int:
-        with own():
-            head, now, asked = recurrence.head(), database_now(), time.monotonic()
+        with dedicated_connection():
+            head, now, asked = trigger.head(), database_now(), time.monotonic()
             number = 0
             if head is not None and head <= now:
-                number = recurrence.fire_due(now, settings().BATCH_SIZE, term)
-                head = recurrence.head()
-        wait = settings().POLL if head is None else (head - now).total_seconds() - (time.monotonic() - asked)
-        # What is due and did not fire is locked by another transaction.
-        self._next_in = min(settings().POLL, wait if number or wait > 0 else min(_AGAIN, settings().POLL))
+                number = trigger.fire_due(now, settings().BATCH_SIZE, term)
+                head = trigger.head()
+        wait = (
+            settings().POLL
+            if head is None
+            else (head - now).total_seconds() - (time.monotonic() - asked)
+        )
+        # A due schedule that did not fire is locked by another transaction.
+        self._next_in = min(
+            settings().POLL,
+            wait if number or wait > 0 else min(_RETRY_LOCKED_AFTER, settings().POLL),
+        )
         return number

@@ -1,11 +1,13 @@
-"""``django_durable_tasks.end_of_workflow``: the step that stands for a sub-workflow; it ends when all of it has."""
+"""``django_durable_tasks.end_of_workflow``: the step that stands for a sub-workflow; it ends when
+all of it has.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django_durable_tasks.decorators import durable_task
-from django_durable_tasks.rules.building import END
+from django_durable_tasks.rules.workflows.step import END
 
 
 @durable_task(name=END)

@@ -1,6 +1,8 @@
-"""``django_durable_tasks.plain_celery_task``: send a Celery task that is not durable, for schedules imported from beat.
+"""``django_durable_tasks.plain_celery_task``: send a Celery task that is not durable, for schedules
+imported from beat.
 
-The row records that the message was sent. It does not record what became of it: use a durable task for that.
+The row records that the message was sent. It does not record what became of it: use a durable task
+for that.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import carrying
+from django_durable_tasks.celery import plain_tasks
+from django_durable_tasks.contrib.beat.mapping import PLAIN_CELERY_TASK
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.rules.beat import PLAIN_CELERY_TASK
 
 
 class CeleryTaskNotAllowed(DurableTasksError):
@@ -27,10 +29,15 @@ def send_plain_celery_task(
     kwargs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Send the message of a task that PLAIN_CELERY_TASKS allows, at least once and always with the same Celery id."""
+    """Send the message of a task that PLAIN_CELERY_TASKS allows, at least once and always with the
+    same Celery id.
+    """
     if task not in conf.settings().PLAIN_CELERY_TASKS:
         raise CeleryTaskNotAllowed(
-            f"{task!r} is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']: add its name there to allow it."
+            f"{task!r} is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']: add its name there to"
+            " allow it."
         )
-    celery_id = carrying.send(task, args, kwargs or {}, options or {}, self.durable.idempotency_key)
+    celery_id = plain_tasks.send(
+        task, args, kwargs or {}, options or {}, self.durable.idempotency_key
+    )
     return {"status": "SENT", "task": task, "celery_id": celery_id}

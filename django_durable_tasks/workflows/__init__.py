@@ -1,55 +1,64 @@
-"""``Workflow``: a graph of durable tasks, built in Python and started as rows in one transaction."""
+"""``Workflow``: a graph of durable tasks, built in Python and started as rows in one
+transaction.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Self
 
-from django_durable_tasks.lifecycle import workflow_starts
-from django_durable_tasks.lifecycle.drafts import Launch
-from django_durable_tasks.lifecycle.workflow_starts import Progress
+from django_durable_tasks.engine.workflows import start as workflow_start
+from django_durable_tasks.engine.workflows.rows import StartOptions
+from django_durable_tasks.engine.workflows.start import Progress
 from django_durable_tasks.models import DEFAULT_TENANT_ID, WorkflowRun
-from django_durable_tasks.rules.building import Builder
-from django_durable_tasks.rules.durations import instant
-from django_durable_tasks.rules.options import checked_count, checked_key
+from django_durable_tasks.rules.tasks.durations import instant
+from django_durable_tasks.rules.tasks.options import checked_count, checked_key
+from django_durable_tasks.rules.workflows.builder import Builder
 from django_durable_tasks.workflows.canvas import translate
 
 
 class Workflow(Builder):
     """A workflow: ``add`` tasks, ``start`` it.
 
-    ``deadline`` (seconds after its start, or an instant): what has not ended by then is cancelled, and the run FAILED.
-    ``on_success``, ``on_failure``, ``on_complete``: durable tasks that are created once each with the id of the run.
+    ``deadline`` (seconds after its start, or an instant): what has not ended by then is cancelled,
+    and the run FAILED. ``on_success``, ``on_failure``, ``on_complete``: durable tasks that are
+    created once each with the id of the run.
     """
 
     @classmethod
     def from_canvas(cls, canvas: Any, *, name: str = "canvas", **options: Any) -> Self:
         """Return the workflow that does what this canvas of Celery's does when it is applied.
 
-        ``canvas``: chains, groups, chords, maps, starmaps and chunks of durable tasks, in any nesting; ``options`` are
-        those of Workflow. Each task receives what Celery would hand it. Raises UntranslatableCanvas, which names what
-        has no counterpart, and InvalidOption.
+        ``canvas``: chains, groups, chords, maps, starmaps and chunks of durable tasks, in any
+        nesting; ``options`` are those of Workflow. Each task receives what Celery would hand it.
+        Raises UntranslatableCanvas, which names what has no counterpart, and InvalidOption.
         """
         workflow = cls(name, **options)
         translate(canvas, workflow)
         return workflow
 
     def start(
-        self, *, run_at: datetime | None = None, key: str | None = None, tenant: Any = None,
-        priority: int | None = None, progress: Progress | None = None,
-    ) -> WorkflowRun:  # fmt: skip
+        self,
+        *,
+        run_at: datetime | None = None,
+        key: str | None = None,
+        tenant: Any = None,
+        priority: int | None = None,
+        progress: Progress | None = None,
+    ) -> WorkflowRun:
         """Create all rows in the caller's transaction and return the run.
 
-        Outside of a transaction more than 10,000 tasks are written in batches; ``progress(written, rows)`` is told
-        after each, and nothing runs before the last. Another open run of the same ``key`` is returned instead, also
-        while it is being written (STARTING); without progress for a minute it is given up for this one. Raises
-        DependencyCycle with its path, InvalidReference, InvalidArguments, UnknownTask, WorkflowTooLarge; then nothing
-        is written. Raises TransitionRefused when the start was given up by others meanwhile.
+        Outside of a transaction more than 10,000 tasks are written in batches; ``progress(written,
+        rows)`` is told after each, and nothing runs before the last. Another open run of the same
+        ``key`` is returned instead, also while it is being written (STARTING); without progress for
+        a minute it is given up for this one. Raises DependencyCycle with its path,
+        InvalidReference, InvalidArguments, UnknownTask, WorkflowTooLarge; then nothing is written.
+        Raises TransitionRefused when the start was given up by others meanwhile.
         """
-        launch = Launch(
+        launch = StartOptions(
             run_at=None if run_at is None else instant("run_at", run_at),
             key=None if key is None else checked_key("key", key),
             tenant_id=getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID,
             priority=None if priority is None else checked_count("priority", priority, 0, 9),
         )
-        return workflow_starts.start(workflow_starts.planned(self), launch, progress)
+        return workflow_start.start(workflow_start.planned(self), launch, progress)

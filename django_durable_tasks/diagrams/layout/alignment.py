@@ -1,9 +1,9 @@
 """Places in one lane: near the neighbours, in the given order, and never over each other.
 
-Each layer is settled by isotonic regression (the places nearest to the wished ones that keep order and distance), in
-sweeps up and down the layers. A block, which crosses several layers, is brought to one place by two passes that only
-push apart, one from each end: the mean of two answers without overlap has none either. Then the blocks stand, and what
-stands between them is settled once more.
+Each layer is settled by isotonic regression (the places nearest to the wished ones that keep order
+and distance), in sweeps up and down the layers. A block, which crosses several layers, is brought
+to one place by two passes that only push apart, one from each end: the mean of two answers without
+overlap has none either. Then the blocks stand, and what stands between them is settled once more.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Wishes = Sequence[tuple[float, float]]
 class Cell:
     """What one item, or one layer of a block, takes in a layer; ``at`` is its middle.
 
-    ``entry``: the item's number, or minus the number of the block's lane. ``before`` and ``after``: which cells pull it
-    from the adjacent layers, how far from their middle, and how strongly.
+    ``entry``: the item's number, or minus the number of the block's lane. ``before`` and ``after``:
+    which cells pull it from the adjacent layers, how far from their middle, and how strongly.
     """
 
     half: float
@@ -50,7 +50,7 @@ class Field:
     gaps: list[list[float]]
     cells: list[Cell]
 
-    def settle(self) -> None:
+    def reevaluate_joins(self) -> None:
         """Place every cell."""
         for row, gaps in zip(self.layers, self.gaps, strict=True):
             _settle(row, gaps, [(0.0, 1.0)] * len(row))
@@ -61,7 +61,9 @@ class Field:
         if any(entry < 0 for entry in of_entry):
             order, beside = self._constraints()
             for turn in range(_BLOCK_TURNS):
-                _push_apart(of_entry, {} if not turn else self._block_wishes(of_entry), order, beside)
+                _push_apart(
+                    of_entry, {} if not turn else self._block_wishes(of_entry), order, beside
+                )
                 self._sweep(0, _FINISHING, blocks_stand=True)
 
     def _sweep(self, rough: int, sweeps: int, *, blocks_stand: bool = False) -> None:
@@ -78,8 +80,15 @@ class Field:
 
     def _wish(self, cell: Cell, *, upwards: bool, both: bool) -> tuple[float, float]:
         """Return where a cell would best stand, and how much it matters."""
-        # Bends follow one side only, so that a long line is straight and has one step, not many small ones.
-        pulls = cell.before + cell.after if both and not cell.bend else cell.after if upwards else cell.before
+        # Bends follow one side only, so that a long line is straight and has one step, not many
+        # small ones.
+        pulls = (
+            cell.before + cell.after
+            if both and not cell.bend
+            else cell.after
+            if upwards
+            else cell.before
+        )
         if not pulls:
             return cell.at, 0.1
         wishes = [(self.cells[other].at + offset, pull) for other, offset, pull in pulls]
@@ -100,7 +109,9 @@ class Field:
         return wishes
 
     def _constraints(self) -> tuple[list[int], dict[int, list[tuple[int, float]]]]:
-        """Return the entries in an order that every layer agrees with, and which must keep which distance."""
+        """Return the entries in an order that every layer agrees with, and which must keep which
+        distance.
+        """
         beside: dict[int, list[tuple[int, float]]] = {cell.entry: [] for cell in self.cells}
         missing = dict.fromkeys(beside, 0)
         for row, gaps in zip(self.layers, self.gaps, strict=True):
@@ -116,8 +127,12 @@ class Field:
         return order, beside
 
 
-def _settle(row: Sequence[Cell], gaps: Sequence[float], wishes: Wishes, low: float = -inf, high: float = inf) -> None:
-    """Move the cells as near to their wishes (weighted least squares) as order, distance and bounds allow."""
+def _settle(
+    row: Sequence[Cell], gaps: Sequence[float], wishes: Wishes, low: float = -inf, high: float = inf
+) -> None:
+    """Move the cells as near to their wishes (weighted least squares) as order, distance and bounds
+    allow.
+    """
     start = 0.0
     starts, pools = [], list[tuple[float, float, int]]()
     for place, (wish, weight) in enumerate(wishes):
@@ -154,7 +169,10 @@ def _push_apart(
     beside: dict[int, list[tuple[int, float]]],
 ) -> None:
     """Give every entry one place near its wish, by default where it stands, without overlap."""
-    down = {entry: wishes.get(entry, sum(cell.at for cell in own) / len(own)) for entry, own in of_entry.items()}
+    down = {
+        entry: wishes.get(entry, sum(cell.at for cell in own) / len(own))
+        for entry, own in of_entry.items()
+    }
     up = dict(down)
     for entry in order:
         for other, gap in beside[entry]:
@@ -171,7 +189,9 @@ def _mean(wishes: Wishes) -> float:
 
 
 def _median(wishes: list[tuple[float, float]]) -> float:
-    """Return the weighted median, which makes more lines straight than the mean; the middle where two would do."""
+    """Return the weighted median, which makes more lines straight than the mean; the middle where
+    two would do.
+    """
     wishes.sort()
     half, passed = sum(pull for _, pull in wishes) / 2, 0.0
     for place, (at, pull) in enumerate(wishes):

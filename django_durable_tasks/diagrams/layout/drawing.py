@@ -1,4 +1,6 @@
-"""A drawing in pixels: rectangles for boxes and frames, points for lines; the direction that needs less scrolling."""
+"""A drawing in pixels: rectangles for boxes and frames, points for lines; the direction that needs
+less scrolling.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ class Frame:
 class Drawing:
     """Where everything stands; ``boxes`` and ``lines`` go with those of the outline.
 
-    A line is the points it passes. Between each two it leaves and arrives along the direction of the layers, which is
-    to the right, or down where ``downwards``.
+    A line is the points it passes. Between each two it leaves and arrives along the direction of
+    the layers, which is to the right, or down where ``downwards``.
     """
 
     outline: Outline
@@ -62,10 +64,14 @@ class Drawing:
 def drawn(outline: Outline, width: int, height: int) -> Drawing:
     """Return where boxes of this size stand and where the lines pass."""
     linked = {place for line in outline.lines for place in (line.source, line.target)}
-    loose = [place for place, box in enumerate(outline.boxes) if place not in linked and not box.group]
+    loose = [
+        place for place, box in enumerate(outline.boxes) if place not in linked and not box.group
+    ]
     alone = frozenset(loose) if len(loose) > _FEW else frozenset[int]()
     downwards = _better_downwards(outline, alone, width, height)
-    draft = _drafted(outline, alone, (height, width) if downwards else (width, height), downwards=downwards)
+    draft = _drafted(
+        outline, alone, (height, width) if downwards else (width, height), downwards=downwards
+    )
     spots = {place: draft.box(place) for place in range(len(outline.boxes)) if place not in alone}
     frames = tuple(draft.frame(lane) for lane in sorted(draft.places.frames))
     lines = tuple(
@@ -79,7 +85,15 @@ def drawn(outline: Outline, width: int, height: int) -> Drawing:
     spots |= _in_rows(sorted(alone), width, height, right, bottom)
     right = max([right, *(one.x + one.width for one in spots.values())])
     bottom = max([bottom, *(one.y + one.height for one in spots.values())])
-    return Drawing(outline, downwards, tuple(spots[place] for place in sorted(spots)), lines, frames, right, bottom)
+    return Drawing(
+        outline,
+        downwards,
+        tuple(spots[place] for place in sorted(spots)),
+        lines,
+        frames,
+        right,
+        bottom,
+    )
 
 
 def _better_downwards(outline: Outline, alone: frozenset[int], width: int, height: int) -> bool:
@@ -92,7 +106,9 @@ def _better_downwards(outline: Outline, alone: frozenset[int], width: int, heigh
     return scrolls[1] < scrolls[0]
 
 
-def _in_rows(alone: Sequence[int], width: int, height: int, right: int, bottom: int) -> dict[int, Rectangle]:
+def _in_rows(
+    alone: Sequence[int], width: int, height: int, right: int, bottom: int
+) -> dict[int, Rectangle]:
     """Return places for boxes without lines: rows below everything else."""
     step, fall = width + BETWEEN, height + BETWEEN
     square = round(sqrt(len(alone) * 1.6 * fall / step))
@@ -106,7 +122,9 @@ def _in_rows(alone: Sequence[int], width: int, height: int, right: int, bottom: 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What is known before the drawing is turned: places along the direction of the layers, and across it."""
+    """What is known before the drawing is turned: places along the direction of the layers, and
+    across it.
+    """
 
     mesh: Mesh
     places: Placed
@@ -118,19 +136,27 @@ class _Draft:
     def box(self, place: int) -> Rectangle:
         """Return the rectangle of a box."""
         along, across = self.size
-        return self._turned(self.starts[self.mesh.layer[place]], self._at(place) - across // 2, along, across)
+        return self._turned(
+            self.starts[self.mesh.layer[place]], self._at(place) - across // 2, along, across
+        )
 
     def frame(self, lane: int) -> Frame:
         """Return the frame of a sub-workflow, with room for the frames in it."""
         lanes = self.mesh.lanes
         start, end = self.starts[lanes.first[lane]], self.starts[lanes.last[lane]] + self.size[0]
-        start -= _nested(self.mesh, lanes.first[lane], lanes.first, lane) * _opening(downwards=self.downwards)
+        start -= _nested(self.mesh, lanes.first[lane], lanes.first, lane) * _opening(
+            downwards=self.downwards
+        )
         end += _nested(self.mesh, lanes.last[lane], lanes.last, lane) * _FRAME
         low, high = self.places.frames[lane]
-        return Frame(lanes.paths[lane], self._turned(start, low - self.low, end - start, high - low))
+        return Frame(
+            lanes.paths[lane], self._turned(start, low - self.low, end - start, high - low)
+        )
 
     def points(self, route: Sequence[int], *, backwards: bool) -> Iterator[Point]:
-        """Give the points of a line: out of a box, straight through each layer between, into the other box."""
+        """Give the points of a line: out of a box, straight through each layer between, into the
+        other box.
+        """
         layer, along = self.mesh.layer, self.size[0]
         found = [(self.starts[layer[route[0]]] + along, self._at(route[0]))]
         for item in route[1:-1]:
@@ -148,14 +174,18 @@ class _Draft:
         return Rectangle(y, x, height, width) if self.downwards else Rectangle(x, y, width, height)
 
 
-def _drafted(outline: Outline, alone: frozenset[int], size: tuple[int, int], *, downwards: bool) -> _Draft:
+def _drafted(
+    outline: Outline, alone: frozenset[int], size: tuple[int, int], *, downwards: bool
+) -> _Draft:
     mesh = meshed(outline, size[1], alone)
     frame = (_FRAME, _FRAME) if downwards else (_FRAME_TITLE, _FRAME)
     rows = ordered(mesh, alone)
     places = placed(mesh, rows, Distances(BETWEEN, BETWEEN * 0.75, *frame))
     lowest = [places.at[item] - mesh.size[item] / 2 for row in rows for item in row]
     low = min([*lowest, *(ends[0] for ends in places.frames.values())], default=0.0)
-    return _Draft(mesh, places, _starts(mesh, places, size[0], downwards=downwards), low, size, downwards)
+    return _Draft(
+        mesh, places, _starts(mesh, places, size[0], downwards=downwards), low, size, downwards
+    )
 
 
 def _starts(mesh: Mesh, places: Placed, along: int, *, downwards: bool) -> list[float]:
@@ -163,7 +193,9 @@ def _starts(mesh: Mesh, places: Placed, along: int, *, downwards: bool) -> list[
     lanes, count = mesh.lanes, max(mesh.layer, default=-1) + 1
     steepest = [0.0] * (count + 1)
     for low, high in mesh.links:
-        steepest[mesh.layer[high]] = max(steepest[mesh.layer[high]], abs(places.at[low] - places.at[high]))
+        steepest[mesh.layer[high]] = max(
+            steepest[mesh.layer[high]], abs(places.at[low] - places.at[high])
+        )
     starts, start = [], 0.0
     for layer in range(count):
         if layer:
@@ -179,8 +211,14 @@ def _opening(*, downwards: bool) -> int:
 
 
 def _nested(mesh: Mesh, layer: int, edges: Sequence[int], within: int = 0) -> int:
-    """Return how many frames inside each other, this one and what is in it, have an edge at this layer."""
+    """Return how many frames inside each other, this one and what is in it, have an edge at this
+    layer.
+    """
     lanes = mesh.lanes
     chains = (lanes.chain(lane) for lane in range(1, len(lanes.paths)))
-    inner = (chain[chain.index(within) if within else 0 :] for chain in chains if not within or within in chain)
+    inner = (
+        chain[chain.index(within) if within else 0 :]
+        for chain in chains
+        if not within or within in chain
+    )
     return max((sum(edges[step] == layer for step in chain) for chain in inner), default=0)

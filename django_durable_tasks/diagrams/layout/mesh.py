@@ -1,8 +1,10 @@
-"""The layers filled: boxes, the bends by which long lines pass the layers between, and lanes for sub-workflows.
+"""The layers filled: boxes, the bends by which long lines pass the layers between, and lanes for
+sub-workflows.
 
-Each sub-workflow owns a lane: a stretch across the layers, from its first to its last, where nothing else stands. So
-its frame can be drawn as a rectangle that holds exactly its own. A *bend* is the place where a line passes a layer;
-lines of one kind from one box share their bends. A *keeper* holds a lane open in a layer where it would be empty.
+Each sub-workflow owns a lane: a stretch across the layers, from its first to its last, where
+nothing else stands. So its frame can be drawn as a rectangle that holds exactly its own. A *bend*
+is the place where a line passes a layer; lines of one kind from one box share their bends. A
+*keeper* holds a lane open in a layer where it would be empty.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ BEND = 6.0
 
 @dataclass(slots=True)
 class Lanes:
-    """The tree of sub-workflows; lane 0 is the outer one, and a parent has a lower number than its children."""
+    """The tree of sub-workflows; lane 0 is the outer one, and a parent has a lower number than its
+    children.
+    """
 
     paths: list[tuple[str, ...]] = field(default_factory=lambda: [()])
     parents: list[int] = field(default_factory=lambda: [0])
@@ -41,7 +45,8 @@ class Lanes:
 
 @dataclass(slots=True)
 class Mesh:
-    """Items by number: first the boxes, then bends and keepers; ``routes``: the items each line passes, left to right.
+    """Items by number: first the boxes, then bends and keepers; ``routes``: the items each line
+    passes, left to right.
 
     ``links``: neighbours in adjacent layers with their pull, from the lower layer to the higher.
     """
@@ -72,7 +77,9 @@ class Mesh:
 
 
 def meshed(outline: Outline, size: float, alone: frozenset[int]) -> Mesh:
-    """Return the mesh of an outline whose boxes are so large across the layers; without the boxes ``alone``."""
+    """Return the mesh of an outline whose boxes are so large across the layers; without the boxes
+    ``alone``.
+    """
     boxes = outline.boxes
     lanes, lane = _lanes([() if place in alone else box.group for place, box in enumerate(boxes)])
     mesh = Mesh(lanes, [box.layer for box in boxes], lane, [size] * len(boxes), [], {}, len(boxes))
@@ -104,7 +111,9 @@ def _measure(mesh: Mesh, boxes: Sequence[Box], alone: frozenset[int]) -> None:
                 lanes.last[lane] = max(lanes.last[lane], box.layer)
 
 
-def _route(mesh: Mesh, line: Line, bends: dict[tuple[int, str, int, int, bool], int]) -> Iterator[int]:
+def _route(
+    mesh: Mesh, line: Line, bends: dict[tuple[int, str, int, int, bool], int]
+) -> Iterator[int]:
     low, high = sorted((line.source, line.target), key=lambda place: mesh.layer[place])
     lane = mesh.lanes.shared(mesh.lane[low], mesh.lane[high])
     yield low
@@ -119,7 +128,10 @@ def _route(mesh: Mesh, line: Line, bends: dict[tuple[int, str, int, int, bool], 
 def _keep_open(mesh: Mesh, alone: frozenset[int]) -> None:
     lanes = mesh.lanes
     filled = {
-        (lane, mesh.layer[item]) for item, own in enumerate(mesh.lane) if item not in alone for lane in lanes.chain(own)
+        (lane, mesh.layer[item])
+        for item, own in enumerate(mesh.lane)
+        if item not in alone
+        for lane in lanes.chain(own)
     }
     for lane in reversed(range(1, len(lanes.paths))):
         for layer in range(lanes.first[lane], lanes.last[lane] + 1):

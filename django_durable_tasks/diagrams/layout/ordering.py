@@ -1,7 +1,8 @@
-"""The order of the items in each layer: few crossings, by barycentre sweeps (Sugiyama, Tagawa and Toda, 1981).
+"""The order of the items in each layer: few crossings, by barycentre sweeps (Sugiyama, Tagawa and
+Toda, 1981).
 
-The items of a sub-workflow stand together in every layer, and two sub-workflows stand in the same order in every layer
-that they share; `placing` relies on both.
+The items of a sub-workflow stand together in every layer, and two sub-workflows stand in the same
+order in every layer that they share; `placing` relies on both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def ordered(mesh: Mesh, alone: frozenset[int]) -> Rows:
     for sweep in range(sweeps):
         if not fewest or not patience:
             break
-        rows = _swept(mesh, rows, (after, before) if sweep % 2 else (before, after), upwards=bool(sweep % 2))
+        rows = _swept(
+            mesh, rows, (after, before) if sweep % 2 else (before, after), upwards=bool(sweep % 2)
+        )
         count = crossings(rows, after)
         patience = _PATIENCE if count < fewest else patience - 1
         if count < fewest:
@@ -50,9 +53,13 @@ def crossings(rows: Rows, after: Sequence[Sequence[int]]) -> int:
 
 
 def _discovered(mesh: Mesh, after: Sequence[Sequence[int]], alone: frozenset[int]) -> Rows:
-    """Return the items as a search in depth meets them, so that what hangs together starts together."""
+    """Return the items as a search in depth meets them, so that what hangs together starts
+    together.
+    """
     seen: dict[int, int] = {}
-    for root in sorted(set(range(len(mesh.layer))) - alone, key=lambda item: (mesh.layer[item], item)):
+    for root in sorted(
+        set(range(len(mesh.layer))) - alone, key=lambda item: (mesh.layer[item], item)
+    ):
         stack = [root]
         while stack:
             item = stack.pop()
@@ -64,7 +71,9 @@ def _discovered(mesh: Mesh, after: Sequence[Sequence[int]], alone: frozenset[int
     for item, met in seen.items():
         for lane in mesh.lanes.chain(mesh.lane[item]):
             keys[lane] = min(keys[lane], met)
-    return [_sorted(mesh, row, {item: float(seen[item]) for item in row}, keys) for row in everything]
+    return [
+        _sorted(mesh, row, {item: float(seen[item]) for item in row}, keys) for row in everything
+    ]
 
 
 def _by_layer(mesh: Mesh) -> Rows:
@@ -74,7 +83,9 @@ def _by_layer(mesh: Mesh) -> Rows:
     return rows
 
 
-def _sorted(mesh: Mesh, row: Sequence[int], values: dict[int, float], keys: Sequence[float]) -> list[int]:
+def _sorted(
+    mesh: Mesh, row: Sequence[int], values: dict[int, float], keys: Sequence[float]
+) -> list[int]:
     """Sort by value; a lane stands as one at the place that its own key gives it in every layer."""
     place = {item: at for at, item in enumerate(row)}
     lanes = {
@@ -84,21 +95,29 @@ def _sorted(mesh: Mesh, row: Sequence[int], values: dict[int, float], keys: Sequ
     return sorted(row, key=lambda item: (*lanes[mesh.lane[item]], (values[item], 0, place[item])))
 
 
-def _swept(mesh: Mesh, rows: Rows, sides: tuple[list[list[int]], list[list[int]]], *, upwards: bool) -> Rows:
+def _swept(
+    mesh: Mesh, rows: Rows, sides: tuple[list[list[int]], list[list[int]]], *, upwards: bool
+) -> Rows:
     """Sort each layer by the mean place of its neighbours on the first side."""
     at = {item: (place + 0.5) / len(row) for row in rows for place, item in enumerate(row)}
     keys = _lane_keys(mesh, at, sides)
     swept = [list(row) for row in rows]
     for layer in reversed(range(len(rows))) if upwards else range(len(rows)):
-        values = {item: _mean([at[other] for other in sides[0][item]], at[item]) for item in rows[layer]}
+        values = {
+            item: _mean([at[other] for other in sides[0][item]], at[item]) for item in rows[layer]
+        }
         swept[layer] = _sorted(mesh, rows[layer], values, keys)
         for place, item in enumerate(swept[layer]):
             at[item] = (place + 0.5) / len(swept[layer])
     return swept
 
 
-def _lane_keys(mesh: Mesh, at: dict[int, float], sides: tuple[list[list[int]], list[list[int]]]) -> list[float]:
-    """Return for each lane the mean place of what its items are linked to outside; their own where there is none."""
+def _lane_keys(
+    mesh: Mesh, at: dict[int, float], sides: tuple[list[list[int]], list[list[int]]]
+) -> list[float]:
+    """Return for each lane the mean place of what its items are linked to outside; their own where
+    there is none.
+    """
     count = len(mesh.lanes.paths)
     outside: list[list[float]] = [[] for _ in range(count)]
     inside: list[list[float]] = [[] for _ in range(count)]
@@ -107,7 +126,9 @@ def _lane_keys(mesh: Mesh, at: dict[int, float], sides: tuple[list[list[int]], l
         for lane in chains[mesh.lane[item]]:
             inside[lane].append(place)
             for side in sides:
-                outside[lane].extend(at[other] for other in side[item] if lane not in chains[mesh.lane[other]])
+                outside[lane].extend(
+                    at[other] for other in side[item] if lane not in chains[mesh.lane[other]]
+                )
     return [_mean(outside[lane], _mean(inside[lane], 0.0)) for lane in range(count)]
 
 

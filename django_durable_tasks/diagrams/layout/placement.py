@@ -1,4 +1,6 @@
-"""Where the items stand across the layers: lane by lane, the inner ones first, each a block in the lane around it."""
+"""Where the items stand across the layers: lane by lane, the inner ones first, each a block in the
+lane around it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _STRAIGHT = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Room in pixels: between two items (smaller beside a bend) and inside a frame at its two ends."""
+    """Room in pixels: between two items (smaller beside a bend) and inside a frame at its
+    two ends.
+    """
 
     boxes: float
     bends: float
@@ -54,11 +58,13 @@ def placed(mesh: Mesh, rows: Rows, distances: Distances) -> Placed:
 def _place_lane(
     mesh: Mesh, rows: Rows, entry_of: dict[int, int], found: Placed, distances: Distances
 ) -> tuple[float, float]:
-    """Place the entries of one lane: items by their number, blocks by minus the number of their lane."""
+    """Place the entries of one lane: items by their number, blocks by minus the number of their
+    lane.
+    """
     layers = [_cells(mesh, row, entry_of, found) for row in rows]
     gaps = [[_distance(one, other, distances) for one, other in pairwise(row)] for row in layers]
     cells = _connected(mesh, layers, entry_of, found)
-    Field(layers, gaps, cells).settle()
+    Field(layers, gaps, cells).reevaluate_joins()
     at = {cell.entry: cell.at for cell in cells}
     for item, entry in entry_of.items():
         found.at[item] = at[entry] + (found.at[item] if entry < 0 else 0.0)
@@ -80,7 +86,9 @@ def _cells(mesh: Mesh, row: Sequence[int], entry_of: dict[int, int], found: Plac
     return cells
 
 
-def _connected(mesh: Mesh, layers: Sequence[Sequence[Cell]], entry_of: dict[int, int], found: Placed) -> list[Cell]:
+def _connected(
+    mesh: Mesh, layers: Sequence[Sequence[Cell]], entry_of: dict[int, int], found: Placed
+) -> list[Cell]:
     """Return all cells, each with its pulls; the layers of a block pull each other most."""
     number: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
@@ -96,7 +104,8 @@ def _connected(mesh: Mesh, layers: Sequence[Sequence[Cell]], entry_of: dict[int,
         one, other = entry_of.get(low), entry_of.get(high)
         if one is None or other is None or one == other:
             continue
-        # Inside a block an item stands off its middle; found.at holds that offset until the block itself is placed.
+        # Inside a block an item stands off its middle; found.at holds that offset until the block
+        # itself is placed.
         offset = (found.at[low] if one < 0 else 0.0) - (found.at[high] if other < 0 else 0.0)
         left, right = number[one, mesh.layer[low]], number[other, mesh.layer[high]]
         cells[right].before.append((left, offset, pull))

@@ -1,4 +1,6 @@
-"""Diagrams as SVG: without scripts, styles or anything loaded, so that they stand under the strictest CSP."""
+"""Diagrams as SVG: without scripts, styles or anything loaded, so that they stand under the
+strictest CSP.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.outline import Outline
 from django_durable_tasks.diagrams.svg.legend import entries
 from django_durable_tasks.diagrams.svg.markup import Markup, element, moved, text
-from django_durable_tasks.diagrams.svg.shapes import LABEL, box_shape, frame_shape, line_shape, wished_width
+from django_durable_tasks.diagrams.svg.shapes import (
+    LABEL,
+    box_shape,
+    frame_shape,
+    line_shape,
+    wished_width,
+)
 
 _MARGIN = 20
 _LINE = 20
@@ -27,7 +35,8 @@ _FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 def as_svg(diagram: Diagram) -> str:
     """Return the diagram as one SVG element; everything foreign in it is escaped.
 
-    Links become links where they are relative, http or https. A hovered box or line tells its details.
+    Links become links where they are relative, http or https. A hovered box or line tells its
+    details.
     """
     outline = collapsed(layered(diagram))
     longest = max((wished_width(box) for box in outline.boxes), default=0)
@@ -36,22 +45,43 @@ def as_svg(diagram: Diagram) -> str:
     across = max(_NARROWEST, drawing.width + 2 * _MARGIN + 6)
     head, top = _head(outline, min(across, _WIDEST) - 2 * _MARGIN)
     tall = top + drawing.height + _MARGIN + 6
-    panel = element("rect", x=0.5, y=0.5, width=across - 1, height=tall - 1, rx=10,
-                    fill=palette.PANEL, stroke=palette.PANEL_EDGE)  # fmt: skip
+    panel = element(
+        "rect",
+        x=0.5,
+        y=0.5,
+        width=across - 1,
+        height=tall - 1,
+        rx=10,
+        fill=palette.PANEL,
+        stroke=palette.PANEL_EDGE,
+    )
     body = moved((across - drawing.width) // 2, top, *_body(drawing))
     told = (element("title", outline.title), element("desc", _described(outline)))
     linked = any(box.alone and safe_link(box.nodes[0].href) for box in outline.boxes)
     return element(
-        "svg", *told, panel, *head, body, xmlns="http://www.w3.org/2000/svg", width=across, height=tall,
-        viewBox=f"0 0 {across} {tall}", role="group" if linked else "img",
-        aria_label=f"{outline.title}: {_described(outline)}", font_family=_FONT,
-    )  # fmt: skip
+        "svg",
+        *told,
+        panel,
+        *head,
+        body,
+        xmlns="http://www.w3.org/2000/svg",
+        width=across,
+        height=tall,
+        viewBox=f"0 0 {across} {tall}",
+        role="group" if linked else "img",
+        aria_label=f"{outline.title}: {_described(outline)}",
+        font_family=_FONT,
+    )
 
 
 def _described(outline: Outline) -> str:
     whole = f"{outline.status}." if outline.status else ""
     path = f"Critical path: {outline.critical_path}." if outline.critical_path else ""
-    return " ".join(part for part in (whole, outline.warning, f"{outline.summary}.", path, *outline.notes) if part)
+    return " ".join(
+        part
+        for part in (whole, outline.warning, f"{outline.summary}.", path, *outline.notes)
+        if part
+    )
 
 
 def _head(outline: Outline, room: int) -> tuple[list[Markup], int]:
@@ -83,7 +113,9 @@ def _body(drawing: Drawing) -> Iterator[Markup]:
     for frame in drawing.frames:
         yield frame_shape(frame)
     lines = outline.lines
-    for place in sorted(range(len(lines)), key=lambda place: (lines[place].critical, lines[place].broken, place)):
+    for place in sorted(
+        range(len(lines)), key=lambda place: (lines[place].critical, lines[place].broken, place)
+    ):
         yield line_shape(drawing, place)
     for box, around in zip(outline.boxes, drawing.boxes, strict=True):
         yield box_shape(box, around)

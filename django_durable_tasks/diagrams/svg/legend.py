@@ -25,7 +25,9 @@ class Entry:
 
 
 def entries(outline: Outline) -> Iterator[Entry]:
-    """Give the statuses with their numbers, the kinds of lines, and the critical path, each where it occurs."""
+    """Give the statuses with their numbers, the kinds of lines, and the critical path, each where
+    it occurs.
+    """
     counts = Counter(str(node.status) for node in outline.layered.nodes)
     for status, _ in in_order(counts):
         look = palette.LOOKS[status]
@@ -35,7 +37,9 @@ def entries(outline: Outline) -> Iterator[Entry]:
     for kind in KINDS:
         if kind in kinds:
             yield _entry(34, kind, _stroke(palette.LINE, 1.6, palette.DASHES[kind]))
-    if any(line.unresolved for line in outline.lines) and any(not line.unresolved for line in outline.lines):
+    if any(line.unresolved for line in outline.lines) and any(
+        not line.unresolved for line in outline.lines
+    ):
         yield _entry(10, "resolved", _head(palette.LINE))
         yield _entry(10, "not yet", _head(palette.PANEL))
     if any(line.critical for line in outline.lines):
@@ -50,8 +54,14 @@ def _entry(width: float, words: str, *signs: Markup) -> Entry:
 
 
 def _stroke(colour: str, thickness: float, dashes: str) -> Markup:
-    return element("path", d="M0 0H34", stroke=colour, stroke_width=thickness, stroke_dasharray=dashes or None,
-                   stroke_linecap="round")  # fmt: skip
+    return element(
+        "path",
+        d="M0 0H34",
+        stroke=colour,
+        stroke_width=thickness,
+        stroke_dasharray=dashes or None,
+        stroke_linecap="round",
+    )
 
 
 def _head(fill: str) -> Markup:

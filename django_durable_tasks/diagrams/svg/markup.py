@@ -15,12 +15,15 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an element; children that are no Markup are escaped, attributes always, and those of None left out.
+    """Return an element; children that are no Markup are escaped, attributes always, and those of
+    None left out.
 
     An underscore in an attribute's name stands for a hyphen.
     """
     given = "".join(
-        f' {key.replace("_", "-")}="{escape(_value(value))}"' for key, value in attributes.items() if value is not None
+        f' {key.replace("_", "-")}="{escape(_value(value))}"'
+        for key, value in attributes.items()
+        if value is not None
     )
     inside = "".join(child if isinstance(child, Markup) else escape(child) for child in children)
     return Markup(f"<{name}{given}>{inside}</{name}>" if inside else f"<{name}{given}/>")
@@ -31,17 +34,26 @@ def moved(x: float, y: float, *children: str) -> Markup:
     return element("g", *children, transform=f"translate({x:g} {y:g})")
 
 
-def text(x: float, y: float, words: str, size: float, colour: str, **attributes: str | float) -> Markup:
-    """Return one line of text; ``y`` is its baseline. Further attributes: ``font_weight``, ``text_anchor``."""
+def text(
+    x: float, y: float, words: str, size: float, colour: str, **attributes: str | float
+) -> Markup:
+    """Return one line of text; ``y`` is its baseline. Further attributes: ``font_weight``,
+    ``text_anchor``.
+    """
     return element("text", words, x=x, y=y, font_size=size, fill=colour, **attributes)
 
 
 def icon(status: Status, colour: str, thickness: float) -> Markup:
     """Return the sign of a status, 12 by 12 around 0,0."""
     return element(
-        "path", d=LOOKS[status].icon, fill="none", stroke=colour, stroke_width=thickness,
-        stroke_linecap="round", stroke_linejoin="round",
-    )  # fmt: skip
+        "path",
+        d=LOOKS[status].icon,
+        fill="none",
+        stroke=colour,
+        stroke_width=thickness,
+        stroke_linecap="round",
+        stroke_linejoin="round",
+    )
 
 
 def _value(value: str | float) -> str:

@@ -1,4 +1,6 @@
-"""The lines of an SVG: smooth between layers, straight through them, with an arrow head at the end."""
+"""The lines of an SVG: smooth between layers, straight through them, with an arrow head
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def _straightened(points: Sequence[Point], *, downwards: bool) -> list[Point]:
     kept = [
         point
         for place, point in enumerate(points)
-        if place in {0, len(points) - 1} or not points[place - 1][across] == point[across] == points[place + 1][across]
+        if place in {0, len(points) - 1}
+        or not points[place - 1][across] == point[across] == points[place + 1][across]
     ]
     x, y = kept[-1]
     cut = _sign(points, downwards=downwards) * _HEAD

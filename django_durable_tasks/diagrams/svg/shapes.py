@@ -22,11 +22,24 @@ _BOLD = 1.12
 def frame_shape(frame: Frame) -> Markup:
     """Return the frame around a sub-workflow, with its name."""
     around = frame.around
-    plane = element("rect", width=around.width, height=around.height, rx=10, fill=palette.FRAME,
-                    stroke=palette.FRAME_EDGE, stroke_dasharray="2 3")  # fmt: skip
+    plane = element(
+        "rect",
+        width=around.width,
+        height=around.height,
+        rx=10,
+        fill=palette.FRAME,
+        stroke=palette.FRAME_EDGE,
+        stroke_dasharray="2 3",
+    )
     name = shortened(clean(frame.path[-1]), (around.width - 24) / _SMALL)
     label = text(12, 17, name, _SMALL, palette.QUIET, font_weight=600)
-    return moved(around.x, around.y, element("title", "Sub-workflow " + clean("/".join(frame.path))), plane, label)
+    return moved(
+        around.x,
+        around.y,
+        element("title", "Sub-workflow " + clean("/".join(frame.path))),
+        plane,
+        label,
+    )
 
 
 def line_shape(drawing: Drawing, place: int) -> Markup:
@@ -34,11 +47,23 @@ def line_shape(drawing: Drawing, place: int) -> Markup:
     line, points = drawing.outline.lines[place], drawing.lines[place]
     colour = palette.BROKEN if line.broken else palette.CRITICAL if line.critical else palette.LINE
     dashes = palette.BROKEN_DASHES if line.broken else palette.DASHES[line.kind]
-    curve = element("path", d=path_data(points, downwards=drawing.downwards), fill="none", stroke=colour,
-                    stroke_width=2.6 if line.critical else 1.4, stroke_linecap="round",
-                    stroke_dasharray=dashes or None)  # fmt: skip
-    head = element("path", d=arrow_head(points, downwards=drawing.downwards), stroke=colour, stroke_width=1.4,
-                   stroke_linejoin="round", fill=palette.PANEL if line.unresolved else colour)  # fmt: skip
+    curve = element(
+        "path",
+        d=path_data(points, downwards=drawing.downwards),
+        fill="none",
+        stroke=colour,
+        stroke_width=2.6 if line.critical else 1.4,
+        stroke_linecap="round",
+        stroke_dasharray=dashes or None,
+    )
+    head = element(
+        "path",
+        d=arrow_head(points, downwards=drawing.downwards),
+        stroke=colour,
+        stroke_width=1.4,
+        stroke_linejoin="round",
+        fill=palette.PANEL if line.unresolved else colour,
+    )
     return element("g", element("title", of_line(drawing.outline, line)), curve, head)
 
 
@@ -51,14 +76,25 @@ def box_shape(box: Box, around: Rectangle) -> Markup:
         for off in (() if box.alone else (6, 3))
     ]
     plane = element("rect", fill=look.soft, **rounded)
-    strip = element("path", d=f"M8 0H{_STRIP}V{height}H8A8 8 0 0 1 0 {height - 8}V8A8 8 0 0 1 8 0Z", fill=look.strong)
-    border = element("rect", fill="none", stroke=palette.CRITICAL if box.critical else look.strong,
-                     stroke_width=2.6 if box.critical else 1.2, **rounded)  # fmt: skip
+    strip = element(
+        "path",
+        d=f"M8 0H{_STRIP}V{height}H8A8 8 0 0 1 0 {height - 8}V8A8 8 0 0 1 8 0Z",
+        fill=look.strong,
+    )
+    border = element(
+        "rect",
+        fill="none",
+        stroke=palette.CRITICAL if box.critical else look.strong,
+        stroke_width=2.6 if box.critical else 1.2,
+        **rounded,
+    )
     sign = moved(_STRIP / 2, height / 2, icon(box.status, "#ffffff", 2))
     words = _words_of_one(box, width, height) if box.alone else _words_of_many(box, width, height)
     inner = (element("title", of_box(box)), *behind, plane, strip, sign, border, *words)
     link = safe_link(box.nodes[0].href) if box.alone else ""
-    return moved(around.x, around.y, element("a", *inner, href=link) if link else Markup("".join(inner)))
+    return moved(
+        around.x, around.y, element("a", *inner, href=link) if link else Markup("".join(inner))
+    )
 
 
 def wished_width(box: Box) -> int:
@@ -96,14 +132,27 @@ def _words_of_many(box: Box, width: int, height: int) -> Iterator[Markup]:
 
 def _label(box: Box, width: int, y: float) -> Markup:
     return text(
-        _STRIP + 10, y, shortened(box.label, (width - _STRIP - 18) / LABEL / _BOLD), LABEL, palette.INK, font_weight=600
+        _STRIP + 10,
+        y,
+        shortened(box.label, (width - _STRIP - 18) / LABEL / _BOLD),
+        LABEL,
+        palette.INK,
+        font_weight=600,
     )
 
 
-def _bar(counts: list[tuple[Status, int]], total: int, x: float, width: float, y: float) -> Iterator[Markup]:
+def _bar(
+    counts: list[tuple[Status, int]], total: int, x: float, width: float, y: float
+) -> Iterator[Markup]:
     """Give a bar that is shared by the statuses as the nodes are."""
     for status, number in counts:
         share = width * number / total
-        yield element("rect", x=round(x, 1), y=y, width=round(max(share - 1, 0.6), 1), height=4,
-                      fill=palette.LOOKS[status].strong)  # fmt: skip
+        yield element(
+            "rect",
+            x=round(x, 1),
+            y=y,
+            width=round(max(share - 1, 0.6), 1),
+            height=4,
+            fill=palette.LOOKS[status].strong,
+        )
         x += share

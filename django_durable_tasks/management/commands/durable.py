@@ -1,4 +1,4 @@
-"""``manage.py durable VERB``: look at the work and move it; parsing only, the verbs stand in ``management.durable``."""
+"""``manage.py durable SUBCOMMAND``: the parser; the subcommands are in ``management.durable``."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle.outages import is_unmigrated, reason_of
-from django_durable_tasks.management.durable.calendar_verbs import CALENDARS
-from django_durable_tasks.management.durable.clocks import DST_REPORT, TZDATA
-from django_durable_tasks.management.durable.declaring import SYNC
-from django_durable_tasks.management.durable.diagrams import GRAPH
-from django_durable_tasks.management.durable.graph_verbs import GRAPH_VERBS
-from django_durable_tasks.management.durable.importing import IMPORT_BEAT
-from django_durable_tasks.management.durable.limit_verbs import LIMIT
+from django_durable_tasks.management.durable.calendar_actions import CALENDARS
+from django_durable_tasks.management.durable.dst import DST_REPORT, TZDATA
+from django_durable_tasks.management.durable.explain import EXPLAIN
+from django_durable_tasks.management.durable.graph import GRAPH
+from django_durable_tasks.management.durable.graph_actions import GRAPH_ACTIONS
+from django_durable_tasks.management.durable.health import HEALTH
+from django_durable_tasks.management.durable.import_beat import IMPORT_BEAT
+from django_durable_tasks.management.durable.limit_actions import LIMIT
 from django_durable_tasks.management.durable.listing import LIST
-from django_durable_tasks.management.durable.moves import MOVES
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.preview import PREVIEW
-from django_durable_tasks.management.durable.probing import ALIVE
-from django_durable_tasks.management.durable.queue_verbs import QUEUE_VERBS
-from django_durable_tasks.management.durable.schedule_verbs import SCHEDULE_VERBS
-from django_durable_tasks.management.durable.shadowing import SHADOW
-from django_durable_tasks.management.durable.showing import SHOW
+from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
+from django_durable_tasks.management.durable.schedule_actions import SCHEDULE_ACTIONS
+from django_durable_tasks.management.durable.shadow import SHADOW
+from django_durable_tasks.management.durable.show import SHOW
 from django_durable_tasks.management.durable.simulate import SIMULATE
 from django_durable_tasks.management.durable.status import STATUS
-from django_durable_tasks.management.durable.telling import TELLING
-from django_durable_tasks.management.durable.verb import EXIT_CODES, REFUSED, UNHEALTHY
+from django_durable_tasks.management.durable.subcommand import EXIT_CODES, REFUSED, UNHEALTHY
+from django_durable_tasks.management.durable.sync import SYNC
+from django_durable_tasks.management.durable.task_actions import TASK_ACTIONS
 from django_durable_tasks.management.durable.verify import VERIFY
 
-VERBS = {
-    verb.name: verb
-    for verb in (
+SUBCOMMANDS = {
+    subcommand.name: subcommand
+    for subcommand in (
         STATUS,
-        ALIVE,
+        HEALTH,
         LIST,
         SHOW,
         GRAPH,
-        *MOVES,
-        *GRAPH_VERBS,
-        *QUEUE_VERBS,
+        *TASK_ACTIONS,
+        *GRAPH_ACTIONS,
+        *QUEUE_ACTIONS,
         LIMIT,
-        *SCHEDULE_VERBS,
-        *TELLING,
+        *SCHEDULE_ACTIONS,
+        *EXPLAIN,
         CALENDARS,
         PREVIEW,
         SIMULATE,
@@ -62,39 +62,49 @@ VERBS = {
 
 
 class Command(BaseCommand):
-    """Look at durable tasks, and cancel, retry, replay, discard, pause, ring and prune them."""
+    """Inspect and change durable tasks, workflows and schedules."""
 
-    help = "Look at durable tasks and move them; `durable VERB --help` shows examples."
+    help = (
+        "Inspects and changes durable tasks, workflows and schedules."
+        " `durable SUBCOMMAND --help` shows examples."
+    )
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the verbs."""
+        """Declare the subcommands."""
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.epilog = EXIT_CODES
-        verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-        for verb in VERBS.values():
-            own = verbs.add_parser(
-                verb.name,
-                help=verb.help,
-                description=f"{verb.help[0].upper()}{verb.help[1:]}.",
-                epilog=f"{verb.epilog}\n{EXIT_CODES}",
+        parsers = parser.add_subparsers(dest="verb", metavar="SUBCOMMAND", required=True)
+        for subcommand in SUBCOMMANDS.values():
+            own = parsers.add_parser(
+                subcommand.name,
+                help=subcommand.help,
+                description=subcommand.description,
+                epilog=f"{subcommand.epilog}\n{EXIT_CODES}",
                 formatter_class=RawDescriptionHelpFormatter,
             )
-            verb.arguments(own)
-            first = verb.formats[0]
+            subcommand.arguments(own)
+            first = subcommand.formats[0]
             own.add_argument(
-                "--format", choices=verb.formats, default=first, help=f"json: one object or list (default: {first})"
+                "--format",
+                choices=subcommand.formats,
+                default=first,
+                help=f"json writes one object or list. Default: {first}.",
             )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the verb, and exit with its code."""
+        """Run the subcommand and exit with its code."""
         out = Output(self.stdout, self.stderr, as_json=options["format"] == "json")
         try:
-            code = VERBS[options["verb"]].run(options, out)
+            code = SUBCOMMANDS[options["verb"]].run(options, out)
         except (DurableTasksError, InvalidSetting) as refused:
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:
-            told = reason_of(error) if is_unmigrated(error) else f"The database refused or does not answer: {error}"
+            told = (
+                reason_of(error)
+                if is_unmigrated(error)
+                else f"The database refused or does not answer: {error}"
+            )
             raise CommandError(told, returncode=UNHEALTHY) from error
         if code:
             sys.exit(code)

@@ -11,15 +11,17 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
 
 from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
+from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.lifecycle import declared
-from django_durable_tasks.lifecycle.outages import is_unmigrated, reason_of
-from django_durable_tasks.management.durable import declaring
-from django_durable_tasks.rules.shards import SHARDS, parse_shards
+from django_durable_tasks.management.durable.sync import load
+from django_durable_tasks.rules.tasks.shards import SHARDS, parse_shards
 from django_durable_tasks.scheduler.loop import Scheduler
 
-# A tick makes thousands of objects that do not outlive it: at Python's 700 the collector would look through them, and
-# through the agendas of all schedules, a hundred times a tick, which is a sixth of its processor time.
+# A tick makes thousands of objects that do not outlive it: at Python's 700 the collector would look
+# through them, and
+# through the agendas of all schedules, a hundred times a tick, which is a sixth of its processor
+# time.
 _COLLECT_AFTER = 10_000
 
 
@@ -34,28 +36,36 @@ def _shards(text: str) -> frozenset[int]:
 class Command(BaseCommand):
     """Run a scheduler until SIGTERM or SIGINT."""
 
-    help = "Publish due tasks to the broker; the leader among several schedulers also recovers and prunes."
+    help = (
+        "Publish due tasks to the broker; the leader among several schedulers also recovers and"
+        " prunes."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.epilog = (
-            "examples:\n"
-            "  manage.py run_scheduler                 run until SIGTERM\n"
-            "  manage.py run_scheduler --node-id a     under a name that the admin shows\n"
-            "  manage.py run_scheduler --shards 0-31   keep to half of the tasks; others are served only when late\n"
-            "  manage.py run_scheduler --redis redis://cache:6379/3\n"
-            "                                          share the index of due rows with the other schedulers\n"
-            "  manage.py run_scheduler --once          publish what is due, sweep once, and exit\n"
+            "examples:\n  manage.py run_scheduler                 run until SIGTERM\n  manage.py"
+            " run_scheduler --node-id a     under a name that the admin shows\n  manage.py"
+            " run_scheduler --shards 0-31   keep to half of the tasks; others are served only when"
+            " late\n  manage.py run_scheduler --redis redis://cache:6379/3\n                       "
+            "                   share the index of due rows with the other schedulers\n  manage.py"
+            " run_scheduler --once          publish what is due, sweep once, and exit\n"
         )
-        parser.add_argument("--node-id", default="", help="the name shown for this scheduler (default: host and pid)")
+        parser.add_argument(
+            "--node-id",
+            default="",
+            help="the name shown for this scheduler (default: host and pid)",
+        )
         parser.add_argument(
             "--shards",
             type=_shards,
             help=f"the shards to keep to, of 0-{SHARDS - 1}: 0-31 or 0-15,40",
         )
         parser.add_argument(
-            "--redis", metavar="URL", help="keep the index of due rows in this Redis (default: REDIS_URL, else memory)"
+            "--redis",
+            metavar="URL",
+            help="keep the index of due rows in this Redis (default: REDIS_URL, else memory)",
         )
         parser.add_argument("--once", action="store_true", help="do one round and exit")
 
@@ -70,7 +80,9 @@ class Command(BaseCommand):
             try:
                 self.stdout.write(f"published {scheduler.run_once()} tasks")
             except Error as error:
-                raise CommandError(reason_of(error) if is_unmigrated(error) else str(error)) from error
+                raise CommandError(
+                    reason_of(error) if is_unmigrated(error) else str(error)
+                ) from error
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
@@ -79,10 +91,12 @@ class Command(BaseCommand):
         scheduler.run()
 
     def _warn_of_declarations(self) -> None:
-        """Say where the rows are not as code and settings declare them; a database that is away holds nothing up."""
+        """Say where the rows are not as code and settings declare them; a database that is away
+        holds nothing up.
+        """
         try:
-            declaring.load()
-            told = declared.waiting(declared.diff())
+            load()
+            told = sync.waiting(sync.diff())
         except (DurableTasksError, Error) as error:
             reason = reason_of(error) if is_unmigrated(error) else error
             told = f"Declared schedules were not compared with the rows: {reason}"

@@ -1,1 +1,1 @@
-"""The verbs of ``manage.py durable``: each asks the models and calls one verb of the lifecycle."""
+"""The subcommands of ``manage.py durable``."""

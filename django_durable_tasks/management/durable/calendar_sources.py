@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from django_durable_tasks.management.durable.verb import refuse
-from django_durable_tasks.rules.calendars import BusinessDays, combined, from_holidays
-from django_durable_tasks.rules.icalendar import MOST_CHARACTERS, from_ics
+from django_durable_tasks.management.durable.subcommand import refuse
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, combined, from_holidays
+from django_durable_tasks.rules.recurring.icalendar import MOST_CHARACTERS, from_ics
 
 _HOLIDAYS = re.compile(r"holidays:([A-Za-z0-9]+)(?:-([A-Za-z0-9]+))?")
 WAYS = "weekdays, holidays:DE-BY (a country, or an exchange as XNYS), or the path of an .ics file"

@@ -1,4 +1,4 @@
-"""How the command speaks: plain aligned tables for people, one JSON object or list for programs; notes go to stderr."""
+"""Output of the subcommands: tables for people, JSON for programs, remarks on stderr."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.rules.masking import masked, masked_text
+from django_durable_tasks.rules.tasks.masking import masked, masked_text
 
 _WIDEST = 80
 
 
 class Output:
-    """Where a verb writes: ``emit`` once for its answer, ``note`` for what only people read."""
+    """The output of a subcommand: ``emit`` writes the answer once, ``note`` a remark to stderr."""
 
     def __init__(self, stdout: Any, stderr: Any, *, as_json: bool) -> None:
         self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
@@ -32,7 +32,9 @@ class Output:
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON has no form for: instants in ISO 8601, spans in seconds, dataclasses as objects."""
+    """Return what JSON has no form for: instants in ISO 8601, spans in seconds, dataclasses as
+    objects.
+    """
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):
@@ -54,14 +56,18 @@ def cell(value: Any) -> str:
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
 
 
-def table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], nothing: str = "nothing") -> str:
-    """Return rows as an aligned table of these columns; numbers stand to the right."""
+def table(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], nothing: str = "nothing"
+) -> str:
+    """Return rows as a table of these columns; numbers are aligned to the right."""
     if not rows:
         return nothing
     body = [[cell(row[column]) for column in columns] for row in rows]
     heads = [column.replace("_", " ").upper() for column in columns]
     widths = [max(len(line[at]) for line in [heads, *body]) for at in range(len(columns))]
-    numeric = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+    numeric = [
+        all(isinstance(row[column], int | float | None) for row in rows) for column in columns
+    ]
 
     def laid(line: Sequence[str]) -> str:
         parts = (

@@ -1,4 +1,6 @@
-"""``durable preview``: the fires of a schedule, of a description alone or of a stored one before and after an edit."""
+"""``durable preview``: the fires of a schedule, of a description alone or of a stored one before
+and after an edit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from django_durable_tasks.management.durable.drafts import (
+from django_durable_tasks.management.durable.output import Output, plain, table
+from django_durable_tasks.management.durable.schedule_arguments import (
     Draft,
     add_schedule,
     add_stored,
@@ -17,14 +20,13 @@ from django_durable_tasks.management.durable.drafts import (
     moment,
     stored,
 )
-from django_durable_tasks.management.durable.output import Output, plain, table
-from django_durable_tasks.management.durable.questions import count
-from django_durable_tasks.management.durable.verb import OK, Options, Verb, refuse
-from django_durable_tasks.rules.agenda import Planned
-from django_durable_tasks.rules.agenda.values import TICK
-from django_durable_tasks.rules.jitter import effective
-from django_durable_tasks.rules.recurring import RecurringStatus
-from django_durable_tasks.rules.timetables.zones import zone
+from django_durable_tasks.management.durable.selectors import count
+from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
+from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.effective.types import TICK
+from django_durable_tasks.rules.recurring.jitter import effective
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 _FEW, _MOST = 10, 10_000
 _SHOWN = ("nominal", "effective", "local", "dst")
@@ -40,10 +42,20 @@ def arguments(parser: ArgumentParser) -> None:
     add_schedule(parser)
     parser.add_argument("--start", type=moment, help="the first instant, included (default: now)")
     parser.add_argument("--end", type=moment, help="the last instant, included")
-    parser.add_argument("--count", type=count, help=f"how many fires at most (default: {_FEW}, with --end {_MOST})")
-    parser.add_argument("--previous", action="store_true", help="the fires before --start, the latest first")
-    parser.add_argument("--anchor", type=moment, help="where elapsed time and recurrences are counted from "
-                        "(default: --start; with --previous: the year 2000)")  # fmt: skip
+    parser.add_argument(
+        "--count", type=count, help=f"how many fires at most (default: {_FEW}, with --end {_MOST})"
+    )
+    parser.add_argument(
+        "--previous", action="store_true", help="the fires before --start, the latest first"
+    )
+    parser.add_argument(
+        "--anchor",
+        type=moment,
+        help=(
+            "where elapsed time and recurrences are counted from "
+            "(default: --start; with --previous: the year 2000)"
+        ),
+    )
 
 
 def run(options: Options, out: Output) -> int:
@@ -58,9 +70,16 @@ def run(options: Options, out: Output) -> int:
         refuse("--anchor goes with a description; a stored schedule has its start_time.")
     before = stored(options)
     if before.row.status != RecurringStatus.ACTIVE:
-        out.note(f"{before.row.name} is {before.row.status}: it does not fire. {before.row.status_reason}".rstrip())
+        out.note(
+            f"{before.row.name} is {before.row.status}: it does not fire."
+            f" {before.row.status_reason}".rstrip()
+        )
     after = edited(before, options, start)
-    return _show(before, start, options, out) if after is None else _compare(before, after, start, options, out)
+    return (
+        _show(before, start, options, out)
+        if after is None
+        else _compare(before, after, start, options, out)
+    )
 
 
 def planned(told: Draft, start: datetime, options: Options) -> Iterator[Planned]:
@@ -73,25 +92,35 @@ def planned(told: Draft, start: datetime, options: Options) -> Iterator[Planned]
 
 
 def fires(told: Draft, start: datetime, options: Options) -> Fires:
-    """Return the fires as they are printed: nominal and effective in UTC, local with its offset, notes."""
+    """Return the fires as they are printed: nominal and effective in UTC, local with its offset,
+    notes.
+    """
     most = min(options["count"] or (_FEW if options["end"] is None else _MOST), _MOST)
     return [fire(told, run) for run in islice(planned(told, start, options), most)]
 
 
 def fire(told: Draft, run: Planned) -> dict[str, Any]:
-    """Return one fire as it is printed; the jitter of a schedule that is not stored yet is an example."""
+    """Return one fire as it is printed; the jitter of a schedule that is not stored yet is an
+    example.
+    """
     row, at = told.row, run.at
     if row.jitter or row.jitter_percent:
         following = told.agenda.next(run.at)
         seed = row.name if row._state.adding else str(row.pk)
-        at = effective(run, None if following is None else following.at, seed, row.jitter, row.jitter_percent)
+        at = effective(
+            run, None if following is None else following.at, seed, row.jitter, row.jitter_percent
+        )
     local = at.astimezone(zone(row.time_zone)).isoformat()
     return {"nominal": run.nominal, "effective": at, "local": local, "notes": list(run.notes)}
 
 
 def badge(notes: Sequence[str]) -> str:
     """Return GAP or TWICE for a fire that a change of clocks touched."""
-    return " ".join(dict.fromkeys(word for note in notes for start, word in _BADGES.items() if note.startswith(start)))
+    return " ".join(
+        dict.fromkeys(
+            word for note in notes for start, word in _BADGES.items() if note.startswith(start)
+        )
+    )
 
 
 def listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
@@ -107,7 +136,10 @@ def _show(told: Draft, start: datetime, options: Options, out: Output) -> int:
     if found and not options["previous"]:
         for stretch in told.agenda.closed(start - TICK, found[-1]["nominal"]):
             many = f"{'' if stretch.exact else 'at least '}{stretch.count}"
-            out.note(f"left out: {many} from {plain(stretch.first)} to {plain(stretch.last)}: {stretch.reason}")
+            out.note(
+                f"left out: {many} from {plain(stretch.first)} to {plain(stretch.last)}:"
+                f" {stretch.reason}"
+            )
     return OK
 
 
@@ -121,13 +153,25 @@ def _compare(before: Draft, after: Draft, start: datetime, options: Options, out
     return OK
 
 
-PREVIEW = Verb(
+PREVIEW = Subcommand(
     name="preview",
-    help="show the next fires of a schedule, described or stored, and what an edit would change; writes nothing",
+    summary=(
+        "show the next fires of a schedule, described or stored, and what an edit would change;"
+        " writes nothing"
+    ),
     examples=(
-        'preview --cron "30 2 * * *" --timezone America/New_York --start 2026-03-07T00:00:00Z --count 5 --format json',
-        'preview --cron "0 9 * * *" --timezone Europe/Berlin --calendar holidays:DE-BY --roll FOLLOWING',
-        'preview --rrule "FREQ=MONTHLY;BYDAY=-1FR" --start 2026-01-01T09:00:00Z --end 2026-12-31T00:00:00Z',
+        (
+            'preview --cron "30 2 * * *" --timezone America/New_York --start 2026-03-07T00:00:00Z'
+            " --count 5 --format json"
+        ),
+        (
+            'preview --cron "0 9 * * *" --timezone Europe/Berlin --calendar holidays:DE-BY --roll'
+            " FOLLOWING"
+        ),
+        (
+            'preview --rrule "FREQ=MONTHLY;BYDAY=-1FR" --start 2026-01-01T09:00:00Z --end'
+            " 2026-12-31T00:00:00Z"
+        ),
         'preview --every month --day "last working" --time 18:00 --calendar office.ics',
         "preview --every 15m --jitter 10% --start 2026-01-01T00:00:00Z",
         "preview --solar sunset --latitude 51.5 --longitude=-0.1 --offset=-600",

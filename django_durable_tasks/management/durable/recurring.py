@@ -1,4 +1,4 @@
-"""Recurring tasks as the command line names and shows them: by name, with their next fires and last lines."""
+"""Schedules on the command line: selection by name, and output."""
 
 from __future__ import annotations
 
@@ -8,32 +8,108 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import preview
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle import previews
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.management.durable.output import Output, cell, clean, hidden, table
-from django_durable_tasks.management.durable.verb import OK, refuse
+from django_durable_tasks.management.durable.subcommand import OK, refuse
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
-from django_durable_tasks.rules.timetables.wording import words
+from django_durable_tasks.rules.recurring.timetables.describe import words
 
-LINE = ("fire_time", "last_fire_time", "count", "outcome", "reason", "task_id", "blocked_by", "effective_at",
-        "count_is_exact", "request_id", "term", "created_at")  # fmt: skip
+LINE = (
+    "fire_time",
+    "last_fire_time",
+    "count",
+    "outcome",
+    "reason",
+    "task_id",
+    "blocked_by",
+    "effective_at",
+    "count_is_exact",
+    "request_id",
+    "term",
+    "created_at",
+)
 LINE_SHOWN = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
 FIRE_SHOWN = ("nominal", "effective", "notes")
-_ROW = ("name", "status", "task", "queue", "timetable", "time_zone", "next_run_at", "last_run_at", "runs_count",
-        "max_runs", "overlap", "catch_up_mode", "status_reason", "source")  # fmt: skip
-ROW_SHOWN = ("name", "status", "task", "schedule", "time_zone", "next_run_at", "last_run_at", "runs_count",
-             "status_reason")  # fmt: skip
+_ROW = (
+    "name",
+    "status",
+    "task",
+    "queue",
+    "timetable",
+    "time_zone",
+    "next_run_at",
+    "last_run_at",
+    "runs_count",
+    "max_runs",
+    "overlap",
+    "catch_up_mode",
+    "status_reason",
+    "source",
+)
+ROW_SHOWN = (
+    "name",
+    "status",
+    "task",
+    "schedule",
+    "time_zone",
+    "next_run_at",
+    "last_run_at",
+    "runs_count",
+    "status_reason",
+)
 _FACTS = (
-    "id", "name", "description", "status", "status_reason", "status_by", "paused_at", "paused_until", "error", "task",
-    "args", "kwargs", "queue", "priority", "options", "schedule", "timetable", "time_zone", "dst_gap", "dst_overlap",
-    "calendars", "roll", "jitter", "jitter_percent", "start_time", "end_time", "max_runs", "runs_count", "expires_in",
-    "catch_up_mode", "misfire_grace", "catchup_window", "max_catchup_runs", "catchup_order", "catchup_pace", "overlap",
-    "overlap_key", "next_run_at", "watermark_at", "last_run_at", "ledger_from", "tzdata_version", "revision", "source",
-    "undeclared_at", "created_at", "updated_at",
-)  # fmt: skip
+    "id",
+    "name",
+    "description",
+    "status",
+    "status_reason",
+    "status_by",
+    "paused_at",
+    "paused_until",
+    "error",
+    "task",
+    "args",
+    "kwargs",
+    "queue",
+    "priority",
+    "options",
+    "schedule",
+    "timetable",
+    "time_zone",
+    "dst_gap",
+    "dst_overlap",
+    "calendars",
+    "roll",
+    "jitter",
+    "jitter_percent",
+    "start_time",
+    "end_time",
+    "max_runs",
+    "runs_count",
+    "expires_in",
+    "catch_up_mode",
+    "misfire_grace",
+    "catchup_window",
+    "max_catchup_runs",
+    "catchup_order",
+    "catchup_pace",
+    "overlap",
+    "overlap_key",
+    "next_run_at",
+    "watermark_at",
+    "last_run_at",
+    "ledger_from",
+    "tzdata_version",
+    "revision",
+    "source",
+    "undeclared_at",
+    "created_at",
+    "updated_at",
+)
 _OVERRIDE = ("fire_time", "action", "move_to", "reason", "by")
 _FEW = 5
 _SOME = 10
@@ -53,11 +129,15 @@ def add_name(parser: ArgumentParser) -> None:
 
 def add_tenant(parser: ArgumentParser) -> None:
     """Declare the tenant, where two of them have a schedule of the same name."""
-    parser.add_argument("--tenant", help="of this tenant (its slug), where several have one of that name")
+    parser.add_argument(
+        "--tenant", help="of this tenant (its slug), where several have one of that name"
+    )
 
 
 def found(name: str, tenant: str | None) -> RecurringTask | None:
-    """Return the recurring task of this name or id; None: there is none. Refuses a name that several tenants have."""
+    """Return the recurring task of this name or id; None: there is none. Refuses a name that
+    several tenants have.
+    """
     question = rows().select_related("tenant")
     try:
         question = question.filter(pk=uuid.UUID(name))
@@ -81,28 +161,40 @@ def named(name: str, tenant: str | None) -> RecurringTask:
 
 def listed(question: RecurringTaskQuerySet, limit: int) -> list[dict[str, Any]]:
     """Return the rows of a list, each with its schedule in words."""
-    return [{**row, "schedule": _in_words(row["timetable"])} for row in question.values("id", *_ROW)[:limit]]
+    return [
+        {**row, "schedule": _in_words(row["timetable"])}
+        for row in question.values("id", *_ROW)[:limit]
+    ]
 
 
 def _in_words(timetable: Any) -> str:
     try:
         return words(timetable)
     except (AttributeError, LookupError, TypeError, ValueError):
-        return f"not readable: {timetable}"  # spoilt past our checks; the row is to be seen all the same
+        # spoilt past our checks; the row is to be seen all the same
+        return f"not readable: {timetable}"
 
 
 def lines_of(row: RecurringTask) -> OccurrenceQuerySet:
     """Return the ledger of a recurring task, the newest line first."""
-    lines: OccurrenceQuerySet = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
+    lines: OccurrenceQuerySet = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(
+        recurring_task=row.pk
+    )
     return lines.order_by("-fire_time", "-pk")
 
 
 def show(row: RecurringTask, out: Output) -> int:
-    """Show the row, its next fires, what was decided by hand, and the last lines of its ledger."""
+    """Show the row, its next fires, its overrides and the last entries of its ledger."""
     told = {name: getattr(row, name) for name in _FACTS if name != "schedule"}
     told |= {"args": hidden(row.args), "kwargs": hidden(row.kwargs), "options": hidden(row.options)}
-    told |= {"error": clean(row.error), "schedule": _in_words(row.timetable), "tenant": _tenant(row)}
-    overrides = OccurrenceOverride.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
+    told |= {
+        "error": clean(row.error),
+        "schedule": _in_words(row.timetable),
+        "tenant": _tenant(row),
+    }
+    overrides = OccurrenceOverride.objects.using(conf.settings().DATABASE).filter(
+        recurring_task=row.pk
+    )
     told["overrides"] = list(overrides.order_by("fire_time").values(*_OVERRIDE))
     told["next_fires"], told["problem"] = _next_fires(row)
     told["ledger"] = list(lines_of(row).values(*LINE)[:_SOME])
@@ -117,7 +209,9 @@ def _tenant(row: RecurringTask) -> str:
 def _next_fires(row: RecurringTask) -> tuple[list[dict[str, Any]], str]:
     """Return the next fires, and why there are none in a row that cannot be read."""
     try:
-        return [dataclasses.asdict(fire) for fire in previews.upcoming(row, _FEW, database_now())], ""
+        return [
+            dataclasses.asdict(fire) for fire in preview.upcoming(row, _FEW, database_now())
+        ], ""
     except DurableTasksError as broken:
         return [], str(broken)
 
@@ -132,6 +226,6 @@ def _text(told: dict[str, Any]) -> str:
     when = "next fires" if told["status"] == "ACTIVE" else "next fires, were it resumed"
     lines += ["", f"{when}:", table(FIRE_SHOWN, told["next_fires"])]
     if told["overrides"]:
-        lines += ["", "decided by hand:", table(_OVERRIDE, told["overrides"])]
-    lines += ["", "last in the ledger:", table(LINE_SHOWN, told["ledger"])]
+        lines += ["", "overrides:", table(_OVERRIDE, told["overrides"])]
+    lines += ["", "last ledger entries:", table(LINE_SHOWN, told["ledger"])]
     return "\n".join(lines)

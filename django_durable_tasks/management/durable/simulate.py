@@ -1,4 +1,6 @@
-"""``durable simulate``: what an outage of all schedulers would miss, and what catch-up would do at its end."""
+"""``durable simulate``: what an outage of all schedulers would miss, and what catch-up would do at
+its end.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.lifecycle.deciding import policy_of
-from django_durable_tasks.management.durable.drafts import (
+from django_durable_tasks.engine.recurring.tick_plan import policy_of
+from django_durable_tasks.management.durable.output import Output, plain, table
+from django_durable_tasks.management.durable.preview import fire
+from django_durable_tasks.management.durable.schedule_arguments import (
     Draft,
     add_catch_up,
     add_schedule,
@@ -18,12 +22,10 @@ from django_durable_tasks.management.durable.drafts import (
     moment,
     stored,
 )
-from django_durable_tasks.management.durable.output import Output, plain, table
-from django_durable_tasks.management.durable.preview import fire
-from django_durable_tasks.management.durable.verb import OK, Options, Verb, refuse
-from django_durable_tasks.rules.agenda.values import TICK
-from django_durable_tasks.rules.misfires import Choice, Chosen, choose
-from django_durable_tasks.rules.recurring import Fate
+from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
+from django_durable_tasks.rules.recurring.effective.types import TICK
+from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, choose
+from django_durable_tasks.rules.recurring.policies import Fate
 
 _TICKS = 20  # rounds of the trigger that are followed
 _RUNS = ("nominal", "effective", "starts", "caught_up")
@@ -33,16 +35,26 @@ _LEFT = ("outcome", "count", "first", "last", "reason")
 def arguments(parser: ArgumentParser) -> None:
     """Declare the outage, and whose."""
     add_stored(parser, optional=True)
-    parser.add_argument("--outage", nargs=2, type=moment, metavar=("FROM", "TO"), required=True,
-                        help="when no scheduler ran, and when one runs again")  # fmt: skip
-    parser.add_argument("--anchor", type=moment, help="where elapsed time is counted from (default: FROM)")
+    parser.add_argument(
+        "--outage",
+        nargs=2,
+        type=moment,
+        metavar=("FROM", "TO"),
+        required=True,
+        help="when no scheduler ran, and when one runs again",
+    )
+    parser.add_argument(
+        "--anchor", type=moment, help="where elapsed time is counted from (default: FROM)"
+    )
     add_schedule(parser)
     add_catch_up(parser)
     parser.set_defaults(end=None)
 
 
 def run(options: Options, out: Output) -> int:
-    """Show what is missed and what runs; of a stored schedule also after the edit that the options describe."""
+    """Show what is missed and what runs; of a stored schedule also after the edit that the options
+    describe.
+    """
     start, end = options["outage"]
     if end < start:
         refuse(f"--outage: its end {plain(end)} is before its begin {plain(start)}.")
@@ -71,7 +83,11 @@ def _simulated(told: Draft, start: datetime, end: datetime) -> dict[str, Any]:
         "runs": [run for run in runs if not run.pop("expired")][: _left_to_run(told)],
         "left_out": [
             *({**plain(one), "outcome": one.outcome} for one in closed),
-            *({**plain(one), "outcome": str(Fate.MISSED)} for choice in choices for one in choice.missed),
+            *(
+                {**plain(one), "outcome": str(Fate.MISSED)}
+                for choice in choices
+                for one in choice.missed
+            ),
             *_expired(told, choices, end),
         ],
         "next": None if following is None else fire(told, following),
@@ -84,7 +100,9 @@ def _left_to_run(told: Draft) -> int | None:
 
 
 def _ticks(told: Draft, watermark: datetime, now: datetime) -> Iterator[Choice]:
-    """Give what the trigger decides, round by round, when it finds the schedule after the outage."""
+    """Give what the trigger decides, round by round, when it finds the schedule after the
+    outage.
+    """
     policy = policy_of(told.row)
     for _ in range(_TICKS):
         choice = choose(told.agenda, watermark, now, policy)
@@ -102,23 +120,44 @@ def _too_late(told: Draft, chosen: Chosen, now: datetime) -> bool:
 def _run(told: Draft, chosen: Chosen, now: datetime) -> dict[str, Any]:
     found = fire(told, chosen.planned)
     starts = max(found["effective"], now + timedelta(seconds=chosen.delay))
-    return {**found, "starts": starts, "caught_up": chosen.caught_up, "expired": _too_late(told, chosen, now)}
+    return {
+        **found,
+        "starts": starts,
+        "caught_up": chosen.caught_up,
+        "expired": _too_late(told, chosen, now),
+    }
 
 
 def _expired(told: Draft, choices: list[Choice], now: datetime) -> list[dict[str, Any]]:
-    late = [one.planned.nominal for choice in choices for one in choice.runs if _too_late(told, one, now)]
+    late = [
+        one.planned.nominal
+        for choice in choices
+        for one in choice.runs
+        if _too_late(told, one, now)
+    ]
     if not late:
         return []
     reason = f"expires_in {told.row.expires_in:g} s"
-    return [{"first": min(late), "last": max(late), "count": len(late), "exact": True, "reason": reason,
-             "outcome": str(Fate.EXPIRED)}]  # fmt: skip
+    return [
+        {
+            "first": min(late),
+            "last": max(late),
+            "count": len(late),
+            "exact": True,
+            "reason": reason,
+            "outcome": str(Fate.EXPIRED),
+        }
+    ]
 
 
 def _text(title: str, told: dict[str, Any], schedule: Draft) -> str:
     row, due = schedule.row, told["due"]
     following = told["next"]
     lines = [
-        f"{title}: {row.name}, {row.catch_up_mode}, grace {row.misfire_grace:g} s, overlap {row.overlap}",
+        (
+            f"{title}: {row.name}, {row.catch_up_mode}, grace {row.misfire_grace:g} s, overlap"
+            f" {row.overlap}"
+        ),
         f"due in the outage: {'' if due['exact'] else 'at least '}{due['count']}",
         "",
         f"runs at its end: {len(told['runs'])}",
@@ -134,13 +173,22 @@ def _text(title: str, told: dict[str, Any], schedule: Draft) -> str:
     return "\n".join(lines)
 
 
-SIMULATE = Verb(
+SIMULATE = Subcommand(
     name="simulate",
-    help="show which fires an outage would miss and what catch-up would do, before and after an edit; writes nothing",
+    summary=(
+        "show which fires an outage would miss and what catch-up would do, before and after an"
+        " edit; writes nothing"
+    ),
     examples=(
         "simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z",
-        "simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z --catch-up-mode RUN_ALL_MISSED",
-        'simulate --cron "0 * * * *" --outage 2026-03-07T00:00:00Z 2026-03-07T06:10:00Z --catch-up-mode SKIP_MISSED',
+        (
+            "simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z"
+            " --catch-up-mode RUN_ALL_MISSED"
+        ),
+        (
+            'simulate --cron "0 * * * *" --outage 2026-03-07T00:00:00Z 2026-03-07T06:10:00Z'
+            " --catch-up-mode SKIP_MISSED"
+        ),
     ),
     arguments=arguments,
     run=run,

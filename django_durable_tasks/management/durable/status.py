@@ -1,4 +1,4 @@
-"""``durable status``: everything on one screen, and an exit code for whoever watches it."""
+"""``durable status``: an overview, with an exit code for monitoring."""
 
 from __future__ import annotations
 
@@ -6,22 +6,63 @@ import dataclasses
 from typing import Any
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count
+from django_durable_tasks.engine.cluster.status import Overview, overview
+from django_durable_tasks.engine.limits.operator_limits import Standing
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle.limit_orders import Standing
-from django_durable_tasks.lifecycle.overview import Overview, overview
-from django_durable_tasks.lifecycle.queues import MISROUTED_FOR, Depth, shown_count
 from django_durable_tasks.management.durable.output import Output, cell, table
-from django_durable_tasks.management.durable.verb import OK, UNHEALTHY, Options, Verb, no_arguments
+from django_durable_tasks.management.durable.subcommand import (
+    OK,
+    UNHEALTHY,
+    Options,
+    Subcommand,
+    no_arguments,
+)
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.rules.explanations import ago
-from django_durable_tasks.rules.options import TaskOptions
+from django_durable_tasks.rules.tasks.explanations import ago
+from django_durable_tasks.rules.tasks.options import TaskOptions
 
-_QUEUE = ("queue", "pending", "due", "queued", "unanswered", "running", "late", "oldest_due", "workers", "concurrency",
-          "paused_by", "rejected", "misrouted")  # fmt: skip
-_NODE = ("name", "kind", "host", "pid", "pool", "concurrency", "running", "queues", "skew", "last_seen_at", "state")
-_TOLD = ("region", "shards", "versions", "active", "last_scan_at", "last_start_at", "draining", "index_state",
-         "wakeups_state", "failing")  # fmt: skip
+_QUEUE = (
+    "queue",
+    "pending",
+    "due",
+    "queued",
+    "unanswered",
+    "running",
+    "late",
+    "oldest_due",
+    "workers",
+    "concurrency",
+    "paused_by",
+    "rejected",
+    "misrouted",
+)
+_NODE = (
+    "name",
+    "kind",
+    "host",
+    "pid",
+    "pool",
+    "concurrency",
+    "running",
+    "queues",
+    "skew",
+    "last_seen_at",
+    "state",
+)
+_TOLD = (
+    "region",
+    "shards",
+    "versions",
+    "active",
+    "last_scan_at",
+    "last_start_at",
+    "draining",
+    "index_state",
+    "wakeups_state",
+    "failing",
+)
 _REACH = ("name", "index_state", "wakeups_state")
 
 
@@ -31,32 +72,44 @@ def problems(seen: Overview) -> list[str]:
     if not seen.alive(NodeKind.SCHEDULER):
         found.append("No scheduler is alive: run `manage.py run_scheduler`.")
     if not seen.is_led:
-        found.append("No scheduler leads: silent runs are not handed on, and lost messages are not republished.")
+        found.append(
+            "No scheduler leads: silent runs are not handed on, and lost messages are not"
+            " republished."
+        )
     for node in seen.nodes:
         found += telling_of(node, seen)
     for depth in seen.depths:
         waited = _waited(depth, seen)
         if depth.rejected:
-            found.append(f"Queue {depth.queue}: the broker rejects its messages ({depth.rejected});"
-                         f" {depth.pending + depth.queued} tasks wait.")  # fmt: skip
+            found.append(
+                f"Queue {depth.queue}: the broker rejects its messages ({depth.rejected});"
+                f" {depth.pending + depth.queued} tasks wait."
+            )
         if depth.paused_at is None and waited > settings.OLDEST_DUE_MAX:
             limit = f"OLDEST_DUE_MAX {settings.OLDEST_DUE_MAX:g} s"
-            found.append(f"Queue {depth.queue}: the oldest due task waits since {ago(waited)} ({limit}).")
+            found.append(
+                f"Queue {depth.queue}: the oldest due task waits since {ago(waited)} ({limit})."
+            )
     if seen.dead_letters > settings.DEAD_LETTERS_MAX:
-        found.append(f"{seen.dead_letters} dead letters are open (DEAD_LETTERS_MAX {settings.DEAD_LETTERS_MAX}).")
+        found.append(
+            f"{seen.dead_letters} dead letters are open (DEAD_LETTERS_MAX"
+            f" {settings.DEAD_LETTERS_MAX})."
+        )
     return found
 
 
 def telling_of(node: Node, seen: Overview) -> list[str]:
-    """Return what is wrong with a node that lives: it does nothing, or its host's clock is far off."""
+    """Return what is wrong with a node that lives: it does nothing, or its host's clock
+    is far off.
+    """
     found, bound = [], conf.settings().SKEW_MAX
     if node.pk in seen.stalled:
         found.append(f"Node {node.name} has stalled: {seen.stalled[node.pk]}. Restart it.")
     if node.skew is not None and abs(node.skew) > bound and not seen.is_silent(node):
         way = "ahead of" if node.skew > 0 else "behind"
         found.append(
-            f"Node {node.name}: the clock of {node.host} is {abs(node.skew):.1f} s {way} the database's"
-            f" (SKEW_MAX {bound:g} s)."
+            f"Node {node.name}: the clock of {node.host} is {abs(node.skew):.1f} s {way} the"
+            f" database's (SKEW_MAX {bound:g} s)."
         )
     return found
 
@@ -66,15 +119,22 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     found = [f"The broker does not answer from here: {broker}."] if broker else []
     for depth in seen.depths:
         found += _warnings_of(depth, seen)
-    found += [f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}." for limit in seen.limits]
     found += [
-        f"Tasks of weight {limit.too_heavy} wait for the limit {limit.scope}, which is smaller: they can never start."
-        for limit in seen.limits if limit.too_heavy is not None
-    ]  # fmt: skip
+        f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}."
+        for limit in seen.limits
+    ]
+    found += [
+        f"Tasks of weight {limit.too_heavy} wait for the limit {limit.scope}, which is smaller:"
+        " they can never start."
+        for limit in seen.limits
+        if limit.too_heavy is not None
+    ]
     found += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
     for node in seen.alive(NodeKind.SCHEDULER):
         found += _polling(node) + _failing(node)
-    found += [f"Node {node.name} is silent." for node in seen.nodes if seen.is_silent(node)]
+    found += [
+        f"Node {node.name} missed its heartbeats." for node in seen.nodes if seen.is_silent(node)
+    ]
     found += _differences(seen)
     for name, number in seen.unknown.items():
         found.append(f"{number} tasks wait for {name}, which this process does not have.")
@@ -88,11 +148,14 @@ def _warnings_of(depth: Depth, seen: Overview) -> list[str]:
     if depth.misrouted_at is not None and seen.now - depth.misrouted_at < MISROUTED_FOR:
         since = ago((seen.now - depth.misrouted_at).total_seconds())
         found.append(
-            f"Queue {depth.queue}: {depth.misrouted} messages for its tasks were consumed from another queue and"
-            f" started nothing, the last one {since} ago from {depth.misrouted_from}."
+            f"Queue {depth.queue}: {depth.misrouted} messages for its tasks were consumed from"
+            f" another queue and started nothing, the last one {since} ago from"
+            f" {depth.misrouted_from}."
         )
     if depth.late:
-        found.append(f"Queue {depth.queue}: {depth.late} runs take longer than their expected duration.")
+        found.append(
+            f"Queue {depth.queue}: {depth.late} runs take longer than their expected duration."
+        )
     if depth.paused_at is not None:
         since = ago((seen.now - depth.paused_at).total_seconds())
         why = f": {depth.reason}" if depth.reason else ""
@@ -103,36 +166,51 @@ def _warnings_of(depth: Depth, seen: Overview) -> list[str]:
 
 
 def _polling(node: Node) -> list[str]:
-    """Say where a scheduler goes by the poll, though it has been told of something quicker."""
+    """Report schedulers that poll although a notifier is configured."""
     states = {"due index": node.index_state, "wake-ups": node.wakeups_state}
-    odd = {what: state for what, state in states.items() if state.startswith("polling") or "unreadable" in state}
+    odd = {
+        what: state
+        for what, state in states.items()
+        if state.startswith("polling") or "unreadable" in state
+    }
     return [f"Node {node.name}, {what}: {state}." for what, state in odd.items()]
 
 
 def _failing(node: Node) -> list[str]:
     """Return which parts of a scheduler fail; its log has the tracebacks."""
     return [
-        f"Node {node.name}: {one['what']} failed {one['number']} times in a row in {ago(one['since'])}"
-        f" ({one['error']}); see its log."
+        f"Node {node.name}: {one['what']} failed {one['number']} times in a row in"
+        f" {ago(one['since'])} ({one['error']}); see its log."
         for one in node.failing or ()
     ]
 
 
 def _taken(limit: Standing) -> str:
-    most = "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
-    return most + (f", {limit.tokens:g} starts free at {limit.rate}" if limit.tokens is not None else "")
+    most = (
+        "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
+    )
+    return most + (
+        f", {limit.tokens:g} starts free at {limit.rate}" if limit.tokens is not None else ""
+    )
 
 
 def _differences(seen: Overview) -> list[str]:
-    """Say which releases differ between the nodes that live: of the package, or of the zone tables."""
+    """Say which releases differ between the nodes that live: of the package, or of the
+    zone tables.
+    """
     told = [node.versions for node in seen.nodes if node.versions and not seen.is_silent(node)]
     parts = {part: sorted({str(one.get(part)) for one in told}) for part in ("package", "tzdata")}
-    return [f"The nodes have different releases of {part}: {', '.join(found)}." for part, found in parts.items()
-            if len(found) > 1]  # fmt: skip
+    return [
+        f"The nodes have different releases of {part}: {', '.join(found)}."
+        for part, found in parts.items()
+        if len(found) > 1
+    ]
 
 
 def _untimed(node: Node) -> str:
-    """What to say of a worker whose pool cannot interrupt the bodies that have time limits on its queues."""
+    """What to say of a worker whose pool cannot interrupt the bodies that have time limits on its
+    queues.
+    """
     if node.pool in ("", "prefork"):
         return ""
     options = (registry.get(name).options for name in sorted(registry.names()))
@@ -140,11 +218,14 @@ def _untimed(node: Node) -> str:
     names = [one.name for one in limited if _queue_of(one) in node.queues]
     if not names:
         return ""
-    return f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt {len(names)} tasks with time limits."
+    return (
+        f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt {len(names)} tasks"
+        " with time limits."
+    )
 
 
 def _queue_of(options: TaskOptions) -> str | None:
-    """Return the queue of a task, None if Celery's routing gives none; the checks say why."""
+    """Return the queue of a task, or None if Celery's routing has none, which a check reports."""
     try:
         return ports.queue_of(options.name, options.queue)
     except DurableTasksError:
@@ -156,13 +237,17 @@ def _waited(depth: Depth, seen: Overview) -> float:
 
 
 def _arithmetic(seen: Overview) -> str:
-    allowed = "a file has no limit" if seen.connections_allowed is None else f"allowed: {seen.connections_allowed}"
+    allowed = (
+        "a file has no limit"
+        if seen.connections_allowed is None
+        else f"allowed: {seen.connections_allowed}"
+    )
     workers, schedulers = seen.alive(NodeKind.WORKER), seen.alive(NodeKind.SCHEDULER)
     concurrency = sum(node.concurrency for node in workers)
     return (
-        f"connections: at most {seen.connections_needed} for {len(workers)} workers with a concurrency of {concurrency}"
-        f" (3 a prefork child, 1 a parent) and {len(schedulers)} schedulers (7 each), and 1 a web thread or process; "
-        f"{allowed}"
+        f"connections: at most {seen.connections_needed} for {len(workers)} workers with a"
+        f" concurrency of {concurrency} (3 a prefork child, 1 a parent) and {len(schedulers)}"
+        f" schedulers (7 each), and 1 a web thread or process; {allowed}"
     )
 
 
@@ -171,7 +256,9 @@ def _queue_row(depth: Depth, seen: Overview) -> dict[str, Any]:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a queue for people: a number that was not counted further has a plus sign."""
+    """Return the row of a queue for people: a number that was not counted further has a
+    plus sign.
+    """
     return {**row, "pending": shown_count(row["pending"]), "due": shown_count(row["due"])}
 
 
@@ -184,9 +271,11 @@ def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
 
 def _state(node: Node, seen: Overview) -> str:
     states = {
-        "silent": seen.is_silent(node), "stalled": node.pk in seen.stalled, "draining": node.draining,
+        "silent": seen.is_silent(node),
+        "stalled": node.pk in seen.stalled,
+        "draining": node.draining,
         "leads": seen.is_led and node == seen.leader,
-    }  # fmt: skip
+    }
     return next((state for state, holds in states.items() if holds), "alive")
 
 
@@ -206,13 +295,21 @@ def report(seen: Overview, broker: str | None) -> dict[str, Any]:
         "oldest_due": max((_waited(depth, seen) for depth in seen.depths), default=0.0),
         "queues": [_queue_row(depth, seen) for depth in seen.depths],
         "dead_letters": seen.dead_letters,
-        "leader": {"name": seen.leader.name if seen.leader else "?", "id": seen.leader and seen.leader.pk,
-                   "term": seen.term, "until": seen.led_until} if seen.is_led else None,
+        "leader": (
+            {
+                "name": seen.leader.name if seen.leader else "?",
+                "id": seen.leader and seen.leader.pk,
+                "term": seen.term,
+                "until": seen.led_until,
+            }
+            if seen.is_led
+            else None
+        ),
         "nodes": [_node_row(node, seen) for node in seen.nodes],
         "unknown_tasks": seen.unknown,
         "connections": {"needed": seen.connections_needed, "allowed": seen.connections_allowed},
         "broker": broker or "answers",
-    }  # fmt: skip
+    }
 
 
 def _text(told: dict[str, Any], seen: Overview) -> str:
@@ -240,18 +337,21 @@ def _text(told: dict[str, Any], seen: Overview) -> str:
 
 def run(options: Options, out: Output) -> int:
     """Show the status."""
-    problem = wiring.load_tasks()
+    problem = inspect.load_tasks()
     if problem is not None:
         out.note(f"The modules of tasks cannot be imported: {problem}")
     seen = overview(registry.names())
-    told = report(seen, wiring.broker_problem())
+    told = report(seen, inspect.broker_problem())
     out.emit(told, _text(told, seen))
     return OK if told["healthy"] else UNHEALTHY
 
 
-STATUS = Verb(
+STATUS = Subcommand(
     name="status",
-    help="show depth, oldest due task, dead letters, leader, nodes and connections; exits with 1 above thresholds",
+    summary=(
+        "show depth, oldest due task, dead letters, leader, nodes and connections; exits with 1"
+        " above thresholds"
+    ),
     examples=("status", "status --format json"),
     arguments=no_arguments,
     run=run,

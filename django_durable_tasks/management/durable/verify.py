@@ -1,4 +1,6 @@
-"""``durable verify``: whether the tables are as they should be, and the repair of what can be mended."""
+"""``durable verify``: whether the tables are as they should be, and the repair of what can be
+mended.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,30 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from django_durable_tasks.celery import wiring
-from django_durable_tasks.lifecycle import verifying
-from django_durable_tasks.lifecycle.verifying import CHECKS, MOST, Answer, Deed, groups
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.verify import runner
+from django_durable_tasks.engine.verify.runner import CHECKS, MOST, Answer, Deed, groups
+from django_durable_tasks.management.durable.operation_arguments import add_operations
 from django_durable_tasks.management.durable.output import Output, clean, table
-from django_durable_tasks.management.durable.questions import count
-from django_durable_tasks.management.durable.verb import OK, REFUSED, UNHEALTHY, Options, Verb, refuse
-from django_durable_tasks.rules.findings import Finding
+from django_durable_tasks.management.durable.selectors import count
+from django_durable_tasks.management.durable.subcommand import (
+    OK,
+    REFUSED,
+    UNHEALTHY,
+    Options,
+    Subcommand,
+    by_and_reason,
+    refuse,
+)
+from django_durable_tasks.operations.maintenance import REPAIR
+from django_durable_tasks.rules.verify import Finding
 
 _SHOWN = ("check", "looked_at", "findings", "repaired", "question")
 _BAR = 30
 
 
 class _Bar:
-    """How far the walk is, in one line of a terminal; nothing where nobody watches."""
+    """A progress bar in one line of a terminal; silent if the output is not a terminal."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = getattr(stream, "_out", stream)
@@ -33,28 +45,33 @@ class _Bar:
             self._stream.flush()
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the progress bar."""
         if self._watched:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
 
 def run(options: Options, out: Output) -> int:
-    """Look, repair if asked, and tell."""
-    problem = wiring.load_tasks()
+    """Run the checks, repair findings if asked, and write the result."""
+    problem = inspect.load_tasks()
     if problem is not None:
         out.note(f"The modules of tasks cannot be imported: {problem}")
-    checks, bar = verifying.chosen(options["only"]), _Bar(out.stderr)
+    checks, bar = runner.chosen(options["only"]), _Bar(out.stderr)
     try:
-        answers = verifying.verify(checks, limit=options["limit"], progress=bar)
+        answers = runner.verify(checks, limit=options["limit"], progress=bar)
     finally:
         bar.clear()
     mends = options["repair"] and not options["dry_run"]
     number = sum(bool(one.repair) for answer in answers for one in answer.findings)
     if mends and number and not options["yes"]:
-        refuse(f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it with --yes.")
-    deeds = verifying.repair(answers) if mends else []
-    out.emit(_told(answers, deeds), _text(answers, deeds, would=options["repair"] and options["dry_run"]))
+        refuse(
+            f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
+            " with --yes."
+        )
+    deeds = REPAIR.perform(answers, **by_and_reason(options)).value if mends else []
+    out.emit(
+        _told(answers, deeds), _text(answers, deeds, would=options["repair"] and options["dry_run"])
+    )
     return _code(answers, deeds, mends=mends)
 
 
@@ -68,10 +85,16 @@ def _code(answers: Sequence[Answer], deeds: Sequence[Deed], *, mends: bool) -> i
 def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
     check = answer.check
     return {
-        "check": check.name, "group": check.group, "question": check.question, "looked_at": answer.looked_at,
-        "findings": len(answer.findings), "more": answer.more, "repaired": repaired[check.name], "error": answer.error,
+        "check": check.name,
+        "group": check.group,
+        "question": check.question,
+        "looked_at": answer.looked_at,
+        "findings": len(answer.findings),
+        "more": answer.more,
+        "repaired": repaired[check.name],
+        "error": answer.error,
         "note": answer.note,
-    }  # fmt: skip
+    }
 
 
 def _told(answers: Sequence[Answer], deeds: Sequence[Deed]) -> dict[str, Any]:
@@ -80,24 +103,50 @@ def _told(answers: Sequence[Answer], deeds: Sequence[Deed]) -> dict[str, Any]:
     return {
         "verb": "verify",
         "checks": [_row(answer, repaired) for answer in answers],
-        "findings": [_as_json(one, became.get(id(one))) for answer in answers for one in answer.findings],
+        "findings": [
+            _as_json(one, became.get(id(one))) for answer in answers for one in answer.findings
+        ],
         "complete": not any(answer.error or answer.more for answer in answers),
     }
 
 
 def _as_json(one: Finding, deed: Deed | None) -> dict[str, Any]:
-    told = {name: getattr(one, name) for name in ("check", "severity", "table", "key", "field", "found", "right")}
+    told = {
+        name: getattr(one, name)
+        for name in ("check", "severity", "table", "key", "field", "found", "right")
+    }
     became = {"repaired": deed.done, "left": deed.left} if deed else {}
-    return {**told, "right": clean(one.right), "text": clean(one.text), "repair": one.repair, "advice": one.advice,
-            **became}  # fmt: skip
+    return {
+        **told,
+        "right": clean(one.right),
+        "text": clean(one.text),
+        "repair": one.repair,
+        "advice": one.advice,
+        **became,
+    }
 
 
 def _text(answers: Sequence[Answer], deeds: Sequence[Deed], *, would: bool) -> str:
     told = _told(answers, deeds)
-    lines = [table(_SHOWN, [{**row, "findings": f"{row['findings']}{'+' * row['more']}"} for row in told["checks"]])]
+    lines = [
+        table(
+            _SHOWN,
+            [
+                {**row, "findings": f"{row['findings']}{'+' * row['more']}"}
+                for row in told["checks"]
+            ],
+        )
+    ]
     for row in told["findings"]:
         lines += ["", f"{row['severity']} {row['text']}", *_remarks(row, would)]
-    lines += ["", *(f"{row['check']} could not look: {row['error']}" for row in told["checks"] if row["error"])]
+    lines += [
+        "",
+        *(
+            f"{row['check']} could not look: {row['error']}"
+            for row in told["checks"]
+            if row["error"]
+        ),
+    ]
     lines += (f"{row['check']}: {row['note']}" for row in told["checks"] if row["note"])
     return "\n".join([*lines, _summary(told)])
 
@@ -120,21 +169,37 @@ def _summary(told: dict[str, Any]) -> str:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    known = f"checks: {', '.join(CHECKS)}; groups: {', '.join(groups())}"
-    parser.add_argument("--only", metavar="CHECK", nargs="+", default=[], help=f"these checks or groups ({known})")
-    parser.add_argument("--repair", action="store_true", help="mend what can be mended; the rest is left to people")
-    parser.add_argument("--dry-run", action="store_true", help="with --repair: show what would be mended, mend nothing")
-    parser.add_argument("--yes", action="store_true", help="with --repair: do it")
+    known = f"Checks: {', '.join(CHECKS)}. Groups: {', '.join(groups())}."
     parser.add_argument(
-        "--limit", metavar="N", type=count, default=MOST, help=f"so many findings of a check at most (default {MOST:,})"
+        "--only",
+        metavar="CHECK",
+        nargs="+",
+        default=[],
+        help=f"Run these checks or groups. {known}",
     )
+    parser.add_argument(
+        "--repair", action="store_true", help="Repair the findings that can be repaired."
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=count,
+        default=MOST,
+        help=f"The maximum number of findings of each check. Default: {MOST:,}.",
+    )
+    add_operations(parser, REPAIR)
 
 
-VERIFY = Verb(
+VERIFY = Subcommand(
     name="verify",
-    help="look whether the tables are as they should be: counts, dead letters, leases, ledger, orphans; repair them",
-    examples=("verify", "verify --only graphs watermarks --format json", "verify --repair --dry-run",
-              "verify --repair --yes"),
+    summary="or check whether the tables are consistent",
+    operations=(REPAIR,),
+    examples=(
+        "verify",
+        "verify --only graphs watermarks --format json",
+        "verify --repair --dry-run",
+        "verify --repair --yes",
+    ),
     arguments=_arguments,
     run=run,
-)  # fmt: skip
+)

@@ -1,0 +1,107 @@
+"""What tasks wait for, read for a page of them in one statement."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Count, F, Window
+from django.db.models.functions import RowNumber
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin import display
+from django_durable_tasks.models import Task, TaskDependency
+
+SHOWN = 5
+_NAMED = ("name", "step", "status", "tenant_id")
+
+
+@dataclass(slots=True)
+class Waits:
+    """The first edges and gates that still hold a task, and how many there are."""
+
+    edges: list[TaskDependency] = field(default_factory=list)
+    number: int = 0
+
+
+def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, Waits]:
+    """Return what still holds each of these tasks; one statement, at most SHOWN edges a task."""
+    each: dict[str, Any] = {"partition_by": [F("task")]}
+    held = (
+        TaskDependency.objects.using(conf.settings().DATABASE)
+        .above(keys)
+        .unresolved()
+        .annotate(
+            place=Window(RowNumber(), order_by=F("id").asc(), **each),
+            number=Window(Count("*"), **each),
+        )
+    )
+    found: dict[uuid.UUID, Waits] = defaultdict(Waits)
+    rows: Any = held.filter(place__lte=SHOWN).order_by("task", "id")
+    for edge in rows:
+        found[edge.task_id].edges.append(edge)
+        found[edge.task_id].number = edge.number
+    return found
+
+
+def named(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
+    """Return these tasks, with no more than their names and statuses; one statement, none for no
+    keys.
+    """
+    wanted = {key for key in keys if key is not None}
+    if not wanted:
+        return {}
+    found: dict[uuid.UUID, Task] = (
+        Task.objects.using(conf.settings().DATABASE).only(*_NAMED).in_bulk(wanted)
+    )
+    return found
+
+
+def title(task: Task) -> str:
+    """Return what a task is called in its graph: its step, else its name."""
+    return task.step or task.name
+
+
+def task_link(key: uuid.UUID, known: Mapping[uuid.UUID, Task]) -> SafeString:
+    """Link a task by its step or name, with its status; a deleted one is shown by its id."""
+    task = known.get(key)
+    if task is None:
+        return format_html("{} {}", display.short(key), display.badge("gone", _("deleted")))
+    return format_html(
+        "{} {}",
+        display.link(display.page_of("task", key), title(task)),
+        display.badge(task.status, task.status),
+    )
+
+
+def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeString:
+    """Show what an edge waits for: its upstream and how it must end, or the gate."""
+    if edge.depends_on_id is None:
+        note = display.clean(edge.note)
+        return format_html("{} {}", display.badge("gate", edge.gate or ""), note)
+    return format_html(
+        '{} <span class="durable-quiet">{}</span>',
+        task_link(edge.depends_on_id, known),
+        edge.dependency_type,
+    )
+
+
+def cell(waits: Waits, known: Mapping[uuid.UUID, Task]) -> SafeString | str:
+    """Show what a task waits for, each on a line of its own."""
+    if not waits.number:
+        return display.NOTHING
+    shown = format_html_join(
+        "", "<div>{}</div>", ((upstream(edge, known),) for edge in waits.edges)
+    )
+    more = waits.number - len(waits.edges)
+    if not more:
+        return shown
+    return format_html(
+        '{}<span class="durable-beneath">{}</span>', shown, _("and %s more") % f"{more:,}"
+    )

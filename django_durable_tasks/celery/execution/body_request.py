@@ -1,0 +1,86 @@
+"""What ``self.request`` shows to a task function, and what Celery's hooks receive: the task, not
+its message.
+
+A message has an id of its own for each attempt and no arguments. Celery's events, acknowledgements
+and log lines of the worker keep the id of the message, so the request is changed for the time of
+the function only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from celery import Task as CeleryTask
+
+from django_durable_tasks.celery.execution import heartbeat
+from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.publishing.message_id import parse
+
+_PLACE_OF_ID = {"on_success": 1, "on_failure": 1, "on_retry": 1, "after_return": 2}
+_BEFORE = "before_start"
+_WRAPPED = "_durable_tasks_wrapped"
+
+
+@contextmanager
+def of_row(request: Any, live: LiveRun) -> Iterator[None]:
+    """Let the request name the task, its arguments and the headers of its call."""
+    task_id, headers = str(live.run.task_id), live.run.options.get("headers") or {}
+    shown = {"id": task_id, "root_id": task_id, "args": live.args, "kwargs": live.kwargs}
+    before = {name: getattr(request, name) for name in shown}
+    request.headers = {**(request.headers or {}), **headers}
+    request.update(
+        shown | {name: value for name, value in headers.items() if not hasattr(type(request), name)}
+    )
+    try:
+        yield
+    finally:
+        request.update(before)
+
+
+def wrap_hooks(owner: type) -> None:
+    """Let the hooks that this class has, of its own or from a mixin, receive the id and the
+    arguments of the task.
+    """
+    for name in (_BEFORE, *_PLACE_OF_ID):
+        hook = getattr(owner, name)
+        if hook is getattr(CeleryTask, name) or getattr(hook, _WRAPPED, False):
+            continue
+        wrapped = _after_the_start(hook) if name == _BEFORE else _with_row(hook, _PLACE_OF_ID[name])
+        setattr(wrapped, _WRAPPED, True)
+        setattr(owner, name, wrapped)
+
+
+def _with_row(hook: Callable[..., Any], place: int) -> Callable[..., Any]:
+    @wraps(hook)
+    def call(self: Any, *given: Any) -> Any:
+        live = (
+            heartbeat.find(given[place])
+            if len(given) > place and isinstance(given[place], str)
+            else None
+        )
+        if live is not None:
+            given = (
+                *given[:place],
+                str(live.run.task_id),
+                live.args,
+                live.kwargs,
+                *given[place + 3 :],
+            )
+        return hook(self, *given)
+
+    return call
+
+
+def _after_the_start(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Celery calls ``before_start`` for a message, which may be refused; the gate calls it for a
+    run.
+    """
+
+    @wraps(hook)
+    def call(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        return None if parse(task_id) else hook(self, task_id, args, kwargs)
+
+    return call

@@ -1,0 +1,265 @@
+"""Gate, body, close. Only the task class can refuse a message (a signal receiver cannot), so the
+gate stands here.
+
+A refused message is acknowledged and dropped: republishing the task is the retry.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, MaxRetriesExceededError
+from celery.exceptions import Retry as CeleryRetry
+from django.db import Error, OperationalError, transaction
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery.execution import (
+    consumed_queue,
+    heartbeat,
+    signal_handlers,
+    worker_node,
+)
+from django_durable_tasks.celery.execution.body_request import of_row
+from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.execution.outcomes import outcome_of_result, picklable, text_of
+from django_durable_tasks.celery.publishing.message_id import Envelope
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.db.deadlocks import SERIALIZATION_FAILURE, code_of
+from django_durable_tasks.engine.db.outages import reason_of
+from django_durable_tasks.engine.dependencies import results
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks.attempts import Refusal, RunLocation
+from django_durable_tasks.engine.workflows.followups import succeed as record_success
+from django_durable_tasks.exceptions import EndingNotRecorded, IsolationTooStrict
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.endings import Outcome
+from django_durable_tasks.rules.tasks.options import TaskOptions
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.followups import FollowUp, followups_of
+from django_durable_tasks.rules.workflows.plan import REFERS
+
+logger = logging.getLogger("django_durable_tasks.runs")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_idle = threading.Event()
+"""Never set: waiting for it is a pause."""
+
+
+class _Fenced(Exception):
+    """The success was refused: roll the body's writes back."""
+
+
+def run_message(task: Any, envelope: Envelope) -> Any:
+    """Run the row that this message rings for; raises Ignore when it must not run, else what Celery
+    should see.
+    """
+    live = _open(task, envelope)
+    body = _atomic_body if task.durable_options.atomic else _plain_body
+    try:
+        if not live.eager:
+            heartbeat.heart.add(live)
+        with heartbeat.running(live):
+            task.request.retries = live.run.failures
+            try:
+                return body(task, live)
+            except EndingNotRecorded:
+                raise
+            except BaseException as error:  # noqa: BLE001 - every ending of a body is told, interrupts too
+                raise _closed_by(task, live, error) from None
+    finally:
+        # A limit may strike at any instruction, also on the way to the ending: no run stays in the
+        # heartbeat then.
+        heartbeat.heart.remove(live)
+
+
+def _open(task: Any, envelope: Envelope) -> LiveRun:
+    options: TaskOptions = task.durable_options
+    lease = options.lease or conf.settings().LEASE
+    eager = bool(task.request.is_eager)
+    place = worker_node.place(lease, () if eager else consumed_queue.names_of(task.request))
+    try:
+        opened = _start(task, envelope, place, eager)
+    except Error as error:
+        logger.warning("Run %s was not started: %s", envelope.celery_id, reason_of(error))
+        raise Ignore("The database is away; the task is republished.") from None
+    if isinstance(opened, Refusal):
+        if opened is Refusal.MISROUTED:
+            logger.error(
+                "Message %s was consumed from queue %r, which is not the queue of its task. It was"
+                " ignored and is republished to the queue of the task.",
+                envelope.celery_id,
+                place.queues[0],
+                extra={"task_id": str(envelope.task_id), "queue": place.queues[0]},
+            )
+        logger.info(
+            "Ignored message %s: %s",
+            envelope.celery_id,
+            opened,
+            extra={"durable_refusal": str(opened)},
+        )
+        raise Ignore(f"The gate refused it: {opened}.")
+    timeout = opened.options.get("timeout", options.timeout)
+    lease = opened.options.get("lease", lease)
+    return LiveRun(opened, lease=lease, timeout=timeout, worker=place.worker, eager=eager)
+
+
+def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Run | Refusal:
+    """Start the run under one run id. After an error it is read back until its result is known.
+
+    A dead connection and a lost reply to COMMIT look alike, so an UPDATE whose reply was lost may
+    have been executed, or may still be executed. After HEARTBEAT seconds without an answer the
+    error is raised: a run that was read back later could lose its lease before its first heartbeat.
+    """
+    row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
+    start = partial(
+        attempts.open_run,
+        row,
+        envelope.epoch,
+        place,
+        celery_id,
+        task.durable_options.unique_for,
+        name=task.name,
+        run_id=run_id,
+    )
+    deadline, pause, sent = time.monotonic() + conf.settings().HEARTBEAT, 0.0, False
+    while True:
+        try:
+            with nullcontext() if eager else dedicated_connection():
+                again, sent = sent, True
+                return _start_or_read_back(
+                    start, partial(attempts.opened, row, run_id, place, celery_id), again
+                )
+        except Error:
+            over = eager or not sent or time.monotonic() + pause > deadline
+            if pause and over:
+                raise
+        _idle.wait(pause)
+        pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+
+def _start_or_read_back(
+    start: Callable[[], Run | Refusal], read_back: Callable[[], Run | None], again: bool
+) -> Run | Refusal:
+    """Start the run; ``again`` if an earlier try may have started it."""
+    if not again:
+        return start()
+    opened = read_back() or start()
+    # The second UPDATE waits for the first one, if that is still under way, and then finds the row
+    # started.
+    return (read_back() or opened) if isinstance(opened, Refusal) else opened
+
+
+def _plain_body(task: Any, live: LiveRun) -> Any:
+    value = _run(task, live)
+    followups = live.followups(value)
+    outcome = outcome_of_result(task.name, value)
+    try:
+        verdict = signal_handlers.close(live, outcome, followups)
+    except SoftTimeLimitExceeded:
+        # The body ended in time; the limit struck its ending, which may stand or not: it is told
+        # again.
+        verdict = signal_handlers.close(live, outcome, followups)
+    if verdict is None:
+        raise _Fenced
+    return None if followups_of(value) else value
+
+
+def _run(task: Any, live: LiveRun) -> Any:
+    """Run the function; a retry that it asked for without raising it is raised when it returns."""
+    live.args, live.kwargs = _arguments(live)
+    with of_row(task.request, live):
+        task.before_start(str(live.run.task_id), live.args, live.kwargs)
+        value = task.run(*live.args, **live.kwargs)
+    if live.wish is not None:
+        raise live.wish
+    return value
+
+
+def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a run, with results in the place of references to them."""
+    run = live.run
+    if REFERS not in run.options:
+        return run.args, run.kwargs
+    with nullcontext() if live.eager else dedicated_connection():
+        return results.resolve(run.args, run.kwargs)
+
+
+def _atomic_body(task: Any, live: LiveRun) -> Any:
+    """Body and success in one transaction on the user's connection: a fenced success takes the
+    body's writes back.
+    """
+    try:
+        with transaction.atomic(using=conf.settings().DATABASE):
+            value = _run(task, live)
+            followups = live.followups(value)
+            outcome = outcome_of_result(task.name, value)
+            if not _succeed_within(live, outcome, followups):
+                raise _Fenced
+    except Exception as error:
+        # The COMMIT may stand although its reply was lost or a hook after it failed: it is read
+        # back first.
+        if isinstance(error, _Fenced) or not _stands(live):
+            raise
+        logger.warning(
+            "Run %s succeeded and was committed. Then: %s", live.run.celery_id, text_of(error)
+        )
+    signal_handlers.note_success(live, outcome)
+    return None if followups_of(value) else value
+
+
+def _succeed_within(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp]) -> bool:
+    try:
+        return record_success(live.run, outcome.result, live.worker, followups)
+    except OperationalError as error:
+        if code_of(error) != SERIALIZATION_FAILURE:
+            raise
+        raise IsolationTooStrict(
+            f"The success of the atomic task {live.run.name} was refused ({text_of(error)}): its"
+            " row was changed, for example by a heartbeat, after the transaction began. Use READ"
+            " COMMITTED (durable_tasks.E017)."
+        ) from error
+
+
+def _stands(live: LiveRun) -> bool:
+    try:
+        with nullcontext() if live.eager else dedicated_connection():
+            return attempts.succeeded(live.run)
+    except Error:
+        return False
+
+
+def _closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
+    """Close the run that this exception ended; return what Celery should see."""
+    if isinstance(error, _Fenced):
+        signal_handlers.give_up(live)
+        return Ignore("Fenced: the row has another owner.")
+    if not isinstance(error, Exception) and worker_node.in_pool_child():
+        # sys.exit(), an interrupt, or a kill by the parent: this process ends, and the parent tells
+        # why.
+        heartbeat.heart.remove(live)
+        return error
+    if live.wish is not None and isinstance(error, Exception):
+        error = live.wish
+    verdict = signal_handlers.close(
+        live, signal_handlers.outcome_for(live, error, task.durable_options)
+    )
+    if not isinstance(error, Exception):
+        return error
+    if verdict is None or verdict.status == Status.CANCELLED:
+        return Ignore("The run was cancelled, or the row has another owner.")
+    asked = error if isinstance(error, CeleryRetry) else None
+    cause = asked.exc if asked is not None and isinstance(asked.exc, BaseException) else error
+    if verdict.status == Status.PENDING:
+        return CeleryRetry(exc=picklable(cause), when=asked.when if asked is not None else None)
+    if isinstance(cause, CeleryRetry):
+        return MaxRetriesExceededError(
+            f"Can't retry {task.name}[{live.run.task_id}]: {verdict.reason}."
+        )
+    return picklable(cause)

@@ -1,0 +1,50 @@
+"""Why a task stands where it stands, with what only Celery knows: whether its code is here and the
+broker answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.cluster import status
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import WITH_DUE_AT, Status
+from django_durable_tasks.rules.tasks.explanations import Level, Sentence, Situation, explain
+
+
+def sentences(task: Task) -> list[Sentence]:
+    """Return what keeps the task from its next step, the gravest first; at least one sentence.
+
+    Asks the broker whether it answers, within the time limits of a ring, where the row waits for a
+    message.
+    """
+    problem = inspect.load_tasks()
+    situation, led = status.situation(task, known=registry.find(task.name) is not None)
+    found = explain(situation)
+    troubles = list(_around(task, situation, led=led))
+    if problem is not None:
+        troubles.append(f"The modules of tasks cannot be imported here: {problem}")
+    at = sum(sentence.level == Level.TROUBLE for sentence in found)
+    return [*found[:at], *(Sentence(Level.TROUBLE, text) for text in troubles), *found[at:]]
+
+
+def _around(task: Task, situation: Situation, *, led: bool) -> Iterator[str]:
+    """The troubles that the row itself does not show: nobody leads, the broker is away."""
+    stuck = situation.publish_count > 1 or (
+        task.lease_until is not None and task.lease_until < situation.now
+    )
+    if (
+        situation.schedulers
+        and not led
+        and task.status in (Status.QUEUED, Status.RUNNING)
+        and stuck
+    ):
+        yield "No scheduler is the leader, so it is not republished or taken from a dead worker."
+    if task.status not in WITH_DUE_AT or task.due_at is None:
+        return
+    if task.status == Status.QUEUED or task.due_at <= situation.now:
+        broker = inspect.broker_problem()
+        if broker is not None:
+            yield f"The broker does not answer from here: {broker}."

@@ -1,0 +1,154 @@
+"""What Celery was told, for the system checks and the commands: read, never changed, and nothing
+connects unasked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import kombu
+from celery import _state, current_app
+from celery.exceptions import ImproperlyConfigured
+
+from django_durable_tasks.celery.publishing.broker_connection import Doorbell, failures_of
+from django_durable_tasks.celery.transports import filesystem
+
+_REDIS_VISIBILITY = 3600.0
+_SKIP_CHECKS = "CELERY_SKIP_CHECKS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Celery's configuration as far as it concerns durable tasks; ``visibility_timeout`` in
+    seconds.
+    """
+
+    broker_is_set: bool
+    transport: str
+    folder_problem: str | None
+    visibility_timeout: float | None
+    serializers: dict[str, tuple[str, ...]]
+    accepted: frozenset[str]
+    pool: str
+    eager: bool
+    eager_propagates: bool
+    prefetch_multiplier: int
+    acks_late: bool
+    reject_on_worker_lost: bool
+
+
+def is_configured() -> bool:
+    """Return whether every thread of this process sees an application that the project made.
+
+    Celery falls back to an application of its own, which knows no broker, when the project's was
+    not made before the first use, and shows a project's application to other threads only where it
+    became the default one.
+    """
+    current_app._get_current_object()
+    seen_by_threads = _state.default_app
+    return not (seen_by_threads.main == "default" and not seen_by_threads.set_as_current)
+
+
+def read() -> Wiring:
+    """Return what the current application was told."""
+    app = current_app._get_current_object()
+    told = app.conf
+    connection = app.connection_for_write()
+    transport = str(connection.transport_cls)
+    options = told.broker_transport_options or {}
+    visibility = options.get(
+        "visibility_timeout", _REDIS_VISIBILITY if is_redis(transport) else None
+    )
+    accepted = tuple(str(kind) for kind in told.accept_content or ())
+    return Wiring(
+        broker_is_set=bool(told.broker_write_url),
+        transport=transport,
+        folder_problem=_folder_problem(connection) if transport == filesystem.ALIAS else None,
+        visibility_timeout=None if visibility is None else float(visibility),
+        serializers={
+            "CELERY_ACCEPT_CONTENT": accepted,
+            "CELERY_TASK_SERIALIZER": (str(told.task_serializer),),
+            "CELERY_RESULT_SERIALIZER": (str(told.result_serializer),),
+        },
+        accepted=frozenset(accepted),
+        pool=str(told.worker_pool),
+        eager=bool(told.task_always_eager),
+        eager_propagates=bool(told.task_eager_propagates),
+        prefetch_multiplier=int(told.worker_prefetch_multiplier),
+        acks_late=bool(told.task_acks_late),
+        reject_on_worker_lost=bool(told.task_reject_on_worker_lost),
+    )
+
+
+def _folder_problem(connection: Any) -> str | None:
+    try:
+        filesystem.data_folder(connection)
+    except ImproperlyConfigured as problem:
+        return str(problem)
+    return None
+
+
+def is_redis(transport: str) -> bool:
+    """Return whether this name of a transport speaks to Redis."""
+    return transport.startswith(("redis", "rediss", "sentinel", "valkey"))
+
+
+def kombu_version() -> tuple[int, ...]:
+    """Return the version of the installed Kombu."""
+    return tuple(kombu.VERSION[:3])
+
+
+class _Tasks:
+    loading = False
+    loaded_by: Any = None
+
+
+def load_tasks() -> str | None:
+    """Import the modules of tasks as a worker does, so that the registry is full; return what went
+    wrong, or None.
+
+    Celery imports them in workers only, and runs the system checks while it does: not here, where a
+    check may ask.
+    """
+    app = current_app._get_current_object()
+    if _Tasks.loading or _Tasks.loaded_by is app or not is_configured():
+        return None
+    try:
+        with _without_checks():
+            app.loader.import_default_modules()
+    except Exception as error:  # noqa: BLE001 - a module may raise anything; the caller reports it
+        return f"{type(error).__name__}: {error}"
+    _Tasks.loaded_by = app
+    return None
+
+
+@contextmanager
+def _without_checks() -> Iterator[None]:
+    before = os.environ.get(_SKIP_CHECKS)
+    os.environ[_SKIP_CHECKS] = "1"
+    _Tasks.loading = True
+    try:
+        yield
+    finally:
+        _Tasks.loading = False
+        if before is None:
+            del os.environ[_SKIP_CHECKS]
+        else:
+            os.environ[_SKIP_CHECKS] = before
+
+
+def broker_problem() -> str | None:
+    """Connect to the broker within the time limits of a ring; return why it does not answer,
+    without its password.
+    """
+    app = current_app._get_current_object()
+    connection = app.connection_for_write()
+    try:
+        Doorbell(app).close()
+    except failures_of(connection) as error:
+        return f"{connection.as_uri()}: {type(error).__name__}"
+    return None

@@ -1,0 +1,111 @@
+"""Plain Celery messages for a durable task: turned into a task if ACCEPT_PLAIN_MESSAGES allows it,
+else refused.
+
+Such messages were published before the task was durable, or by a process that does not know that it
+is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from celery import states
+from celery.exceptions import Ignore
+from django.db import Error
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery import calls
+from django_durable_tasks.celery.execution.outcomes import text_of
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.exceptions import DurableTasksError, PlainMessageRefused
+
+logger = logging.getLogger("django_durable_tasks.runs")
+_FOREIGN_IDS = uuid.UUID("6f3c9a52-6a5e-5c0e-9d0b-1d7a1a0c7f11")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_idle = threading.Event()
+
+
+def has_canvas(request: Any) -> bool:
+    """Return whether other work depends on this message itself: callbacks, the rest of a chain, a
+    chord.
+    """
+    return any(getattr(request, name, None) for name in ("callbacks", "errbacks", "chain", "chord"))
+
+
+def adopt(task: Any, args: Any, kwargs: Any) -> NoReturn:
+    """Create the task of this message, once for each message id, and raise Ignore; raises
+    PlainMessageRefused.
+
+    Celery has acknowledged the message already, so a database that is away is tried again for
+    RESULT_WRITE_TIMEOUT.
+    """
+    request, task_id = task.request, task_id_of(task.request.id)
+    options = {name: value for name, value in _options(request).items() if value is not None}
+    try:
+        _persistently(
+            lambda: calls.of(task.name).apply_async(args, kwargs, task_id=task_id, **options)
+        )
+    except DurableTasksError as error:
+        refuse(task, f"Message {request.id} for {task.name} cannot become a task: {error}")
+    logger.info("Created task %s from the plain message %s for %s.", task_id, request.id, task.name)
+    raise Ignore(f"Created task {task_id}.")
+
+
+def refuse(task: Any, reason: str) -> NoReturn:
+    """Fail this message, so that its result, errbacks and chord learn of it; raises
+    PlainMessageRefused.
+    """
+    logger.error("%s", reason)
+    refused = PlainMessageRefused(reason)
+    # Celery itself stores nothing here: durable tasks have ignore_result set.
+    task.backend.store_result(task.request.id, refused, states.FAILURE, request=task.request)
+    raise refused
+
+
+def task_id_of(message_id: str) -> uuid.UUID:
+    """Return the id of the task that a message becomes: the message's own, if it is a UUID."""
+    try:
+        return uuid.UUID(message_id)
+    except ValueError:
+        return uuid.uuid5(_FOREIGN_IDS, message_id)
+
+
+def _options(request: Any) -> dict[str, Any]:
+    hard, soft = getattr(request, "timelimit", None) or (None, None)
+    return {
+        "time_limit": hard,
+        "soft_time_limit": soft,
+        "expires": _instant(getattr(request, "expires", None)),
+    }
+
+
+def _instant(text: Any) -> datetime | None:
+    """Return what the header ``expires`` says; Celery writes it in ISO 8601, without an offset for
+    UTC.
+    """
+    if not isinstance(text, str):
+        return None
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _persistently(create: Any) -> None:
+    deadline, pause = time.monotonic() + conf.settings().RESULT_WRITE_TIMEOUT, _FIRST_PAUSE
+    while True:
+        try:
+            with dedicated_connection():
+                create()
+        except Error as error:
+            if time.monotonic() + pause > deadline:
+                raise PlainMessageRefused(
+                    f"the database did not answer in time: {text_of(error)}"
+                ) from None
+            _idle.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            return

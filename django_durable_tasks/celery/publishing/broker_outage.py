@@ -1,0 +1,250 @@
+"""The broker is unavailable, or rejects a queue: what happens to tasks until it accepts messages.
+
+1. A publish fails (``publisher.publish``). It is tried again on a new connection, because an idle
+   connection may have been closed by the broker. Both attempts have time limits.
+2. If both fail, the ``Breaker`` of this process opens for BROKER_BACKOFF seconds and one error is
+   logged. While it is open:
+
+   * New tasks are inserted as PENDING and not published after COMMIT (``is_open_for``). The caller
+     does not wait for the broker.
+   * Schedulers claim no tasks (``capacity``), so tasks stay PENDING and their messages cannot be
+     lost.
+3. Tasks whose messages were not accepted return to PENDING (``return_to_pending``). If that fails
+   too, because the process dies or the database is unavailable, they stay QUEUED and are
+   republished after REPUBLISH_AFTER.
+4. After BROKER_BACKOFF a single message is sent as a probe. If it fails, the breaker opens for
+   another BROKER_BACKOFF. If it is accepted, the breaker closes and one warning is logged.
+5. The broker may have lost its messages, for example a Redis without persistence. The leader then
+   publishes all QUEUED tasks again (``scheduler/maintenance/republish_after_outage.py``).
+
+A broker that responds but rejects one queue (it cannot be declared, is full or does not exist) does
+not open the breaker. ``QueueBackoff`` then stops claims for this queue only, for BROKER_BACKOFF
+seconds and twice as long after each further rejection, up to a minute. One task probes the queue
+after each delay.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.ports import TaskMessage
+
+logger = logging.getLogger("django_durable_tasks.broker")
+_LONGEST_DELAY = 60.0
+"""Seconds. Short enough that a repaired queue is used again soon."""
+_REASON_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class NotAccepted:
+    """A message that the broker did not accept, and the seconds until the task is due again."""
+
+    message: TaskMessage
+    delay: float
+
+
+class Breaker:
+    """Opens after a failed publish, and lets one probe pass after BROKER_BACKOFF; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open_until: float | None = None
+        self._probing_until = 0.0
+        self.outages = 0
+        """How often the breaker has opened in this process."""
+
+    def forget_callers(self) -> None:
+        """Replace the lock after a fork: a thread that holds it does not exist in the child."""
+        self._lock = threading.Lock()
+
+    def allows(self) -> bool:
+        """Return whether to publish now; after the pause only one caller at a time gets True."""
+        with self._lock:
+            if self._open_until is None:
+                return True
+            now = time.monotonic()
+            if now < self._open_until or now < self._probing_until:
+                return False
+            self._probing_until = now + 2 * conf.settings().PUBLISH_TIMEOUT
+            return True
+
+    def may_probe(self) -> bool:
+        """Return whether the pause is over and no other caller is probing."""
+        until = self._open_until
+        return until is not None and time.monotonic() >= max(until, self._probing_until)
+
+    def closed(self) -> bool:
+        """Return whether the broker accepted the last messages of this process."""
+        return self._open_until is None
+
+    def succeeded(self) -> None:
+        """Record that the broker accepted a message."""
+        if self._open_until is None:
+            return
+        with self._lock:
+            was_open, self._open_until = self._open_until, None
+        if was_open is not None:
+            logger.warning("The connection to the broker is restored; publishing continues.")
+
+    def failed(self, error: BaseException) -> None:
+        """Record that the broker could not be reached."""
+        pause = conf.settings().BROKER_BACKOFF
+        with self._lock:
+            was_closed = self._open_until is None
+            self._open_until, self._probing_until = time.monotonic() + pause, 0.0
+            self.outages += was_closed
+        if was_closed:
+            kind = type(error).__name__
+            logger.error(
+                "The broker does not respond (%s). Tasks stay PENDING and are published when it"
+                " does.",
+                kind,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    reason: str
+    delay: float
+    until: float
+
+
+class QueueBackoff:
+    """The queues that the broker rejects for this process, with a delay for each; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rejected: dict[str, _Rejected] = {}
+
+    def forget_callers(self) -> None:
+        """Replace the lock after a fork: a thread that holds it does not exist in the child."""
+        self._lock = threading.Lock()
+
+    def allows(self, queue: str) -> bool:
+        """Return whether to publish to this queue now."""
+        return self.remaining(queue) <= 0.0
+
+    def remaining(self, queue: str) -> float:
+        """Return the seconds until this queue is tried again; 0.0 if it may be tried now."""
+        found = self._rejected.get(queue)
+        return 0.0 if found is None else max(0.0, found.until - time.monotonic())
+
+    def knows(self, queue: str) -> bool:
+        """Return whether the broker rejected the last message of this queue, whatever the delay."""
+        return queue in self._rejected
+
+    def waiting(self) -> list[str]:
+        """Return the queues whose delay is not over."""
+        now = time.monotonic()
+        return sorted(queue for queue, found in self._rejected.copy().items() if found.until > now)
+
+    def reasons(self) -> dict[str, str]:
+        """Return every rejected queue with the broker's error."""
+        return {queue: found.reason for queue, found in sorted(self._rejected.copy().items())}
+
+    def rejected(self, queue: str, error: BaseException) -> None:
+        """Record that the broker rejected messages of this queue; a rejection during the delay
+        changes nothing.
+        """
+        reason = _reason_of(error)
+        with self._lock:
+            before = self._rejected.get(queue)
+            if before is not None and before.until > time.monotonic():
+                return
+            delay = (
+                conf.settings().BROKER_BACKOFF
+                if before is None
+                else min(2 * before.delay, _LONGEST_DELAY)
+            )
+            self._rejected[queue] = _Rejected(reason, delay, time.monotonic() + delay)
+        if before is None:
+            logger.error(
+                "The broker rejects messages for queue %r: %s. Its tasks are retried at least every"
+                " %g s. Other queues are not affected.",
+                queue,
+                reason,
+                _LONGEST_DELAY,
+                extra={"queue": queue},
+            )
+
+    def accepted(self, queue: str) -> None:
+        """Record that the broker accepted a message of this queue."""
+        if queue not in self._rejected:
+            return
+        with self._lock:
+            before = self._rejected.pop(queue, None)
+        if before is not None:
+            logger.warning(
+                "The broker accepts messages for queue %r again.", queue, extra={"queue": queue}
+            )
+
+    def forget(self) -> None:
+        """Forget everything; for tests."""
+        self._rejected = {}
+
+
+def _reason_of(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:_REASON_MAX] if text else type(error).__name__
+
+
+breaker = Breaker()
+backoff = QueueBackoff()
+os.register_at_fork(after_in_child=breaker.forget_callers)
+os.register_at_fork(after_in_child=backoff.forget_callers)
+
+
+def capacity() -> int:
+    """Return how many tasks may be published at once: BATCH_SIZE; 0 in an outage, 1 as a probe."""
+    if breaker.closed():
+        return conf.settings().BATCH_SIZE
+    return int(breaker.may_probe())
+
+
+def capacity_of(queue: str) -> int:
+    """Return how many tasks of this queue may be published at once; 0 while it is backed off."""
+    if not backoff.allows(queue):
+        return 0
+    return min(capacity(), 1 if backoff.knows(queue) else conf.settings().BATCH_SIZE)
+
+
+def is_open_for(queue: str | None = None) -> bool:
+    """Return whether to publish a new task of this queue after COMMIT, instead of inserting it as
+    PENDING.
+    """
+    if queue is not None and not backoff.allows(queue):
+        return False
+    return breaker.closed() or breaker.may_probe()
+
+
+def return_to_pending(refused: Iterable[NotAccepted]) -> None:
+    """Return claimed tasks to PENDING whose first message was not accepted."""
+    for delay, messages in _by_delay(refused).items():
+        claim.hand_back(messages, delay)
+
+
+def undo_publish(refused: Sequence[NotAccepted]) -> None:
+    """Undo what was written before the publish of these messages failed.
+
+    If it was the first message of its epoch, the task returns to PENDING. Otherwise an earlier copy
+    may still be in the broker, so the task stays QUEUED and is republished after the delay.
+    """
+    return_to_pending(one for one in refused if one.message.number <= 1)
+    repeated = _by_delay(one for one in refused if one.message.number > 1)
+    for delay, messages in repeated.items():
+        claim.not_published(messages, delay)
+
+
+def _by_delay(refused: Iterable[NotAccepted]) -> dict[float, list[TaskMessage]]:
+    by_delay: dict[float, list[TaskMessage]] = defaultdict(list)
+    for one in refused:
+        by_delay[one.delay].append(one.message)
+    return by_delay

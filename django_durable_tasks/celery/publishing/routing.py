@@ -1,0 +1,146 @@
+"""Which queue Celery's routing gives to a task: routes, routers, exchanges and keys become the name
+of one queue.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from celery import current_app
+from celery.app.routes import MapRoute
+from kombu.common import Broadcast
+
+from django_durable_tasks.exceptions import UnknownQueue
+
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+
+
+def queue_of(
+    name: str,
+    queue: str | None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = _NO_ARGUMENTS,
+) -> str:
+    """Return the queue that Celery's routing gives to a call of this task; raises UnknownQueue.
+
+    ``queue``: the one that the call or the task names, which routes do not change. Routers that are
+    functions see the arguments and are asked for every call, as Celery does.
+    """
+    app = current_app._get_current_object()
+    if queue is not None or _is_static(app):
+        return _fixed(app, name, queue)
+    return _routed(app, name, args, kwargs)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _fixed(app: Any, name: str, queue: str | None) -> str:
+    return _routed(app, name, (), _NO_ARGUMENTS) if queue is None else _known(app, name, queue)
+
+
+def _is_static(app: Any) -> bool:
+    return all(isinstance(route, MapRoute) for route in app.amqp.router.routes)
+
+
+def _known(app: Any, name: str, queue: str) -> str:
+    try:
+        found = app.amqp.queues[queue]
+    except KeyError:
+        known = ", ".join(sorted(app.amqp.queues))
+        raise UnknownQueue(
+            f"queue={queue!r} is not in CELERY_TASK_QUEUES, which has: {known}."
+        ) from None
+    return _name_of(name, found)
+
+
+def _name_of(name: str, queue: Any) -> str:
+    if isinstance(queue, Broadcast):
+        raise UnknownQueue(
+            f"{name} is routed to {queue.alias or queue.name!r}, which is a Broadcast: every worker"
+            " would get the message, and a durable task runs once. Name another queue."
+        )
+    return str(getattr(queue, "name", queue))
+
+
+def _routed(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    try:
+        route = app.amqp.router.route(
+            {}, name, tuple(args), dict(kwargs), task_type=app.tasks.get(name)
+        )
+    except Exception as error:
+        raise UnknownQueue(
+            f"CELERY_TASK_ROUTES gives no queue for {name}: a router raised {type(error).__name__}:"
+            f" {error}"
+        ) from error
+    if route.get("queue") is not None:
+        return _name_of(name, route["queue"])
+    return _bound(app, name, route)
+
+
+def _bound(app: Any, name: str, route: Mapping[str, Any]) -> str:
+    """Return the one queue to which a route by exchange and key leads."""
+    default = app.amqp.queues[app.conf.task_default_queue]
+    exchange, key = route.get("exchange"), route.get("routing_key")
+    if exchange is None and (key is None or default.exchange.type == "direct"):
+        return str(default.name)
+    wanted = default.exchange.name if exchange is None else getattr(exchange, "name", exchange)
+    found = queues_reached(wanted, key or "")
+    if len(found) != 1:
+        queues = (
+            f"the queues {', '.join(sorted(found))} are"
+            if found
+            else "no queue of CELERY_TASK_QUEUES is"
+        )
+        raise UnknownQueue(
+            f"CELERY_TASK_ROUTES sends {name} to exchange {wanted!r} with routing key {key!r}, to"
+            f" which {queues} bound. A durable task has one queue: name it in the route."
+        )
+    return _known(app, name, found[0])
+
+
+def queues_reached(exchange: str, key: str) -> list[str]:
+    """Return the names of the queues that a message to this exchange reaches, as the type of the
+    exchange decides.
+
+    The exchange without a name delivers to the queue that the key names; whether there is one is
+    not checked here.
+    """
+    if not exchange:
+        return [key] if key else []
+    return [
+        str(queue.name)
+        for queue in current_app.amqp.queues.values()
+        if _leads(queue, exchange, key)
+    ]
+
+
+def _leads(queue: Any, exchange: str, key: str) -> bool:
+    bindings: Iterable[Any] = (queue, *(queue.bindings or ()))
+    return any(
+        bound.exchange is not None
+        and bound.exchange.name == exchange
+        and _matches(bound.exchange.type, bound, key)
+        for bound in bindings
+    )
+
+
+def _matches(kind: str, bound: Any, key: str) -> bool:
+    if kind == "fanout":
+        return True
+    pattern = bound.routing_key or ""
+    if kind == "direct":
+        return bool(pattern == key)
+    return kind == "topic" and _topic(pattern).fullmatch(f".{key}") is not None
+
+
+@functools.lru_cache(maxsize=1_000)
+def _topic(pattern: str) -> re.Pattern[str]:
+    """Return what matches a dot and the key: ``*`` is one word, ``#`` any number of words, none
+    too.
+    """
+    words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
+    return re.compile(
+        "".join(words.get(word, rf"\.{re.escape(word)}") for word in pattern.split("."))
+    )

@@ -1,0 +1,80 @@
+"""The system check of the database server. It connects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage
+from django.db import NotSupportedError, connections, transaction
+
+from django_durable_tasks.checks.findings import FINDINGS
+from django_durable_tasks.checks.settings import listed, registered_options, valid_settings
+
+OLDEST: dict[str, tuple[int, ...]] = {
+    "PostgreSQL": (14,),
+    "MySQL": (8, 0, 13),
+    "MariaDB": (10, 6),
+    "SQLite": (3, 35),
+}
+
+
+def check_database(
+    app_configs: Any = None, databases: Iterable[str] | None = None, **_: Any
+) -> list[CheckMessage]:
+    """Check the server that holds the tables; connects."""
+    settings = valid_settings()
+    if settings is None or settings.DATABASE not in (databases or ()):
+        return []
+    connection = connections[settings.DATABASE]
+    try:
+        version = tuple(connection.get_database_version())
+    except NotSupportedError as too_old:
+        return [FINDINGS["E012"](found=str(too_old).rstrip("."))]
+    product = connection.display_name
+    if product not in OLDEST or version < OLDEST[product]:
+        return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
+    if connection.vendor == "mysql":
+        return list(_isolation(connection))
+    if connection.vendor == "postgresql":
+        return list(_isolation_of_atomic(connection, settings.DATABASE))
+    return list(_sqlite(connection)) if connection.vendor == "sqlite" else []
+
+
+def _isolation(connection: Any) -> Iterator[CheckMessage]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')"
+        )
+        levels = {str(value).replace("-", " ").upper() for _, value in cursor.fetchall()}
+    if levels != {"READ COMMITTED"}:
+        yield FINDINGS["E013"](found=", ".join(sorted(levels)))
+
+
+def _isolation_of_atomic(connection: Any, alias: str) -> Iterator[CheckMessage]:
+    names = [task.name for task in registered_options() if task.atomic]
+    if not names:
+        return
+    with transaction.atomic(using=alias), connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        level = str(cursor.fetchone()[0]).upper()
+    if level not in ("READ COMMITTED", "READ UNCOMMITTED"):
+        yield FINDINGS["E017"](names=listed(names), alias=alias, level=level)
+
+
+def _sqlite(connection: Any) -> Iterator[CheckMessage]:
+    if connection.is_in_memory_db():
+        return
+    missing = []
+    if (
+        str((connection.settings_dict.get("OPTIONS") or {}).get("transaction_mode")).upper()
+        != "IMMEDIATE"
+    ):
+        missing.append("transactions do not begin IMMEDIATE")
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        mode = str(cursor.fetchone()[0])
+    if mode.lower() != "wal":
+        missing.append(f"the journal is {mode!r}, not WAL")
+    if missing:
+        yield FINDINGS["W008"](missing="; ".join(missing))

@@ -1,0 +1,237 @@
+"""What the system checks can find: ids, texts and remedies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.core import checks
+from django.core.checks import CheckMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that may be wrong: its id, what it says (with the facts filled in), and what to
+    write.
+    """
+
+    id: str
+    says: str
+    hint: str
+
+    @property
+    def full_id(self) -> str:
+        """Return the id as Django shows it and SILENCED_SYSTEM_CHECKS takes it."""
+        return f"durable_tasks.{self.id}"
+
+    def __call__(self, **facts: Any) -> CheckMessage:
+        kind = checks.Error if self.id.startswith("E") else checks.Warning
+        return kind(self.says.format(**facts), hint=self.hint, id=self.full_id)
+
+
+_ALL = (
+    Finding(
+        "E001",
+        "{reason}",
+        "Correct this setting; docs/reference/settings.md lists every key of DURABLE_TASKS.",
+    ),
+    Finding(
+        "E002",
+        "DURABLE_TASKS['DATABASE'] is {alias!r}, which DATABASES does not have (it has: {known}).",
+        "Write an alias of DATABASES, or leave the key out for 'default'.",
+    ),
+    Finding(
+        "E003",
+        "USE_TZ is False: a due time would be ambiguous for an hour each autumn.",
+        "Write USE_TZ = True.",
+    ),
+    Finding(
+        "E004",
+        "NODE_TIMEOUT is {timeout:g} s and NODE_HEARTBEAT {beat:g} s: one late heartbeat kills a"
+        " node.",
+        "Let NODE_TIMEOUT be at least 2 x NODE_HEARTBEAT; the defaults are 20 and 5.",
+    ),
+    Finding(
+        "E005",
+        "LEADER_LEASE is {lease:g} s and LEADER_RENEW {renew:g} s: one late renewal deposes the"
+        " leader.",
+        "Let LEADER_LEASE be at least 2 x LEADER_RENEW; the defaults are 4 and 1, on SQLite 20"
+        " and 5.",
+    ),
+    Finding(
+        "E006",
+        "The lease of {names} is shorter than 2 x HEARTBEAT ({beat:g} s): live runs would be called"
+        " lost.",
+        "Give @durable_task(lease=...) at least twice the HEARTBEAT, or make HEARTBEAT shorter.",
+    ),
+    Finding(
+        "E007",
+        "Celery has no application of this project: tasks would go to Celery's default broker.",
+        "Make one in <project>/celery.py: app = Celery('<project>');"
+        " app.config_from_object('django.conf:settings', namespace='CELERY');"
+        " app.autodiscover_tasks(); and import it in <project>/__init__.py: from .celery import app"
+        " as celery_app",
+    ),
+    Finding(
+        "E008",
+        "{setting} has {kind!r}: who can write to the broker could run code in the workers.",
+        "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
+        " = 'json'.",
+    ),
+    Finding(
+        "E009",
+        "CELERY_ACCEPT_CONTENT ({accepted}) has no 'json': workers would refuse every durable"
+        " task.",
+        "Add 'json' to CELERY_ACCEPT_CONTENT.",
+    ),
+    Finding(
+        "E010",
+        "The broker is Kombu's filesystem://, whose consumers lose messages and die of half-written"
+        " files.",
+        "Write CELERY_BROKER_URL = 'durable-filesystem://': the same folder, written atomically.",
+    ),
+    Finding(
+        "E011",
+        "Kombu {found} is installed: before 5.4 workers on Redis stop consuming after a reconnect.",
+        "Install kombu>=5.6.",
+    ),
+    Finding(
+        "E012",
+        "{found} is too old or unknown to us.",
+        "Use PostgreSQL 14, MySQL 8.0.13, MariaDB 10.6 or SQLite 3.35, or newer.",
+    ),
+    Finding(
+        "E013",
+        "The isolation level is {found}: claims would wait for each other and read stale rows.",
+        "Write 'isolation_level': 'read committed' in OPTIONS of this entry of DATABASES.",
+    ),
+    Finding(
+        "E014",
+        "The schedule {name!r} cannot be used: {reason}",
+        "Correct @recurring or DURABLE_TASKS['SCHEDULES']; `manage.py durable sync --dry-run` shows"
+        " the rest.",
+    ),
+    Finding(
+        "E015",
+        "DURABLE_TASKS['LISTEN_DATABASE'] is {alias!r}: {reason}.",
+        "Name an entry of DATABASES that reaches the same PostgreSQL directly, or leave the key"
+        " out.",
+    ),
+    Finding(
+        "E016",
+        "DURABLE_TASKS['DATABASE'] is {alias!r}, but DATABASE_ROUTERS {fault}: models and the admin"
+        " would show other tables than the tasks are in.",
+        "Add 'django_durable_tasks.routers.DurableTasksRouter' to DATABASE_ROUTERS, before routers"
+        " of your own.",
+    ),
+    Finding(
+        "E017",
+        "atomic=True of {names}, and transactions of {alias!r} are {level}: PostgreSQL refuses the"
+        " success of a body during which the row was changed, for example by a heartbeat.",
+        "Leave 'isolation_level' out of OPTIONS of this entry of DATABASES (and"
+        " default_transaction_isolation of its role), or leave atomic=True out and begin a stricter"
+        " transaction in the body, made idempotent.",
+    ),
+    Finding(
+        "E018",
+        "The modules of tasks cannot be imported: {reason}.",
+        "Correct the module: a worker would not start, and this process does not know its tasks.",
+    ),
+    Finding(
+        "E019",
+        "The broker has no folder: {reason}.",
+        "Write CELERY_BROKER_TRANSPORT_OPTIONS = {'data_folder': '/an/absolute/path'}.",
+    ),
+    Finding(
+        "E020",
+        "HEARTBEAT is {renew:g} s, NODE_HEARTBEAT {beat:g} s and NODE_TIMEOUT {timeout:g} s: a node"
+        " that is late would lose healthy runs, between two renewals of their leases.",
+        "Let NODE_TIMEOUT be at least HEARTBEAT + NODE_HEARTBEAT; the defaults are 20, 15 and 5.",
+    ),
+    Finding(
+        "W001",
+        "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers waiting"
+        " messages again and again (the doubles are dropped, but each costs a statement).",
+        "Let CELERY_BROKER_TRANSPORT_OPTIONS['visibility_timeout'] be longer than the longest"
+        " lease.",
+    ),
+    Finding(
+        "W002",
+        "Celery runs eagerly: bodies run in the process and thread of the caller, after COMMIT, and"
+        " no worker or lease watches over them.",
+        "Set CELERY_TASK_ALWAYS_EAGER only in the settings of tests.",
+    ),
+    Finding(
+        "W003",
+        "CELERY_TASK_EAGER_PROPAGATES: a body's error is raised where .delay() stood, after COMMIT;"
+        " the row keeps its retry all the same.",
+        "Leave CELERY_TASK_EAGER_PROPAGATES out.",
+    ),
+    Finding(
+        "W004",
+        "The pool {pool!r} cannot interrupt a body, but these tasks have time limits: {names}. A"
+        " limit there ends the lease, and only a body that asks self.durable.check() stops.",
+        "Use the prefork pool for them, or call self.durable.check() in long bodies.",
+    ),
+    Finding(
+        "W005",
+        "CELERY_WORKER_PREFETCH_MULTIPLIER is {found}: a worker hoards messages behind a long run"
+        " while others are idle, and the hoarded are republished elsewhere.",
+        "Write CELERY_WORKER_PREFETCH_MULTIPLIER = 1.",
+    ),
+    Finding(
+        "W006",
+        "CELERY_TASK_ACKS_LATE is set: durable tasks ignore it, because their rows outlive the"
+        " broker.",
+        "Leave it out, unless Celery tasks that are not durable need it.",
+    ),
+    Finding(
+        "W007",
+        "CELERY_TASK_REJECT_ON_WORKER_LOST is set: durable tasks ignore it; other tasks that kill"
+        " their worker are delivered without end.",
+        "Leave it out, unless Celery tasks that are not durable need it.",
+    ),
+    Finding(
+        "W008",
+        "SQLite is not set up for several writers: {missing}.",
+        "Write in OPTIONS: 'transaction_mode': 'IMMEDIATE', 'timeout': 20, 'init_command': "
+        "'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'.",
+    ),
+    Finding(
+        "W009",
+        "No broker is configured: Celery would try amqp://guest@localhost.",
+        "Write CELERY_BROKER_URL; without a server 'durable-filesystem://' serves.",
+    ),
+    Finding(
+        "W011",
+        "atomic=True of {names} on SQLite: the body holds the only writer while it runs, so that"
+        " every other write waits for it.",
+        "Keep such bodies under a second, or keep the tables in PostgreSQL, MySQL or MariaDB.",
+    ),
+    Finding(
+        "W012",
+        "@recurring({name!r}) stands on {function}, which is no durable task: it never runs.",
+        "Write @durable_task on it, above or below.",
+    ),
+    Finding(
+        "W013",
+        "{name} weighs {weight}, and the whole limit {scope} is {most}: it never starts.",
+        "Give it a smaller weight=..., or raise the limit; a rate whose burst was given holds no"
+        " more than that.",
+    ),
+    Finding(
+        "W014",
+        "New schedules without timezone= use {zone} ({setting}), but {other} is {differs}.",
+        "Set DURABLE_TASKS['TIMEZONE'] to the one that you mean, or give each schedule its"
+        " timezone=.",
+    ),
+    Finding(
+        "W015",
+        "beat cannot call the durable task of its schedule {name!r}: {reason}",
+        "Name the queue in the options of this entry of CELERY_BEAT_SCHEDULE, or declare it with"
+        " @recurring.",
+    ),
+)
+
+
+FINDINGS: dict[str, Finding] = {finding.id: finding for finding in _ALL}

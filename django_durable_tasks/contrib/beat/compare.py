@@ -1,0 +1,251 @@
+"""When beat would fire a row of django-celery-beat, computed with Celery's own schedules, and where
+that is not ours.
+
+Nothing here fires anything: it walks a clock of its own through ``remaining_estimate``, as beat
+does with the real one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from typing import Any
+
+from celery import current_app, schedules
+from celery.exceptions import ImproperlyConfigured
+
+from django_durable_tasks import conf
+from django_durable_tasks.contrib.beat.mapping import BeatRow, Crontab, Fields
+from django_durable_tasks.rules.recurring.effective import Agenda
+from django_durable_tasks.rules.recurring.timetables.clock_changes import ClockChange, clock_changes
+from django_durable_tasks.rules.recurring.timetables.zones import zone
+
+_SHOWN = 3
+_STEADY = 20
+_AHEAD = timedelta(days=400)  # each zone that changes its clocks does so within a year
+_AROUND = timedelta(hours=4)
+_WRITTEN = timedelta(
+    minutes=3
+)  # Scheduler.sync_every: a beat that runs writes its last runs down no more often
+_LONG_AGO = timedelta(
+    days=365 * 30
+)  # what beat takes for the last run of a row with a start_time that never ran
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The next fire times here and in beat (None: unknown), and in words where they differ."""
+
+    here: list[datetime]
+    beat: list[datetime] | None
+    differences: tuple[str, ...]
+
+
+class _Clock:
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def __call__(self) -> datetime:
+        return self.at
+
+
+def seen_by_beat(row: BeatRow) -> BeatRow:
+    """Return the row as beat reads it: with DJANGO_CELERY_BEAT_TZ_AWARE = False in the zone of
+    Celery.
+    """
+    if row.crontab is None or conf.beat_knows_zones():
+        return row
+    return dataclasses.replace(
+        row, crontab=dataclasses.replace(row.crontab, timezone=str(current_app.timezone))
+    )
+
+
+def fields_of(crontab: Crontab) -> Fields | None:
+    """Return the numbers that Celery reads in the five fields, None where it cannot; raises
+    InvalidSchedule (zone).
+    """
+    zone(crontab.timezone)
+    try:
+        read = _crontab(crontab, _Clock(datetime.now(UTC)))
+    except (ValueError, TypeError, schedules.ParseException):
+        return None
+    parts = (read.minute, read.hour, read.day_of_month, read.month_of_year, read.day_of_week)
+    minute, hour, day, month, weekday = (tuple(sorted(part)) for part in parts)
+    return minute, hour, day, month, weekday
+
+
+def _crontab(crontab: Crontab, clock: _Clock) -> Any:
+    minute, hour, day, month, weekday = crontab.texts
+    found = schedules.crontab(
+        minute=minute,
+        hour=hour,
+        day_of_month=day,
+        month_of_year=month,
+        day_of_week=weekday,
+        nowfun=clock,
+    )
+    found.tz = zone(crontab.timezone)
+    return found
+
+
+def _schedule(row: BeatRow, clock: _Clock) -> Any:
+    if row.crontab is not None:
+        return _crontab(row.crontab, clock)
+    if row.interval is not None:
+        number, unit = row.interval
+        return schedules.schedule(timedelta(**{unit: number}), nowfun=clock)
+    event, latitude, longitude = row.solar or ("", 0.0, 0.0)
+    return schedules.solar(event, latitude, longitude, nowfun=clock)
+
+
+def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator[datetime]:
+    """Yield the instants (UTC) at which beat fires from ``now`` on, all of them punctual.
+
+    ``last`` is its last run; without it the row's own, so that a run that beat owes comes at once.
+    """
+    if row.clocked is not None:
+        yield max(row.clocked, now)
+        return
+    clock = _Clock(now)
+    schedule = _schedule(row, clock)
+    at, before = max(now, _gate(row, schedule, now)), last or _last_run(row, now)
+    while row.expires is None or at < row.expires:
+        clock.at = at
+        rest = schedule.remaining_estimate(before.astimezone(schedule.tz))
+        if rest > timedelta(0):
+            at += rest
+            continue
+        yield at
+        if row.one_off:
+            return
+        before = at
+
+
+def _gate(row: BeatRow, schedule: Any, now: datetime) -> datetime:
+    """Return before when beat does not look at the row: its start_time, of a crontab the first fire
+    after it.
+    """
+    if row.start_time is None or row.start_time <= now:
+        return now
+    if row.crontab is None:
+        return row.start_time
+    start, ends_in, _ = schedule.remaining_delta(row.start_time.astimezone(schedule.tz))
+    found: datetime = start + ends_in
+    return found.astimezone(UTC)
+
+
+def _last_run(row: BeatRow, now: datetime) -> datetime:
+    if row.last_run_at is not None:
+        return row.last_run_at
+    return (row.date_changed or now) - (_LONG_AGO if row.start_time is not None else timedelta(0))
+
+
+# Beside ours --------------------------------------------------------------------------------------
+
+
+def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
+    """Return the next fires of both, and where and why they differ until every clock has changed
+    once.
+    """
+    here = list(islice(_ours(row, agenda, now), _SHOWN))
+    try:
+        beat = list(islice(fires(row, now, _ran(row, now)), _SHOWN))
+    except (ImproperlyConfigured, ModuleNotFoundError):  # Celery 5.7 and 5.6 without ephem
+        return Comparison(
+            here, None, ("SOLAR: beat's fire times are unknown here, the package ephem is missing",)
+        )
+    found = [*_owed(beat, here, now)]
+    if row.solar is not None:
+        found += _times(beat, here, tolerance=timedelta(minutes=2))
+    if row.crontab is not None:
+        found += _of_crontab(row, row.crontab.timezone, agenda, now)
+    return Comparison(here, beat, tuple(found))
+
+
+def _ran(row: BeatRow, now: datetime) -> datetime | None:
+    """Return the last run of a beat that runs and has not written it down yet; None where it owes a
+    run for longer.
+    """
+    last = _last_run(row, now)
+    due = next(fires(row, last, last), None)
+    if due is None or not now - _WRITTEN < due <= now:
+        return None
+    if row.interval is None:
+        return now
+    step = timedelta(**{row.interval[1]: row.interval[0]})
+    return last + (now - last) // step * step
+
+
+def _ours(row: BeatRow, agenda: Agenda, now: datetime) -> Iterator[datetime]:
+    """Yield the fires of the imported row; a one-off is imported with max_runs=1."""
+    return islice(_runs(agenda, now), 1 if row.one_off or row.clocked is not None else None)
+
+
+def _runs(agenda: Agenda, now: datetime) -> Iterator[datetime]:
+    planned = agenda.next(now)
+    while planned is not None:
+        yield planned.at
+        planned = agenda.next(planned.at)
+
+
+def _owed(beat: Sequence[datetime], here: Sequence[datetime], now: datetime) -> Iterator[str]:
+    if beat and beat[0] == now and now not in here:
+        first = _told(here[0]) if here else "never"
+        yield (
+            "OWED: a run is due since before now, and beat would send it at once; here the first"
+            f" is {first}"
+        )
+
+
+def _of_crontab(row: BeatRow, name: str, agenda: Agenda, now: datetime) -> Iterator[str]:
+    changes = [] if row.one_off else list(clock_changes(name, now, now + _AHEAD))
+    end = changes[0].at - _AROUND if changes else now + _AHEAD
+    yield from _times(*_both(row, agenda, now, end, most=_STEADY))
+    for change in changes:
+        beat, here = _both(row, agenda, change.at - _AROUND, change.at + _AROUND)
+        if beat != here:
+            yield _around(name, change, beat, here)
+
+
+def _both(
+    row: BeatRow, agenda: Agenda, start: datetime, end: datetime, most: int | None = None
+) -> tuple[list[datetime], list[datetime]]:
+    beat, here = fires(row, start, last=start), _ours(row, agenda, start)
+    return [*islice(takewhile(end.__gt__, beat), most)], [
+        *islice(takewhile(end.__gt__, here), most)
+    ]
+
+
+def _times(
+    beat: Sequence[datetime], here: Sequence[datetime], tolerance: timedelta = timedelta(0)
+) -> Iterator[str]:
+    apart = [pair for pair in zip(beat, here, strict=False) if abs(pair[0] - pair[1]) > tolerance]
+    if apart:
+        yield f"TIMES: beat fires at {_told(apart[0][0])}, here it is {_told(apart[0][1])}"
+    elif len(beat) != len(here) and not tolerance:
+        yield f"TIMES: {len(beat)} fires of beat are {len(here)} here"
+
+
+def _around(
+    name: str, change: ClockChange, beat: Sequence[datetime], here: Sequence[datetime]
+) -> str:
+    way = "forward" if change.shift > timedelta(0) else "back"
+    theirs, ours = sorted(set(beat) - set(here)), sorted(set(here) - set(beat))
+    told = [
+        f"{who} alone fires at {_some(times)}"
+        for who, times in (("beat", theirs), ("here it", ours))
+        if times
+    ]
+    return f"DST: when the clock of {name} goes {way}, {_told(change.at)}, {'; '.join(told)}"
+
+
+def _some(times: Sequence[datetime]) -> str:
+    more = f" and {len(times) - _SHOWN} times more" if len(times) > _SHOWN else ""
+    return ", ".join(map(_told, times[:_SHOWN])) + more
+
+
+def _told(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

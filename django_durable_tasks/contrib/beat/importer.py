@@ -1,0 +1,90 @@
+"""Rows that another scheduler held become ours: one transaction a schedule, and an import again
+changes what changed.
+
+A row begins paused where there is a reason to wait; a later import lets it go when the reason is
+gone. What an operator paused stays paused, and what is ours already is never paused by an import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import IntegrityError
+
+from django_durable_tasks.contrib.beat import tables as beat_tables
+from django_durable_tasks.contrib.beat.mapping import HOLDS
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.recurring import schedules
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.rules.recurring.declarations import BEAT
+from django_durable_tasks.rules.recurring.options import columns
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tasks.options import checked_name
+
+_TRIES = 3
+
+
+def known(name: str) -> RecurringTask | None:
+    """Return the recurring task of this name, of the default tenant."""
+    found: RecurringTask | None = _rows(name).first()
+    return found
+
+
+def take_over(
+    name: str,
+    task: str,
+    options: Mapping[str, Any],
+    *,
+    hold: str = "",
+    by: str = "",
+    disable_in: str | None = None,
+) -> RecurringTask:
+    """Make one row of beat ours, paused with ``hold`` as its reason where one is given.
+
+    ``disable_in`` is beat's database: a row that fires here from now on is switched off there, in
+    the same transaction where both are one database. Raises TransitionRefused for a row of this
+    name that is not beat's, and all that ``upsert`` raises; nothing is written then.
+    """
+    values = columns(name, options) | {"task": checked_name("task", task), "source": BEAT}
+    for _ in range(_TRIES):
+        try:
+            with tables.atomic():
+                row = _take(name, values, hold, by)
+                if disable_in is not None and row.status == RecurringStatus.ACTIVE:
+                    beat_tables.disable(disable_in, [name])
+                return row
+        except (
+            IntegrityError
+        ) as taken:  # another import made it in this moment: this one changes it
+            lost = taken
+    raise lost
+
+
+def _take(name: str, values: Mapping[str, Any], hold: str, by: str) -> RecurringTask:
+    before = _rows(name).select_for_update().first()
+    refuse_foreign(before)
+    if before is None:
+        row = schedules.create(name, DEFAULT_TENANT_ID, values, paused=bool(hold))
+        if hold:
+            schedules.pause(row, reason=hold, by=by)
+        return row
+    row = schedules.change(before, values)
+    if not hold and row.status == RecurringStatus.PAUSED and row.status_reason in HOLDS:
+        schedules.resume(row, by=by)
+    return row
+
+
+def _rows(name: str) -> RecurringTaskQuerySet:
+    return schedules.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
+
+
+def refuse_foreign(row: RecurringTask | None) -> None:
+    """Raise TransitionRefused for a row that an import would take from somebody else."""
+    if row is not None and row.source != BEAT:
+        whose = row.source or "an operator"
+        raise TransitionRefused(
+            f"A recurring task {row.name!r} is there already and belongs to {whose}; rename one."
+        )

@@ -1,0 +1,39 @@
+"""What would have fired here beside what beat fired.
+
+A fire of beat belongs to the last fire time before it, as beat itself sees it: it sends one message
+for all it was late for. What beat sends a moment early, by the skew of two clocks, belongs to the
+fire time to come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+EARLY = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Fire times with their lags (seconds that beat was late), and the fires of one side alone."""
+
+    lags: dict[datetime, float]
+    only_here: list[datetime]
+    only_beat: list[datetime]
+
+
+def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta) -> Match:
+    """Pair fire times with the fires of beat that belong to them, one to one; ``tolerance`` is the
+    longest lag.
+    """
+    lags: dict[datetime, float] = {}
+    only_beat = []
+    for fire in beat:
+        last = bisect_right(here, fire + EARLY) - 1
+        if last < 0 or here[last] in lags or fire - here[last] > tolerance:
+            only_beat.append(fire)
+        else:
+            lags[here[last]] = (fire - here[last]).total_seconds()
+    return Match(lags, [at for at in here if at not in lags], only_beat)

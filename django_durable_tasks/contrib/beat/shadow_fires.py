@@ -1,0 +1,147 @@
+"""The shadow: what was heard of beat, and what would have fired here meanwhile, paused rows
+included.
+
+What would have fired is computed from the row when it is asked for; a fire time is what its agenda
+says, so nothing of it need be kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import DatabaseError, InterfaceError
+
+from django_durable_tasks.contrib.beat.matching import matched
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, ShadowFire
+from django_durable_tasks.rules.recurring.declarations import BEAT
+
+logger = logging.getLogger("django_durable_tasks.shadow")
+MOST = 10_000
+"""More fires of one schedule than this are not compared; the range has to be narrowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """One schedule in a range: pairs, what fired on one side alone, and how late beat was
+    (seconds).
+    """
+
+    name: str
+    matched: int
+    only_here: list[datetime]
+    only_beat: list[datetime]
+    lag_median: float | None
+    lag_most: float | None
+    remark: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two did not do the same."""
+        return bool(self.only_here or self.only_beat or self.remark)
+
+
+def hear(name: str, task: str, celery_id: str) -> None:
+    """Remember that beat sends this; what cannot be written is logged, and never stops beat."""
+    try:
+        with dedicated_connection():
+            heard = ShadowFire(name=name[:200], task=task[:200], celery_id=celery_id[:200])
+            ShadowFire.objects.using(tables.database()).bulk_create([heard])
+    except (DatabaseError, InterfaceError):
+        logger.exception("A fire time of beat was not recorded: %s", name)
+
+
+def heard_from() -> datetime | None:
+    """Return when the first fire was heard that is still kept."""
+    rows = ShadowFire.objects.using(tables.database()).order_by("heard_at")
+    found: datetime | None = rows.values_list("heard_at", flat=True).first()
+    return found
+
+
+def compare(
+    start: datetime,
+    end: datetime,
+    tolerance: timedelta,
+    *,
+    names: Iterable[str] = (),
+    live: Iterable[str] | None = None,
+) -> list[Shadow]:
+    """Return both sides of [start, end] for each schedule that beat has or was heard of, in the
+    order of names.
+
+    ``live`` are the names that beat still fires; None where nobody knows.
+    """
+    heard = _heard(start - tolerance, end + tolerance)
+    wanted, fired = set(names), None if live is None else set(live)
+    rows = RecurringTask.objects.using(tables.database()).for_tenant(DEFAULT_TENANT_ID)
+    mine = {row.name: row for row in rows.filter(source=BEAT) if fired is None or row.name in fired}
+    mine |= {row.name: row for row in rows.filter(name__in=heard)}
+    chosen = {name for name in {*heard, *mine} if not wanted or name in wanted}
+    return [
+        _shadow(name, mine.get(name), heard.get(name, []), start, end, tolerance)
+        for name in sorted(chosen)
+    ]
+
+
+def _heard(start: datetime, end: datetime) -> dict[str, list[datetime]]:
+    rows = (
+        ShadowFire.objects.using(tables.database())
+        .filter(heard_at__range=(start, end))
+        .order_by("heard_at")
+    )
+    found: dict[str, list[datetime]] = defaultdict(list)
+    for name, at in rows.values_list("name", "heard_at").iterator():
+        found[name].append(at)
+    return found
+
+
+def _shadow(
+    name: str,
+    row: RecurringTask | None,
+    heard: list[datetime],
+    start: datetime,
+    end: datetime,
+    tolerance: timedelta,
+) -> Shadow:
+    if row is None:
+        alone = [at for at in heard if start <= at <= end]
+        return Shadow(
+            name, 0, [], alone, None, None, "there is no recurring task of this name: import it"
+        )
+    # Beat may still be late for a fire time before the row was imported.
+    begin = start if row.start_time <= start else row.start_time + tolerance
+    try:
+        here = list(_would_fire(row, start - tolerance, end))
+    except InvalidSchedule as error:
+        return Shadow(name, 0, [], heard, None, None, str(error))
+    remark = ""
+    if len(here) > MOST:
+        here, remark = (
+            here[:MOST],
+            f"more than {MOST:,} fires: only the first were compared, narrow the range",
+        )
+        end = here[-1]
+    match = matched(here, heard, tolerance)
+    lags = sorted(lag for at, lag in match.lags.items() if begin <= at <= end)
+    median, most = (lags[len(lags) // 2], lags[-1]) if lags else (None, None)
+    here, beat = (
+        [at for at in alone if begin <= at <= end] for alone in (match.only_here, match.only_beat)
+    )
+    return Shadow(name, len(lags), here, beat, median, most, remark)
+
+
+def _would_fire(row: RecurringTask, start: datetime, end: datetime) -> Iterator[datetime]:
+    agenda = agenda_of(row)
+    planned = agenda.next(start - timedelta(microseconds=1))
+    for _ in range(MOST + 1):
+        if planned is None or planned.at > end:
+            return
+        yield planned.at
+        planned = agenda.next(planned.at)

@@ -1,0 +1,131 @@
+"""Which nodes live and yet do nothing: a scheduler that looks no more, a worker that starts nothing
+while rows wait.
+
+Such a node beats, so that nobody buries it; whoever watches it (``durable health``) restarts it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Min
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.models import Node, NodeKind, QueueControl
+from django_durable_tasks.models.node import NodeQuerySet
+from django_durable_tasks.rules.tasks.explanations import ago
+
+
+def is_silent(node: Node, now: datetime) -> bool:
+    """Return whether this node was not seen for longer than a node may be silent."""
+    return node.last_seen_at < now - timedelta(seconds=nodes.timeout())
+
+
+def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
+    """Return which of these nodes live and have stalled, and why; two statements where there is a
+    worker.
+
+    A worker is judged where it has free processes, does not drain, and its queues are not paused.
+    """
+    found, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
+    for node in everybody:
+        if is_silent(node, now) or node.draining:
+            continue
+        still = _still_for(node, now)
+        if still is None or still <= conf.settings().STALLED_AFTER:
+            continue
+        if node.kind == NodeKind.SCHEDULER:
+            found[node.pk] = f"it has not looked for due tasks for {ago(still)}"
+        elif _has_free_processes(node):
+            idle.append((node, still))
+    waiting = _waiting_since(now) if idle else {}
+    for node, still in idle:
+        queue = next((name for name in node.queues if name in waiting), None)
+        if queue is not None:
+            found[node.pk] = (
+                f"it has free processes and has started nothing for {ago(still)}, though tasks wait"
+                f" published in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
+            )
+    return found
+
+
+def _still_for(node: Node, now: datetime) -> float | None:
+    """Return for how long (seconds) the node has done nothing; None where it does not tell, as an
+    older release.
+    """
+    if node.versions is None:
+        return None
+    last = node.last_scan_at if node.kind == NodeKind.SCHEDULER else node.last_start_at
+    return (now - max(last or node.started_at, node.started_at)).total_seconds()
+
+
+def _has_free_processes(node: Node) -> bool:
+    return node.active is not None and int(node.active.get("number", 0)) < node.concurrency
+
+
+def _waiting_since(now: datetime) -> dict[str, datetime]:
+    """Return the queues with rows that were rung and not started for longer than the bound, and
+    since when.
+    """
+    long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
+    paused = (
+        QueueControl.objects.using(database())
+        .filter(paused_at__isnull=False)
+        .values_list("name", flat=True)
+    )
+    # Only what was republished: while the broker is away nobody rings, and a worker without
+    # messages is not to blame.
+    rung_again = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
+    question = rung_again.exclude(queue__in=list(paused)).order_by()
+    return dict(question.values_list("queue").annotate(since=Min("updated_at")))
+
+
+@dataclass(frozen=True, slots=True)
+class Vital:
+    """What a probe is told of one node: ``fault`` is empty where the node may go on."""
+
+    node: Node
+    state: str
+    fault: str
+
+
+def vitals(question: NodeQuerySet) -> list[Vital]:
+    """Judge the newest node of each kind and name among these: a process that was restarted has an
+    older row too.
+    """
+    newest = {
+        (node.kind, node.name): node for node in question.using(database()).order_by("started_at")
+    }
+    now, living = (
+        database_now(),
+        {(node.kind, node.host) for node in newest.values() if node.stopped_at is None},
+    )
+    # Who is gone says nothing of the one that took its place: names may hold the number of a
+    # process.
+    judged = [
+        node
+        for node in newest.values()
+        if node.stopped_at is None or (node.kind, node.host) not in living
+    ]
+    found = sorted(judged, key=lambda node: (node.kind, node.name))
+    still = stalled([node for node in found if node.stopped_at is None], now)
+    return [_vital(node, now, still.get(node.pk, "")) for node in found]
+
+
+def _vital(node: Node, now: datetime, stall: str) -> Vital:
+    since = ago((now - node.last_seen_at).total_seconds())
+    if node.declared_dead:
+        return Vital(node, "dead", f"it was declared dead, last seen {since} ago")
+    if node.stopped_at is not None:
+        return Vital(node, "left", "it has left")
+    if is_silent(node, now):
+        return Vital(node, "silent", f"it was last seen {since} ago")
+    if stall:
+        return Vital(node, "stalled", stall)
+    return Vital(node, "draining" if node.draining else "alive", "")

@@ -1,0 +1,62 @@
+"""The leader's lease: three guarded statements on one row per region.
+
+The sequence when a leader dies is described in ``scheduler/leader.py``.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db.models import F
+
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.tables import database
+from django_durable_tasks.models import SchedulerLease
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.lease import LONG_EXPIRED, lease_name
+
+
+def _insert_row(name: str) -> bool:
+    """Insert the lease row of a new region; returns False if it exists. Safe in a race."""
+    rows = SchedulerLease.objects.using(database())
+    if rows.filter(name=name).exists():
+        return False
+    rows.bulk_create([SchedulerLease(name=name, expires_at=LONG_EXPIRED)], ignore_conflicts=True)
+    return True
+
+
+def take(holder: uuid.UUID, seconds: float) -> int | None:
+    """Take the lease if it has expired; return the new term, or None if it is valid."""
+    name = lease_name()
+    if not _taken(name, holder, seconds) and not (
+        _insert_row(name) and _taken(name, holder, seconds)
+    ):
+        return None
+    mine = SchedulerLease.objects.using(database()).filter(name=name, holder=holder)
+    term: int | None = mine.values_list("term", flat=True).first()
+    return term
+
+
+def _taken(name: str, holder: uuid.UUID, seconds: float) -> bool:
+    ended = SchedulerLease.objects.using(database()).filter(name=name, expires_at__lt=DatabaseNow())
+    return bool(
+        ended.update(
+            holder=holder, term=F("term") + 1, acquired_at=DatabaseNow(), expires_at=after(seconds)
+        )
+    )
+
+
+def renew(holder: uuid.UUID, term: int, seconds: float) -> bool:
+    """Extend the lease of this holder and term; returns False if it has expired or was taken."""
+    mine = SchedulerLease.objects.using(database()).filter(
+        name=lease_name(), holder=holder, term=term
+    )
+    return bool(mine.filter(expires_at__gte=DatabaseNow()).update(expires_at=after(seconds)))
+
+
+def resign(holder: uuid.UUID, term: int) -> bool:
+    """Let the lease of this holder and term expire now, so that another scheduler can take it."""
+    mine = SchedulerLease.objects.using(database()).filter(
+        name=lease_name(), holder=holder, term=term
+    )
+    return bool(mine.update(expires_at=after(-1)))

@@ -1,0 +1,277 @@
+"""Nodes say that they live; others judge their silence in heartbeats of their own, never by a clock
+of the node.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import django
+from django.db.models import F
+
+from django_durable_tasks import __version__, conf
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.connections import on_sqlite
+from django_durable_tasks.engine.db.tables import database
+from django_durable_tasks.models import Node, NodeKind, SchedulerLease
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.node import TOLD_MAX, NodeQuerySet
+from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+
+SHOWN = 20
+"""At most this many ids of running tasks and failing parts are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node tells of itself with a heartbeat; None leaves what it told before.
+
+    ``active`` are the ids of running tasks and ``busy`` how many of its processes or threads are
+    busy; ``scanned`` and ``started`` are instants of this host's monotonic clock: when it last
+    looked for due rows, and last started one; ``skew`` is in seconds; ``index_state`` and
+    ``wakeups_state`` say where a scheduler finds what is due next, and what wakes it. ``failing``
+    are the parts of a scheduler that fail: ``what``, ``error``, ``number`` of failures in a row and
+    ``since`` (seconds). ``rejected_queues``: the broker rejects their messages, for this reason.
+    """
+
+    active: Sequence[uuid.UUID] | None = None
+    busy: int | None = None
+    shards: Collection[int] | None = None
+    keeps_to_shards: bool | None = None
+    scanned: float | None = None
+    started: float | None = None
+    skew: float | None = None
+    draining: bool | None = None
+    index_state: str | None = None
+    wakeups_state: str | None = None
+    rejected_queues: Mapping[str, str] | None = None
+    failing: Sequence[Mapping[str, Any]] | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return what is told, as columns of the node's row."""
+        told: dict[str, Any] = {
+            "skew": self.skew,
+            "draining": self.draining,
+            "keeps_to_shards": self.keeps_to_shards,
+            "rejected_queues": None if self.rejected_queues is None else dict(self.rejected_queues),
+            "failing": None
+            if self.failing is None
+            else [dict(one) for one in self.failing[:SHOWN]],
+        }
+        for name, state in (
+            ("index_state", self.index_state),
+            ("wakeups_state", self.wakeups_state),
+        ):
+            told[name] = None if state is None else state[:TOLD_MAX]
+        if self.active is not None:
+            number = len(self.active) if self.busy is None else self.busy
+            told["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}
+        if self.shards is not None:
+            told["shards"] = sorted(self.shards)
+        told["last_scan_at"], told["last_start_at"] = _ago(self.scanned), _ago(self.started)
+        return {name: value for name, value in told.items() if value is not None}
+
+
+_NOTHING = NodeReport()
+
+
+def _ago(instant: float | None) -> Any:
+    return None if instant is None else after(min(0.0, instant - time.monotonic()))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return which releases this process runs: of the package, Python, the zone tables, Django and
+    Celery.
+    """
+    try:
+        celery = version("celery")
+    except PackageNotFoundError:
+        celery = ""
+    return {
+        "package": __version__,
+        "python": platform.python_version(),
+        "tzdata": tzdata_version(),
+        "django": django.get_version(),
+        "celery": celery,
+    }
+
+
+def here() -> NodeQuerySet:
+    """Return the nodes of this region that have neither left nor been declared dead."""
+    return Node.objects.using(database()).alive().filter(region=conf.settings().REGION)
+
+
+def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
+    """Return this region's schedulers that live and do not drain, with the shards that each was
+    told to keep to.
+    """
+    rows = (
+        here()
+        .filter(kind=NodeKind.SCHEDULER, draining=False)
+        .values_list("pk", "shards", "keeps_to_shards")
+    )
+    return {node: frozenset(shards or ()) if keeps else None for node, shards, keeps in rows}
+
+
+def timeout() -> float:
+    """Return how long a node may be silent (seconds)."""
+    return conf.settings().NODE_TIMEOUT or (60.0 if on_sqlite() else 20.0)
+
+
+def register(
+    node_id: uuid.UUID,
+    name: str,
+    kind: NodeKind,
+    *,
+    pool: str = "",
+    concurrency: int = 0,
+    queues: Sequence[str] = (),
+    report: NodeReport = _NOTHING,
+) -> None:
+    """Enter this process under its random boot id, or bring it back under it; a restart is a new
+    node.
+    """
+    details: dict[str, Any] = {
+        "name": name,
+        "kind": kind,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "version": __version__,
+        "pool": pool,
+        "concurrency": concurrency,
+        "queues": list(queues),
+        "beats": 1,
+        "started_at": DatabaseNow(),
+        "last_seen_at": DatabaseNow(),
+        "stopped_at": None,
+        "declared_dead": False,
+        "region": conf.settings().REGION,
+        "versions": versions(),
+        "draining": False,
+        **report.columns(),
+    }
+    Node.objects.using(database()).update_or_create(id=node_id, defaults=details)
+
+
+def beat(node_id: uuid.UUID, report: NodeReport = _NOTHING) -> bool:
+    """Say that the node lives, and how it fares; False when it was declared dead, so that it must
+    register anew.
+    """
+    alive = Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True)
+    return bool(alive.update(beats=F("beats") + 1, last_seen_at=DatabaseNow(), **report.columns()))
+
+
+def leave(node_id: uuid.UUID) -> None:
+    """Say that the node ends on purpose."""
+    Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True).update(
+        stopped_at=DatabaseNow()
+    )
+
+
+def declare_dead(node_ids: Sequence[uuid.UUID]) -> int:
+    """Mark silent nodes as dead; return how many were not marked before."""
+    alive = Node.objects.using(database()).alive().filter(pk__in=list(node_ids))
+    return alive.update(stopped_at=DatabaseNow(), declared_dead=True)
+
+
+def beats() -> dict[uuid.UUID, int]:
+    """Return the heartbeat counters of nodes that have not left: this region's, and those of
+    regions that nobody leads.
+
+    The leader of a region reaps the region's own nodes. Two statements.
+    """
+    offices = SchedulerLease.objects.using(database()).filter(expires_at__gte=after(-timeout()))
+    led = {name.partition("@")[2] for name in offices.values_list("name", flat=True)} - {
+        conf.settings().REGION
+    }
+    return dict(
+        Node.objects.using(database()).alive().exclude(region__in=led).values_list("pk", "beats")
+    )
+
+
+class _UnchangedReads:
+    """How many consecutive reads each key has shown the value that it shows now."""
+
+    def __init__(self) -> None:
+        self.seen: dict[uuid.UUID, tuple[Any, int]] = {}
+
+    def look(self, values: Mapping[uuid.UUID, Any]) -> None:
+        before = self.seen
+        self.seen = {
+            key: (value, before[key][1] + 1 if key in before and before[key][0] == value else 0)
+            for key, value in values.items()
+        }
+
+    def restart(self, keys: Iterable[uuid.UUID]) -> None:
+        self.seen |= {key: (self.seen[key][0], 0) for key in keys if key in self.seen}
+
+
+class HeartbeatMonitor:
+    """Counts in how many consecutive reads node heartbeats and task leases did not change.
+
+    An outage of the database stops every heartbeat, also the reader's. A failed read therefore
+    restarts all counts at zero. ``contact`` is the number of consecutive successful reads. No clock
+    of the database is compared, because it may jump. Safe to use from two threads.
+    """
+
+    def __init__(self) -> None:
+        self.contact = 0
+        self._looked_at = float("-inf")
+        self._nodes, self._leases = _UnchangedReads(), _UnchangedReads()
+        self._lock = threading.RLock()
+
+    def look(
+        self,
+        beats_now: Mapping[uuid.UUID, int],
+        at: float,
+        within: float,
+        leases: Mapping[uuid.UUID, Any] | None = None,
+    ) -> None:
+        """Record the heartbeat counters of nodes and the leases of tasks, read successfully at the
+        monotonic instant ``at``.
+
+        All counts restart if the previous read is more than ``within`` seconds older, because this
+        process itself was suspended.
+        """
+        with self._lock:
+            if at - self._looked_at > within:
+                self.missed()
+            self._looked_at = at
+            self.contact += 1
+            self._nodes.look(beats_now)
+            self._leases.look(leases or {})
+
+    def missed(self) -> None:
+        """Record that a read did not reach the database."""
+        with self._lock:
+            self.contact = 0
+            self._nodes.restart(list(self._nodes.seen))
+            self._leases.restart(list(self._leases.seen))
+
+    def silent(self, reads: int) -> list[uuid.UUID]:
+        """Return the nodes whose counter did not change in at least ``reads`` consecutive reads."""
+        with self._lock:
+            return [node for node, (_, silent) in self._nodes.seen.items() if silent >= reads]
+
+    def unrenewed(self, reads: int) -> dict[uuid.UUID, tuple[Any, int]]:
+        """Return the leases that did not change in at least ``reads`` consecutive reads, each with
+        that number, by task id.
+        """
+        with self._lock:
+            return {task: seen for task, seen in self._leases.seen.items() if seen[1] >= reads}
+
+    def restart(self, *, nodes: Iterable[uuid.UUID] = (), leases: Iterable[uuid.UUID] = ()) -> None:
+        """Restart the counts of these nodes, and of the leases of these tasks."""
+        with self._lock:
+            self._nodes.restart(nodes)
+            self._leases.restart(leases)

@@ -1,0 +1,188 @@
+"""What stands around the queues: who leads, who lives, whose code nobody here has, what all of it
+costs. Only reads.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connections
+from django.db.models import Count
+
+from django_durable_tasks.engine.cluster import health, nodes, queues
+from django_durable_tasks.engine.cluster.queues import Depth
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.engine.limits.operator_limits import Standing
+from django_durable_tasks.engine.recurring.schedules import recurring
+from django_durable_tasks.engine.tasks import dead_letters
+from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
+from django_durable_tasks.models.lease import lease_name
+from django_durable_tasks.rules.recurring.policies import QUARANTINED
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.explanations import Situation
+
+_PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 7
+_FORKING = "prefork"
+LATE = timedelta(seconds=10)
+COUNTED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Everything at one moment; ``unknown`` counts waiting rows by the name of a task that this
+    process lacks.
+
+    ``stalled`` says of nodes that live and do nothing why they are thought so; ``leader`` is this
+    region's. ``limits`` are those for which tasks wait. A schedule is late LATE seconds after its
+    fire time; of schedules in trouble no more than COUNTED are counted.
+    """
+
+    now: datetime
+    depths: list[Depth]
+    nodes: list[Node]
+    stalled: dict[uuid.UUID, str]
+    leader: Node | None
+    term: int
+    led_until: datetime | None
+    dead_letters: int
+    late_schedules: int
+    quarantined: int
+    unknown: dict[str, int]
+    connections_needed: int
+    connections_allowed: int | None
+    limits: list[Standing]
+
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody holds the leader's lease."""
+        return self.led_until is not None and self.led_until > self.now
+
+    def alive(self, kind: NodeKind) -> list[Node]:
+        """Return the nodes of this kind that were seen within the time that a node may be
+        silent.
+        """
+        return [node for node in self.nodes if node.kind == kind and not self.is_silent(node)]
+
+    def is_silent(self, node: Node) -> bool:
+        """Return whether this node was not seen for longer than a node may be silent."""
+        return health.is_silent(node, self.now)
+
+
+def overview(known: Collection[str]) -> Overview:
+    """Look at everything once; the number of statements does not depend on the number of rows.
+
+    ``known``: the names of the durable tasks that this process has.
+    """
+    now = database_now()
+    lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
+    everybody = list(Node.objects.using(database()).alive().order_by("kind", "name"))
+    return Overview(
+        now=now,
+        depths=queues.depths(now),
+        nodes=everybody,
+        stalled=health.stalled(everybody, now),
+        leader=next(
+            (node for node in everybody if lease is not None and node.pk == lease.holder), None
+        ),
+        term=lease.term if lease else 0,
+        led_until=lease.expires_at if lease else None,
+        dead_letters=dead_letters.open_count(),
+        late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
+        quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
+        unknown=_unknown(known),
+        limits=operator_limits.crowded(),
+        connections_needed=connections_needed(everybody),
+        connections_allowed=_connections_allowed(),
+    )
+
+
+def _unknown(known: Collection[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for question in (tasks().pending(), tasks().queued()):
+        strangers = (
+            question.exclude(name__in=list(known))
+            .order_by()
+            .values_list("name")
+            .annotate(number=Count("*"))
+        )
+        for name, number in strangers:
+            found[name] = found.get(name, 0) + number
+    return dict(sorted(found.items()))
+
+
+def connections_needed(everybody: Sequence[Node]) -> int:
+    """Return how many connections these nodes hold at most.
+
+    A prefork child has one for gate and ending, one for its heartbeat and the body's own; its
+    parent and every other pool have one for the node's heartbeat (the latter one more for the
+    runs'); a scheduler has seven, two of them to hear of rows that are due soon.
+    """
+    number = 0
+    for node in everybody:
+        if node.kind == NodeKind.SCHEDULER:
+            number += _PER_SCHEDULER
+        elif node.pool == _FORKING:
+            number += 1 + _PER_CHILD * node.concurrency
+        else:
+            number += 2 + _PER_THREAD * node.concurrency
+    return number
+
+
+def _connections_allowed() -> int | None:
+    connection = connections[database()]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SHOW max_connections")
+            return int(cursor.fetchone()[0])
+        if connection.vendor == "mysql":
+            cursor.execute("SHOW VARIABLES WHERE Variable_name = 'max_connections'")
+            return int(cursor.fetchone()[1])
+    return None
+
+
+def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
+    """Return the row with its surroundings, and whether a scheduler leads."""
+    now = database_now()
+    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
+    pause = paused.filter(name=task.queue).first()
+    seen = now - timedelta(seconds=nodes.timeout())
+    alive = list(Node.objects.using(database()).alive().filter(last_seen_at__gte=seen))
+    leases = SchedulerLease.objects.using(database()).filter(expires_at__gt=now)
+    led = leases.filter(name=lease_name()).exists()
+    runs = (
+        now - task.started_at
+        if task.started_at is not None and task.status == Status.RUNNING
+        else timedelta(0)
+    )
+    found = Situation(
+        now=now,
+        status=task.status,
+        queue=task.queue,
+        due_at=task.due_at,
+        lease_until=task.lease_until,
+        started_at=task.started_at,
+        expires_at=task.expires_at,
+        overdue=task.expected_duration is not None and runs > task.expected_duration,
+        held=task.is_waiting,
+        limited=operator_limits.why(task),
+        cancel_requested=task.cancel_requested_at is not None,
+        attempts=task.attempts,
+        failures=task.failures,
+        max_attempts=task.max_attempts,
+        crashes=task.crashes,
+        publish_count=task.publish_count,
+        unresolved=task.unresolved_dependencies_count,
+        reason=task.reason,
+        paused=pause is not None,
+        paused_by=pause.paused_by if pause else "",
+        pause_reason=pause.reason if pause else "",
+        schedulers=sum(node.kind == NodeKind.SCHEDULER for node in alive),
+        workers=sum(node.kind == NodeKind.WORKER and task.queue in node.queues for node in alive),
+        known=known,
+    )
+    return found, led

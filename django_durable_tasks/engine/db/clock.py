@@ -1,0 +1,29 @@
+"""The database's clock, read once a tick and handed down as ``now``; on SQLite the host's."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import connections
+from django.utils import timezone
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.models.clock import DatabaseNow
+
+
+def database_now() -> datetime:
+    """Return the database's instant, aware, in UTC."""
+    sql = statement("now")
+    if sql is None:
+        return timezone.now()
+    with connections[conf.settings().DATABASE].cursor() as cursor:
+        cursor.execute(sql)
+        now: datetime = cursor.fetchone()[0]
+    return now.astimezone(UTC) if now.tzinfo else now.replace(tzinfo=UTC)
+
+
+def after(seconds: float) -> Any:
+    """Return the expression "so many seconds from now" on the database's clock."""
+    return DatabaseNow() + timedelta(seconds=seconds)

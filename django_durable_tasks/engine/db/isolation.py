@@ -1,0 +1,158 @@
+"""Keeps one item that fails from stopping the other items of its batch.
+
+A batch of a maintenance job is one transaction, so one item makes it fail whole: a callable of the
+project raises, a value is corrupted, another transaction holds the lock of a row. The items are
+then handled one by one, and one that fails alone too is postponed, so that a later batch does not
+begin with it again. An outage is raised and postpones nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+)
+
+from django_durable_tasks.engine.db.deadlocks import code_of
+
+logger = logging.getLogger("django_durable_tasks.isolation")
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0
+_ALONE_FOR = 10.0
+_MOST = 1_000
+_ABOUT_SOME_ROWS = frozenset({"55P03", "57014", "40P01", "40001", 1205, 1213})
+"""Lock timeout, statement timeout, deadlock, serialization failure: PostgreSQL's SQLSTATE,
+MariaDB's number.
+"""
+# MariaDB's driver calls this operational; so does SQLite's all that is wrong with a statement
+_UNKNOWN_COLUMN = 1054
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether the database, and not what it was asked, is the reason."""
+    if not isinstance(error, OperationalError):
+        return isinstance(error, InterfaceError)
+    wrong_statement = getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_ERROR"
+    return code_of(error) not in _ABOUT_SOME_ROWS | {_UNKNOWN_COLUMN} and not wrong_statement
+
+
+def may_be_caused_by_an_item(error: BaseException) -> bool:
+    """Return whether one item of a batch can be the reason; a lost connection or a missing column
+    cannot.
+    """
+    if not isinstance(error, Error):
+        return True
+    about_rows = isinstance(error, OperationalError) and code_of(error) in _ABOUT_SOME_ROWS
+    return about_rows or isinstance(error, DataError | IntegrityError | InternalError)
+
+
+@dataclass(slots=True)
+class _Postponed:
+    until: float
+    pause: float
+
+
+class Isolation(Generic[K]):
+    """The batches of one maintenance job in this process, and the items that it has postponed."""
+
+    def __init__(self, kind: str) -> None:
+        """``kind``: of the items, for the log."""
+        self._kind = kind
+        self._lock, self._items = threading.Lock(), dict[K, _Postponed]()
+
+    def postponed(self) -> list[K]:
+        """Return the items to leave out of the next batch, at most 1,000."""
+        now = time.monotonic()
+        with self._lock:
+            return [key for key, item in self._items.items() if item.until > now]
+
+    def batch(
+        self,
+        batch: Callable[[], R],
+        items: Callable[[], Sequence[K]],
+        alone: Callable[[K], R],
+        on_failure: Callable[[K, Exception], object] | None = None,
+    ) -> list[R]:
+        """Handle a batch in one transaction; if one of its items may make it fail, handle
+        ``items()`` one by one.
+
+        Return what the calls returned. What is not reached within 10 s is left to the next batch.
+        ``on_failure`` is called instead of postponing an item, unless its error may pass by itself
+        (a lock). Raises what cannot be caused by an item.
+        """
+        try:
+            return [batch()]
+        except Exception as error:
+            if not may_be_caused_by_an_item(error):
+                raise
+            logger.warning(
+                "A batch of %s failed; its items are retried one by one: %r", self._kind, error
+            )
+        return self.each(items(), alone, on_failure)
+
+    def each(
+        self,
+        items: Iterable[K],
+        alone: Callable[[K], R],
+        on_failure: Callable[[K, Exception], object] | None = None,
+    ) -> list[R]:
+        """Handle items in a transaction each, except the postponed ones; postpone the ones that
+        fail.
+
+        What is not reached within 10 s is left to the next call.
+        """
+        end, found, left_out = time.monotonic() + _ALONE_FOR, list[R](), set(self.postponed())
+        for key in items:
+            if time.monotonic() > end:
+                break
+            if key in left_out:
+                continue
+            try:
+                found.append(alone(key))
+            except Exception as error:
+                if not may_be_caused_by_an_item(error):
+                    raise
+                if on_failure is None or isinstance(error, OperationalError):
+                    self._postpone(key, error)
+                else:
+                    on_failure(key, error)
+            else:
+                self._worked(key)
+        return found
+
+    def _postpone(self, key: K, error: Exception) -> None:
+        """Leave an item out for 10 s, twice as long each time that it fails again, up to 10 min."""
+        now = time.monotonic()
+        with self._lock:
+            old = [key for key, item in self._items.items() if item.until < now - _LONGEST_PAUSE]
+            before = self._items.pop(key, None)
+            for one in old if len(self._items) < _MOST else [*old, next(iter(self._items))]:
+                self._items.pop(one, None)
+            pause = _FIRST_PAUSE if before is None else min(2 * before.pause, _LONGEST_PAUSE)
+            self._items[key] = _Postponed(now + pause, pause)
+        logger.error(
+            "%s %s failed and is postponed for %g s; the others continue: %s: %s",
+            self._kind,
+            key,
+            pause,
+            type(error).__name__,
+            error,
+            exc_info=error if before is None else None,
+        )
+
+    def _worked(self, key: K) -> None:
+        if self._items:
+            with self._lock:
+                self._items.pop(key, None)

@@ -1,0 +1,11 @@
+-- The dependents of an ended task, at most `limit`, and the events of its ending that are not resolved yet.
+-- num_nonnulls() as in spread.
+SELECT child.unresolved_dependencies_count AS unresolved, child.queue,
+       child.run_at <= clock_timestamp() AND child.expires_at IS NULL AND child.overlap_key IS NULL AS is_due,
+       ARRAY(SELECT note.id FROM durable_tasks_ending_event AS note
+              WHERE note.task_id = %(id)s AND NOT note.resolved) AS ending_events,
+       child.name, child.tenant_id
+  FROM durable_tasks_dependency AS edge
+  JOIN durable_tasks_task AS child ON child.id = edge.task_id
+ WHERE edge.depends_on_id = %(id)s AND edge.depends_on_id IS NOT NULL AND num_nonnulls(edge.resolved_at, edge.outcome) < 1
+ LIMIT %(limit)s

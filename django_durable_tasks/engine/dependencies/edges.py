@@ -1,0 +1,184 @@
+"""The edges of the graph as rows: written, told, counted. Whoever changes an edge holds the row of
+its task.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django.db.models import Count, Q
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import cursor
+from django_durable_tasks.engine.db.statements import recordset, statement
+from django_durable_tasks.models import EndingEvent, TaskDependency, WorkflowRun
+from django_durable_tasks.models.ending_event import EndingEventQuerySet
+from django_durable_tasks.models.task_dependency import TaskDependencyQuerySet
+from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
+from django_durable_tasks.rules.dependencies import FORCED, EdgeOutcome, Tally
+
+_BULK = 2_000
+_GIVEN = (
+    "task_id",
+    "depends_on_id",
+    "dependency_type",
+    "gate",
+    "on_upstream_failure",
+    "placed_by",
+    "note",
+)
+
+
+def edges() -> TaskDependencyQuerySet:
+    """Return all edges, as a question to narrow."""
+    found: TaskDependencyQuerySet = TaskDependency.objects.using(tables.database()).unguarded()
+    return found
+
+
+def insert(rows: Sequence[TaskDependency]) -> None:
+    """Insert edges and gates, some thousand a statement."""
+    sql = statement("insert_edges")
+    if sql is None or any(row.resolved_at is not None for row in rows):
+        edges().bulk_create(rows, batch_size=_BULK)
+        return
+    for first in range(0, len(rows), _BULK):
+        with cursor() as hand:
+            hand.execute(
+                sql, {"rows": recordset(_line(row) for row in rows[first : first + _BULK])}
+            )
+
+
+def _line(row: TaskDependency) -> dict[str, Any]:
+    given = {name: getattr(row, name) for name in _GIVEN}
+    return {
+        name: value for name, value in given.items() if isinstance(value, str | uuid.UUID)
+    }  # no db_default
+
+
+def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
+    """Write the upstream's status and the outcome of these edges; one statement per combination."""
+    by_verdict: dict[tuple[str, bool, bool], list[int]] = {}
+    for edge, (outcome, verdict) in outcomes.items():
+        by_verdict.setdefault((outcome, verdict.resolved, verdict.met), []).append(edge)
+    for (outcome, is_resolved, is_met), ids in sorted(by_verdict.items()):
+        when = tables.NOW if is_resolved else None
+        edges().filter(pk__in=ids, resolved_at__isnull=True).update(
+            resolved_at=when, outcome=outcome, met=is_met
+        )
+
+
+def arm_again(ids: Iterable[int]) -> None:
+    """Let resolved edges wait for their upstreams once more."""
+    edges().filter(pk__in=list(ids)).update(resolved_at=None, outcome=None, met=None)
+
+
+_LOST = Q(resolved_at__isnull=False, met=False)
+
+
+def force(tasks: Iterable[uuid.UUID], *, by: str) -> None:
+    """Call all edges and gates of these locked tasks met that are not; a replay of an upstream arms
+    its edges again.
+    """
+    these = edges().above(tasks).filter(_LOST | Q(resolved_at__isnull=True))
+    these.update(resolved_at=tables.NOW, outcome=FORCED, met=True, resolved_by=by[:200])
+
+
+def waive(tasks: Iterable[uuid.UUID]) -> None:
+    """Call those edges of these locked tasks met that cannot be met any more, as ``force`` does
+    with all.
+    """
+    edges().above(tasks).filter(_LOST).update(resolved_at=tables.NOW, outcome=FORCED, met=True)
+
+
+def first_unmet(task_id: uuid.UUID) -> TaskDependency:
+    """Return the edge that was found first not to be met; raises TaskDependency.DoesNotExist."""
+    unmet = (
+        edges()
+        .above([task_id])
+        .filter(depends_on__isnull=False, resolved_at__isnull=False, met=False)
+    )
+    found: TaskDependency = unmet.order_by("resolved_at", "pk")[:1].get()
+    return found
+
+
+def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
+    """Count what still holds these tasks: what is unresolved, never what has been
+    resolved before.
+    """
+    counted = (
+        edges()
+        .above(children)
+        .unresolved()
+        .order_by()
+        .values_list("task")
+        .annotate(edges=Count("depends_on"), gates=Count("gate"))
+    )
+    return {task: Tally(unresolved=number, gates=gates) for task, number, gates in counted}
+
+
+def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
+    """Count all edges of these tasks."""
+    unresolved, upstream = Q(resolved_at__isnull=True), Q(depends_on__isnull=False)
+    counted = (
+        edges()
+        .above(children)
+        .order_by()
+        .values_list("task")
+        .annotate(
+            open_edges=Count("pk", filter=unresolved & upstream),
+            was_met=Count("pk", filter=Q(met=True, resolved_at__isnull=False) & upstream),
+            was_not=Count("pk", filter=Q(met=False, resolved_at__isnull=False) & upstream),
+            open_gates=Count("pk", filter=unresolved & ~upstream),
+        )
+    )
+    return {
+        task: Tally(unresolved=number, met=met, unmet=unmet, gates=gates)
+        for task, number, met, unmet, gates in counted
+    }
+
+
+def tally_of(rows: Iterable[TaskDependency]) -> Tally:
+    """Count edges that were read already."""
+    counted: Counter[str] = Counter()
+    for edge in rows:
+        if edge.resolved_at is None:
+            counted["gates" if edge.depends_on_id is None else "unresolved"] += 1
+        elif edge.depends_on_id is not None:
+            counted["met" if edge.met else "unmet"] += 1
+    return Tally(**counted)
+
+
+# Endings ------------------------------------------------------------------------------------------
+
+
+def endings() -> EndingEventQuerySet:
+    """Return all notes of endings, as a question to narrow."""
+    found: EndingEventQuerySet = EndingEvent.objects.using(tables.database())
+    return found
+
+
+def insert_events_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
+    """Note once more that these rows ended (epoch and status), for an edge that came after they
+    were told.
+    """
+    endings().bulk_create(
+        [
+            EndingEvent(task_id=task_id, epoch=epoch, status=status, delta=0)
+            for task_id, (epoch, status) in sorted(upstreams.items())
+        ]
+    )
+    if upstreams:
+        ports.due.duties()
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def runs() -> WorkflowRunQuerySet:
+    """Return all runs of workflows, as a question to narrow."""
+    found: WorkflowRunQuerySet = WorkflowRun.objects.using(tables.database()).unguarded()
+    return found

@@ -1,0 +1,292 @@
+"""What holds work back before the claim: paused queues, the window of published rows per queue,
+limits that can apply.
+
+The fast path goes by a picture of the queues that a background thread paints about once a second on
+a connection of our own, so that ``.delay()`` adds no statement to the caller's transaction and
+waits for no second connection in it. While there is no recent picture the task is PENDING and a
+scheduler publishes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from django.db import Error
+from django.db.models import Count
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.engine.db.background_refresh import Refresher
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import (
+    close_all,
+    dedicated_connection,
+    has_one_connection,
+    in_test_run,
+    in_transaction,
+)
+from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.engine.limits import config
+from django_durable_tasks.engine.limits.next_due import late
+from django_durable_tasks.models import Node, QueueControl
+from django_durable_tasks.rules.limits.admission import share_of
+
+_UNKNOWN_WORKERS_WINDOW = 1_000
+_SMALLEST_WINDOW = 200
+_FEWEST_URGENT = 10
+_BEHIND = 1.0
+"""Rows that are due for longer than so many seconds are behind: new ones leave room for them."""
+_REFRESH_EVERY, _USABLE = 0.9, 2.0
+"""How often (seconds) the background thread paints, and how old a picture may be where the database
+is slow.
+"""
+_AT_EXIT = 1.0
+_FORGOTTEN_AFTER = 600.0
+"""A queue to which this process has published nothing for so many seconds is not looked at any
+more.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The queues at one moment: which are paused, how many rows wait published, what concurrency
+    their workers have.
+    """
+
+    paused: frozenset[str] = frozenset()
+    queued: Counter[str] = field(default_factory=Counter)
+    concurrency: Counter[str] = field(default_factory=Counter)
+    of_tenants: Mapping[str, Counter[int]] = field(default_factory=dict)
+
+    def window(self, queue: str, starts_per_second: float = 0.0) -> int:
+        """Return how many tasks may wait published: 2 x concurrency and 2 s of starts, 1,000
+        without a worker.
+        """
+        fixed = conf.settings().QUEUE_WINDOW
+        if fixed is not None:
+            return fixed
+        if not self.concurrency[queue]:
+            return _UNKNOWN_WORKERS_WINDOW
+        return max(_SMALLEST_WINDOW, 2 * self.concurrency[queue] + round(2 * starts_per_second))
+
+    def room(self, queue: str, starts_per_second: float = 0.0) -> int:
+        """Return how many more rows of this queue may be published now."""
+        if queue in self.paused:
+            return 0
+        return max(0, self.window(queue, starts_per_second) - self.queued[queue])
+
+    def urgent_room(self, queue: str, starts_per_second: float = 0.0) -> int:
+        """Return how many more rows of the highest priority may be: a full window has a tenth more
+        for them.
+        """
+        if queue in self.paused:
+            return 0
+        window = self.window(queue, starts_per_second)
+        return max(0, window + max(_FEWEST_URGENT, window // 10) - self.queued[queue])
+
+    def share(self, queue: str, tenant_id: int) -> int:
+        """Return how many more rows of this tenant its fair share of the queue holds."""
+        tenants = self.of_tenants.get(queue, Counter())
+        return share_of(self.window(queue), len(tenants.keys() | {tenant_id})) - tenants[tenant_id]
+
+
+def paused_queues() -> frozenset[str]:
+    """Return the queues of which nothing starts."""
+    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
+    return frozenset(paused.values_list("name", flat=True))
+
+
+def picture(queues: Collection[str] | None = None) -> Picture:
+    """Look at these queues, or at all: three statements, whatever the number of rows that wait."""
+    global _window_of
+    published = (
+        tasks().queued() if queues is None else tasks().queued().filter(queue__in=sorted(queues))
+    )
+    waiting = published.order_by().values_list("queue", "tenant_id").annotate(number=Count("pk"))
+    workers = Node.objects.using(database()).alive().workers().values_list("queues", "concurrency")
+    of_tenants: dict[str, Counter[int]] = {}
+    for queue, tenant_id, number in waiting:
+        of_tenants.setdefault(queue, Counter())[tenant_id] = number
+    queued = Counter({queue: tenants.total() for queue, tenants in of_tenants.items()})
+    found = Picture(paused_queues(), queued, _concurrency(workers), of_tenants)
+    _window_of = found.window
+    return found
+
+
+_window_of: Callable[[str, float], int] = Picture().window
+_pace_of: Callable[[str], float] = Counter[str]().__getitem__
+
+
+def move_at(pace: Callable[[str], float]) -> None:
+    """Let the windows of this process count how many starts a second each queue has."""
+    global _pace_of
+    _pace_of = pace
+
+
+def window_of(queue: str) -> int:
+    """Return how many rows of a queue may wait published, by the last picture and the pace of this
+    process.
+    """
+    return _window_of(queue, _pace_of(queue))
+
+
+def _concurrency(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
+    concurrency: Counter[str] = Counter()
+    for queues, number in workers:
+        for queue in queues:
+            concurrency[queue] += number
+    return concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What this process knew of its queues at one moment, and what it has published since.
+
+    ``picture`` is None if the database did not answer; ``queues`` are those that were looked at,
+    ``behind`` those of them in which tasks have been due for longer than ``_BEHIND``.
+    """
+
+    read_at: float
+    picture: Picture | None = None
+    book: config.Book = field(default_factory=config.Book)
+    queues: frozenset[str] = frozenset()
+    behind: frozenset[str] = frozenset()
+    published: Counter[str] = field(default_factory=Counter)
+    published_of: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def take_place(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether a task of this name may be published without a claim, and count it."""
+        if (
+            self.picture is None
+            or queue not in self.queues
+            or self.book.binds(name, queue, tenant_id)
+        ):
+            return False
+        # Rows that are due and wait are not to starve: births leave half of the window to them.
+        left = self.picture.window(queue) // 2 if queue in self.behind else 0
+        if self.picture.room(queue) - left <= self.published[queue]:
+            return False
+        if (
+            self.book.tenants
+            and self.picture.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
+        ):
+            return False
+        self.published[queue] += 1
+        self.published_of[queue, tenant_id] += 1
+        return True
+
+
+class _Recent:
+    """The last state of the queues that this process publishes to, read at most once a second by a
+    background thread.
+
+    A caller reads it itself only outside a transaction and if there is no recent one: inside, it
+    would hold one connection and wait for another, which deadlocks behind a pooler as soon as all
+    its connections are used that way. In a test run and in Celery's eager mode there is no thread,
+    and the caller always reads: its task has to run now.
+    """
+
+    def __init__(self) -> None:
+        self.state = _State(float("-inf"))
+        self._asked: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._refresher = Refresher("durable-queue-state", self._read_if_old, _REFRESH_EVERY)
+
+    def of(self, queue: str) -> _State | None:
+        """Return what is known of a queue, None if it is too old."""
+        self._asked[queue] = now = time.monotonic()
+        age = now - self.state.read_at
+        # Where the thread runs none of these holds, and to look at Celery's settings costs more
+        # than all else here.
+        if not self._refresher.runs and (in_test_run() or has_one_connection() or ports.eager()):
+            if age > config.FRESH or queue not in self.state.queues:
+                self._read()
+            return self.state
+        if age > _USABLE and not in_transaction():
+            self._read()
+        self._refresher.ask()
+        return self.state if time.monotonic() - self.state.read_at <= _USABLE else None
+
+    def stop(self, patience: float = 10.0) -> None:
+        """End the background thread and wait for it, at most so many seconds."""
+        self._refresher.stop(patience)
+
+    def _read_if_old(self) -> None:
+        if time.monotonic() - self.state.read_at > _REFRESH_EVERY / 2:
+            self._read()
+
+    def _read(self) -> None:
+        """Read the state anew; of several threads one reads, the others go by the last one."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self.state = self._read_now()
+        finally:
+            self._lock.release()
+
+    def _read_now(self) -> _State:
+        since = time.monotonic() - _FORGOTTEN_AFTER
+        queues = frozenset([queue for queue, at in list(self._asked.items()) if at > since])
+        for queue in self._asked.keys() - queues:
+            self._asked.pop(queue, None)
+        try:
+            with dedicated_connection():
+                book, found = config.read(), picture(queues)
+                behind = late(queues, database_now() - timedelta(seconds=_BEHIND))
+            return _State(time.monotonic(), found, book, queues, behind)
+        except Error:
+            return _State(time.monotonic())
+        finally:
+            if in_test_run():
+                close_all()
+
+
+_recent = _Recent()
+
+
+def forget_picture() -> None:
+    """Forget the last picture and what was read of limits; the next fast path looks anew."""
+    _recent.stop()
+    _begin_anew()
+
+
+def _begin_anew() -> None:
+    global _recent, _window_of, _pace_of
+    _recent, _window_of, _pace_of = _Recent(), Picture().window, Counter[str]().__getitem__
+    config.forget()
+
+
+def _end() -> None:
+    _recent.stop(_AT_EXIT)
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(_end)
+
+
+class FastPath:
+    """See ``ports.FastPath``: decided from the last state of the queues that this process
+    has read.
+    """
+
+    def is_open(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether a task of this name may be published at once, without a claim, and count
+        it.
+
+        False where any limit can apply to it, because only a claim decides of those, and while the
+        state of its queue is unknown. Inside a transaction this never queries the database.
+        """
+        state = _recent.of(queue)
+        return state is not None and state.take_place(name, queue, tenant_id)
+
+    def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether a limit can apply to a task of this name, by the last state that
+        was read.
+        """
+        return _recent.state.book.binds(name, queue, tenant_id)

@@ -1,0 +1,170 @@
+"""Which limits are in force: what code, settings and operators say, the last word with the
+operators.
+
+A process reads the operators' rows at most once a second; what code and settings say is in force
+from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.engine.db.tables import database
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models import Limit, Tenant
+from django_durable_tasks.rules.limits import options as rules
+from django_durable_tasks.rules.limits.options import Allowance, Rate
+
+logger = logging.getLogger("django_durable_tasks.limits")
+FRESH = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The limits in force: by scope, by task for those that count by a key, and whether tenants
+    share the queues.
+    """
+
+    scopes: Mapping[str, Allowance] = field(default_factory=dict)
+    per_key: Mapping[str, Allowance] = field(default_factory=dict)
+    tenants: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is limited and nothing is shared."""
+        return not (self.scopes or self.per_key or self.tenants)
+
+    def of(self, scope: str) -> Allowance:
+        """Return what a scope may do; without limits where nobody limits it."""
+        return self.scopes.get(scope, Allowance())
+
+    def wide(self, queue: str) -> list[str]:
+        """Return the limited scopes that bind every task of a queue."""
+        return [scope for scope in (rules.GLOBAL, rules.of_queue(queue)) if scope in self.scopes]
+
+    def narrow(self, name: str, tenant_id: int, limit_key: str | None) -> list[str]:
+        """Return the limited scopes that bind this task beside those of its queue."""
+        found = [
+            scope
+            for scope in (rules.of_tenant(tenant_id), rules.of_task(name))
+            if scope in self.scopes
+        ]
+        if limit_key is not None and (
+            name in self.per_key or rules.of_key(limit_key) in self.scopes
+        ):
+            found.append(rules.of_key(limit_key))
+        return found
+
+    def takes_turns(self, queue: str) -> bool:
+        """Whether tenants take turns in this queue: it has a rate, or all queues have one
+        together.
+        """
+        return self.tenants and any(self.of(scope).rate is not None for scope in self.wide(queue))
+
+    def among(self, scope: str, names: Iterable[str]) -> Allowance:
+        """Return what a scope allows these tasks; of a key, where nobody says else, the strictest
+        of them says it.
+        """
+        given = self.of(scope)
+        if not scope.startswith("key:") or not self.per_key:
+            return given
+        coded = rules.strictest(self.per_key[name] for name in names if name in self.per_key)
+        return Allowance(
+            coded.places if given.places is None else given.places,
+            coded.rate if given.rate is None else given.rate,
+        )
+
+    def by_anybody(self, scope: str) -> Allowance | None:
+        """Return what a scope allows where that depends on no task; None where tasks differ over a
+        key.
+        """
+        if scope.startswith("key:") and len(set(self.per_key.values())) > 1:
+            return None
+        return self.among(scope, self.per_key)
+
+    def may_bind(self, rows: Iterable[tuple[str, str]]) -> bool:
+        """Return whether any task of these names and queues may be limited, whatever its tenant and
+        key are.
+        """
+        if self.tenants or any(scope.startswith(("tenant:", "key:")) for scope in self.scopes):
+            return True
+        return any(
+            self.wide(queue) or name in self.per_key or rules.of_task(name) in self.scopes
+            for name, queue in rows
+        )
+
+    def binds(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether any limit can bind a task of this name, queue and tenant."""
+        return name in self.per_key or bool(self.wide(queue) or self.narrow(name, tenant_id, None))
+
+
+def coded() -> dict[str, Allowance]:
+    """Return what code and settings allow, by scope; settings count more. Raises InvalidSetting."""
+    found = {}
+    for name in registry.names():
+        options = registry.get(name).options
+        places = options.max_concurrency if isinstance(options.max_concurrency, int) else None
+        rate = options.rate_limit if isinstance(options.rate_limit, Rate) else None
+        if places is not None or rate is not None:
+            found[rules.of_task(name)] = Allowance(places, rate)
+    try:
+        return found | {
+            scope: rules.allowance_of(scope, given)
+            for scope, given in (conf.settings().LIMITS or {}).items()
+        }
+    except InvalidOption as refused:
+        raise InvalidSetting(f"DURABLE_TASKS['LIMITS']: {refused}") from None
+
+
+def operators() -> dict[str, Allowance]:
+    """Return what operators allow, by scope; a row that means nothing is told of and counts for
+    nothing.
+    """
+    found = {}
+    for row in Limit.objects.using(database()):
+        try:
+            found[row.scope] = row.allowance
+        except InvalidOption as refused:
+            logger.error("The limit of %s is ignored: %s", row.scope, refused)
+    return found
+
+
+def read() -> Book:
+    """Read the limits in force: two statements."""
+    options = {name: registry.get(name).options for name in registry.names()}
+    allowed = {
+        name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()
+    }
+    per_key = {name: one for name, one in allowed.items() if one is not None}
+    tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
+    return Book({**coded(), **operators()}, per_key, len(tenants) > 1)
+
+
+class _Recent:
+    """The book of this process, at most a second old."""
+
+    def __init__(self) -> None:
+        self.read_at = float("-inf")
+        self.book = Book()
+
+
+_recent = _Recent()
+
+
+def book() -> Book:
+    """Return the limits in force, as they were at most a second ago."""
+    if time.monotonic() - _recent.read_at > FRESH:
+        _recent.book = read()
+        _recent.read_at = time.monotonic()
+    return _recent.book
+
+
+def forget() -> None:
+    """Forget what was read; the next question reads anew."""
+    global _recent
+    _recent = _Recent()

@@ -1,0 +1,194 @@
+"""An operator's hand on limits, what stands in them, and why a task waits for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Count, Max
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.engine.limits import config, release, usage
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.limits import options as rules
+from django_durable_tasks.rules.states import Status
+
+
+def set_limit(
+    scope: str,
+    *,
+    max_concurrency: int | None,
+    rate: str | None,
+    burst: float | None,
+    by: str,
+    reason: str = "",
+    seen_at: datetime | None = None,
+) -> None:
+    """Limit a scope, whatever code and settings say of it; in force within a second. Raises
+    InvalidOption.
+
+    With ``seen_at`` it changes only the limit that was set at this time, else raises
+    TransitionRefused.
+    """
+    given = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
+    rules.allowance_of(scope, {name: value for name, value in given.items() if value is not None})
+    values = {
+        "max_concurrency": max_concurrency,
+        "rate": rate or "",
+        "burst": burst,
+        "note": reason[:500],
+        "set_by": by[:200],
+        "set_at": DatabaseNow(),
+    }
+    limits = Limit.objects.using(database())
+    if seen_at is None:
+        limits.update_or_create(scope=scope, defaults=values)
+    elif not limits.filter(pk=scope, set_at=seen_at).update(**values):
+        raise TransitionRefused(
+            f"The limit of {scope} was changed or removed meanwhile: read it again."
+        )
+    config.forget()
+
+
+def remove_limit(scope: str) -> bool:
+    """Remove an operator's limit, so that code and settings count again; False where there was
+    none.
+    """
+    removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
+    config.forget()
+    return bool(removed)
+
+
+def waiting_for(scope: str) -> int:
+    """Return how many rows wait for a scope."""
+    return tasks().parked_for(scope).count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A limit and what stands in it: ``taken`` is the weight that is published or runs, ``parked``
+    rows wait for it.
+
+    ``too_heavy``: the weight of the heaviest that waits, where that is more than the whole limit:
+    it never starts. ``source``: CODE, OPERATOR, KEY (a ``PerKey`` of code), TENANT_SHARE (a
+    tenant's share of a queue) or REMOVED.
+    """
+
+    scope: str
+    source: str
+    max_concurrency: int | None = None
+    taken: int = 0
+    rate: str = ""
+    tokens: float | None = None
+    parked: int = 0
+    too_heavy: int | None = None
+
+
+def standings() -> list[Standing]:
+    """Return every limit that is set, and every scope for which rows wait; by scope."""
+    book, found, now = config.read(), usage.holders(), database_now()
+    lines = (
+        tasks()
+        .parked()
+        .order_by()
+        .values_list("waiting_for_limit")
+        .annotate(number=Count("pk"), most=Max("weight"))
+    )
+    waiting = {scope: (number, most) for scope, number, most in lines if scope is not None}
+    scopes = sorted({*book.scopes, *waiting})
+    allowed = {scope: release.allowed(scope, book) for scope in scopes}
+    rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
+    buckets = usage.seen_buckets(rates, now)
+    operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
+    told = []
+    for scope in scopes:
+        one, (parked, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
+        told.append(
+            Standing(
+                scope=scope,
+                source=_source(scope, book, operators),
+                max_concurrency=one.places,
+                taken=found.under_way[scope],
+                rate=str(one.rate or ""),
+                parked=parked,
+                tokens=(
+                    None
+                    if one.rate is None
+                    else round(min(buckets[scope].tokens, one.rate.holds(heaviest)), 3)
+                ),
+                too_heavy=(
+                    heaviest
+                    if one.heaviest is not None and heaviest > max(1, one.heaviest)
+                    else None
+                ),
+            )
+        )
+    return told
+
+
+def crowded() -> list[Standing]:
+    """Return the limits for which rows wait; one statement where there are none."""
+    return (
+        [standing for standing in standings() if standing.parked]
+        if tasks().parked().exists()
+        else []
+    )
+
+
+def _source(scope: str, book: config.Book, operators: set[str]) -> str:
+    if scope in operators:
+        return "OPERATOR"
+    if scope in book.scopes:
+        return "CODE"
+    if rules.shared(scope) is not None:
+        return "TENANT_SHARE"
+    return "KEY" if scope.startswith("key:") and book.per_key else "REMOVED"
+
+
+def why(task: Task) -> str:
+    """Return what a waiting task waits for, as a sentence; empty where no limit holds it."""
+    if task.status != Status.PENDING:
+        return ""
+    book = config.read()
+    if task.waiting_for_limit is not None and task.is_waiting:
+        share = rules.shared(task.waiting_for_limit)
+        if share is not None:
+            return f"It waits for its turn: its tenant has its fair share of queue {share[0]}."
+        return _sentence(task.waiting_for_limit, task, book)
+    if task.is_waiting or not book.wide(task.queue):
+        return ""
+    found = usage.holders()
+    full = (
+        scope
+        for scope in book.wide(task.queue)
+        if (places := book.of(scope).places) is not None
+        and found.under_way[scope] + task.weight > places
+    )
+    scope = next(full, None)
+    return "" if scope is None else _sentence(scope, task, book)
+
+
+def _sentence(scope: str, task: Task, book: config.Book) -> str:
+    found, one, says = usage.holders(), release.allowed(scope, book), []
+    if one.heaviest is not None and task.weight > max(1, one.heaviest):
+        return (
+            f"It can never start: it weighs {task.weight}, and the whole limit {scope} is"
+            f" {one.heaviest}. Raise the limit, or give the task a smaller weight."
+        )
+    if one.places is not None:
+        says.append(f"{found.under_way[scope]} of {one.places} taken")
+    if one.rate is not None:
+        bucket = usage.seen_buckets({scope: one.rate}, database_now())[scope]
+        says.append(
+            f"{rules.whole(min(bucket.tokens, one.rate.holds(task.weight)))} starts free at"
+            f" {one.rate}"
+        )
+    if not says:
+        return (
+            f"It waited for the limit {scope}, which no longer exists. A scheduler will release it."
+        )
+    weighs = f"; it weighs {task.weight}" if task.weight > 1 else ""
+    return f"It waits for the limit {scope}, {', '.join(says)}{weighs}."

@@ -1,0 +1,162 @@
+"""What is under way in each scope, by weight, which tokens scopes have left, and the one lock that
+keeps both true.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.db import connections
+from django.db.models import Count, Sum
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import bound_transaction
+from django_durable_tasks.models import LimitBucket
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.limit_bucket import LOCK
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.limits import options as rules
+from django_durable_tasks.rules.limits.options import Bucket, Rate
+
+
+def hold_lock() -> None:
+    """Wait for the lock of all limits and hold it to the end of the transaction; makes its row
+    where it is gone.
+
+    Waiters time out after `lock_timeout`. PostgreSQL and MariaDB abort an idle transaction that
+    still holds the lock.
+    """
+    bound_transaction()
+    lock = LimitBucket.objects.using(tables.database())
+    if not lock.filter(pk=LOCK).update(refilled_at=DatabaseNow()):
+        write([LimitBucket(scope=LOCK, refilled_at=database_now())])
+
+
+def write(rows: Sequence[LimitBucket]) -> None:
+    """Insert or update these rows by one statement, which holds them either way."""
+    named = connections[tables.database()].features.supports_update_conflicts_with_target
+    LimitBucket.objects.using(tables.database()).bulk_create(
+        rows,
+        update_conflicts=True,
+        update_fields=["tokens", "refilled_at"],
+        unique_fields=["scope"] if named else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """How much weight is QUEUED and RUNNING by scope; and of each queue how many rows by tenant,
+    QUEUED and both.
+    """
+
+    under_way: Counter[str] = field(default_factory=Counter)
+    queued: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    of_tenants: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def window(self, queue: str) -> int:
+        """Return how many rows of a queue wait published."""
+        return self.queued[queue].total()
+
+    def tenants(self, queue: str) -> set[int]:
+        """Return whose rows of a queue are under way."""
+        return {tenant for tenant, number in self.of_tenants[queue].items() if number > 0}
+
+    def leave_out(
+        self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
+    ) -> None:
+        """Take a QUEUED row out of the count."""
+        self.queued[queue][tenant_id] -= 1
+        self.of_tenants[queue][tenant_id] -= 1
+        self.under_way.subtract(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
+
+
+def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
+    """Return every scope, limited or not, in which a row counts."""
+    keyed = [rules.of_key(limit_key)] if limit_key is not None else []
+    return [
+        rules.GLOBAL,
+        rules.of_queue(queue),
+        rules.of_tenant(tenant_id),
+        rules.of_task(name),
+        *keyed,
+    ]
+
+
+def holders(*, running: bool = True) -> Holders:
+    """Count what is under way: a grouped statement for QUEUED and one for RUNNING rows, each by its
+    partial index.
+    """
+    found = Holders()
+    for name, queue, tenant_id, key, number, weight in _grouped(tables.tasks().queued()):
+        found.queued[queue][tenant_id] += number
+        found.of_tenants[queue][tenant_id] += number
+        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
+    for name, queue, tenant_id, key, number, weight in (
+        _grouped(tables.tasks().running()) if running else ()
+    ):
+        found.of_tenants[queue][tenant_id] += number
+        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
+    return found
+
+
+def _grouped(question: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None, int, int]]:
+    groups = question.order_by().values_list("name", "queue", "tenant_id", "limit_key")
+    for *group, number, weight in groups.annotate(rows=Count("pk"), weights=Sum("weight")):
+        yield (*group, int(number), int(weight))
+
+
+def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
+    """Return the buckets of these scopes with all that has come back until now, however much they
+    hold.
+
+    A bucket whose clock stands ahead of the database's goes on by that one: so it is written at
+    once. The caller's ``now`` may be old, so it is asked anew, under the lock of all limits.
+    """
+    if not rates:
+        return {}
+    known = _known(rates)
+    ahead = [
+        scope
+        for scope, bucket in known.items()
+        if rules.gathered(bucket, rates[scope], now).at < bucket.at
+    ]
+    if ahead:
+        _go_on(ahead)
+        known = _known(rates)
+    return _gathered(known, rates, now)
+
+
+def seen_buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
+    """Return what ``buckets`` does, to be shown: nothing is written."""
+    return _gathered(_known(rates), rates, now)
+
+
+def _known(rates: Mapping[str, Rate]) -> dict[str, Bucket]:
+    rows = LimitBucket.objects.using(tables.database()).filter(
+        pk__in=list(rates), refilled_at__isnull=False
+    )
+    return {
+        row.scope: Bucket(row.tokens, row.refilled_at)
+        for row in rows
+        if row.refilled_at is not None
+    }
+
+
+def _gathered(
+    known: Mapping[str, Bucket], rates: Mapping[str, Rate], now: datetime
+) -> dict[str, Bucket]:
+    return {scope: rules.gathered(known.get(scope), rate, now) for scope, rate in rates.items()}
+
+
+def _go_on(scopes: Collection[str]) -> None:
+    with tables.atomic():
+        hold_lock()
+        now = database_now()
+        these = LimitBucket.objects.using(tables.database()).filter(pk__in=sorted(scopes))
+        these.filter(refilled_at__gt=now + timedelta(seconds=rules.A_NEW_CLOCK)).update(
+            refilled_at=now
+        )

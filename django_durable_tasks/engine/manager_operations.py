@@ -1,0 +1,163 @@
+"""Implements the ports behind the managers of Task, DeadLetter and RecurringTask with the functions
+of the engine.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks import ports, registry
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.recurring import backfill as recurring_backfill
+from django_durable_tasks.engine.recurring import explain as recurring_explain
+from django_durable_tasks.engine.recurring import overrides, run_now, schedules
+from django_durable_tasks.engine.tasks import dead_letters, operator_actions, requests
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    OccurrenceOverride,
+    RecurringTask,
+    RequestKind,
+    Task,
+)
+from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.recurring.backfill import Report
+from django_durable_tasks.rules.tasks.durations import instant
+
+
+class EngineTaskOperations:
+    """See ``ports.tasks``."""
+
+    def replay(
+        self,
+        question: TaskQuerySet,
+        *,
+        by: str,
+        reason: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+    ) -> list[uuid.UUID]:
+        """Run ended tasks again."""
+        return dead_letters.replay(
+            _tasks_of(question), by=by, reason=reason, args=args, kwargs=kwargs
+        )
+
+    def retry(self, question: TaskQuerySet, *, by: str, reason: str) -> int:
+        """Make waiting retries due now."""
+        return operator_actions.retry_now(_tasks_of(question), by=by, reason=reason)
+
+    def cancel(self, question: TaskQuerySet, *, by: str, reason: str) -> int:
+        """Cancel open tasks."""
+        return operator_actions.cancel(_tasks_of(question), by=by, reason=reason).total
+
+    def force_complete(self, question: TaskQuerySet, *, by: str, reason: str) -> list[uuid.UUID]:
+        """Set tasks to SUCCESS without running them."""
+        return operator_actions.force_complete(_tasks_of(question), by=by, reason=reason)
+
+    def reschedule(self, question: TaskQuerySet, run_at: Any, *, by: str, reason: str) -> int:
+        """Move tasks that have not started to another time."""
+        return operator_actions.reschedule(
+            _tasks_of(question), instant("run_at", run_at), by=by, reason=reason
+        )
+
+    def cancel_key(self, key: str, *, tenant: Any, by: str, reason: str) -> int:
+        """Cancel the open task of this key."""
+        return operator_actions.cancel(_of_key(key, tenant), by=by, reason=reason).total
+
+    def reschedule_key(self, key: str, run_at: Any, *, tenant: Any, by: str, reason: str) -> int:
+        """Move the open task of this key to another time; a RUNNING one is left alone."""
+        return operator_actions.reschedule(
+            _of_key(key, tenant), instant("run_at", run_at), by=by, reason=reason
+        )
+
+
+class EngineDeadLetterOperations:
+    """See ``ports.dead_letters``."""
+
+    def replay(
+        self,
+        letters: DeadLetterQuerySet,
+        *,
+        by: str,
+        reason: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+    ) -> list[uuid.UUID]:
+        """Run the tasks of open dead letters again."""
+        found = letters.using(tables.database()).open().order_by().values("task_id")
+        question = tables.tasks().filter(pk__in=found)
+        return dead_letters.replay(question, by=by, reason=reason, args=args, kwargs=kwargs)
+
+    def discard(self, letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
+        """Close open dead letters."""
+        return dead_letters.discard(letters, by=by, reason=reason)
+
+
+def _of_key(key: str, tenant: Any) -> TaskQuerySet:
+    """Return the open task that has this key, or will have it after the caller's commit."""
+    tenant_id = getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID
+    next_owner = requests.next_owner(RequestKind.KEY, tenant_id, key)
+    if next_owner is not None:
+        return tables.tasks().filter(pk=next_owner.pk)
+    return tables.tasks().for_tenant(tenant_id).filter(open_key=key)
+
+
+def _tasks_of(question: TaskQuerySet) -> TaskQuerySet:
+    """Return the same tasks as a plain queryset of the database of tasks.
+
+    A caller's joins, annotations, DISTINCT or order would reach the engine's locks and updates.
+    """
+    chosen = question.using(tables.database()).order_by().values("pk")
+    return tables.tasks().filter(pk__in=chosen)
+
+
+class Doors:
+    """What the rows of recurring tasks can be asked to do."""
+
+    pause = staticmethod(schedules.pause)
+    snooze = staticmethod(schedules.snooze)
+    resume = staticmethod(schedules.resume)
+    cancel = staticmethod(schedules.cancel)
+    withdraw = staticmethod(overrides.withdraw)
+    next_fire_times = staticmethod(recurring_explain.next_fire_times)
+
+    def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
+        """Create or change the schedule of this name."""
+        _load_for(task)
+        return schedules.upsert(name=name, task=task, **options)
+
+    def trigger_now(
+        self, row: RecurringTask, *, request_id: str | None, by: str, reason: str
+    ) -> Task:
+        """Run once now."""
+        _load_for(row.task)
+        return run_now.trigger_now(row, request_id=request_id, by=by, reason=reason)
+
+    def explain(self, row: RecurringTask, at: datetime) -> str:
+        """Say what became of a fire time."""
+        _load_for(row.task)
+        return recurring_explain.explain(row, at)
+
+    def backfill(
+        self, row: RecurringTask, start: datetime, end: datetime, **options: Any
+    ) -> Report:
+        """Run the fire times of [start, end] that have no run."""
+        _load_for(row.task)
+        return recurring_backfill.backfill(row, start, end, **options)
+
+    def override(
+        self, row: RecurringTask, fire_time: datetime, action: str, **options: Any
+    ) -> OccurrenceOverride:
+        """Decide about one fire time."""
+        return overrides.override(row, fire_time, action, **options)
+
+
+def _load_for(task: Any) -> None:
+    """Import the project's task modules if this process, a web process for instance, has not
+    imported this task's.
+    """
+    if isinstance(task, str) and registry.find(task) is None:
+        ports.load_tasks()

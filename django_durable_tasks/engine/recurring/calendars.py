@@ -1,0 +1,215 @@
+"""Calendars are written whole, and every schedule that names one is looked at anew in the same
+transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import F
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.recurring.schedule_cache import (
+    agenda_of,
+    business_days,
+    calendars_of,
+)
+from django_durable_tasks.engine.recurring.schedules import recurring
+from django_durable_tasks.engine.recurring.writes import Move, advance
+from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay, RecurringTask
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, SpecialDay
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tasks.comments import comment
+from django_durable_tasks.rules.tasks.options import checked_key
+
+logger = logging.getLogger("django_durable_tasks.recurrence")
+_BULK = 1_000
+_NAMED = 5
+
+
+def upsert(
+    name: str,
+    *,
+    working_days: Sequence[int] | None = None,
+    days: Iterable[SpecialDay] | None = None,
+    description: str | None = None,
+    origin: str | None = None,
+    tenant: Any = None,
+    revision: int | None = None,
+    by: str = "",
+    reason: str = "",
+) -> Calendar:
+    """Create the calendar of this name or change the one there is; what is None stays, on a new one
+    Monday to Friday.
+
+    ``days`` are all its dates: those that it had are replaced. The schedules that name it get their
+    next fire by it. Raises InvalidCalendar for days that cannot be used, for no working day at all
+    (also together with the other calendars of a schedule), and where a schedule would never fire
+    again; nothing is written then. With ``revision`` it changes the calendar only at this revision,
+    else raises TransitionRefused.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    checked_key("name", name)
+    special = None if days is None else tuple(days)
+    told = {"description": description, "origin": origin}
+    values: dict[str, Any] = {column: value for column, value in told.items() if value is not None}
+    values |= {"updated_by": by[:200], "reason": reason[:500]}
+    for _ in range(2):
+        try:
+            with tables.atomic():
+                pk = _locked(name, tenant_id)
+                if (
+                    revision is not None
+                    and not _calendars().filter(pk=pk, revision=revision).exists()
+                ):
+                    raise TransitionRefused(
+                        f"Calendar {name!r} was changed meanwhile: read it again."
+                    )
+                _write(pk, name, working_days, special, values)
+                _replan(name, tenant_id)
+            break
+        except IntegrityError as taken:
+            lost = taken
+    else:
+        raise lost
+    found: Calendar = _calendars().get(pk=pk)
+    return found
+
+
+def _locked(name: str, tenant_id: int) -> int:
+    """Lock the calendar of this name, or make it; raises IntegrityError when another one was
+    quicker.
+    """
+    known = (
+        _calendars()
+        .select_for_update()
+        .filter(tenant_id=tenant_id, name=name)
+        .values_list("pk", flat=True)
+        .first()
+    )
+    pk: int = _calendars().create(tenant_id=tenant_id, name=name).pk if known is None else known
+    return pk
+
+
+def _write(
+    pk: int,
+    name: str,
+    working_days: Sequence[int] | None,
+    days: Sequence[SpecialDay] | None,
+    values: dict[str, Any],
+) -> None:
+    calendar = _calendars().get(pk=pk)
+    known = business_days(calendar)
+    special = known.special if days is None else tuple(days)
+    week = known.working_days if working_days is None else tuple(working_days)
+    BusinessDays(name=name, working_days=week, special=special)  # refuses what cannot be used
+    _calendars().filter(pk=pk).update(
+        revision=F("revision") + 1, updated_at=DatabaseNow(), working_days=list(week), **values
+    )
+    if days is not None:
+        _write_days(calendar, special)
+
+
+def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
+    """Delete a calendar; False where there is none. Raises TransitionRefused while schedules that
+    may fire name it.
+
+    Nothing is left that could keep ``by`` and ``reason``: they are logged.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    with tables.atomic():
+        calendar = _calendars().select_for_update().filter(tenant_id=tenant_id, name=name).first()
+        if calendar is None:
+            return False
+        keys = naming(name, tenant_id)
+        users = list(
+            recurring()
+            .filter(pk__in=keys)
+            .order_by("name")
+            .values_list("name", flat=True)[: _NAMED + 1]
+        )
+        if users:
+            told = ", ".join(users[:_NAMED]) + (", …" if len(users) > _NAMED else "")
+            raise TransitionRefused(
+                f"Calendar {name!r} is named by {len(keys)} recurring tasks: {told}."
+            )
+        CalendarDay.objects.using(tables.database()).unguarded().filter(calendar=calendar).delete()
+        _calendars().filter(pk=calendar.pk).delete()
+    logger.info("%s.", comment(f"Calendar {name!r} was removed", by, reason))
+    return True
+
+
+def _calendars() -> Any:
+    return Calendar.objects.using(tables.database()).unguarded()
+
+
+def _write_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
+    days = CalendarDay.objects.using(tables.database()).unguarded()
+    days.filter(calendar=calendar).delete()
+    days.bulk_create(
+        [
+            CalendarDay(
+                calendar=calendar,
+                date=one.day,
+                kind=one.kind.value,
+                until=one.until,
+                name=one.name[:200],
+            )
+            for one in special
+        ],
+        batch_size=_BULK,
+    )
+
+
+def naming(name: str, tenant_id: int) -> list[Any]:
+    """Return the ids, in their order, of schedules that have not ended and name this calendar."""
+    rows = (
+        recurring()
+        .for_tenant(tenant_id)
+        .exclude(status=RecurringStatus.CANCELLED)
+        .exclude(calendars=[])
+    )
+    return [
+        pk
+        for pk, names in rows.order_by("pk").values_list("pk", "calendars").iterator()
+        if name in names
+    ]
+
+
+def _replan(name: str, tenant_id: int) -> None:
+    """Give the active schedules that name a calendar their next fire by it, so many at a time."""
+    keys = naming(name, tenant_id)
+    for first in range(0, len(keys), _BULK):
+        rows = list(
+            recurring()
+            .filter(pk__in=keys[first : first + _BULK])
+            .order_by("pk")
+            .select_for_update()
+        )
+        calendars = calendars_of(rows)
+        advance(
+            [_move(row, calendars, name) for row in rows if row.status == RecurringStatus.ACTIVE]
+        )
+
+
+def _move(row: RecurringTask, calendars: Any, name: str) -> Move:
+    try:
+        following = agenda_of(row, calendars).next(row.watermark_at)
+    except InvalidSchedule as broken:
+        raise InvalidCalendar(
+            f"Calendar {name!r} breaks recurring task {row.name!r}: {broken}"
+        ) from broken
+    except InvalidCalendar as closed:
+        raise InvalidCalendar(
+            f"With this calendar, recurring task {row.name!r} has no day left: {closed}"
+        ) from closed
+    if following is None:
+        raise InvalidCalendar(
+            f"Calendar {name!r} would leave recurring task {row.name!r} no fire; pause it first."
+        )
+    return Move(row, following.at, row.watermark_at)

@@ -1,0 +1,179 @@
+"""What a schedule will do, and what became of a fire time: read from row, ledger and task; nothing
+is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.recurring import fire_times, ledger
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, readable
+from django_durable_tasks.engine.recurring.schedules import recurring
+from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
+from django_durable_tasks.models.lease import lease_name
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.explain import Facts, FireTime, Line, Run, Story, account
+from django_durable_tasks.rules.recurring.jitter import effective
+from django_durable_tasks.rules.recurring.overlaps import named
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tasks.durations import instant
+from django_durable_tasks.rules.tasks.options import checked_count
+
+MOST_FIRES = 10_000
+_LINES = 20
+_INSTANT = timedelta(microseconds=1)
+
+
+@readable
+def next_fire_times(
+    row: RecurringTask, number: int = 5, *, after: datetime | None = None
+) -> list[FireTime]:
+    """Return the next fires after ``after`` (aware; else from now on) as the schedule stands,
+    jitter included.
+
+    None for a schedule that has ended or waits for ``resume``; one that is paused until an instant
+    goes on after it. Raises InvalidOption for a number outside 1 to 10,000.
+    """
+    checked_count("number", number, 1, MOST_FIRES)
+    start = database_now() if after is None else instant("after", after).astimezone(UTC)
+    if row.status == RecurringStatus.CANCELLED or (
+        row.status == RecurringStatus.PAUSED and row.paused_until is None
+    ):
+        return []
+    if row.status == RecurringStatus.PAUSED and row.paused_until is not None:
+        start = max(start, row.paused_until)
+    left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
+    return list(islice(fires(row, agenda_of(row), start), left))
+
+
+def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireTime]:
+    """Give the fires of this row, saved or not, after an instant, whatever its status; jitter
+    included.
+    """
+    check(row)
+    planned = agenda.next(after)
+    while planned is not None:
+        following = agenda.next(planned.at)
+        yield _fire(row, planned, following)
+        planned = following
+
+
+def _fire(row: RecurringTask, planned: Planned, following: Planned | None) -> FireTime:
+    next_at = following.at if following else None
+    starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
+    return FireTime(planned.nominal, starts, planned.notes)
+
+
+def explain(row: RecurringTask, at: datetime) -> str:
+    """Say what became or will become of the fire time at this instant (aware), and why.
+
+    An instant of whole seconds names the one fire time within that second.
+    """
+    when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
+    try:
+        return account(_facts(found, fire_times.meant(found, when)))
+    except (InvalidSchedule, InvalidCalendar) as broken:
+        return f"{found.name} cannot fire at all: {broken}"
+
+
+@readable
+def _facts(row: RecurringTask, when: datetime) -> Facts:
+    check(row)
+    agenda, now = agenda_of(row), database_now()
+    before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
+    meets = agenda.next(when - _INSTANT)
+    there = meets is not None and meets.at <= fire_times.end_of(when)
+    lease = SchedulerLease.objects.using(tables.database()).filter(
+        name=lease_name(), expires_at__gt=now
+    )
+    return Facts(
+        at=when,
+        now=now,
+        name=row.name,
+        task=row.task,
+        status=row.status,
+        status_reason=row.status_reason,
+        status_by=row.status_by,
+        paused_at=row.paused_at,
+        paused_until=row.paused_until,
+        error=row.error,
+        declared_at=row.created_at,
+        edited_at=row.updated_at,
+        watermark=row.watermark_at,
+        ledger_from=row.ledger_from,
+        next_run_at=row.next_run_at,
+        lines=_lines(row, when),
+        planned=planned,
+        fire=_fire(row, planned, agenda.next(planned.at)) if isinstance(planned, Planned) else None,
+        runs_then=meets.nominal if meets and there else None,
+        start=row.start_time,
+        end=row.end_time,
+        before=before.nominal if before else None,
+        after=after.nominal if after else None,
+        known=registry.find(row.task) is not None,
+        led=lease.exists(),
+        poll=conf.settings().POLL,
+    )
+
+
+def _lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
+    """Return the lines that speak of this instant: its own, then ranges, the newest first, then
+    runs by hand.
+    """
+    told = ledger.ledger().filter(recurring_task=row.pk)
+    lines = list(told.covering(when)[:_LINES])
+    lines += told.filter(fire_time=when, request_id__isnull=False)[:1]
+    return tuple(_line(line) for line in lines)
+
+
+def _line(line: OccurrenceRecord) -> Line:
+    return Line(
+        outcome=line.outcome,
+        first=line.fire_time,
+        last=line.last_fire_time,
+        count=line.count,
+        exact=line.count_is_exact,
+        reason=line.reason,
+        effective=line.effective_at,
+        blocked_by=line.blocked_by,
+        story=_story(line),
+    )
+
+
+def _story(line: OccurrenceRecord) -> Story | None:
+    if line.task_id is None:
+        return None
+    task = tables.tasks().filter(pk=line.task_id).first()
+    if task is None:
+        return Story(task_id=line.task_id)
+    since = task.completed_at or task.started_at
+    first = overlap.open_runs([task.overlap_key])[task.overlap_key][:1] if task.is_waiting else []
+    behind = next((named(first, one.task_id) for one in first if one.task_id != task.pk), "")
+    return Story(
+        task_id=task.pk,
+        status=task.status,
+        reason=task.reason,
+        held=task.is_waiting,
+        behind=behind,
+        since=since,
+        run=_run_of(task),
+    )
+
+
+def _run_of(task: Task) -> Run | None:
+    """Return the run of the workflow that this task started, the newest where it ran again."""
+    started = runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
+    row = (
+        started.filter(parent__isnull=True).order_by("-pk").first()
+        if task.recurring_task_id
+        else None
+    )
+    return None if row is None else Run(row.pk, row.status, row.ended, row.total)

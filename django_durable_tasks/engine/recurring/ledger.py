@@ -1,0 +1,165 @@
+"""The only writer of the ledger, which records what became of each fire time, once.
+
+The unique key over (recurring task, fire time) decides which of several processes creates the task
+of a fire time, also while two schedulers lead.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Case, DateTimeField, F, UUIDField, Value, When
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import cursor
+from django_durable_tasks.engine.db.statements import recordset, statement
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask
+from django_durable_tasks.models.occurrence import OccurrenceQuerySet
+from django_durable_tasks.rules.recurring.effective import Agenda
+from django_durable_tasks.rules.recurring.policies import Fate
+
+REASON_MAX = 500
+_BULK = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry of the ledger: a fire time, or with ``last_fire_time`` a range of them."""
+
+    recurring_task_id: uuid.UUID
+    tenant_id: int
+    fire_time: datetime
+    outcome: Fate
+    reason: str = ""
+    task_id: uuid.UUID | None = None
+    effective_at: datetime | None = None
+    blocked_by: uuid.UUID | None = None
+    request_id: str | None = None
+    term: int | None = None
+    last_fire_time: datetime | None = None
+    count: int = 1
+    count_is_exact: bool = True
+
+    @property
+    def unique_fire_time(self) -> datetime | None:
+        """What the unique key holds; ranges and runs by hand stand outside it."""
+        return self.fire_time if self.last_fire_time is None and self.request_id is None else None
+
+
+def ledger() -> OccurrenceQuerySet:
+    """Return the whole ledger, as a question to narrow."""
+    questions: OccurrenceQuerySet = OccurrenceRecord.objects.using(tables.database()).unguarded()
+    return questions
+
+
+def write(entries: Sequence[Entry]) -> set[uuid.UUID]:
+    """Insert the entries whose fire time (or request) has none yet; return the task ids of the
+    inserted ones.
+
+    Runs in the transaction that creates exactly these tasks.
+    """
+    written: set[uuid.UUID] = set()
+    for first in range(0, len(entries), _BULK):
+        written |= _write(entries[first : first + _BULK])
+    return written
+
+
+_COLUMNS = (
+    "recurring_task_id",
+    "tenant_id",
+    "fire_time",
+    "last_fire_time",
+    "count",
+    "count_is_exact",
+    "unique_fire_time",
+    "effective_at",
+    "outcome",
+    "reason",
+    "task_id",
+    "blocked_by",
+    "request_id",
+    "term",
+)
+
+
+def _columns(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in _COLUMNS}
+
+
+def _write(entries: Sequence[Entry]) -> set[uuid.UUID]:
+    sql = statement("ledger")
+    if sql is not None:
+        with cursor() as hand:
+            hand.execute(sql, {"rows": recordset(_columns(entry) for entry in entries)})
+            return {task_id for (task_id,) in hand.fetchall() if task_id is not None}
+    rows = [OccurrenceRecord(**_columns(entry)) for entry in entries]
+    ledger().bulk_create(rows, ignore_conflicts=True)
+    wanted = {entry.task_id for entry in entries if entry.task_id is not None}
+    if not wanted:
+        return set()
+    theirs = ledger().filter(recurring_task__in={entry.recurring_task_id for entry in entries})
+    if all(entry.request_id is None for entry in entries):
+        theirs = theirs.filter(unique_fire_time__in={entry.fire_time for entry in entries})
+    # An entry with another task was inserted first by another transaction.
+    return {found for found in theirs.values_list("task_id", flat=True) if found in wanted}
+
+
+def recorded(
+    fires: Mapping[uuid.UUID, Sequence[datetime]],
+) -> set[tuple[uuid.UUID, datetime | None]]:
+    """Return which of these fire times of schedules have an entry; one statement."""
+    times = {fire_time for several in fires.values() for fire_time in several}
+    lines = ledger().filter(recurring_task__in=fires, unique_fire_time__in=times)
+    return set(lines.values_list("recurring_task", "unique_fire_time"))
+
+
+def refuse(recurring_task_id: uuid.UUID, fire_time: datetime, reason: str) -> None:
+    """Record that the task of a fire time, whose entry was inserted, could not be created."""
+    line = ledger().filter(recurring_task=recurring_task_id, unique_fire_time=fire_time)
+    line.update(outcome=Fate.FAILED_TO_CREATE, task_id=None, effective_at=None, reason=reason)
+
+
+def fill(tasks: Mapping[int, tuple[uuid.UUID, datetime]], outcome: Fate, reason: str) -> int:
+    """Set the task and start of entries (by id) that have none; return how many had none."""
+    empty = ledger().filter(
+        pk__in=list(tasks), task_id__isnull=True, unique_fire_time=F("fire_time")
+    )
+    ids = Case(
+        *(When(pk=entry, then=Value(task, UUIDField())) for entry, (task, _) in tasks.items())
+    )
+    starts = Case(
+        *(When(pk=entry, then=Value(at, DateTimeField())) for entry, (_, at) in tasks.items())
+    )
+    return empty.update(
+        task_id=ids, effective_at=starts, outcome=outcome, reason=reason[:REASON_MAX]
+    )
+
+
+_INSTANT = timedelta(microseconds=1)
+
+
+def paused_range(
+    row: RecurringTask, agenda: Agenda, until: datetime, term: int | None = None
+) -> Entry | None:
+    """Return the entry of the fire times from the watermark to ``until``, or None."""
+    first, last = agenda.next(row.watermark_at), agenda.previous(until + _INSTANT)
+    if first is None or last is None or first.at > until:
+        return None
+    begin, end = sorted((first.nominal, last.nominal))  # rolling can reverse two fire times
+    counted = agenda.count(row.watermark_at, until)
+    by = f" by {row.status_by}" if row.status_by else ""
+    return Entry(
+        recurring_task_id=row.pk,
+        tenant_id=row.tenant_id,
+        fire_time=begin,
+        last_fire_time=end,
+        count=counted.number,
+        count_is_exact=counted.exact,
+        outcome=Fate.PAUSED,
+        term=term,
+        reason=f"{row.status_reason or 'paused'}{by}"[:REASON_MAX],
+    )

@@ -1,0 +1,146 @@
+"""What an operator decides about single fire times that are still to come: skip, move, add, and
+take it back.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import fire_times, ledger
+from django_durable_tasks.engine.recurring.schedule_cache import unkept_agenda
+from django_durable_tasks.engine.recurring.schedules import keep, locked, refuse_ended
+from django_durable_tasks.exceptions import InvalidSchedule, TransitionRefused
+from django_durable_tasks.models import OccurrenceOverride, RecurringTask
+from django_durable_tasks.rules.recurring.effective import Action, Planned
+from django_durable_tasks.rules.recurring.explain import not_a_fire_time
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tasks.durations import instant
+
+
+def override(
+    row: RecurringTask,
+    fire_time: datetime,
+    action: str,
+    *,
+    move_to: datetime | None = None,
+    reason: str = "",
+    by: str = "",
+) -> OccurrenceOverride:
+    """SKIP a fire time, MOVE it to ``move_to``, or ADD one; a second word about the same fire time
+    replaces the first.
+
+    Instants are aware; SKIP and MOVE take a ``fire_time`` of whole seconds for the one fire time
+    within that second. Raises TransitionRefused where it is too late or the schedule has ended,
+    InvalidSchedule where SKIP or MOVE names no fire time, or ADD one that there is.
+    """
+    when, target = instant("fire_time", fire_time).astimezone(UTC), None
+    if action not in set(Action):
+        raise InvalidSchedule(f"action={action!r}: give SKIP, MOVE or ADD.")
+    if (action == Action.MOVE) != (move_to is not None):
+        raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
+    if move_to is not None:
+        target = instant("move_to", move_to).astimezone(UTC)
+    with tables.atomic():
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "overridden")
+        when = when if action == Action.ADD else fire_times.meant(found, when)
+        _overrides(found).filter(fire_time=when).delete()
+        _check(found, when, target, Action(action), now)
+        made = OccurrenceOverride(
+            recurring_task=found,
+            fire_time=when,
+            action=action,
+            move_to=target,
+            reason=reason[:200],
+            by=by[:200],
+        )
+        _overrides(found).bulk_create([made])
+        _replan(row, found, now)
+    return made
+
+
+def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
+    """Take an override back, so that the fire time follows the schedule again; False if there is
+    none.
+
+    Raises TransitionRefused for one whose fire time has passed: what it did stays told.
+    """
+    when = instant("fire_time", fire_time).astimezone(UTC)
+    with tables.atomic():
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "overridden")
+        when = fire_times.meant(found, when)
+        made = _overrides(found).filter(fire_time=when).first()
+        if made is None:
+            return False
+        _refuse_past(found, when, now, "fire_time")
+        _overrides(found).filter(pk=made.pk).delete()
+        _refuse_born(found, when)
+        _replan(row, found, now)
+    return True
+
+
+def _overrides(row: RecurringTask) -> Any:
+    return (
+        OccurrenceOverride.objects.using(tables.database())
+        .unguarded()
+        .filter(recurring_task=row.pk)
+    )
+
+
+def _check(
+    row: RecurringTask, when: datetime, target: datetime | None, action: Action, now: datetime
+) -> None:
+    """Refuse what comes too late, and what speaks of a fire time that is none (or, to be added, is
+    one).
+    """
+    _refuse_past(row, when, now, "fire_time")
+    if target is not None:
+        _refuse_past(row, target, now, "move_to")
+    _refuse_born(row, when)
+    agenda = unkept_agenda(row)
+    there = agenda.at_nominal(when)
+    if action == Action.ADD and there is not None:
+        raise InvalidSchedule(
+            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
+        )
+    if action != Action.ADD and there is None:
+        before, after = (
+            one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
+        )
+        told = not_a_fire_time(row.name, when, (row.start_time, row.end_time), (before, after))
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {told}")
+    if isinstance(there, Planned) and there.at <= row.watermark_at:
+        raise TransitionRefused(
+            f"fire_time={when.isoformat()} of {row.name!r} has run, at {there.at.isoformat()}."
+        )
+
+
+def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) -> None:
+    through = max(now, row.watermark_at)
+    if when <= through:
+        raise TransitionRefused(
+            f"{field}={when.isoformat()} is past: fire times up to {through.isoformat()} are"
+            " decided. For a run of a past fire time use backfill()."
+        )
+
+
+def _refuse_born(row: RecurringTask, when: datetime) -> None:
+    """A fire that was rolled or moved forward has run before its fire time."""
+    line = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time=when).first()
+    if line is not None:
+        raise TransitionRefused(
+            f"fire_time={when.isoformat()} of {row.name!r} is already in the ledger:"
+            f" {line.outcome}."
+        )
+
+
+def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
+    if found.status == RecurringStatus.ACTIVE:
+        following = unkept_agenda(found).next(found.watermark_at)
+        # Where nothing is left the next tick looks at the row, tells what was skipped, and ends it.
+        found.next_run_at = following.at if following else now
+    keep(row, found, now)

@@ -1,0 +1,73 @@
+"""What a schedule would do if it were saved now: checked as ``upsert`` checks it, and nothing is
+written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import explain, occurrence_tasks
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, unkept_agenda
+from django_durable_tasks.engine.recurring.schedules import recurring
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.rules.recurring.explain import FireTime
+from django_durable_tasks.rules.recurring.options import KINDS, columns
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tasks.options import checked_key, checked_name
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The row as it would be saved, the instant of asking (UTC), and the fires from then on."""
+
+    row: RecurringTask
+    now: datetime
+    fires: list[FireTime]
+
+
+def preview(
+    *,
+    name: str,
+    task: Any,
+    tenant: Any = None,
+    paused: bool = False,
+    number: int = 10,
+    **given: Any,
+) -> Preview:
+    """Return what ``upsert`` with these keywords would make of the schedule of this name, and its
+    next fires.
+
+    Raises what ``upsert`` raises: InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    checked_key("name", name)
+    values = columns(name, given, may_never_fire=paused) | {
+        "task": checked_name("task", getattr(task, "name", task))
+    }
+    now = database_now()
+    row = recurring().filter(tenant_id=tenant_id, name=name).first()
+    if row is None:
+        row = RecurringTask(
+            tenant_id=tenant_id, name=name, start_time=now, time_zone=ports.schedule_zone()
+        )
+    for column, value in values.items():
+        setattr(row, column, value)
+    if not row.timetable:
+        raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
+    occurrence_tasks.unkept_template(row)
+    return Preview(row, now, list(islice(explain.fires(row, unkept_agenda(row), now), number)))
+
+
+def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
+    """Return the next fires; of a paused row, those that it would have if it were resumed now."""
+    if row.status == RecurringStatus.CANCELLED:
+        return []
+    left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
+    after = max(now, row.paused_until) if row.paused_until else now
+    return list(islice(explain.fires(row, agenda_of(row), after), left))

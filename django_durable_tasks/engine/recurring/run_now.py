@@ -1,0 +1,132 @@
+"""A run by hand, beside the schedule: once a request, whatever the fire times, the bounds and the
+pauses say.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+
+from django.db import IntegrityError, transaction
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import run_tree
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
+from django_durable_tasks.engine.recurring.schedule_cache import readable
+from django_durable_tasks.engine.recurring.schedules import locked, refuse_ended
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.engine.tasks.fast_path import may_publish_at_once
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
+from django_durable_tasks.models import RecurringTask, Task
+from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.overlaps import Verdict, decide
+from django_durable_tasks.rules.recurring.policies import Fate, Overlap
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.comments import comment
+from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.options import checked_key
+
+REQUEST_MAX = 150
+
+
+def trigger_now(
+    row: RecurringTask, *, request_id: str | None = None, by: str = "", reason: str = ""
+) -> Task:
+    """Run once now and return the Task; the same ``request_id`` (at most 150 characters) runs once.
+
+    It stands outside the fire times: the watermark and ``runs_count`` stay, a pause does not hold
+    it. Its turn it waits for: under SKIP and QUEUE_* it is held until the open runs have ended,
+    CANCEL_RUNNING and REPLACE_PENDING make room. Raises TransitionRefused for a schedule that has
+    ended or a request whose task is no longer kept, UniqueConflict.
+    """
+    request = uuid.uuid4().hex if request_id is None else _checked(request_id)
+    try:
+        with tables.atomic():
+            now, found = database_now(), locked(row)
+            refuse_ended(found, "triggered")
+            known = ledger.ledger().filter(recurring_task=found.pk, request_id=request).first()
+            task_id = (
+                known.task_id
+                if known and known.task_id
+                else _bear(found, now, request, comment("", by, reason))
+            )
+    except IntegrityError as taken:
+        raise UniqueConflict(
+            f"Recurring task {row.name!r} cannot run now: an open task has its unique key."
+        ) from taken
+    task: Task | None = tables.tasks().filter(pk=task_id).first()
+    if task is None:
+        raise TransitionRefused(
+            f"request_id={request!r} ran as task {task_id}, which is no longer kept."
+        )
+    return task
+
+
+def _checked(request_id: str) -> str:
+    if len(checked_key("request_id", request_id)) > REQUEST_MAX:
+        raise InvalidOption(
+            f"request_id has {len(request_id)} characters, at most {REQUEST_MAX} are allowed."
+        )
+    return request_id
+
+
+@readable
+def _bear(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
+    overlap_key, planned = occurrence_tasks.template(row).overlap_key, Planned(now, now)
+    opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
+    # Somebody asked for this run by name: where a fire time would be skipped, it waits its turn.
+    verdict = decide(Overlap(row.overlap), opened, caught_up=True)
+    operator_actions.cancel(tables.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
+    run_tree.request_cancel_runs(runs().filter(pk__in=verdict.replaces), "REPLACED")
+    new = occurrence_tasks.occurrence_task(
+        row, planned, now, verdict, occurrence_tasks.request_key(row.pk, request)
+    )
+    new = _queued_if_possible(new, verdict, now)
+    ledger.write(
+        [
+            occurrence_tasks.line(
+                row,
+                planned,
+                Fate.MANUAL,
+                term=None,
+                task=new,
+                request_id=request,
+                reason=reason,
+                blocked_by=verdict.blocked_by,
+            )
+        ]
+    )
+    transitions.create_many([new])
+    if new.status == Status.QUEUED:
+        _publish_after_commit(new.id)
+    return new.id
+
+
+def _publish_after_commit(task_id: uuid.UUID) -> None:
+    # A function, because Django names a robust hook that fails by its ``__qualname__``, which a
+    # partial lacks.
+    def publish() -> None:
+        _publish(task_id)
+
+    transaction.on_commit(publish, using=tables.database(), robust=True)
+
+
+def _queued_if_possible(new: NewTask, verdict: Verdict, now: datetime) -> NewTask:
+    """Return the task as QUEUED if it may be published at commit, unchanged if it has to wait."""
+    if verdict.held or not may_publish_at_once(new, None):
+        return new
+    due_at = now + timedelta(seconds=conf.settings().REPUBLISH_AFTER)
+    return new._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
+
+
+def _publish(task_id: uuid.UUID) -> None:
+    """Publish a task that was inserted as QUEUED, if it may use its overlap key: this is checked
+    after the commit, as in every claim.
+    """
+    claimed = transitions.claimed_tasks(tables.tasks().queued().filter(pk=task_id))
+    ports.publish(transitions.messages_for(overlap.admitted(claimed)))

@@ -1,0 +1,209 @@
+"""The agenda of a recurring row: built once for each revision of the row and of its calendars, and
+kept.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
+from django_durable_tasks.rules.recurring.calendars import (
+    BusinessDays,
+    DayKind,
+    Roll,
+    SpecialDay,
+    combined,
+)
+from django_durable_tasks.rules.recurring.effective import Agenda, Override, agenda
+from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
+from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable
+
+_MOST = 200_000  # agendas of a busy leader; each is a few hundred bytes
+_MOST_CALENDARS = 1_000
+
+Version = tuple[int, int, datetime]
+"""Id, revision and last change of a calendar; the change too, because a revision that was rolled
+back comes again.
+"""
+
+_kept: OrderedDict[tuple[object, ...], Agenda] = OrderedDict()
+_days: dict[Version, BusinessDays] = {}
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def readable(
+    read: Callable[Concatenate[RecurringTask, P], T],
+) -> Callable[Concatenate[RecurringTask, P], T]:
+    """Decorator: turn unexpected errors from a corrupted RecurringTask row into InvalidSchedule."""
+
+    @wraps(read)
+    def reading(row: RecurringTask, /, *rest: P.args, **more: P.kwargs) -> T:
+        try:
+            return read(row, *rest, **more)
+        except DurableTasksError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as broken:
+            raise InvalidSchedule(
+                f"Recurring task {row.name!r} cannot be read ({type(broken).__name__}: {broken}):"
+                " declare it again."
+            ) from broken
+
+    return reading
+
+
+class Calendars(dict[tuple[int, str], Version]):
+    """Tenant and name to the version of a calendar, for some rows; and their overrides, read once
+    for all of them.
+    """
+
+    def __init__(self, rows: Sequence[RecurringTask]) -> None:
+        super().__init__()
+        self._rows = {row.pk for row in rows if not row._state.adding}
+        self._overrides: dict[uuid.UUID, list[Override]] | None = None
+
+    def overrides(self, row: RecurringTask) -> Sequence[Override]:
+        """Return what an operator decided about single fire times of this row."""
+        if row.pk not in self._rows:
+            return _overrides([row.pk]).get(row.pk, ())
+        if self._overrides is None:
+            self._overrides = _overrides(self._rows)
+        return self._overrides.get(row.pk, ())
+
+
+def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
+    """Return the calendars that these rows name; one statement, none where no row names any."""
+    found, names = Calendars(rows), {name for row in rows for name in row.calendars}
+    if names:
+        versions = Calendar.objects.using(tables.database()).filter(name__in=names)
+        columns = versions.values_list("tenant_id", "name", "pk", "revision", "updated_at")
+        found.update(
+            {
+                (tenant, name): (pk, revision, changed)
+                for tenant, name, pk, revision, changed in columns
+            }
+        )
+    return found
+
+
+@readable
+def agenda_of(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
+    """Return what runs, and when, by this row; raises InvalidSchedule for a row that
+    cannot fire.
+    """
+    calendars = calendars_of([row]) if calendars is None else calendars
+    named = _named(row, calendars)
+    key = (row.pk, row.revision, row.updated_at, named)
+    found = _kept.get(key)
+    if found is None:
+        found = _kept[key] = agenda_from(row, _days_of(named), calendars.overrides(row))
+        if len(_kept) > _MOST:
+            _kept.popitem(last=False)
+    return found
+
+
+@readable
+def unkept_agenda(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
+    """Return the agenda of a row in the middle of a change, which must not be kept under its
+    revision.
+    """
+    calendars = calendars_of([row]) if calendars is None else calendars
+    overrides = () if row._state.adding else calendars.overrides(row)
+    return agenda_from(row, _days_of(_named(row, calendars)), overrides)
+
+
+def _named(row: RecurringTask, calendars: Calendars) -> tuple[Version, ...]:
+    missing = [name for name in row.calendars if (row.tenant_id, name) not in calendars]
+    if missing:
+        raise InvalidSchedule(
+            f"calendars={row.calendars!r}: there is no calendar {missing[0]!r} of this tenant."
+        )
+    return tuple(calendars[row.tenant_id, name] for name in row.calendars)
+
+
+def _days_of(named: Sequence[Version]) -> BusinessDays | None:
+    return combined([_business_days(version) for version in named]) if named else None
+
+
+def agenda_from(
+    row: RecurringTask, days: BusinessDays | None, overrides: Sequence[Override] = ()
+) -> Agenda:
+    """Return the agenda of a row, saved or not, with these days and overrides; touches no
+    database.
+    """
+    return agenda(
+        _times(row, days),
+        zone=row.time_zone,
+        days=days,
+        roll=Roll(row.roll),
+        start=row.start_time,
+        end=row.end_time,
+        overrides=overrides,
+    )
+
+
+@readable
+def check(row: RecurringTask) -> None:
+    """Raise InvalidSchedule for a corrupted row whose timetable might never end."""
+    checked(
+        row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name, allow_never=True
+    )
+
+
+@readable
+def fire_times_of(row: RecurringTask) -> Timetable:
+    """Return the fire times of the row before any calendar, bound or override has its say."""
+    check(row)
+    return _times(row, _days_of(_named(row, calendars_of([row]))))
+
+
+def _times(row: RecurringTask, days: BusinessDays | None) -> Timetable:
+    return timetable(
+        row.timetable,
+        zone=row.time_zone,
+        anchor=row.start_time,
+        dst_gap=DstGap(row.dst_gap),
+        dst_overlap=DstOverlap(row.dst_overlap),
+        seed=row.name,
+        days=days,
+    )
+
+
+def _overrides(rows: Iterable[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
+    kept = OccurrenceOverride.objects.using(tables.database()).filter(recurring_task__in=list(rows))
+    found: dict[uuid.UUID, list[Override]] = {}
+    columns = kept.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
+    for row, fire_time, action, move_to, reason in columns:
+        found.setdefault(row, []).append(Override(fire_time, action, move_to, reason))
+    return found
+
+
+def _business_days(version: Version) -> BusinessDays:
+    found = _days.get(version)
+    if found is None:
+        if len(_days) > _MOST_CALENDARS:
+            _days.clear()
+        calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
+        found = _days[version] = business_days(calendar)
+    return found
+
+
+def business_days(calendar: Calendar) -> BusinessDays:
+    """Return the calendar as a value; raises InvalidCalendar for one without a working day."""
+    rows = CalendarDay.objects.using(tables.database()).filter(calendar=calendar.pk)
+    special = [
+        SpecialDay(day, DayKind(kind), name, until)
+        for day, kind, name, until in rows.values_list("date", "kind", "name", "until")
+    ]
+    return BusinessDays(
+        name=calendar.name, working_days=tuple(calendar.working_days), special=tuple(special)
+    )

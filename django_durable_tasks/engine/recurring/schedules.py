@@ -1,0 +1,291 @@
+"""The verbs of recurring tasks: declare, pause, resume, end. An edit never fires for a time in the
+past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import IntegrityError
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, unkept_agenda
+from django_durable_tasks.exceptions import (
+    IdempotencyConflict,
+    InvalidOption,
+    InvalidSchedule,
+    TransitionRefused,
+)
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.rules.recurring.options import KINDS, columns
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+from django_durable_tasks.rules.tasks.comments import comment
+from django_durable_tasks.rules.tasks.durations import instant, seconds
+from django_durable_tasks.rules.tasks.options import checked_key, checked_name
+
+SNOOZED = "SNOOZED"
+"""The status reason of a pause that ``snooze`` made."""
+_WHEN = frozenset(
+    {
+        "timetable",
+        "interval_seconds",
+        "time_zone",
+        "dst_gap",
+        "dst_overlap",
+        "calendars",
+        "roll",
+        "start_time",
+        "end_time",
+        "status",
+    }
+)
+"""The columns that say when, and whether; a change of one of them starts the watermark anew."""
+
+
+def recurring() -> RecurringTaskQuerySet:
+    """Return all recurring tasks, as a question to narrow."""
+    questions: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
+    return questions
+
+
+def locked(row: RecurringTask) -> RecurringTask:
+    """Return the row as it stands now, locked, inside ``atomic()``."""
+    found: RecurringTask = recurring().select_for_update().get(pk=row.pk)
+    return found
+
+
+def upsert(
+    *,
+    name: str,
+    task: Any,
+    tenant: Any = None,
+    source: str | None = None,
+    paused: bool = False,
+    revision: int | None = None,
+    **given: Any,
+) -> RecurringTask:
+    """Create the schedule of this name or change the one there is; keywords that are absent stay as
+    they are.
+
+    ``paused`` makes a new row that waits for ``resume``; its timetable may be one that never fires.
+    Raises InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask; nothing is written then.
+    With ``revision`` it changes the schedule only at this revision, else raises TransitionRefused.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    checked_key("name", name)
+    values = columns(name, given, may_never_fire=paused) | {
+        "task": checked_name("task", getattr(task, "name", task))
+    }
+    values |= {} if source is None else {"source": source}
+    for _ in range(2):
+        try:
+            with tables.atomic():
+                row = recurring().filter(tenant_id=tenant_id, name=name).select_for_update().first()
+                if revision is not None and (row is None or row.revision != revision):
+                    raise TransitionRefused(
+                        f"Recurring task {name!r} was changed meanwhile: read it again."
+                    )
+                return (
+                    create(name, tenant_id, values, paused) if row is None else change(row, values)
+                )
+        except IntegrityError as taken:
+            lost = taken
+    raise lost
+
+
+def create(
+    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
+) -> RecurringTask:
+    """Write a new row of these checked columns; raises IntegrityError when another was quicker."""
+    now = database_now()
+    row = RecurringTask(
+        tenant_id=tenant_id, name=name, **{"start_time": now, **_zone(values), **values}
+    )
+    if not row.timetable:
+        raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
+    same = _same_request(row)
+    if same is not None:
+        return same
+    if paused:
+        row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
+    occurrence_tasks.unkept_template(row)
+    _plan(row, now)
+    writes.bear(row)
+    return row
+
+
+def _zone(values: Mapping[str, Any]) -> dict[str, str]:
+    return {} if "time_zone" in values else {"time_zone": ports.schedule_zone()}
+
+
+def _same_request(row: RecurringTask) -> RecurringTask | None:
+    if row.idempotency_key is None:
+        return None
+    known = recurring().filter(tenant_id=row.tenant_id, idempotency_key=row.idempotency_key).first()
+    if known is not None and (known.task, known.timetable) != (row.task, row.timetable):
+        raise IdempotencyConflict(
+            f"idempotency_key={row.idempotency_key!r} belongs to recurring task {known.name!r}."
+        )
+    return known
+
+
+def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
+    """Write these checked columns into a row that is locked; one that changes when it fires fires
+    nothing past.
+    """
+    changed = {column for column, value in values.items() if getattr(row, column) != value}
+    for column in changed:
+        setattr(row, column, values[column])
+    if not changed:
+        return row
+    row.updated_at = database_now()
+    occurrence_tasks.unkept_template(row)
+    if _WHEN & changed:
+        _plan(row, row.updated_at)
+    writes.rewrite(row)
+    return row
+
+
+def _plan(row: RecurringTask, now: datetime) -> None:
+    """Set watermark and next fire from now on, so that no time in the past fires; a paused row may
+    never fire.
+    """
+    row.watermark_at, row.tzdata_version = now, tzdata_version()
+    if row.status != RecurringStatus.ACTIVE:
+        return
+    following = unkept_agenda(row).next(now)
+    if following is None:
+        raise InvalidSchedule(
+            f"Recurring task {row.name!r} would never fire after {now.isoformat()}: check"
+            " timetable, start_time and end_time, or pause it."
+        )
+    row.next_run_at = following.at
+
+
+# An operator's hand -------------------------------------------------------------------------------
+
+
+def pause(
+    row: RecurringTask, *, reason: str = "", until: datetime | None = None, by: str = ""
+) -> None:
+    """Stop firing until ``resume``, or until ``until`` (aware) has come; raises TransitionRefused
+    for an ended row.
+    """
+    wake = None if until is None else instant("until", until)
+    with tables.atomic():
+        found = locked(row)
+        refuse_ended(found, "paused")
+        _pause(row, found, reason, wake, by)
+
+
+def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "") -> None:
+    """Pause until ``until`` (aware): the fire times up to it pass, then the schedule goes on by
+    itself.
+
+    An instant of whole seconds includes the one fire time within that second. A later snooze
+    replaces an earlier one. Raises TransitionRefused for a schedule that has ended, or is paused
+    otherwise: that pause stays as it is.
+    """
+    wake = instant("until", until).astimezone(UTC)
+    with tables.atomic():
+        found = locked(row)
+        refuse_ended(found, "snoozed")
+        if found.status == RecurringStatus.PAUSED and not found.status_reason.startswith(SNOOZED):
+            raise TransitionRefused(
+                f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first."
+            )
+        _pause(row, found, comment(SNOOZED, reason=reason), fire_times.meant(found, wake), by)
+
+
+def _pause(
+    row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None, by: str
+) -> None:
+    now = database_now()
+    if wake is not None and wake <= now:
+        raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
+    found.paused_at = found.paused_at if found.status == RecurringStatus.PAUSED else now
+    found.status, found.status_reason, found.status_by = (
+        RecurringStatus.PAUSED,
+        reason[:200],
+        by[:200],
+    )
+    found.paused_until = found.next_run_at = wake
+    keep(row, found, now)
+
+
+def _who_and_why(row: RecurringTask) -> str:
+    by = f" by {row.status_by}" if row.status_by else ""
+    until = f" until {row.paused_until.isoformat()}" if row.paused_until else ""
+    return f"{by}{until}{f' ({row.status_reason})' if row.status_reason else ''}"
+
+
+def resume(
+    row: RecurringTask,
+    *,
+    by: str = "",
+    reason: str = "",
+    run_missed: bool = False,
+    pace: float | None = None,
+) -> None:
+    """Fire again from now on; what passed meanwhile is told as PAUSED, or with ``run_missed``
+    caught up.
+    """
+    with tables.atomic():
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "resumed")
+        if found.status == RecurringStatus.ACTIVE:
+            return
+        check(found)
+        told = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
+        found.status, found.status_by, found.error = RecurringStatus.ACTIVE, by[:200], ""
+        if pace is not None:
+            found.catchup_pace = seconds("pace", pace)
+        if run_missed:
+            following = agenda_of(found).next(found.watermark_at)
+            # One with no fire left is looked at once more, which ends it.
+            found.next_run_at = following.at if following else now
+        else:
+            ledger.write([told] if told else [])
+            _plan(found, now)
+        found.status_reason, found.paused_at, found.paused_until = reason[:200], None, None
+        keep(row, found, now)
+
+
+def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
+    """End the schedule for good; its open tasks go on. Nothing happens to one that has ended."""
+    with tables.atomic():
+        now, found = database_now(), locked(row)
+        if found.status == RecurringStatus.CANCELLED:
+            return
+        found.status, found.status_reason, found.status_by = (
+            RecurringStatus.CANCELLED,
+            reason[:200],
+            by[:200],
+        )
+        found.next_run_at = found.paused_until = None
+        keep(row, found, now)
+
+
+def refuse_ended(row: RecurringTask, verb: str) -> None:
+    """Raise TransitionRefused for a schedule that has ended; ``verb`` says what cannot be done to
+    it.
+    """
+    if row.status == RecurringStatus.CANCELLED:
+        raise TransitionRefused(
+            f"Recurring task {row.name!r} has ended ({row.status_reason}): it cannot be {verb}."
+        )
+
+
+def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
+    """Write the locked row, and show the caller's copy what it became."""
+    found.updated_at = now
+    writes.rewrite(found)
+    for spec in RecurringTask._meta.concrete_fields:
+        setattr(row, spec.attname, getattr(found, spec.attname))

@@ -1,0 +1,288 @@
+"""Declared schedules against the rows: what differs, and making it so, one transaction a schedule.
+
+What code or settings declare wins over the columns that they declare. An operator's pause, an
+operator's own values and the rows of other sources stay. What nobody declares any more is marked,
+and paused, so that removed code never fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import IntegrityError
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import schedules, writes
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.registry import Declaration
+from django_durable_tasks.rules.recurring.declarations import (
+    CODE,
+    SETTINGS,
+    UNDECLARED,
+    Act,
+    kept,
+    merged,
+)
+from django_durable_tasks.rules.recurring.options import KINDS, columns
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tasks.options import checked_key
+from django_durable_tasks.rules.verify import VERIFY_TASK
+
+DECLARING = (CODE, SETTINGS)
+NOTHING_DONE = (Act.CLASH, Act.REFUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One declaration, checked: the columns that it sets."""
+
+    name: str
+    source: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a sync does to one schedule; ``changes`` are the columns' old and new values, ``edited``
+    stay as they are.
+
+    CLASH and REFUSE change nothing, and ``reason`` says why.
+    """
+
+    name: str
+    act: Act
+    source: str = ""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    edited: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
+    """Return the declarations of code and settings that can be used, and what is wrong with the
+    others, by name.
+
+    The modules of tasks must have been imported.
+    """
+    good: dict[str, Declared] = {}
+    bad: dict[str, str] = {}
+    code = registry.declarations()
+    for declaration in [*code.values(), *_of_settings()]:
+        try:
+            if declaration.source == SETTINGS and declaration.name in code:
+                raise InvalidSchedule(
+                    f"@recurring({declaration.name!r}) declares it too; take one of the two away."
+                )
+            good[declaration.name] = _checked(declaration)
+        except DurableTasksError as refused:
+            bad[declaration.name] = str(refused)
+    return {name: declared for name, declared in good.items() if name not in bad}, bad
+
+
+def _of_settings() -> list[Declaration]:
+    schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().VERIFY_CRON
+    ours = (
+        []
+        if audit is None
+        else [Declaration(VERIFY_TASK, VERIFY_TASK, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
+    )
+    return ours + [
+        Declaration(
+            name,
+            given["task"],
+            {key: value for key, value in given.items() if key != "task"},
+            SETTINGS,
+        )
+        for name, given in schedules_.items()
+    ]
+
+
+def _checked(declaration: Declaration) -> Declared:
+    name = checked_key("name", declaration.name)
+    task = registry.get(declaration.task).options.name
+    values = columns(name, declaration.options) | {"task": task}
+    if not values.get("timetable"):
+        raise InvalidSchedule(f"It needs one of {', '.join(KINDS)}.")
+    return Declared(name, declaration.source, values)
+
+
+# What differs -------------------------------------------------------------------------------------
+
+
+def diff(*, prune: bool = False, adopt: bool = False) -> list[Step]:
+    """Return what ``apply`` would do, in the order of names; nothing where all is as it is
+    declared.
+    """
+    good, bad = declarations()
+    rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
+    rows |= {row.name: row for row in _rows().filter(name__in=good)}
+    refused = [Step(name, Act.REFUSE, reason=reason) for name, reason in bad.items()]
+    names = {*good, *rows} - bad.keys()
+    steps = [
+        _step(name, good.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
+    ]
+    return sorted([*refused, *filter(None, steps)], key=lambda step: step.name)
+
+
+def _rows() -> RecurringTaskQuerySet:
+    return schedules.recurring().for_tenant(DEFAULT_TENANT_ID)
+
+
+def _step(
+    name: str, declared: Declared | None, row: RecurringTask | None, *, prune: bool, adopt: bool
+) -> Step | None:
+    if declared is None:
+        return None if row is None else _unclaimed(row, prune=prune)
+    if row is None:
+        return Step(name, Act.CREATE, declared.source)
+    if row.source not in DECLARING and not adopt:
+        whose = f"source {row.source!r}" if row.source else "hand"
+        return Step(
+            name,
+            Act.CLASH,
+            declared.source,
+            reason=f"a row of this name was made by {whose}; --adopt it",
+        )
+    return _difference(row, declared)
+
+
+def _unclaimed(row: RecurringTask, *, prune: bool) -> Step | None:
+    if row.status == RecurringStatus.CANCELLED:
+        return None
+    told = f"neither code nor settings declare it; it calls {row.task}"
+    if prune:
+        return Step(row.name, Act.CANCEL, row.source, reason=told)
+    return (
+        None
+        if row.undeclared_at is not None
+        else Step(row.name, Act.PAUSE, row.source, reason=told)
+    )
+
+
+def _difference(row: RecurringTask, declared: Declared) -> Step | None:
+    values, stands = kept(declared.values), _standing(row)
+    merge = merged(stands, row.declaration, values, _defaults())
+    changes = {column: (stands[column], value) for column, value in sorted(merge.changes.items())}
+    act, reason = Act.CHANGE, ""
+    if row.source not in DECLARING:
+        act = Act.ADOPT
+    elif row.undeclared_at is not None:
+        act = Act.REVIVE
+    elif not changes and row.declaration == values and row.source == declared.source:
+        return None
+    elif row.status == RecurringStatus.CANCELLED:
+        reason = f"it has ended ({row.status_reason}) and stays so"
+    return Step(row.name, act, declared.source, changes, merge.edited, reason)
+
+
+def _standing(row: RecurringTask) -> dict[str, Any]:
+    return kept(
+        {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
+    )
+
+
+def _defaults() -> dict[str, Any]:
+    """Return what a column is where nothing was declared; those without a default cannot be taken
+    back.
+    """
+    specs = (
+        spec for spec in RecurringTask._meta.concrete_fields if spec.has_default() or spec.null
+    )
+    return {spec.attname: spec.get_default() for spec in specs} | {
+        "time_zone": ports.schedule_zone()
+    }
+
+
+# Making it so -------------------------------------------------------------------------------------
+
+
+def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[Step]:
+    """Make the rows as they are declared; return what was done. Each schedule is a transaction of
+    its own.
+
+    What cannot be done to one schedule is returned as REFUSE and holds no other up. Running it
+    twice, or twice at once, does it once.
+    """
+    good, _ = declarations()
+    done = []
+    for step in diff(prune=prune, adopt=adopt):
+        told = (
+            step
+            if step.act in NOTHING_DONE
+            else _do(step, good.get(step.name), prune=prune, adopt=adopt, by=by)
+        )
+        done += [told] if told else []
+    return done
+
+
+def _do(step: Step, declared: Declared | None, *, prune: bool, adopt: bool, by: str) -> Step | None:
+    for _ in range(2):
+        try:
+            with tables.atomic():
+                row = _rows().filter(name=step.name).select_for_update().first()
+                found = _step(step.name, declared, row, prune=prune, adopt=adopt)
+                if found is not None and found.act not in NOTHING_DONE:
+                    _write(found, declared, row, by)
+                return found
+        except IntegrityError:
+            continue  # another sync made the row in this moment: look again
+        except DurableTasksError as refused:
+            return Step(step.name, Act.REFUSE, step.source, reason=str(refused))
+    return Step(
+        step.name,
+        Act.REFUSE,
+        step.source,
+        reason="another process makes this row over and over; try again",
+    )
+
+
+def _write(step: Step, declared: Declared | None, row: RecurringTask | None, by: str) -> None:
+    if declared is None and row is not None:
+        _leave(row, step.act, by)
+    elif declared is not None:
+        own = {
+            "source": declared.source,
+            "declaration": kept(declared.values),
+            "undeclared_at": None,
+        }
+        if row is None:
+            schedules.create(step.name, DEFAULT_TENANT_ID, {**declared.values, **own})
+        else:
+            given = {
+                column: declared.values.get(column, new)
+                for column, (_, new) in step.changes.items()
+            }
+            _declare(row, given | own, by)
+
+
+def _declare(row: RecurringTask, values: dict[str, Any], by: str) -> None:
+    ended = row.status == RecurringStatus.CANCELLED
+    left = row.undeclared_at is not None and row.status_reason == UNDECLARED
+    if left and ended:
+        values |= {"status": RecurringStatus.ACTIVE.value, "status_reason": "", "status_by": by}
+    schedules.change(row, values)
+    if left and not ended:
+        schedules.resume(row, by=by)
+
+
+def _leave(row: RecurringTask, act: Act, by: str) -> None:
+    row.undeclared_at = row.undeclared_at or database_now()
+    writes.rewrite(row)
+    if act == Act.CANCEL:
+        schedules.cancel(row, reason=UNDECLARED, by=by)
+    elif row.status == RecurringStatus.ACTIVE:
+        schedules.pause(row, reason=UNDECLARED, by=by)
+
+
+def waiting(steps: Sequence[Step]) -> str:
+    """Return in words what a sync would do; an empty text where nothing differs."""
+    if not steps:
+        return ""
+    told = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])
+    more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
+    return f"Declared schedules differ from the rows: {told}{more}. Run `manage.py durable sync`."

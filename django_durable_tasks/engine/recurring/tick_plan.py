@@ -1,0 +1,190 @@
+"""What one tick will write about a schedule, decided from what was read, without a statement."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
+from django_durable_tasks.engine.recurring.ledger import Entry
+from django_durable_tasks.engine.recurring.writes import Move
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.jitter import effective
+from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, Policy
+from django_durable_tasks.rules.recurring.overlaps import Open, Verdict, decide, named
+from django_durable_tasks.rules.recurring.policies import (
+    ENDED,
+    MAX_RUNS,
+    CatchUp,
+    CatchUpOrder,
+    Fate,
+    Overlap,
+    RecurringStatus,
+)
+from django_durable_tasks.rules.tasks.new_task import NewTask
+
+logger = logging.getLogger("django_durable_tasks.recurrence")
+
+
+@dataclass
+class Tick:
+    """What one transaction will write."""
+
+    now: datetime
+    term: int | None
+    alone: bool = False
+    opened: dict[Any, list[Open]] = field(default_factory=dict)
+    keys: dict[tuple[int, str | None], Any] = field(default_factory=dict)
+    recorded: set[tuple[Any, datetime | None]] | None = None
+    entries: list[Entry] = field(default_factory=list)
+    new_tasks: list[NewTask] = field(default_factory=list)
+    replaced: list[Any] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+
+
+def policy_of(row: RecurringTask) -> Policy:
+    """Return how the row treats what it missed."""
+    return Policy(
+        catch_up=CatchUp(row.catch_up_mode),
+        grace=row.misfire_grace,
+        window=row.catchup_window,
+        max_runs=row.max_catchup_runs,
+        order=CatchUpOrder(row.catchup_order),
+        pace=row.catchup_pace,
+    )
+
+
+def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -> None:
+    """Add to the tick what becomes of every fire time that was chosen, missed or closed, and the
+    new watermark.
+    """
+    for stretch in agenda.closed(row.watermark_at, choice.through):
+        tick.entries.append(_range(tick, row, stretch, Fate(stretch.outcome), stretch.reason))
+    for missed in choice.missed:
+        tick.entries.append(_range(tick, row, missed, Fate.MISSED, missed.reason))
+        logger.warning(
+            "Recurring task %s missed %d fires (%s).", row.name, missed.count, missed.reason
+        )
+    left = None if row.max_runs is None else max(0, row.max_runs - row.runs_count)
+    ran = 0
+    for number, chosen in enumerate(choice.runs):
+        if left is not None and ran >= left:
+            break
+        if tick.recorded and (row.pk, chosen.planned.nominal) in tick.recorded:
+            continue
+        following = (
+            choice.runs[number + 1].planned if number + 1 < len(choice.runs) else choice.following
+        )
+        ran += _run(tick, row, chosen, following)
+    tick.moves.append(_move(row, choice, ran, left, tick.now))
+
+
+def _range(tick: Tick, row: RecurringTask, fires: Any, outcome: Fate, reason: str) -> Entry:
+    return Entry(
+        recurring_task_id=row.pk,
+        tenant_id=row.tenant_id,
+        fire_time=fires.first,
+        last_fire_time=fires.last,
+        count=fires.count,
+        count_is_exact=fires.exact,
+        outcome=outcome,
+        reason=reason[: ledger.REASON_MAX],
+        term=tick.term,
+    )
+
+
+def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | None) -> int:
+    """Create the task of one fire time, or record why not; return how many tasks were created."""
+    planned = chosen.planned
+    when = _effective(tick, row, chosen, following)
+    if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
+        tick.entries.append(
+            occurrence_tasks.line(
+                row, planned, Fate.EXPIRED, term=tick.term, reason=f"{row.expires_in:g} s"
+            )
+        )
+        return 0
+    overlap_key = occurrence_tasks.template(row).overlap_key
+    opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
+    all_missed = chosen.caught_up and row.catch_up_mode == CatchUp.RUN_ALL_MISSED
+    verdict = decide(Overlap(row.overlap), opened, caught_up=all_missed)
+    blocker = _in_the_way(tick, row, opened, verdict)
+    if blocker is not None:
+        tick.entries.append(
+            occurrence_tasks.line(
+                row,
+                planned,
+                Fate.SKIPPED_OVERLAP,
+                term=tick.term,
+                blocked_by=blocker,
+                reason=f"{named(opened, blocker)} is open",
+            )
+        )
+        return 0
+    task = occurrence_tasks.occurrence_task(row, planned, when, verdict)
+    _make_room(tick, opened, verdict)
+    opened.append(Open(task.id, held=verdict.held))
+    tick.new_tasks.append(task)
+    if task.unique_key is not None:
+        tick.keys[row.tenant_id, task.unique_key] = task.id
+    outcome = Fate.ROLLED if planned.rolled else Fate.DISPATCHED
+    reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.notes))[
+        : ledger.REASON_MAX
+    ]
+    tick.entries.append(
+        occurrence_tasks.line(row, planned, outcome, term=tick.term, task=task, reason=reason)
+    )
+    return 1
+
+
+def _in_the_way(tick: Tick, row: RecurringTask, opened: Sequence[Open], verdict: Verdict) -> Any:
+    """Return the open task that prevents the run, by its overlap key or unique key, or None."""
+    if not verdict.runs:
+        return verdict.blocked_by
+    owner = tick.keys.get((row.tenant_id, occurrence_tasks.template(row).unique_key))
+    freed = {task.task_id for task in opened if not task.running} & set(verdict.replaces)
+    # A task of this tick is cancelled after it was inserted, so it releases its key too late.
+    created = {task.id for task in tick.new_tasks} if owner in freed else set()
+    return None if owner in freed - created else owner
+
+
+def _effective(
+    tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | None
+) -> datetime:
+    if chosen.caught_up:
+        return tick.now + timedelta(seconds=chosen.delay)
+    if not row.jitter and not row.jitter_percent:
+        return chosen.planned.at
+    return effective(
+        chosen.planned,
+        following.at if following else None,
+        str(row.pk),
+        row.jitter,
+        row.jitter_percent,
+    )
+
+
+def _make_room(tick: Tick, opened: list[Open], verdict: Verdict) -> None:
+    tick.replaced += verdict.replaces
+    opened[:] = [task for task in opened if task.task_id not in verdict.replaces or task.running]
+
+
+def _move(row: RecurringTask, choice: Choice, ran: int, left: int | None, now: datetime) -> Move:
+    status, reason = None, ""
+    if left is not None and ran >= left:
+        status, reason = RecurringStatus.CANCELLED, MAX_RUNS
+    elif choice.following is None:
+        status, reason = RecurringStatus.CANCELLED, ENDED
+    return Move(
+        row,
+        choice.following.at if choice.following and not status else None,
+        choice.through,
+        ran,
+        now if ran else None,
+        status,
+        reason,
+    )

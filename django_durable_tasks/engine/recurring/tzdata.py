@@ -1,0 +1,99 @@
+"""A new release of the zone tables may move fires of the future: the rows are found, told and set
+right.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.recurring import writes
+from django_durable_tasks.engine.recurring.schedule_cache import calendars_of, unkept_agenda
+from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+
+logger = logging.getLogger("django_durable_tasks.recurrence")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A schedule whose next fire is another one by the tables of this process."""
+
+    row: RecurringTask
+    stored: datetime | None
+    found: datetime | None
+
+
+def computed_elsewhere() -> RecurringTaskQuerySet:
+    """Return the active rows whose next fire was computed by other tables than this process has."""
+    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).active()
+    return (
+        rows.filter(next_run_at__isnull=False)
+        .exclude(tzdata_version=tzdata_version())
+        .order_by("pk")
+    )
+
+
+def moved(limit: int) -> list[Moved]:
+    """Return those of at most so many such rows whose next fire moves; writes nothing."""
+    return [one for one in _compared(list(computed_elsewhere()[:limit])) if one.stored != one.found]
+
+
+_isolation = Isolation[uuid.UUID]("recurring task")
+
+
+def recompute(limit: int) -> int:
+    """Set the next fire of at most so many such rows by these tables, and log the ones that moved;
+    return how many.
+
+    Rows that another transaction has locked are left to a later call.
+    """
+    these = computed_elsewhere().exclude(pk__in=_isolation.postponed())
+    keys = list(these.values_list("pk", flat=True)[:limit])
+    if not keys:
+        return 0
+    return sum(
+        _isolation.batch(lambda: _recompute(keys), lambda: keys, lambda key: _recompute([key]))
+    )
+
+
+def _recompute(keys: list[uuid.UUID]) -> int:
+    with tables.atomic():
+        held = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
+        rows = list(held.select_for_update(skip_locked=True))
+        for one in _compared(rows):
+            if one.stored != one.found:
+                logger.warning(
+                    "tzdata %s changes the next fire time of recurring task %s from %s to %s.",
+                    tzdata_version(),
+                    one.row.name,
+                    one.stored,
+                    one.found,
+                )
+            one.row.next_run_at, one.row.tzdata_version = one.found, tzdata_version()
+            writes.rewrite(one.row)
+    return len(rows)
+
+
+def _compared(rows: Sequence[RecurringTask]) -> list[Moved]:
+    calendars, found = calendars_of(rows), []
+    for row in rows:
+        try:
+            following = unkept_agenda(row, calendars).next(row.watermark_at)
+        except (InvalidSchedule, InvalidCalendar) as error:
+            logger.warning(
+                "Could not recompute the next fire time of recurring task %s: %s", row.name, error
+            )
+            found.append(Moved(row, row.next_run_at, row.next_run_at))
+        else:
+            found.append(
+                Moved(row, row.next_run_at, following.at if following else row.next_run_at)
+            )
+    return found

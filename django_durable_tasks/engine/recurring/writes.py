@@ -1,0 +1,167 @@
+"""The only writer of recurring rows: born, changed under the revision that was read, moved on by a
+tick, set apart.
+
+A tick writes how far a row is accounted for and when to look again; the status only where it came
+to its end by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from operator import or_
+
+from django.db.models import Case, DateTimeField, F, Q, Value, When
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import cursor
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, RecurringStatus
+from django_durable_tasks.rules.tasks.masking import shortened
+
+logger = logging.getLogger("django_durable_tasks.recurrence")
+_BULK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How far a row came: when to look again, accounted for up to, runs born, and a status it came
+    to by itself.
+    """
+
+    row: RecurringTask
+    next_run_at: datetime | None
+    watermark_at: datetime
+    ran: int = 0
+    last_run_at: datetime | None = None
+    status: RecurringStatus | None = None
+    reason: str = ""
+
+
+def bear(row: RecurringTask) -> None:
+    """Insert a new row; raises IntegrityError when its name or key is taken."""
+    RecurringTask.objects.using(tables.database()).unguarded().bulk_create([row])
+    _tell(row)
+
+
+def rewrite(row: RecurringTask) -> None:
+    """Write all columns of a row that is locked, under the revision that was read; raises it by
+    one.
+
+    Raises TransitionRefused when another writer was quicker.
+    """
+    shown = (
+        RecurringTask.objects.using(tables.database())
+        .unguarded()
+        .filter(pk=row.pk, revision=row.revision)
+    )
+    row.revision += 1
+    columns = {
+        spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields
+    }
+    if not shown.update(
+        **{name: value for name, value in columns.items() if name not in ("id", "created_at")}
+    ):
+        raise TransitionRefused(
+            f"Recurring task {row.name!r} was changed by another writer; read it again."
+        )
+    _tell(row)
+
+
+def _tell(row: RecurringTask) -> None:
+    if row.next_run_at is not None:
+        ports.due.duties(row.next_run_at)
+
+
+def advance(moves: Sequence[Move]) -> None:
+    """Move rows that are locked, each under the revision that was read."""
+    sql = statement("advance")
+    if sql is not None and moves:
+        with cursor() as hand:
+            hand.execute(
+                sql,
+                {
+                    "id": [move.row.pk for move in moves],
+                    "revision": [move.row.revision for move in moves],
+                    "next_run_at": [move.next_run_at for move in moves],
+                    "ran": [move.ran for move in moves],
+                    "watermark_at": [move.watermark_at for move in moves],
+                    "last_run_at": [move.last_run_at for move in moves],
+                },
+            )
+    else:
+        for first in range(0, len(moves), _BULK):
+            _advance(moves[first : first + _BULK])
+    for status, reason in {(move.status, move.reason) for move in moves if move.status is not None}:
+        ended = [move.row for move in moves if (move.status, move.reason) == (status, reason)]
+        shown = reduce(or_, (Q(pk=row.pk, revision=row.revision) for row in ended))
+        RecurringTask.objects.using(tables.database()).unguarded().active().filter(shown).update(
+            status=status, status_reason=reason, updated_at=DatabaseNow()
+        )
+
+
+def _advance(moves: Sequence[Move]) -> None:
+    def each(name: str) -> Case:
+        whens = [
+            When(pk=move.row.pk, then=Value(getattr(move, name), DateTimeField())) for move in moves
+        ]
+        return Case(*whens, default=F(name))
+
+    ran = [When(pk=move.row.pk, then=Value(move.ran)) for move in moves if move.ran]
+    rows = (
+        RecurringTask.objects.using(tables.database())
+        .unguarded()
+        .filter(pk__in=[move.row.pk for move in moves])
+    )
+    last = [
+        When(pk=move.row.pk, then=Value(move.last_run_at, DateTimeField()))
+        for move in moves
+        if move.last_run_at
+    ]
+    rows.update(
+        next_run_at=each("next_run_at"),
+        watermark_at=each("watermark_at"),
+        runs_count=F("runs_count") + Case(*ran, default=0),
+        last_run_at=Case(*last, default=F("last_run_at")),
+    )
+
+
+def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
+    """Pause a row that cannot be triggered, with its error, until somebody mends and resumes it.
+
+    Under the revision that was read: a row that was mended meanwhile is tried again instead.
+    """
+    told = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
+    logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, told)
+    shown = {"pk": pk, "revision": revision}
+    RecurringTask.objects.using(tables.database()).unguarded().filter(**shown).exclude(
+        status=RecurringStatus.CANCELLED
+    ).update(
+        status=RecurringStatus.PAUSED,
+        status_reason=QUARANTINED,
+        error=told,
+        next_run_at=None,
+        paused_until=None,
+        paused_at=DatabaseNow(),
+        updated_at=DatabaseNow(),
+    )
+
+
+def wake(row: RecurringTask) -> None:
+    """Let a paused row, locked, whose ``paused_until`` has come fire again."""
+    shown = {"pk": row.pk, "revision": row.revision}
+    RecurringTask.objects.using(tables.database()).unguarded().paused().filter(**shown).update(
+        status=RecurringStatus.ACTIVE,
+        status_reason="",
+        paused_at=None,
+        paused_until=None,
+        updated_at=DatabaseNow(),
+    )

@@ -1,0 +1,388 @@
+"""An attempt is opened by its message, and ends: it succeeds, fails, is cancelled or lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.limits import admission, config
+from django_durable_tasks.engine.tasks.misrouted import count_misrouted
+from django_durable_tasks.engine.transitions import StartedRun, attempt_log
+from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
+from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import Budgets, End, Kind, Outcome, Verdict, judge
+from django_durable_tasks.rules.tasks.retries import RetryPolicy
+from django_durable_tasks.rules.tasks.runs import Run
+
+logger = logging.getLogger("django_durable_tasks.runs")
+
+
+class Refusal(StrEnum):
+    """Why a message did not start a run."""
+
+    MISSING = "MISSING"
+    STALE = "STALE"
+    TERMINAL = "TERMINAL"
+    EXPIRED = "EXPIRED"
+    PAUSED = "PAUSED"
+    DUPLICATE = "DUPLICATE"
+    MISROUTED = "MISROUTED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLocation:
+    """Where a run runs: the node's id, the worker's name, and the lease (seconds) of its run.
+
+    ``queues``: the names of the queue from which its message was consumed, the first is its own;
+    empty if unknown.
+    """
+
+    node: uuid.UUID
+    worker: str
+    lease: float
+    queues: tuple[str, ...] = ()
+
+
+def open_run(
+    task_id: uuid.UUID,
+    epoch: int,
+    place: RunLocation,
+    celery_id: str,
+    unique_for: float | None,
+    *,
+    name: str | None = None,
+    run_id: uuid.UUID | None = None,
+) -> Run | Refusal:
+    """Start the row on its message's epoch, or say why not; a refused message changes no owner.
+
+    ``name``: only a row of this task. ``run_id``: the token of the run, for a caller that may have
+    to read it back.
+    """
+    if unique_for is not None and _is_duplicate(task_id, epoch, unique_for, place, celery_id):
+        return Refusal.DUPLICATE
+    started = transitions.start(
+        task_id, epoch, run_id or uuid.uuid4(), place.node, place.lease, name, place.queues
+    )
+    if started is None:
+        return _refusal(task_id, epoch, place)
+    return run_of(started, place.node, celery_id)
+
+
+def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id: str) -> Run | None:
+    """Return the run that was started with this token, None if there is none.
+
+    For a start whose reply was lost.
+    """
+    found = transitions.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
+    return run_of(found[0], place.node, celery_id) if found else None
+
+
+def take(question: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
+    """Claim and start due rows at once, for a process that runs them itself without a broker.
+
+    What a limit refuses is parked in the same transaction, as by a claim.
+    """
+    book = config.book()
+    if book.empty:
+        started = transitions.take(question, limit, place.node, place.lease)
+        return [run_of(one, place.node, "") for one in started]
+    with tables.atomic():
+        gate = admission.Gate(book)
+        # Rows first: what others take is judged by others, and costs no token twice.
+        ids = gate.admit(transitions.locked_pending(question, limit), database_now())
+        gate.close()
+        started = transitions.take(
+            tables.tasks().filter(pk__in=ids), len(ids), place.node, place.lease
+        )
+    return [run_of(one, place.node, "") for one in started]
+
+
+def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
+    """Return the run of a task that has started on this node."""
+    return Run(
+        task_id=started.id,
+        name=started.name,
+        queue=started.queue,
+        tenant_id=started.tenant_id,
+        epoch=started.epoch,
+        run_id=started.run_id,
+        attempt=started.attempts,
+        failures=started.failures,
+        crashes=started.crashes,
+        max_attempts=started.max_attempts,
+        args=_json(started.args),
+        kwargs=_json(started.kwargs),
+        options=_json(started.options) or {},
+        idempotency_key=started.idempotency_key or str(started.id),
+        node=node,
+        started_at=_aware(started.started_at),
+        run_at=_aware(started.run_at),
+        celery_id=celery_id,
+        workflow_id=started.workflow_id,
+        has_dependents=bool(started.has_dependents),
+    )
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _aware(value: datetime) -> datetime:
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def _refusal(task_id: uuid.UUID, epoch: int, place: RunLocation) -> Refusal:
+    row = (
+        tables.tasks()
+        .filter(pk=task_id)
+        .only("status", "epoch", "queue", "expires_at", "reason")
+        .first()
+    )
+    if row is None:
+        return Refusal.MISSING
+    if row.status != Status.QUEUED or row.epoch != epoch:
+        return Refusal.STALE if row.is_open else Refusal.TERMINAL
+    this = tables.tasks().filter(pk=task_id, epoch=epoch)
+    if row.expires_at is not None and row.expires_at <= database_now():
+        transitions.expire(this, 1)
+        return Refusal.EXPIRED
+    if place.queues and row.queue not in place.queues:
+        count_misrouted(row.queue, place.queues[0])
+        return Refusal.MISROUTED
+    if (
+        QueueControl.objects.using(tables.database())
+        .filter(name=row.queue, paused_at__isnull=False)
+        .exists()
+    ):
+        transitions.hand_back(this, 0)
+        return Refusal.PAUSED
+    return Refusal.STALE
+
+
+def _is_duplicate(
+    task_id: uuid.UUID, epoch: int, unique_for: float, place: RunLocation, celery_id: str
+) -> bool:
+    this = tables.tasks().filter(pk=task_id, status=Status.QUEUED, epoch=epoch)
+    row = this.first()
+    if row is None or row.unique_key is None or (place.queues and row.queue not in place.queues):
+        return False
+    recent = tables.tasks().filter(
+        tenant_id=row.tenant_id,
+        unique_key=row.unique_key,
+        status=Status.SUCCESS,
+        completed_at__gt=database_now() - timedelta(seconds=unique_for),
+    )
+    if not recent.exists():
+        return False
+    with tables.atomic():
+        if transitions.skip(this, "DUPLICATE"):
+            closing = attempt_log.AttemptResult(
+                task=row,
+                log=LogStatus.DUPLICATE,
+                outcome=Outcome(kind=Kind.IGNORED),
+                worker=place.worker,
+                celery_id=celery_id,
+            )
+            attempt_log.log_endings([closing])
+    return True
+
+
+@retry_on_deadlock
+def succeed(run: Run, result: str | None, worker: str) -> bool:
+    """Record the success with its log row; return False if the run was fenced.
+
+    A success whose COMMIT was acknowledged to nobody is read back. With follow-ups:
+    ``workflows.followups.succeed``.
+    """
+    return transitions.succeed(run, result, worker) or succeeded(run)
+
+
+def succeeded(run: Run) -> bool:
+    """Return whether the success of this very run stands."""
+    return _stands(run, LogStatus.SUCCESS)
+
+
+def _stands(run: Run, *statuses: LogStatus) -> bool:
+    """Whether an ending of this very run stands already: a COMMIT whose reply was lost is read back
+    by ``run_id``.
+    """
+    return (
+        TaskExecutionLog.objects.using(tables.database())
+        .filter(task_id=run.task_id, run_id=run.run_id, status__in=statuses)
+        .exists()
+    )
+
+
+def fence(run: Run, worker: str, error: str = "") -> None:
+    """Record that the ending of this run was refused, because another owner has the row."""
+    if tables.tasks().filter(pk=run.task_id).exists() and not succeeded(run):
+        attempt_log.log_refused(run, LogStatus.FENCED, worker, error)
+
+
+def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
+    """Record a failure, a wish to try again, or a refusal of the body; None when the run was
+    fenced.
+    """
+    question = tables.tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+    verdicts = end_runs(question, lambda _task: outcome, worker=worker, celery_id=run.celery_id)
+    if run.task_id in verdicts:
+        return verdicts[run.task_id]
+    return (
+        judge(outcome, spent(run))
+        if _stands(run, LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
+        else None
+    )
+
+
+def spent(run: Run) -> Budgets:
+    """Return the budgets of a run as it knows them itself."""
+    return Budgets(
+        failures=run.failures,
+        max_attempts=run.max_attempts,
+        crashes=0,
+        max_crashes=1,
+        on_orphan="",
+        cancel_requested=False,
+    )
+
+
+_isolation = Isolation[uuid.UUID]("the run of task")
+
+
+def end_runs(
+    question: TaskQuerySet,
+    outcome_of: Callable[[Task], Outcome],
+    *,
+    limit: int | None = None,
+    worker: str = "",
+    celery_id: str = "",
+) -> dict[uuid.UUID, Verdict]:
+    """End the RUNNING rows of the question: status, budgets, log rows and dead letters in one
+    transaction.
+
+    With a limit (sweeps over rows of several owners) a row that cannot be ended is postponed; the
+    others go on.
+    """
+    end = partial(_end_runs, outcome_of=outcome_of, worker=worker, celery_id=celery_id)
+    if limit is None:
+        return end(question, None)
+    postponed = _isolation.postponed()
+    these = question.exclude(pk__in=postponed) if postponed else question
+    done = _isolation.batch(
+        lambda: end(these, limit),
+        lambda: list(these.filter(status=Status.RUNNING).values_list("pk", flat=True)[:limit]),
+        lambda task_id: end(question.filter(pk=task_id), 1),
+    )
+    return {task_id: verdict for verdicts in done for task_id, verdict in verdicts.items()}
+
+
+@retry_on_deadlock
+def _end_runs(
+    question: TaskQuerySet,
+    limit: int | None,
+    *,
+    outcome_of: Callable[[Task], Outcome],
+    worker: str,
+    celery_id: str,
+) -> dict[uuid.UUID, Verdict]:
+    with tables.atomic():
+        rows = transitions.locked_runs(question, limit)
+        closings, ends, cases = [], [], []
+        for row in rows:
+            outcome = outcome_of(row)
+            verdict = judge(outcome, _budgets(row))
+            closing = attempt_log.AttemptResult(
+                task=row,
+                log=verdict.log,
+                outcome=outcome,
+                worker=worker,
+                celery_id=celery_id or _celery_id(row),
+            )
+            delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else 0.0
+            ends.append(
+                End(
+                    task_id=row.pk,
+                    epoch=row.epoch,
+                    verdict=verdict,
+                    delay=delay,
+                    error=outcome.error,
+                    max_attempts=outcome.max_attempts,
+                )
+            )
+            closings.append(closing)
+            if verdict.status == Status.FAILED:
+                cases.append((closing, verdict.reason))
+        if rows:
+            transitions.end(ends)
+            attempt_log.log_endings(closings)
+            if cases:
+                transition_dead_letters.open_many(cases)
+    return {end.task_id: end.verdict for end in ends}
+
+
+def _budgets(row: Task) -> Budgets:
+    return Budgets(
+        failures=row.failures,
+        max_attempts=row.max_attempts,
+        crashes=row.crashes,
+        max_crashes=row.max_crashes,
+        on_orphan=row.on_orphan,
+        cancel_requested=row.cancel_requested_at is not None,
+    )
+
+
+def _celery_id(row: Task) -> str:
+    return f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
+
+
+def _delay(row: Task, outcome: Outcome) -> float:
+    wish = _backoff(row) if outcome.delay is None else outcome.delay
+    return min(wish, conf.settings().DELAY_MAX)
+
+
+def _backoff(row: Task) -> float:
+    known = registry.find(row.name)
+    retry = known.options.retry if known else RetryPolicy()
+    try:
+        if not callable(retry.backoff):
+            return retry.delay(row.failures + 1, random.random())
+        with (
+            tables.atomic()
+        ):  # a savepoint: a query of the callable's that fails must not abort the ending
+            return retry.delay(row.failures + 1, random.random())
+    except Exception:
+        logger.exception(
+            "The backoff callable of %s raised an exception; the default delay is used.", row.name
+        )
+        return RetryPolicy().delay(row.failures + 1, random.random())
+
+
+def heartbeat(beats: Sequence[transitions.Beat]) -> dict[uuid.UUID, bool]:
+    """Renew the leases of runs; return those renewed, with whether their cancellation was
+    requested.
+
+    A run whose row another transaction has locked is left out; ``still_owned`` tells it from a run
+    that was lost.
+    """
+    return transitions.heartbeat(beats)
+
+
+def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:
+    """Return which of these runs still own their rows."""
+    return transitions.still_owned(beats)

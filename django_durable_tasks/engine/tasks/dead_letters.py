@@ -1,0 +1,103 @@
+"""What operators do with dead letters: replay their tasks, or discard them. Who and when is kept.
+
+The engine opens a dead letter in the transaction in which its task fails
+(``transitions.dead_letters``).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import IntegrityError
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.dependencies import replay as dependency_replay
+from django_durable_tasks.engine.tasks.new_task import Call, limit_key
+from django_durable_tasks.engine.transitions import dead_letters
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.states import Resolution
+from django_durable_tasks.rules.tasks.arguments import bind, encode
+from django_durable_tasks.rules.tasks.comments import done_by
+from django_durable_tasks.rules.tasks.options import CallOptions
+from django_durable_tasks.signals import dead_letters_grew
+
+
+def open_count() -> int:
+    """Return how many dead letters are open."""
+    return dead_letters.dead_letters().open().count()
+
+
+def send_growth_signal(number: int) -> None:
+    """Send ``dead_letters_grew`` with the number of open dead letters."""
+    dead_letters_grew.send_robust(DeadLetter, number=number)
+
+
+@retry_on_deadlock
+def replay(
+    question: TaskQuerySet,
+    *,
+    by: str,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    reason: str = "",
+) -> list[uuid.UUID]:
+    """Run ended tasks again under the same idempotency key; return their ids.
+
+    Both budgets start anew, and open dead letters are closed. ``args`` and ``kwargs`` replace the
+    arguments of exactly one task. Raises TransitionRefused if a newer open task owns one of the
+    keys, and the errors of invalid arguments.
+    """
+    changes = _changed_arguments(question, args, kwargs)
+    try:
+        with tables.atomic():
+            replayed, returned = dependency_replay.replay(
+                question, done_by("replayed", by, reason), **changes
+            )
+            dead_letters.close_replayed([*replayed, *returned], by=by, reason=reason)
+    except IntegrityError as taken:
+        raise TransitionRefused(
+            f"A newer open task owns the key of one of these tasks: {taken}"
+        ) from taken
+    return replayed
+
+
+def _changed_arguments(
+    question: TaskQuerySet, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if args is None and kwargs is None:
+        return {}
+    rows: list[Task] = list(question[:2])
+    if len(rows) != 1:
+        raise TransitionRefused("Edited arguments can replay one task at a time.")
+    new_args = rows[0].args if args is None else list(args)
+    new_kwargs = rows[0].kwargs if kwargs is None else dict(kwargs)
+    settings, task = conf.settings(), registry.get(rows[0].name)
+    bind(task.signature, rows[0].name, new_args, new_kwargs)
+    payload = encode(
+        rows[0].name,
+        new_args,
+        new_kwargs,
+        max_bytes=settings.PAYLOAD_MAX_BYTES,
+        max_depth=settings.JSON_MAX_DEPTH,
+    )
+    return {
+        "args": json.loads(payload.args),
+        "kwargs": json.loads(payload.kwargs),
+        "limit_key": limit_key(Call(task, tuple(new_args), new_kwargs, CallOptions())),
+    }
+
+
+@retry_on_deadlock
+def discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
+    """Close open dead letters without running their tasks again; the tasks stay FAILED."""
+    with tables.atomic():
+        these = letters.using(tables.database()).unguarded()
+        return dead_letters.close(these, Resolution.DISCARDED, by=by, reason=reason)

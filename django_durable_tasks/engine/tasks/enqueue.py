@@ -1,0 +1,126 @@
+"""Creates tasks from calls, in the caller's transaction and at most once for each key."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from django.db import OperationalError, connections
+
+from django_durable_tasks import registry
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.dependencies import edit
+from django_durable_tasks.engine.dependencies.edges import tally_of
+from django_durable_tasks.engine.tasks.fast_path import queued_if_possible
+from django_durable_tasks.engine.tasks.insert import insert
+from django_durable_tasks.engine.tasks.keys import acquire_unique, key_owners, same_call, upsert
+from django_durable_tasks.engine.tasks.new_task import Call, new_task
+from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.dependencies import needed, needed_of
+from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+from django_durable_tasks.rules.workflows.followups import Schedule
+from django_durable_tasks.rules.workflows.upstreams import edges_to
+
+_TRIES = 5
+_DEADLOCK = 1213
+
+
+def submit(call: Call) -> uuid.UUID:
+    """Create the task of this call, or find the one that its keys name; return its id.
+
+    Without keys this is one INSERT and no other statement. Raises our errors before anything is
+    written.
+    """
+    if call.options.depends_on is not None:
+        return _submit_waiting(call)
+    task = queued_if_possible(new_task(call))
+    for _ in range(_TRIES - 1):
+        try:
+            return _create(call, task)
+        except OperationalError as error:
+            if not _may_be_repeated(error):
+                raise
+    return _create(call, task)
+
+
+def _may_be_repeated(error: OperationalError) -> bool:
+    """Return whether this is a deadlock of two inserts of one key, which MariaDB and MySQL report
+    when a third task has just released it. Nothing was written then.
+    """
+    connection = connections[tables.database()]
+    alone = not connection.in_atomic_block and connection.get_autocommit()
+    return alone and connection.vendor == "mysql" and error.args[:1] == (_DEADLOCK,)
+
+
+def _create(call: Call, task: NewTask) -> uuid.UUID:
+    if task.key is not None:
+        return upsert(call, task, task.key)
+    if insert(task):
+        return task.id
+    same = same_call(call, task)
+    if same is not None:
+        return same
+    if task.unique_key is not None:
+        return acquire_unique(call, task, task.unique_key)
+    # The owner of the key released it meanwhile, or the id belongs to a task of another tenant.
+    if insert(task):
+        return task.id
+    raise IdempotencyConflict(
+        f"The id or idempotency key of {task.name} belongs to a task of another tenant."
+    )
+
+
+def _submit_waiting(call: Call) -> uuid.UUID:
+    """Create a task that depends on others; these are locked first, so that no ending is missed."""
+    wanted, task = edges_to(call.options.depends_on), new_task(call)
+    with tables.atomic():
+        if task.key is not None:
+            edit.lock_tenant(task.tenant_id)
+        upstreams = transitions.lock_rows([*wanted, *key_owners(task)])
+        edit.check_upstreams(wanted.values(), upstreams, task.tenant_id)
+        new_edges = [
+            edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
+            for key, edge in wanted.items()
+        ]
+        join = needed_of(call.options.join, len(wanted))
+        unresolved = needed(join, tally_of(new_edges))
+        task_id = _create(call, task.waiting_for(unresolved, join))
+        if task_id == task.id:
+            edit.insert_edges(new_edges, upstreams)
+        elif task.key is not None:
+            edit.link(task_id, wanted)
+    return task_id
+
+
+def schedule(call: Call) -> Task:
+    """Create the row as ``submit`` does and return it."""
+    row: Task = tables.tasks().get(pk=submit(call))
+    return row
+
+
+def schedule_many(calls: Sequence[Call]) -> list[uuid.UUID]:
+    """Create many tasks without keys in one statement per batch; the next poll publishes them."""
+    if any(call.options.depends_on is not None for call in calls):
+        raise InvalidOption(
+            "schedule_many() takes no depends_on: build a Workflow, or schedule those one by one."
+        )
+    new_tasks = [new_task(call) for call in calls]
+    if any(task.has_key for task in new_tasks):
+        raise InvalidOption(
+            "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
+            " one."
+        )
+    transitions.create_many(new_tasks)
+    return [task.id for task in new_tasks]
+
+
+def schedule_followup(followup: Schedule, tenant_id: int) -> uuid.UUID:
+    """Create the task that a body returned, in the transaction of its success."""
+    options = call_options(
+        CallOptions(tenant=tenant_id), {**followup.options, "run_at": followup.run_at}
+    )
+    name = getattr(followup.task, "name", followup.task)
+    return submit(Call(registry.get(name), tuple(followup.args), followup.kwargs, options))

@@ -1,0 +1,43 @@
+"""The fast path: a task that is due now is published when the transaction that creates it commits,
+without a claim by a scheduler.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import connections
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock_estimate import surely_over
+from django_durable_tasks.engine.db.publish_on_commit import messages_so_far
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.new_task import NewTask
+
+
+def queued_if_possible(task: NewTask) -> NewTask:
+    """Return the task as QUEUED if it may be published at commit, unchanged otherwise."""
+    if not may_publish_at_once(task, task.run_at):
+        return task
+    wait = conf.settings().REPUBLISH_AFTER
+    return task._replace(status=Status.QUEUED, epoch=1, publish_count=1, wait=wait)
+
+
+def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
+    """Return whether this task may be inserted as QUEUED and published at commit.
+
+    It must be due: ``run_at`` is None or has certainly passed by the database's clock.
+    """
+    settings, connection = conf.settings(), connections[tables.database()]
+    if not settings.FAST_PATH:
+        return False
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return False
+    if connection.run_on_commit and messages_so_far() >= settings.FAST_PATH_MAX:
+        return False
+    if run_at is not None and not surely_over(run_at):
+        return False
+    return ports.broker_open(task.queue) and ports.fast_path.is_open(
+        task.name, task.queue, task.tenant_id
+    )

@@ -1,0 +1,39 @@
+"""Inserts one new task, and publishes it when the transaction commits if that is possible."""
+
+from __future__ import annotations
+
+import json
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.publish_on_commit import (
+    publish_after_commit,
+    remember_until_commit,
+)
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.new_task import NewTask
+
+
+def insert(task: NewTask) -> bool:
+    """Insert a task; return False, without a change, if one of its keys is taken."""
+    if not transitions.create(task):
+        return False
+    remember_until_commit(task.id)
+    if task.status == Status.QUEUED:
+        publish_after_commit([_message(task)])
+    return True
+
+
+def _message(task: NewTask) -> TaskMessage:
+    overrides = json.loads(task.options) if task.options else {}
+    return TaskMessage(
+        task_id=task.id,
+        epoch=task.epoch,
+        number=task.publish_count,
+        name=task.name,
+        queue=task.queue,
+        priority=task.priority,
+        timeout=overrides.get("timeout"),
+        soft_timeout=overrides.get("soft_timeout"),
+        idempotency_key=task.idempotency_key,
+    )

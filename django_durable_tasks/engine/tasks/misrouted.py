@@ -1,0 +1,19 @@
+"""Counts messages that were consumed from another queue than their task's."""
+
+from __future__ import annotations
+
+from django.db.models import F
+
+from django_durable_tasks.engine.db.tables import database
+from django_durable_tasks.models import QueueControl
+from django_durable_tasks.models.clock import DatabaseNow
+
+
+def count_misrouted(name: str, consumed_from: str) -> None:
+    """Count a message for a task of this queue that was consumed from another one."""
+    QueueControl.objects.using(database()).bulk_create(
+        [QueueControl(name=name)], ignore_conflicts=True
+    )
+    QueueControl.objects.using(database()).filter(name=name).update(
+        misrouted=F("misrouted") + 1, misrouted_at=DatabaseNow(), misrouted_from=consumed_from[:200]
+    )

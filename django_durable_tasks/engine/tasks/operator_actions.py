@@ -1,0 +1,113 @@
+"""What operators do with tasks: cancel, reschedule, retry now, complete by force.
+
+Tasks that wait are changed at once. RUNNING tasks are only asked to stop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.dependencies import replay as dependency_replay
+from django_durable_tasks.engine.tasks.dead_letters import replay
+from django_durable_tasks.engine.transitions import attempt_log, dead_letters
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.states import LogStatus, Resolution, Status
+from django_durable_tasks.rules.tasks.comments import comment, done_by
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """How many tasks were cancelled, and how many RUNNING ones were asked to stop."""
+
+    at_once: int
+    asked: int
+
+    @property
+    def total(self) -> int:
+        """Return the sum of both."""
+        return self.at_once + self.asked
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """How many waiting retries became due now, and which ended tasks run again."""
+
+    released: int
+    replayed: list[uuid.UUID]
+
+
+@retry_on_deadlock
+def cancel(question: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
+    """Cancel the tasks that wait, ask the RUNNING ones to stop; ended tasks do not change.
+
+    The call may be repeated. Without ``by`` the tasks keep ``reason`` as it is given.
+    """
+    kept = reason if reason and not by else comment("CANCELLED", by, reason)
+    with tables.atomic():
+        return Cancelled(
+            transitions.cancel(question, kept), transitions.request_cancel(question, kept)
+        )
+
+
+def reschedule(question: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
+    """Move tasks that have not started to another time; return how many.
+
+    The messages of QUEUED tasks become stale.
+    """
+    with tables.atomic():
+        transitions.hand_back(question, 0)
+        return transitions.edit(question, run_at=run_at, **_kept("rescheduled", by, reason))
+
+
+def retry_now(question: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
+    """Make tasks that wait for their next attempt due now; their budgets stay. Return how many."""
+    return transitions.edit(question.retrying(), due_at=tables.NOW, **_kept("retried", by, reason))
+
+
+def _kept(action: str, by: str, reason: str) -> dict[str, Any]:
+    return {"reason": done_by(action, by, reason)} if by or reason else {}
+
+
+def retry(question: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
+    """Make waiting retries due now and replay ended tasks; other tasks do not change."""
+    with tables.atomic():
+        released = retry_now(question, by=by, reason=reason)
+        return Retried(released, replay(question, by=by, reason=reason))
+
+
+@retry_on_deadlock
+def force_complete(question: TaskQuerySet, *, by: str, reason: str = "") -> list[uuid.UUID]:
+    """Set tasks to SUCCESS without running them; return their ids.
+
+    A log entry says who did it, and open dead letters are closed. Dependents that were skipped
+    because of these tasks wait again.
+    """
+    completed = comment("completed", by, reason)
+    with tables.atomic():
+        open_or_failed = question.exclude(status=Status.SUCCESS)
+        dependency_replay.hold(open_or_failed)
+        rows = list(open_or_failed.order_by("pk"))
+        done = set(transitions.force_complete(question, completed))
+        returned = dependency_replay.revive_below(done)
+        outcome = Outcome(kind=Kind.SUCCEEDED, error=reason or completed)
+        for row in rows:
+            # A task function that still runs must not take this success for its own.
+            row.run_id = None
+        attempt_log.log_endings(
+            [
+                attempt_log.AttemptResult(task=row, log=LogStatus.SUCCESS, outcome=outcome)
+                for row in rows
+                if row.pk in done
+            ]
+        )
+        letters = dead_letters.dead_letters().filter(task_id__in=done)
+        dead_letters.close(letters, Resolution.DISCARDED, by=by, reason=reason or completed)
+        dead_letters.close_replayed(returned, by=by, reason=reason or completed)
+    return sorted(done)

@@ -1,0 +1,240 @@
+"""Requests to RUNNING tasks are applied after the commit of the transaction that left them.
+
+The process that committed applies them at once, and the leader those that are left. Applying twice
+changes nothing more: requests are locked with SKIP LOCKED before the tasks that they name, and
+deleted in the same transaction. An edge whose upstream ended before its request is applied gets a
+note of that ending, and one that ends afterwards finds its mark ``has_dependents``; both are
+decided under the lock of the upstream, so no ending is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+
+from django.db import Error, connections
+from django.db.models import Q
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import (
+    LEADER,
+    WORK,
+    Patience,
+    bound_transaction,
+    dedicated_connection,
+)
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.models import RequestKind, Task, TaskRequest
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.task_request import TaskRequestQuerySet
+from django_durable_tasks.rules.dependencies import DELETED
+from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
+
+logger = logging.getLogger("django_durable_tasks.runs")
+_isolation = Isolation[int]("request")
+_PAGE = 500
+_WITHIN = 5.0
+_KEYS = (RequestKind.KEY, RequestKind.UNIQUE_KEY)
+
+
+def requests() -> TaskRequestQuerySet:
+    """Return all requests, as a question to narrow."""
+    found: TaskRequestQuerySet = TaskRequest.objects.using(tables.database())
+    return found
+
+
+def next_owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
+    """Return the open task that takes this key over from a RUNNING one; looked for in a caller's
+    transaction only.
+
+    Elsewhere the key is passed on already, or the newest task of the key gets it when it is.
+    """
+    if not tables.callers_transaction():
+        return None
+    found = requests().for_key(kind, tenant_id, key).values_list("task_id", flat=True).first()
+    return None if found is None else tables.tasks().filter(pk=found, status__in=OPEN).first()
+
+
+def owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
+    """Return the open task that owns this key, or that will when the caller has committed."""
+    return next_owner(kind, tenant_id, key) or _owning(kind, tenant_id, key).first()
+
+
+def leave_key(
+    kind: RequestKind, tenant_id: int, key: str, task_id: uuid.UUID, before: uuid.UUID | None
+) -> bool:
+    """Request that this task takes the key over, instead of ``before`` if given; False when another
+    one came first.
+    """
+    left = transitions.leave_key(kind, tenant_id, key, task_id, before)
+    # A request that was waited for may have been applied meanwhile, and its task owns the key now.
+    return (
+        left and not _owning(kind, tenant_id, key).filter(status__in=transitions.WAITING).exists()
+    )
+
+
+def _owning(kind: RequestKind, tenant_id: int, key: str) -> TaskQuerySet:
+    return tables.tasks().filter(tenant_id=tenant_id, **{kind.marker: key})
+
+
+def apply_of(task_ids: Sequence[uuid.UUID]) -> None:
+    """Apply the requests that name these tasks; called after the commit. What cannot be applied is
+    left.
+    """
+    inside = connections[
+        tables.database()
+    ].in_atomic_block  # a test that runs the hooks of its transaction
+    try:
+        with nullcontext() if inside else dedicated_connection(LEADER):
+            for first in range(0, len(task_ids), _PAGE):
+                _apply_all(
+                    requests().of(task_ids[first : first + _PAGE]),
+                    _PAGE,
+                    None if inside else LEADER,
+                )
+    except Error as error:
+        logger.warning(
+            "Could not apply the requests to %d running tasks; the leader applies them: %s",
+            len(task_ids),
+            type(error).__name__,
+        )
+
+
+def apply_left(size: int) -> int:
+    """Apply the requests that their processes did not apply, ``size`` in one transaction; return
+    how many.
+    """
+    return _apply_all(requests(), size, WORK)
+
+
+def _apply_all(question: TaskRequestQuerySet, size: int, limits: Patience | None) -> int:
+    """Apply requests of the question for some seconds, the oldest first; return how many.
+
+    Those whose tasks are locked are left, and what comes after them is applied all the same.
+    """
+    end, applied, last = time.monotonic() + _WITHIN, 0, 0
+    while time.monotonic() < end:
+        these = question.filter(pk__gt=last).exclude(pk__in=_isolation.postponed())
+        page = list(these.order_by("pk").values_list("pk", "kind")[:size])
+        applied += _apply(page, limits)
+        if len(page) < size:
+            break
+        last, _ = page[-1]
+    return applied
+
+
+def _apply(page: Sequence[tuple[int, str]], limits: Patience | None) -> int:
+    """Apply these requests, each key by itself."""
+    many, keys = (
+        [pk for pk, kind in page if kind not in _KEYS],
+        [pk for pk, kind in page if kind in _KEYS],
+    )
+    applied = _isolation.batch(
+        lambda: _apply_many(many, limits), lambda: many, lambda key: _apply_many([key], limits)
+    )
+    return sum(applied) + sum(_isolation.each(keys, lambda key: _pass_on(key, limits)))
+
+
+def _bound(limits: Patience | None) -> None:
+    """Bound this transaction where the session is not: behind a pooler. None for a transaction that
+    is not ours.
+    """
+    if limits is not None:
+        bound_transaction(limits)
+
+
+def _held(keys: Iterable[int]) -> list[TaskRequest]:
+    return list(
+        requests().filter(pk__in=list(keys)).order_by("pk").select_for_update(skip_locked=True)
+    )
+
+
+@retry_on_deadlock
+def _apply_many(keys: Sequence[int], limits: Patience | None) -> int:
+    if not keys:
+        return 0
+    with tables.atomic():
+        _bound(limits)
+        held = _held(keys)
+        rows = _locked({request.task_id for request in held})
+        done = [request for request in held if request.task_id in rows]
+        _cancel([request for request in done if request.kind == RequestKind.CANCEL])
+        _mark(
+            {one.task_id: rows[one.task_id] for one in done if one.kind == RequestKind.DEPENDENTS}
+        )
+        requests().filter(pk__in=[request.pk for request in done]).delete()
+    return len(done)
+
+
+def _locked(ids: set[uuid.UUID]) -> dict[uuid.UUID, Task | None]:
+    """Lock these tasks and return them, None for one that is gone; tasks that others have locked
+    are left out.
+    """
+    there = set(tables.tasks().filter(pk__in=ids).values_list("pk", flat=True))
+    return {**dict.fromkeys(ids - there), **transitions.lock_free(sorted(there))}
+
+
+def _cancel(wanted: Sequence[TaskRequest]) -> None:
+    by_reason: dict[str, list[uuid.UUID]] = {}
+    for request in wanted:
+        by_reason.setdefault(request.reason, []).append(request.task_id)
+    for reason, ids in sorted(by_reason.items()):
+        these = tables.tasks().filter(pk__in=ids)
+        transitions.cancel(these, reason)
+        transitions.request_cancel(these, reason)
+
+
+def _mark(upstreams: dict[uuid.UUID, Task | None]) -> None:
+    ended = {
+        key: (0, DELETED) if row is None else (row.epoch, row.status)
+        for key, row in upstreams.items()
+        if row is None or row.status in TERMINAL
+    }
+    edges.insert_events_again(ended)
+    transitions.mark_upstreams(list(upstreams))
+
+
+@retry_on_deadlock
+def _pass_on(key: int, limits: Patience | None) -> int:
+    """Let the newest waiting task of a key own it: a RUNNING owner gives it up, another one that
+    waits is replaced.
+    """
+    with tables.atomic():
+        _bound(limits)
+        for request in _held([key]):
+            marker = RequestKind(request.kind).marker
+            owned = Q(tenant_id=request.tenant_id, **{marker: request.key})
+            involved = Q(pk=request.task_id) | owned
+            ids = set(tables.tasks().filter(involved).values_list("pk", flat=True))
+            rows = [row for row in _locked(ids).values() if row is not None]
+            if len(rows) < len(ids):
+                return 0
+            _give(marker, str(request.key), [row for row in rows if row.status in OPEN])
+            request.delete()
+            return 1
+    return 0
+
+
+def _give(marker: str, key: str, rows: Sequence[Task]) -> None:
+    """Let the newest task that waits own the key: a run that began before the commit knows nothing
+    of its call.
+    """
+    waiting = [row for row in rows if row.status != Status.RUNNING]
+    keeper = max(waiting or rows, key=lambda row: (row.created_at, row.pk), default=None)
+    if keeper is None:
+        return
+    for other in rows:
+        this = tables.tasks().filter(pk=other.pk)
+        if other.pk != keeper.pk and other.status != Status.RUNNING:
+            transitions.cancel(this, "REPLACED")
+        elif other.pk != keeper.pk:
+            transitions.release_key(this, marker)
+            if marker == RequestKind.UNIQUE_KEY.marker:
+                transitions.request_cancel(this, "REPLACED")
+    transitions.take_key(keeper.pk, marker, key)

@@ -1,0 +1,137 @@
+"""The only writer of Task.status: one function a transition of ``rules.states``, guarded,
+set-based, announced.
+
+Every move shows the status it leaves, and the epoch or the locked rows it speaks of; the row count
+is the verdict, and a move that matches nothing changed nothing. Moves of owner raise ``epoch``;
+heartbeats and repeated rings do not. Rows are locked in primary-key order. Hot moves have a second
+hand in ``sql/``; both hands pass the same tests.
+"""
+
+from django_durable_tasks.engine.transitions.claims import (
+    claim,
+    claim_these,
+    hand_back,
+    locked_pending,
+    messages_for,
+    not_published,
+    republish,
+    take,
+)
+from django_durable_tasks.engine.transitions.dependencies import (
+    Released,
+    blame,
+    block,
+    blocked_dependents,
+    fail_blocked,
+    force_run,
+    lock_free,
+    lock_rows,
+    mark_upstreams,
+    release,
+    release_and_publish,
+    release_met,
+    replay_blocked,
+    set_needed,
+    skip_blocked,
+)
+from django_durable_tasks.engine.transitions.endings import (
+    cancel,
+    expire,
+    force_complete,
+    replay,
+    request_cancel,
+    skip,
+)
+from django_durable_tasks.engine.transitions.guarded_update import WAITING
+from django_durable_tasks.engine.transitions.inserts import (
+    create,
+    create_many,
+    edit,
+    name_key,
+    release_key,
+    take_key,
+)
+from django_durable_tasks.engine.transitions.limit_waits import (
+    age,
+    let_go,
+    park_claimed,
+    park_due,
+    park_elsewhere,
+    repair_limit_wait,
+)
+from django_durable_tasks.engine.transitions.requests import leave_key, leave_marks
+from django_durable_tasks.engine.transitions.returned_rows import (
+    BlockedDependent,
+    ClaimedTask,
+    StartedRun,
+    claimed_tasks,
+    started_runs,
+)
+from django_durable_tasks.engine.transitions.runs import (
+    Beat,
+    end,
+    heartbeat,
+    locked_runs,
+    start,
+    still_owned,
+    succeed,
+)
+
+__all__ = [
+    "WAITING",
+    "Beat",
+    "BlockedDependent",
+    "ClaimedTask",
+    "Released",
+    "StartedRun",
+    "age",
+    "blame",
+    "block",
+    "blocked_dependents",
+    "cancel",
+    "claim",
+    "claim_these",
+    "claimed_tasks",
+    "create",
+    "create_many",
+    "edit",
+    "end",
+    "expire",
+    "fail_blocked",
+    "force_complete",
+    "force_run",
+    "hand_back",
+    "heartbeat",
+    "leave_key",
+    "leave_marks",
+    "let_go",
+    "lock_free",
+    "lock_rows",
+    "locked_pending",
+    "locked_runs",
+    "mark_upstreams",
+    "messages_for",
+    "name_key",
+    "not_published",
+    "park_claimed",
+    "park_due",
+    "park_elsewhere",
+    "release",
+    "release_and_publish",
+    "release_key",
+    "release_met",
+    "repair_limit_wait",
+    "replay",
+    "replay_blocked",
+    "republish",
+    "request_cancel",
+    "set_needed",
+    "skip",
+    "skip_blocked",
+    "start",
+    "started_runs",
+    "still_owned",
+    "succeed",
+    "take",
+    "take_key",
+]

@@ -1,0 +1,127 @@
+"""Inserts what is never updated: the log entries of attempts, and the events of endings."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.models import Q
+
+from django_durable_tasks import conf
+from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import Outcome
+from django_durable_tasks.rules.tasks.runs import Run
+
+
+def insert_ending_events(ids: Sequence[uuid.UUID], status: Status) -> int:
+    """Note, in the transaction of the move, which of these rows stand in a graph: others wait for
+    them, or a workflow counts them. Rows that stand elsewhere than at ``status`` did not move and
+    are left out. Return how many notes there are.
+    """
+    database = conf.settings().DATABASE
+    moved = Task.objects.using(database).filter(pk__in=list(ids), status=status)
+    graph = moved.filter(Q(has_dependents=True) | Q(workflow__isnull=False))
+    found = graph.values_list("pk", "epoch", "workflow_id", "has_dependents")
+    notes = EndingEvent.objects.using(database).bulk_create(
+        [
+            EndingEvent(
+                task_id=task_id,
+                epoch=epoch,
+                workflow_id=workflow,
+                status=status,
+                resolved=not has_dependents,
+            )
+            for task_id, epoch, workflow, has_dependents in found
+        ]
+    )
+    return len(notes)
+
+
+def insert_return_events(rows: Sequence[tuple[uuid.UUID, int, uuid.UUID | None, str]]) -> None:
+    """Note that ended rows of workflows come back: (task, epoch, workflow, the status
+    they leave).
+    """
+    EndingEvent.objects.using(conf.settings().DATABASE).bulk_create(
+        [
+            EndingEvent(
+                task_id=task_id,
+                epoch=epoch,
+                workflow_id=workflow,
+                status=status,
+                delta=-1,
+                resolved=True,
+            )
+            for task_id, epoch, workflow, status in rows
+            if workflow is not None
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptResult:
+    """How one attempt ended, and where it ran; ``task`` is the row as it was locked."""
+
+    task: Task
+    log: LogStatus
+    outcome: Outcome
+    worker: str = ""
+    celery_id: str = ""
+
+
+def log_success(run: Run, worker: str) -> None:
+    """Write the log row of a success, in the caller's transaction."""
+    _insert([_log_of(run, LogStatus.SUCCESS, worker)])
+
+
+def log_refused(run: Run, status: LogStatus, worker: str, error: str = "") -> None:
+    """Write the log row of a run whose ending was refused (FENCED) or that was no run at all
+    (DUPLICATE).
+    """
+    _insert([_log_of(run, status, worker, error)])
+
+
+def _log_of(run: Run, status: LogStatus, worker: str, error: str = "") -> TaskExecutionLog:
+    return TaskExecutionLog(
+        task_id=run.task_id,
+        tenant_id=run.tenant_id,
+        attempt_number=run.attempt,
+        status=status,
+        node=run.node,
+        started_at=run.started_at,
+        completed_at=DatabaseNow(),
+        worker=worker,
+        run_id=run.run_id,
+        celery_id=run.celery_id,
+        error_message=error,
+    )
+
+
+def log_endings(closings: Sequence[AttemptResult]) -> None:
+    """Write one log row for each ended attempt, in the caller's transaction."""
+    _insert(
+        [
+            TaskExecutionLog(
+                task_id=closing.task.pk,
+                tenant_id=closing.task.tenant_id,
+                attempt_number=closing.task.attempts,
+                status=closing.log,
+                started_at=closing.task.started_at,
+                completed_at=DatabaseNow(),
+                node=closing.task.node,
+                run_id=closing.task.run_id,
+                worker=closing.worker,
+                celery_id=closing.celery_id,
+                error_message=closing.outcome.error,
+                traceback=closing.outcome.traceback,
+                exception=closing.outcome.exception,
+            )
+            for closing in closings
+        ]
+    )
+
+
+def _insert(rows: list[TaskExecutionLog]) -> None:
+    TaskExecutionLog.objects.using(conf.settings().DATABASE).unguarded().bulk_create(rows)

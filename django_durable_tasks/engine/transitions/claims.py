@@ -1,0 +1,265 @@
+"""Transitions of publishing: tasks are claimed, republished and handed back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from operator import itemgetter
+from typing import Any
+
+from django.db.models import Case, F, Q, Value, When
+
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.db.tables import NOW, atomic, first_of_each, read, tasks
+from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.guarded_update import (
+    PAGES,
+    Pair,
+    first_locked,
+    locked,
+    matches_epochs,
+    move,
+)
+from django_durable_tasks.engine.transitions.returned_rows import (
+    ClaimedTask,
+    StartedRun,
+    claimed_tasks,
+    started_runs,
+)
+from django_durable_tasks.engine.transitions.runs import start_writes
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
+
+logger = logging.getLogger("django_durable_tasks.scheduler")
+
+
+def claim(
+    asked: Sequence[Demand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    wait: float,
+    shards: Collection[int] | None = None,
+) -> list[ClaimedTask]:
+    """PENDING to QUEUED for due tasks of these queues, of each the most urgent first.
+
+    At most ``limit`` rows: the queues have their turns in the order of ``asked``. ``shards``: only
+    rows of these, or of any that nobody has served for UNSERVED_AFTER seconds.
+    """
+    sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
+    if sql is not None:
+        parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
+        for name, column in (("queues", "queue"), ("limits", "limit"), ("leasts", "least")):
+            parameters[name] = [getattr(one, column) for one in asked]
+        return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
+    with atomic():
+        due = tasks().due(now).order_by("due_at")
+        if shards is not None:
+            due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
+        return _claimed(_locked_due(due, asked, now, limit), node, wait)
+
+
+def _locked_due(
+    due: TaskQuerySet, asked: Sequence[Demand], now: datetime, limit: int
+) -> list[Pair]:
+    """Lock at most ``limit`` of these rows, past the ones that other transactions have locked."""
+    held, seen = list[Pair](), list[uuid.UUID]()
+    for _ in range(PAGES):
+        page = _due_of(due.exclude(pk__in=seen) if seen else due, asked, limit - len(held))
+        got = (
+            locked(tasks().pending().filter(pk__in=list(page), due_at__lte=now), len(page))
+            if page
+            else []
+        )
+        held += got
+        if len(got) == len(page):
+            break
+        seen += page
+        taken = Counter(page[task_id] for task_id, _ in got)
+        asked = [
+            one._replace(limit=one.limit - taken[one.queue])
+            for one in asked
+            if one.limit > taken[one.queue]
+        ]
+    return held
+
+
+def _due_of(due: TaskQuerySet, asked: Sequence[Demand], limit: int) -> dict[uuid.UUID, str]:
+    """Return at most ``limit`` of these rows with their queues, by a short scan for each queue and
+    priority.
+
+    Many scans are one statement. The queues are spelled as they were asked for: MySQL and MariaDB
+    ignore spaces at the end of a name when they compare.
+    """
+    if not asked:
+        return {}
+    scans = {
+        (one.queue, priority): (
+            due.filter(queue=one.queue, priority=priority).annotate(asked=Value(one.queue)),
+            one.limit,
+        )
+        for one in asked
+        for priority in range(9, one.least - 1, -1)
+    }
+    found: dict[str, list[tuple[int, uuid.UUID]]] = {one.queue: [] for one in asked}
+    for task_id, queue, priority in first_of_each(scans.values(), ("pk", "asked", "priority")):
+        found[queue].append((-priority, task_id))
+    most = {one.queue: one.limit for one in asked}
+    # By priority alone: within one, the rows stand in the order of their scan.
+    ids = [
+        (row[1], queue)
+        for queue, rows in found.items()
+        for row in sorted(rows, key=itemgetter(0))[: most[queue]]
+    ]
+    return dict(ids[:limit])
+
+
+def _read(sql: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
+    claimed = [ClaimedTask._make(row) for row in read(sql, parameters)]
+    announce("claim", Status.QUEUED, [task.id for task in claimed])
+    return claimed
+
+
+def _claimed(pairs: Sequence[Pair], node: uuid.UUID, wait: float) -> list[ClaimedTask]:
+    writes: dict[str, Any] = {
+        "node": node,
+        "due_at": after(wait),
+        "publish_count": F("publish_count") + 1,
+    }
+    move("claim", pairs, Status.QUEUED, **writes)
+    claimed = claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+    waited = [task.id for task in claimed if task.waiting_for_limit is not None]
+    if waited:
+        queued = tasks().filter(pk__in=waited, status__standing=[Status.QUEUED])
+        queued.update(waiting_for_limit=None)
+    return claimed
+
+
+def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[ClaimedTask]:
+    """PENDING to QUEUED for those of these tasks that are due by the database's clock."""
+    sql = statement("claim_these")
+    if sql is not None:
+        return _read(sql, {"ids": list(ids), "node": node, "wait": wait})
+    with atomic():
+        return _claimed(
+            locked(tasks().pending().filter(pk__in=list(ids), due_at__lte=NOW), len(ids)),
+            node,
+            wait,
+        )
+
+
+def locked_pending(question: TaskQuerySet, limit: int) -> list[uuid.UUID]:
+    """Lock PENDING rows of the question and return them in its order; rows that somebody else holds
+    are left alone.
+    """
+    return [task_id for task_id, _ in first_locked(question.filter(status=Status.PENDING), limit)]
+
+
+def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[StartedRun]:
+    """PENDING to RUNNING for due tasks, by the process that will run them."""
+    with atomic():
+        pairs = locked(question.filter(status=Status.PENDING), limit)
+        runs = Case(
+            *(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None
+        )
+        if not move(
+            "take", pairs, Status.RUNNING, **start_writes(runs, node, lease), waiting_for_limit=None
+        ):
+            return []
+        return started_runs(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+
+
+def republish(
+    question: TaskQuerySet, limit: int, first: float, longest: float
+) -> list[ClaimedTask]:
+    """QUEUED stays QUEUED under the same epoch, so that the first copy of the message to arrive
+    starts the task.
+
+    The wait doubles up to ``longest`` seconds; from the eighth message on it is four times that.
+    """
+    with atomic():
+        pairs = locked(question.filter(status=Status.QUEUED), limit)
+        steps = [(sent, after(min(first * 2**sent, longest))) for sent in range(8)]
+        later = Case(
+            *(When(publish_count=sent, then=step) for sent, step in steps),
+            default=after(4 * longest),
+        )
+        rung = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
+        rung.update(due_at=later, publish_count=F("publish_count") + 1)
+        return claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+
+
+def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -> int:
+    """QUEUED stays QUEUED: what ``republish`` wrote for these ids, epochs and numbers is undone,
+    due in ``wait``.
+    """
+    by_number: dict[tuple[int, int], list[uuid.UUID]] = defaultdict(list)
+    for task_id, epoch, number in sorted(messages):
+        by_number[epoch, number].append(task_id)
+    guard = Q(pk__in=[])
+    for (epoch, number), ids in by_number.items():
+        guard |= Q(pk__in=ids, epoch=epoch, publish_count=number)
+    with atomic():
+        locked(tasks().filter(pk__in=[task_id for task_id, *_ in messages], status=Status.QUEUED))
+        stands = tasks().filter(guard, status__standing=[Status.QUEUED])
+        return stands.update(due_at=after(wait), publish_count=F("publish_count") - 1)
+
+
+def hand_back(
+    question: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None
+) -> int:
+    """QUEUED to PENDING, due ``again`` at an instant or in seconds; no failure counted; only in
+    these ``epochs``.
+    """
+    with atomic():
+        pairs = locked(question.filter(status=Status.QUEUED))
+        if epochs is not None:
+            pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
+        due_at = again if isinstance(again, datetime) else after(again)
+        return move("hand_back", pairs, Status.PENDING, due_at=due_at, node=None, publish_count=0)
+
+
+def messages_for(claimed: Iterable[ClaimedTask]) -> list[TaskMessage]:
+    """Return the messages of these tasks, in their order."""
+    return [_message(task) for task in claimed]
+
+
+def _message(task: ClaimedTask) -> TaskMessage:
+    overrides = _overrides(task.id, task.options)
+    return TaskMessage(
+        task_id=task.id,
+        epoch=task.epoch,
+        number=task.publish_count,
+        name=task.name,
+        queue=task.queue,
+        priority=task.priority,
+        timeout=overrides.get("timeout"),
+        soft_timeout=overrides.get("soft_timeout"),
+        idempotency_key=task.idempotency_key,
+    )
+
+
+def _overrides(task_id: uuid.UUID, options: Any) -> Mapping[str, Any]:
+    """Return the options that the task overrides; none if they cannot be read, so that one task
+    does not stop a batch.
+    """
+    try:
+        found = json.loads(options) if isinstance(options, str) else options
+    except ValueError:
+        found = options
+    if found is None or isinstance(found, dict):
+        return found or {}
+    logger.error(
+        "The options of task %s are not a JSON object (%.100r); it is published without them.",
+        task_id,
+        found,
+    )
+    return {}

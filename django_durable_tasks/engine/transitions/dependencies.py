@@ -1,0 +1,285 @@
+"""What dependencies do to rows: they are released, skipped, failed, blocked, and run by an
+operator's word.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Case, F, Value, When
+from django.utils import timezone
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.db.tables import (
+    NOW,
+    atomic,
+    callers_transaction,
+    database,
+    read,
+    tasks,
+)
+from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.guarded_update import (
+    CLOSED,
+    IDLE,
+    NO_OWNER,
+    PART,
+    TRIES,
+    Pair,
+    locked,
+    move,
+)
+from django_durable_tasks.engine.transitions.returned_rows import BlockedDependent, ClaimedTask
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.states import TRANSITIONS, Status
+
+_DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)
+_REOPENED: dict[str, Any] = {
+    **NO_OWNER,
+    "failures": 0,
+    "crashes": 0,
+    "publish_count": 0,
+    "node": None,
+    "expires_at": None,
+    "completed_at": None,
+    "open_key": F("key"),
+    "open_unique_key": F("unique_key"),
+    "reason": "",
+    "cause": None,
+}
+
+
+def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
+    return Case(
+        *(When(pk=task_id, then=Value(value)) for task_id, value in values.items()), default=None
+    )
+
+
+def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[uuid.UUID, Task]:
+    """Lock these rows in primary-key order, whatever their status, and return those that exist; in
+    ``atomic()``.
+
+    In a caller's transaction RUNNING rows are read without a lock, unless ``even_running``. Each
+    row says in ``read_at`` when the database read it.
+    """
+    if even_running or not callers_transaction():
+        return {row.pk: row for row in _for_update(_these(ids))}
+    return _lock_idle(sorted(set(ids)))
+
+
+def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
+    """Lock those of these rows that do not run, all in one statement; while some start meanwhile,
+    in smaller parts.
+    """
+    for _ in range(TRIES):
+        rows = {row.pk: row for row in _these(ids)}
+        idle = [row.pk for row in rows.values() if row.status != Status.RUNNING]
+        with atomic():
+            # By rolling back to the savepoint PostgreSQL unlocks rows that started while they were
+            # waited for.
+            held = {row.pk: row for row in _for_update(_these(idle).filter(status__standing=IDLE))}
+            if len(held) == len(idle):
+                return rows | held
+            transaction.set_rollback(True, using=database())
+    if len(ids) == 1:
+        raise TransitionRefused(
+            f"Task {ids[0]} changes its status faster than it can be locked; try again."
+        )
+    size, found = PART if len(ids) > PART else 1, dict[uuid.UUID, Task]()
+    for first in range(0, len(ids), size):
+        found |= _lock_idle(ids[first : first + size])
+    return found
+
+
+def lock_free(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
+    """Lock these rows in primary-key order and return them; rows that others have locked are left
+    out.
+    """
+    pairs = locked(tasks().filter(pk__in=list(ids)), len(ids))
+    return {row.pk: row for row in _these([task_id for task_id, _ in pairs])}
+
+
+def _these(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
+    these = (
+        tasks()
+        .filter(pk__in=sorted(ids))
+        .order_by("pk")
+        .defer("args", "kwargs", "result", "progress")
+    )
+    found: TaskQuerySet = these.annotate(read_at=DatabaseNow())
+    return found
+
+
+def _for_update(question: TaskQuerySet) -> TaskQuerySet:
+    return question.select_for_update(
+        no_key=connections[database()].features.has_select_for_no_key_update
+    )
+
+
+def release(pairs: Sequence[Pair]) -> int:
+    """BLOCKED to PENDING: the join is met, the row runs at its time."""
+    return move("release", pairs, Status.PENDING, due_at=_DUE, unresolved_dependencies_count=0)
+
+
+def release_and_publish(pairs: Sequence[Pair], wait: float) -> int:
+    """BLOCKED to QUEUED for rows that are due now: the caller rings them after the commit."""
+    return move(
+        "release",
+        pairs,
+        Status.QUEUED,
+        due_at=after(wait),
+        publish_count=1,
+        unresolved_dependencies_count=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What one statement did.
+
+    ``notes``: how many ending events it read; ``more``: whether it has to be repeated; ``left``:
+    the events that only the ORM form can resolve; ``moved``: how many tasks it released;
+    ``queued``: those of them that are to be published.
+    """
+
+    notes: int
+    more: bool
+    left: Sequence[int]
+    moved: int
+    queued: Sequence[ClaimedTask]
+
+
+def blocked_dependents(task_id: uuid.UUID, limit: int) -> list[BlockedDependent] | None:
+    """Return at most ``limit`` blocked dependents of an ended task.
+
+    Returns None if this database has no SQL form; the caller then uses the ORM
+    form.
+    """
+    sql = statement("below")
+    if sql is None:
+        return None
+    return [BlockedDependent._make(row) for row in read(sql, {"id": task_id, "limit": limit})]
+
+
+def release_met(
+    notes: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
+) -> Released | None:
+    """BLOCKED to PENDING, or in these queues to QUEUED but for limited names, for joins that these
+    endings meet.
+
+    One statement that reads at most `limit` edges. Returns None if this database has no SQL form;
+    the caller then uses the ORM form.
+    """
+    sql = statement("spread")
+    if sql is None:
+        return None
+    alone = not connections[database()].in_atomic_block
+    given = {
+        "notes": list(notes),
+        "limit": limit,
+        "open": list(queues),
+        "limited": list(limited),
+        "wait": wait,
+    }
+    rows = read(sql, {**given, "alone": alone})
+    ((taken, more, left, *_), *_) = rows
+    # After the first four columns: the new status, and what a claim returns.
+    moved = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]
+    pending = [task for status, task in moved if status == Status.PENDING]
+    queued = [task for status, task in moved if status == Status.QUEUED]
+    announce("release", Status.PENDING, [task.id for task in pending])
+    announce("release", Status.QUEUED, [task.id for task in queued])
+    _notify_of(pending)
+    return Released(taken, more, left, len(moved), queued)
+
+
+def _notify_of(released: Sequence[ClaimedTask]) -> None:
+    """Notify of tasks that wait from now on. Those that are due already only wake the schedulers;
+    they are in no index.
+    """
+    if not released:
+        return
+    now = timezone.now()
+    later = [task.id for task in released if task.run_at > now]
+    ports.due.moved(later or [released[0].id], min(task.run_at for task in released))
+
+
+def block(question: TaskQuerySet) -> list[uuid.UUID]:
+    """PENDING to BLOCKED: the row waits for one thing more."""
+    with atomic():
+        pairs = locked(question.filter(status__in=TRANSITIONS["block"].sources))
+        move("block", pairs, Status.BLOCKED, due_at=None, waiting_for_limit=None)
+    return [task_id for task_id, _ in pairs]
+
+
+def skip_blocked(
+    pairs: Sequence[Pair], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
+) -> int:
+    """BLOCKED to SKIPPED, because the join cannot be met any more."""
+    return move(
+        "skip", pairs, Status.SKIPPED, reason=_by_row(reasons), cause=_by_row(causes), **CLOSED
+    )
+
+
+def fail_blocked(
+    pairs: Sequence[Pair], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
+) -> int:
+    """BLOCKED to FAILED, because the join cannot be met any more; the caller opens the dead
+    letters.
+    """
+    return move(
+        "fail", pairs, Status.FAILED, reason=_by_row(reasons), cause=_by_row(causes), **CLOSED
+    )
+
+
+def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
+    """BLOCKED and SKIPPED rows to PENDING, due now, though a dependency failed."""
+    with atomic():
+        pairs = locked(question.filter(status__in=TRANSITIONS["force_run"].sources))
+        writes = {**_REOPENED, "reason": reason}
+        move(
+            "force_run",
+            pairs,
+            Status.PENDING,
+            due_at=NOW,
+            unresolved_dependencies_count=0,
+            **writes,
+        )
+    return [task_id for task_id, _ in pairs]
+
+
+def replay_blocked(pairs: Sequence[Pair], name: str = "replay", *, reason: str = "") -> int:
+    """Ended rows (by the name ``rerun`` those that succeeded) back to BLOCKED, both budgets
+    renewed: they wait for their upstreams again.
+    """
+    return move(name, pairs, Status.BLOCKED, due_at=None, **{**_REOPENED, "reason": reason})
+
+
+def set_needed(needed: Mapping[uuid.UUID, int]) -> None:
+    """Write how many dependencies these locked rows still need; the number of one value is one
+    statement.
+    """
+    by_number: dict[int, list[uuid.UUID]] = {}
+    for task_id, number in needed.items():
+        by_number.setdefault(number, []).append(task_id)
+    for number, ids in sorted(by_number.items()):
+        tasks().filter(pk__in=ids).update(unresolved_dependencies_count=number)
+
+
+def mark_upstreams(ids: Sequence[uuid.UUID]) -> None:
+    """Note on these locked rows that others wait for them: their endings will be told."""
+    tasks().filter(pk__in=list(ids), has_dependents=False).update(has_dependents=True)
+
+
+def blame(causes: Mapping[uuid.UUID, uuid.UUID]) -> None:
+    """Write another cause to locked rows that stay as they are."""
+    tasks().filter(pk__in=list(causes)).update(cause=_by_row(causes))

@@ -1,0 +1,133 @@
+"""How rows are born, and how those that wait are changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import Case, F, When
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.db.tables import atomic, callers_transaction, count, tasks
+from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.guarded_update import (
+    locked,
+    matches_epochs,
+    write_running,
+)
+from django_durable_tasks.engine.transitions.row_values import (
+    are_alike,
+    columns_of,
+    object_of,
+    records_of,
+)
+from django_durable_tasks.models import Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
+from django_durable_tasks.rules.tasks.new_task import NewTask
+
+_BULK = 2_000
+
+
+def create(task: NewTask) -> bool:
+    """Insert one task in one statement; return False, without a change, if a key is taken."""
+    sql = statement("create")
+    created = _insert_unless_taken(task) if sql is None else count(sql, task._asdict()) == 1
+    if created:
+        announce("create", Status(task.status), [task.id])
+        ports.due.born([task])
+    return created
+
+
+def _insert_unless_taken(task: NewTask) -> bool:
+    row = object_of(task)
+    if not task.has_key:
+        tasks().bulk_create([row])
+        return True
+    if callers_transaction() and _is_taken(row):
+        # InnoDB keeps a lock on the index entry that a duplicate collides with, and the ending of
+        # that task would wait for it.
+        return False
+    try:
+        with atomic():
+            tasks().bulk_create([row])
+    except IntegrityError as refused:
+        # A query for the owner of the key would be too late: it may have released the key since.
+        if not any(word in str(refused).lower() for word in ("unique", "duplicate")):
+            raise
+        return False
+    return True
+
+
+def _is_taken(row: Task) -> bool:
+    tenant = {"tenant_id": row.tenant_id}
+    names = ("idempotency_key", "open_key", "open_unique_key")
+    keys = [
+        {name: getattr(row, name), **tenant} for name in names if getattr(row, name) is not None
+    ]
+    return any(tasks().filter(**key).exists() for key in [{"pk": row.pk}, *keys])
+
+
+def create_many(new_tasks: Sequence[NewTask]) -> None:
+    """Insert many tasks whose keys, if they have any, are known to be free; one statement per
+    batch.
+    """
+    alike = are_alike(new_tasks)
+    sql = statement("create_many" if alike else "create_each")
+    for first in range(0, len(new_tasks), _BULK):
+        batch = new_tasks[first : first + _BULK]
+        if sql is not None:
+            count(sql, columns_of(batch) if alike else records_of(batch))
+        else:
+            tasks().bulk_create([object_of(task) for task in batch])
+    for status in {task.status for task in new_tasks}:
+        ids = [task.id for task in new_tasks if task.status == status]
+        announce("create", Status(status), ids)
+    ports.due.born(new_tasks)
+
+
+def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
+    """Change arguments, run_at or options of waiting rows; the `due_at` of a PENDING task follows
+    its `run_at`.
+
+    With a limit (sweeps) only of rows that no other transaction has locked.
+    """
+    with atomic():
+        pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources), limit)
+        at = changes.get("due_at", changes.get("run_at"))
+        if at is not None:
+            ports.due.moved([task_id for task_id, _ in pairs], at)
+        if "run_at" in changes:
+            changes["due_at"] = Case(
+                When(status=Status.PENDING, then=changes["run_at"]), default=None
+            )
+        if "due_at" in changes:
+            changes["waiting_for_limit"] = None  # the next claim decides anew
+        return (
+            tasks()
+            .filter(matches_epochs(pairs), status__standing=TRANSITIONS["edit"].sources)
+            .update(epoch=F("epoch") + 1, updated_at=DatabaseNow(), **changes)
+        )
+
+
+def release_key(question: TaskQuerySet, marker: str) -> int:
+    """Let RUNNING rows give up a key that a newer row takes; they end as they would have ended."""
+    return write_running(question, **{marker: None})
+
+
+def take_key(task_id: uuid.UUID, marker: str, key: str) -> int:
+    """Let an open row, which the caller has locked or created, own this key, which no other open
+    row owns.
+    """
+    return tasks().filter(pk=task_id, status__standing=OPEN).update(**{marker: key})
+
+
+def name_key(task_id: uuid.UUID, name: str, key: str) -> bool:
+    """Write the ``key`` or ``unique_key`` of a row that the caller has just created and that does
+    not own it yet.
+    """
+    return bool(tasks().filter(pk=task_id).update(**{name: key}))

@@ -1,0 +1,257 @@
+"""A run starts, beats, and ends."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from django.db import connections
+from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.db.tables import atomic, count, database, read, tasks
+from django_durable_tasks.engine.transitions import attempt_log
+from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.guarded_update import (
+    CLOSED,
+    NO_OWNER,
+    locked,
+    matches_epochs,
+    record_endings,
+)
+from django_durable_tasks.engine.transitions.returned_rows import StartedRun, started_runs
+from django_durable_tasks.models import QueueControl, Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.states import TERMINAL, Status
+from django_durable_tasks.rules.tasks.endings import End
+from django_durable_tasks.rules.tasks.runs import Run
+
+
+def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
+    """What every start writes beside the status."""
+    return {
+        "attempts": F("attempts") + 1,
+        "run_id": run_id,
+        "node": node,
+        "started_at": DatabaseNow(),
+        "due_at": None,
+        "lease_until": after(lease),
+        "progress": None,
+    }
+
+
+def start(
+    task_id: uuid.UUID,
+    epoch: int,
+    run_id: uuid.UUID,
+    node: uuid.UUID,
+    lease: float,
+    name: str | None = None,
+    queues: Collection[str] = (),
+) -> StartedRun | None:
+    """QUEUED to RUNNING in the message's epoch; None if the task moved on, is
+    cancelled, has expired or its queue is paused.
+
+    ``name``: only a task of this name; ``queues``: only of one of these queues.
+    """
+    sql = statement("start")
+    if sql is None:
+        found = _start(task_id, epoch, run_id, start_writes(run_id, node, lease), name, queues)
+    else:
+        parameters = {
+            "id": task_id,
+            "epoch": epoch,
+            "run_id": run_id,
+            "node": node,
+            "lease": lease,
+            "name": name,
+            "queues": list(queues) or None,
+        }
+        found = [StartedRun._make(row) for row in read(sql, parameters)]
+    announce("start", Status.RUNNING, [run.id for run in found])
+    return found[0] if found else None
+
+
+def _start(
+    task_id: uuid.UUID,
+    epoch: int,
+    run_id: uuid.UUID,
+    writes: dict[str, Any],
+    name: str | None,
+    queues: Collection[str],
+) -> list[StartedRun]:
+    paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
+    of_queues = tasks().filter(queue__in=list(queues)) if queues else tasks()
+    moved = of_queues.filter(
+        Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
+        ~Exists(paused),
+        Q(name=name or F("name")),
+        pk=task_id,
+        epoch=epoch,
+        status__standing=[Status.QUEUED],
+        cancel_requested_at__isnull=True,
+    ).update(status=Status.RUNNING, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
+    return started_runs(tasks().filter(pk=task_id, run_id=run_id)) if moved else []
+
+
+Beat = tuple[uuid.UUID, int, uuid.UUID, float, str | None]
+"""A heartbeat of a run: task, epoch, run, lease (seconds), progress as JSON."""
+
+
+def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    """Renew leases, past rows that other transactions have locked; return, for the renewed runs,
+    "asked to stop".
+    """
+    sql = statement("heartbeat")
+    if sql is not None:
+        ids, epochs, runs, leases, progress = (list(column) for column in zip(*beats, strict=True))
+        parameters = {
+            "ids": ids,
+            "epochs": epochs,
+            "runs": runs,
+            "leases": leases,
+            "progress": progress,
+        }
+        return dict(read(sql, parameters))
+    if not connections[database()].features.has_select_for_update_skip_locked:
+        return _renew(_owned(beats), beats)
+    with atomic():
+        free = [task_id for task_id, _ in locked(_owned(beats), len(beats))]
+        return _renew(_owned(beats).filter(pk__in=free), beats) if free else {}
+
+
+def _owned(beats: Sequence[Beat]) -> TaskQuerySet:
+    rows = tasks().filter(
+        matches_epochs((beat[0], beat[1]) for beat in beats), status__standing=[Status.RUNNING]
+    )
+    return rows.filter(run_id__in=[beat[2] for beat in beats])
+
+
+def _renew(owned: TaskQuerySet, beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    leases = Case(
+        *(When(pk=beat[0], then=after(beat[3])) for beat in beats), default=F("lease_until")
+    )
+    news = [
+        When(pk=beat[0], then=Value(json.loads(beat[4]), JSONField()))
+        for beat in beats
+        if beat[4] is not None
+    ]
+    owned.update(
+        lease_until=leases, **({"progress": Case(*news, default=F("progress"))} if news else {})
+    )
+    found = owned.values_list("run_id", "cancel_requested_at")
+    return {run: asked is not None for run, asked in found if run is not None}
+
+
+def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
+    """Return which of these runs still own their rows; waits for no lock."""
+    return {run for run in _owned(beats).values_list("run_id", flat=True) if run is not None}
+
+
+def succeed(run: Run, result: str | None, worker: str) -> bool:
+    """RUNNING to SUCCESS with its log row; False when the run was fenced."""
+    sql = statement("succeed")
+    if sql is not None:
+        parameters = {
+            "id": run.task_id,
+            "epoch": run.epoch,
+            "run_id": run.run_id,
+            "result": result,
+            "worker": worker,
+            "celery_id": run.celery_id,
+        }
+        moved = count(sql, parameters)
+    else:
+        with atomic():
+            owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+            moved = owned.filter(status__standing=[Status.RUNNING]).update(
+                status=Status.SUCCESS,
+                epoch=F("epoch") + 1,
+                updated_at=DatabaseNow(),
+                reason="",
+                result=None if result is None else Value(json.loads(result), JSONField()),
+                **CLOSED,
+            )
+            if moved:
+                attempt_log.log_success(run, worker)
+                attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
+    announce("succeed", Status.SUCCESS, [run.task_id] if moved else [])
+    return bool(moved)
+
+
+def locked_runs(question: TaskQuerySet, limit: int | None = None) -> list[Task]:
+    """Lock RUNNING rows in primary-key order and return them, for ``end``; inside ``atomic()``."""
+    pairs = locked(question.filter(status=Status.RUNNING), limit)
+    return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
+
+
+def end(ends: Sequence[End]) -> int:
+    """Move RUNNING tasks, which ``locked_runs`` returned, to where their verdicts say: retry,
+    exhaust, lose or cancel. Return how many moved.
+    """
+    if not ends:
+        return 0
+    guard = matches_epochs((end.task_id, end.epoch) for end in ends)
+    running = tasks().filter(guard, status__standing=[Status.RUNNING])
+    moved = running.update(
+        **_verdicts(ends),
+        **_closings(ends),
+        epoch=F("epoch") + 1,
+        publish_count=0,
+        updated_at=DatabaseNow(),
+        **NO_OWNER,
+    )
+    ports.due.moved([end.task_id for end in ends if end.verdict.status == Status.PENDING])
+    for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
+        group = [
+            end.task_id
+            for end in ends
+            if (end.verdict.transition, end.verdict.status) == (name, status)
+        ]
+        if status in TERMINAL:
+            record_endings(group, status)
+        announce(name, status, group)
+    return moved
+
+
+def _by_task(values: dict[uuid.UUID, Any], default: Any = None) -> Any:
+    return Case(
+        *(When(pk=task_id, then=value) for task_id, value in values.items()), default=default
+    )
+
+
+def _verdicts(ends: Sequence[End]) -> dict[str, Any]:
+    """Return the new status, budgets, reason and error of each task."""
+    # A task that was asked to stop already says who asked.
+    reasons = {
+        end.task_id: F("reason") if end.verdict.reason == "CANCELLED" else Value(end.verdict.reason)
+        for end in ends
+    }
+    failed = {end.task_id: Value(end.verdict.failed) for end in ends}
+    crashed = {end.task_id: Value(end.verdict.crashed) for end in ends}
+    limits = {end.task_id: Value(end.max_attempts) for end in ends if end.max_attempts is not None}
+    return {
+        "status": _by_task({end.task_id: Value(end.verdict.status) for end in ends}),
+        "failures": F("failures") + _by_task(failed, Value(0)),
+        "crashes": F("crashes") + _by_task(crashed, Value(0)),
+        "last_error": _by_task({end.task_id: Value(end.error) for end in ends}, Value("")),
+        "reason": _by_task(reasons, Value("")),
+        **({"max_attempts": _by_task(limits, F("max_attempts"))} if limits else {}),
+    }
+
+
+def _closings(ends: Sequence[End]) -> dict[str, Any]:
+    """Return when the tasks are due again, and what those that have ended give up."""
+    closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
+    due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
+    return {
+        "due_at": _by_task(due_at) if due_at else None,
+        "completed_at": Case(When(pk__in=closed, then=DatabaseNow()), default=None),
+        "open_key": Case(When(pk__in=closed, then=None), default=F("open_key")),
+        "open_unique_key": Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
+    }

@@ -1,0 +1,385 @@
+"""Checks of graphs: what BLOCKED rows count, what edges were told, what notes wait."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
+from django_durable_tasks.engine.dependencies import edges, resolve
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.verify.check import (
+    PATIENCE,
+    Check,
+    Look,
+    Rows,
+    finding,
+    ground_rows,
+    hold_edges,
+)
+from django_durable_tasks.engine.workflows import runs as workflow_runs
+from django_durable_tasks.models import EndingEvent, RequestKind, Task, TaskDependency, TaskRequest
+from django_durable_tasks.rules.dependencies import DELETED, FORCED, Fate, Tally, fate, needed
+from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.verify import Finding, Severity
+from django_durable_tasks.rules.workflows.plan import WorkflowStatus
+
+_FOLD = 2_000
+_WAITED = 5 * PATIENCE
+
+
+def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
+    """Return the BLOCKED rows with their edges counted, but those of starts that are still being
+    written or released.
+
+    Whether a start is sealed is read before its edges: once it is, they are all there.
+    """
+    found = list(
+        rows.filter(status=Status.BLOCKED).values_list(
+            "pk", "join_count", "unresolved_dependencies_count", "workflow_id"
+        )
+    )
+    workflows = {workflow for *_, workflow in found if workflow is not None}
+    under_way = (
+        Q(status=WorkflowStatus.STARTING) | Q(released=False) | Q(cancel_requested_at__isnull=False)
+    )
+    unsealed = (
+        set(runs().filter(under_way, pk__in=workflows).values_list("pk", flat=True))
+        if workflows
+        else set()
+    )
+    judged = [row for row in found if row[3] not in unsealed]
+    counted = edges.tallies([row[0] for row in judged]) if judged else {}
+    return ((pk, join, number, counted.get(pk, Tally())) for pk, join, number, _ in judged)
+
+
+def miscounted(look: Look, rows: Rows) -> list[Finding]:
+    """BLOCKED rows whose count is not what a recount of their edges gives."""
+    return [
+        finding(
+            "dependency-counts",
+            "task",
+            pk,
+            "unresolved_dependencies_count",
+            number,
+            f"{needed(join, tally)}, by a recount of its edges",
+            repair="count anew under the task's lock",
+        )
+        for pk, join, number, tally in _waiting(rows)
+        if number != needed(join, tally)
+    ]
+
+
+def held_by_nothing(look: Look, rows: Rows) -> list[Finding]:
+    """BLOCKED rows whose join is met, or cannot be met any more."""
+    fates = ((pk, fate(join, tally, "")) for pk, join, _, tally in _waiting(rows))
+    return [
+        finding(
+            "blocked-by-nothing",
+            "task",
+            pk,
+            "status",
+            Status.BLOCKED.value,
+            (
+                "released, because nothing holds it"
+                if what == Fate.RELEASE
+                else "SKIPPED or FAILED, because its join cannot be met"
+            ),
+            repair="decide anew under the task's lock",
+        )
+        for pk, what in fates
+        if what != Fate.STAY
+    ]
+
+
+def _count_anew(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    """Count by the edges, but where these are wrong themselves: that would release what has to
+    wait.
+    """
+    keys = {one.key for one in findings}
+    keys -= set(_early(edges.edges().above(keys)).values_list("task_id", flat=True))
+    _settle(sorted(keys))
+    return dict.fromkeys(keys, "counted anew")
+
+
+def _settle(tasks: Sequence[uuid.UUID]) -> None:
+    keys = sorted(set(tasks))
+    publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
+
+
+# Edges --------------------------------------------------------------------------------------------
+
+
+def untold(look: Look, rows: Rows) -> list[Finding]:
+    """Edges that wait for an upstream which has ended, or is gone, and no note says so any more."""
+    upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
+    note = ground_rows(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
+    # Not "depends_on is not null": by that Django would join the upstreams, and leave out those
+    # that are gone.
+    waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
+    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(note), _has_task())
+    return [
+        finding(
+            "unresolved-edges",
+            "dependency",
+            pk,
+            "outcome",
+            None,
+            f"{status or DELETED}, because the task {above} it waits for"
+            f" {'has ended' if status else 'is gone'}",
+            repair="record the ending event again, for the leader to resolve",
+        )
+        for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status")
+    ]
+
+
+def _has_task() -> Exists:
+    return Exists(tables.tasks().filter(pk=OuterRef("task")))
+
+
+def _note_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    these = ground_rows(TaskDependency).filter(pk__in=[one.key for one in findings])
+    found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
+    edges.insert_events_again(
+        {
+            above: (epoch or 0, status or DELETED)
+            for above, epoch, status in found
+            if above is not None
+        }
+    )
+    return dict.fromkeys((one.key for one in findings), "noted again")
+
+
+def _early(rows: Rows) -> Rows:
+    """Edges of tasks that wait which know an ending that is still to come; what an operator forced
+    knows none.
+    """
+    known = rows.filter(
+        resolved_at__isnull=False, depends_on__status__in=OPEN, task__status=Status.BLOCKED
+    )
+    return known.exclude(outcome=FORCED)
+
+
+def told_too_early(look: Look, rows: Rows) -> list[Finding]:
+    """Edges of a task that waits which are resolved although their upstream is open."""
+    found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
+    return [
+        finding(
+            "edges-resolved-early",
+            "dependency",
+            pk,
+            "outcome",
+            outcome,
+            f"empty, because the task {above} is {status}",
+            repair="let it wait again, and count its task anew",
+        )
+        for pk, outcome, above, status in found
+    ]
+
+
+def _arm_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    edges.arm_again(keys)
+    _settle(list(ground_rows(TaskDependency).filter(pk__in=keys).values_list("task_id", flat=True)))
+    return dict.fromkeys(keys, "waits again")
+
+
+def unmarked(look: Look, rows: Rows) -> list[Finding]:
+    """Edges from a task which does not know that others wait for it: its ending would not
+    be told.
+    """
+    coming = TaskRequest.objects.using(tables.database()).filter(kind=RequestKind.DEPENDENTS)
+    found = rows.filter(depends_on__has_dependents=False).exclude(
+        depends_on__in=coming.values("task_id")
+    )
+    return [
+        finding(
+            "has-dependents-flag",
+            "dependency",
+            pk,
+            "depends_on.has_dependents",
+            False,
+            f"true on the task {above}, because {task} waits for it",
+            repair="mark the upstream",
+        )
+        for pk, above, task in found.values_list("pk", "depends_on_id", "task_id")
+    ]
+
+
+def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    above = ground_rows(TaskDependency).filter(pk__in=keys).values_list("depends_on_id", flat=True)
+    transitions.mark_upstreams([key for key in above if key is not None])
+    return dict.fromkeys(keys, "marked")
+
+
+# Notes --------------------------------------------------------------------------------------------
+
+
+def noted_twice(look: Look, rows: Rows) -> list[Finding]:
+    """Notes that say the same as an earlier one: a workflow would count the ending twice."""
+    same = ground_rows(EndingEvent).filter(
+        task_id=OuterRef("task_id"),
+        epoch=OuterRef("epoch"),
+        delta=OuterRef("delta"),
+        pk__lt=OuterRef("pk"),
+    )
+    found = rows.exclude(delta=0).filter(Exists(same))
+    return [
+        finding(
+            "duplicate-endings",
+            "ending",
+            pk,
+            "task_id",
+            task,
+            f"one event of epoch {epoch}, and there is an earlier one",
+            repair="delete the later event",
+        )
+        for pk, task, epoch in found.values_list("pk", "task_id", "epoch")
+    ]
+
+
+def _drop(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    unheard = (
+        edges.endings()
+        .filter(pk__in=keys, resolved=False)
+        .values_list("task_id", "epoch", "status")
+    )
+    edges.insert_events_again({task: (epoch, status) for task, epoch, status in unheard})
+    edges.endings().filter(pk__in=keys).delete()
+    return dict.fromkeys(keys, "deleted")
+
+
+def left_lying(look: Look, rows: Rows) -> list[Finding]:
+    """Notes with which nobody dealt for minutes; a note is as old as the last move of its task, or
+    older.
+    """
+    if not look.may_judge(_WAITED):
+        return []
+    moved = tables.tasks().filter(pk=OuterRef("task_id"))
+    found = rows.exclude(delta=0).filter(Exists(moved.filter(updated_at__lt=look.ago(_WAITED))))
+    return [
+        finding(
+            "ending-events-waiting",
+            "ending",
+            pk,
+            "resolved" if not told else "task_id",
+            task if told else told,
+            f"dealt with by the leader within {_WAITED:g} s",
+            severity=Severity.LATE,
+            repair="resolve and count it",
+        )
+        for pk, task, told in found.values_list("pk", "task_id", "resolved")
+    ]
+
+
+def of_nobody(look: Look, rows: Rows) -> list[Finding]:
+    """Notes of an ending whose task is gone."""
+    task = tables.tasks().filter(pk=OuterRef("task_id"))
+    found = rows.exclude(delta=0).filter(~Exists(task))
+    return [
+        finding(
+            "orphan-ending-events",
+            "ending",
+            pk,
+            "task_id",
+            task_id,
+            "a task that is there",
+            repair="resolve and count it",
+        )
+        for pk, task_id in found.values_list("pk", "task_id")
+    ]
+
+
+def _deal_with(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    publish_after_commit(resolve.resolve_given_endings(keys).messages)
+    while edges.endings().uncounted().filter(pk__in=keys).exists() and workflow_runs.count_endings(
+        _FOLD
+    ):
+        pass
+    left = set(edges.endings().filter(pk__in=keys).values_list("pk", flat=True))
+    return dict.fromkeys((key for key in keys if key not in left), "resolved and counted")
+
+
+def _check(
+    name: str, question: str, ground: Any, judge: Any, repair: Any, hold: Any = None
+) -> Check:
+    return Check(
+        name=name,
+        group="graphs",
+        question=question,
+        ground=ground,
+        judge=judge,
+        repair=repair,
+        hold=hold,
+    )
+
+
+CHECKS = (
+    _check(
+        "unresolved-edges",
+        "Will each edge of an ended upstream be resolved?",
+        TaskDependency,
+        untold,
+        _note_again,
+        hold_edges,
+    ),
+    _check(
+        "edges-resolved-early",
+        "Is no edge resolved before its upstream has ended?",
+        TaskDependency,
+        told_too_early,
+        _arm_again,
+        hold_edges,
+    ),
+    _check(
+        "has-dependents-flag",
+        "Does each upstream task have its has-dependents flag?",
+        TaskDependency,
+        unmarked,
+        _mark,
+        hold_edges,
+    ),
+    _check(
+        "dependency-counts",
+        "Does the count of each BLOCKED task equal its unresolved edges?",
+        Task,
+        miscounted,
+        _count_anew,
+    ),
+    _check(
+        "blocked-by-nothing",
+        "Does each BLOCKED task have an unresolved edge?",
+        Task,
+        held_by_nothing,
+        _count_anew,
+    ),
+    _check(
+        "duplicate-endings",
+        "Is there at most one ending event per ending?",
+        EndingEvent,
+        noted_twice,
+        _drop,
+    ),
+    _check(
+        "ending-events-waiting",
+        "Is each ending event processed in time?",
+        EndingEvent,
+        left_lying,
+        _deal_with,
+    ),
+    _check(
+        "orphan-ending-events",
+        "Does the task of each ending event exist?",
+        EndingEvent,
+        of_nobody,
+        _deal_with,
+    ),
+)

@@ -1,0 +1,127 @@
+"""Checks of parked rows: each waits for a scope that somebody limits and that has no room, and is
+parked wholly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db.models import Q
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.limits import release, usage
+from django_durable_tasks.engine.verify.check import PATIENCE, Check, Look, Rows, finding
+from django_durable_tasks.models import Task, TaskExecutionLog
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.limits import options as rules
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.verify import Finding, Severity
+
+_LATELY = 1_000
+_NO_SCHEDULER = "No scheduler releases parked tasks: run `manage.py run_scheduler`."
+
+
+def half_parked(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks that name a limit and do not wait, or that are parked and name neither a limit nor an
+    overlap key.
+    """
+    waits = Q(status=Status.PENDING)
+    parked = waits & Q(due_at__gte=NEVER)
+    wrong = (Q(waiting_for_limit__isnull=False) & ~waits) | (
+        Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & parked
+    )
+    return [
+        finding(
+            "half-parked",
+            "task",
+            pk,
+            "waiting_for_limit",
+            scope,
+            "named by tasks that wait, and by no others",
+            repair="release the waiting tasks and delete the limit",
+        )
+        for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit")
+    ]
+
+
+def _unpark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
+    return dict.fromkeys(keys, "it waits for no limit any more")
+
+
+def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks that are parked for a while although their scope has room, or nobody limits it, and
+    nothing moves in it.
+    """
+    if not look.may_judge(PATIENCE):
+        return []
+    parked = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
+    parked = parked.filter(updated_at__lt=look.ago(PATIENCE))
+    found = [
+        (pk, scope)
+        for pk, scope in parked.values_list("pk", "waiting_for_limit")
+        if scope is not None
+    ]
+    if not found:
+        return []
+    going = release.going(sorted({scope for _, scope in found}), look.now, len(found))
+    still = set(going.rows.values()) - _moving(look)
+    return [
+        finding(
+            "stuck-on-limit",
+            "task",
+            pk,
+            "waiting_for_limit",
+            scope,
+            "released, because the limit has capacity",
+            severity=Severity.LATE,
+            repair="release the most urgent",
+            advice="" if look.led else _NO_SCHEDULER,
+        )
+        for pk, scope in found
+        if scope in still
+    ]
+
+
+def _moving(look: Look) -> set[str]:
+    """Return the scopes in which one of the last tries ended of late, or a row is on its way: there
+    it moves.
+    """
+    lately = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
+    last = lately.values_list("task_id", "completed_at")[:_LATELY]
+    ids = [task_id for task_id, ended in last if ended >= look.ago(PATIENCE)]
+    columns = ("name", "queue", "tenant_id", "limit_key")
+    moving: set[str] = set()
+    for name, queue, tenant_id, key in tables.tasks().filter(pk__in=ids).values_list(*columns):
+        moving |= {*usage.scopes_of(name, queue, tenant_id, key), rules.of_share(queue, tenant_id)}
+    return moving
+
+
+def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    batch = conf.settings().BATCH_SIZE
+    going = release.going(sorted({str(one.found) for one in findings}), look.now, batch)
+    transitions.let_go(tables.tasks().filter(pk__in=list(going.rows)), batch)
+    return {one.key: "the most urgent of its limit go on" for one in findings}
+
+
+CHECKS = tuple(
+    Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
+    for name, question, judge, repair in (
+        (
+            "half-parked",
+            "Does each task with a waiting_for_limit wait for that limit?",
+            half_parked,
+            _unpark,
+        ),
+        (
+            "stuck-on-limit",
+            "Does each parked task wait for a limit without capacity?",
+            parked_for_nobody,
+            _let_go,
+        ),
+    )
+)

@@ -1,0 +1,288 @@
+"""Checks of what stands around the tasks: first rows, leases, nodes, and rows whose owner
+is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db.models import Exists, Model, OuterRef
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.db import seed_rows, tables
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
+from django_durable_tasks.engine.verify.check import (
+    PATIENCE,
+    Check,
+    Look,
+    Rows,
+    finding,
+    ground_rows,
+)
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Node,
+    NodeKind,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    RecurringTask,
+    SchedulerLease,
+    ShadowFire,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    Tenant,
+)
+from django_durable_tasks.models.lease import lease_name
+from django_durable_tasks.rules.verify import Finding, Severity
+
+_LONGEST = 600.0
+"""No lease is taken for so long (seconds)."""
+_HOUR = 3_600.0
+
+
+# First rows and leases ----------------------------------------------------------------------------
+
+
+def missing(look: Look, rows: Rows) -> list[Finding]:
+    """The rows that the migrations wrote: without the lease nobody can lead, without the tenant
+    nothing is born.
+    """
+    wanted: tuple[tuple[str, type[Model], Any], ...] = (
+        ("lease", SchedulerLease, lease_name()),
+        ("tenant", Tenant, DEFAULT_TENANT_ID),
+    )
+    return [
+        finding(
+            "seed-rows",
+            table,
+            str(key),
+            "row",
+            None,
+            "there, as the migrations wrote it",
+            repair="write it",
+        )
+        for table, model, key in wanted
+        if not ground_rows(model).filter(pk=key).exists()
+    ]
+
+
+def _write(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    seed_rows.write_first_rows(using=tables.database())
+    return dict.fromkeys((one.key for one in findings), "written")
+
+
+def leases(look: Look, rows: Rows) -> list[Finding]:
+    """Leases that end too far ahead, so that nobody could take over, and such as nobody takes
+    though they could.
+    """
+    found = [
+        finding(
+            "leases",
+            "lease",
+            name,
+            "expires_at",
+            until,
+            f"at most {_LONGEST:g} s ahead",
+            repair="end it, so that a scheduler takes it",
+        )
+        for name, until in rows.filter(expires_at__gt=look.ago(-_LONGEST)).values_list(
+            "name", "expires_at"
+        )
+    ]
+    seen = look.ago(nodes.timeout())
+    schedulers = ground_rows(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
+    settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=look.ago(PATIENCE))
+    offices = {lease_name(region) for region in settled.values_list("region", flat=True)}
+    over = rows.filter(expires_at__lt=look.ago(PATIENCE)).values_list("name", "expires_at")
+    return found + [
+        finding(
+            "leases",
+            "lease",
+            name,
+            "expires_at",
+            until,
+            "taken over by a scheduler that lives",
+            severity=Severity.LATE,
+            advice="Look at the schedulers' logs: none of them can take the lease.",
+        )
+        for name, until in over
+        if name in offices
+    ]
+
+
+def _end(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    ended = [one.key for one in findings if one.repair]
+    ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=look.ago(-_LONGEST)).update(
+        expires_at=after(-1)
+    )
+    return dict.fromkeys(ended, "ended")
+
+
+# Nodes --------------------------------------------------------------------------------------------
+
+
+def silent(look: Look, rows: Rows) -> list[Finding]:
+    """Nodes that are silent for long, and that the leader has not declared dead."""
+    patience = max(PATIENCE, 3 * nodes.timeout())
+    if not look.led or not look.may_judge(patience):
+        return []
+    found = rows.filter(
+        stopped_at__isnull=True, last_seen_at__lt=look.ago(patience), region=conf.settings().REGION
+    )
+    return [
+        finding(
+            "nodes-without-heartbeat",
+            "node",
+            pk,
+            "last_seen_at",
+            seen,
+            "declared dead, because it missed its heartbeats",
+            severity=Severity.LATE,
+            repair="declare it dead; the leader loses its runs",
+        )
+        for pk, seen in found.values_list("pk", "last_seen_at")
+    ]
+
+
+def _bury(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    nodes.declare_dead(keys)
+    return dict.fromkeys(keys, "declared dead")
+
+
+# Rows whose owner is gone -------------------------------------------------------------------------
+
+
+def _orphans(
+    check: str, table: str, column: str, owner: type[Model]
+) -> Callable[[Look, Rows], list[Finding]]:
+    def judge(look: Look, rows: Rows) -> list[Finding]:
+        found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
+        return [
+            finding(
+                check,
+                table,
+                pk,
+                column,
+                key,
+                f"a {owner._meta.verbose_name} that is there",
+                repair="delete it",
+            )
+            for pk, key in found.values_list("pk", f"{column}_id")
+        ]
+
+    return judge
+
+
+def _delete(ground: type[Model]) -> Callable[[Look, Sequence[Finding]], Mapping[Any, str]]:
+    def repair(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+        keys = [one.key for one in findings]
+        ground_rows(ground).filter(pk__in=keys).delete()
+        return dict.fromkeys(keys, "deleted")
+
+    return repair
+
+
+def _orphan_check(
+    name: str, question: str, ground: type[Model], column: str, owner: type[Model]
+) -> Check:
+    table = str(ground._meta.verbose_name)
+    return Check(
+        name=name,
+        group="orphans",
+        question=question,
+        ground=ground,
+        repair=_delete(ground),
+        judge=_orphans(name, table, column, owner),
+    )
+
+
+def unpruned(look: Look, rows: Rows) -> list[Finding]:
+    """What was heard of beat and should have been pruned long ago."""
+    kept = conf.settings().SHADOW_RETENTION + _HOUR
+    if not look.led or not look.may_judge(_HOUR):
+        return []
+    found = rows.filter(heard_at__lt=look.ago(kept))
+    return [
+        finding(
+            "shadow-rows",
+            "fire of beat",
+            pk,
+            "heard_at",
+            heard,
+            "pruned after SHADOW_RETENTION",
+            severity=Severity.LATE,
+            repair="prune",
+        )
+        for pk, heard in found.values_list("pk", "heard_at")
+    ]
+
+
+def _prune(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    prune_shadow_fires(look.now, len(findings))
+    return dict.fromkeys((one.key for one in findings), "pruned")
+
+
+CHECKS = (
+    Check(
+        name="seed-rows",
+        group="nodes",
+        question="Do the rows written by the migrations exist?",
+        ground=SchedulerLease,
+        judge=missing,
+        hold=list,
+        repair=_write,
+    ),
+    Check(
+        name="leases",
+        group="nodes",
+        question="Can a scheduler become leader?",
+        ground=SchedulerLease,
+        judge=leases,
+        repair=_end,
+    ),
+    Check(
+        name="nodes-without-heartbeat",
+        group="nodes",
+        question="Is each node that missed its heartbeats declared dead?",
+        ground=Node,
+        judge=silent,
+        repair=_bury,
+    ),
+    _orphan_check(
+        "orphan-log-entries",
+        "Does the task of each log entry exist?",
+        TaskExecutionLog,
+        "task",
+        Task,
+    ),
+    _orphan_check(
+        "orphan-edges", "Does the task of each edge exist?", TaskDependency, "task", Task
+    ),
+    _orphan_check(
+        "orphan-ledger-entries",
+        "Does the schedule of each ledger entry exist?",
+        OccurrenceRecord,
+        "recurring_task",
+        RecurringTask,
+    ),
+    _orphan_check(
+        "orphan-overrides",
+        "Does the schedule of each override exist?",
+        OccurrenceOverride,
+        "recurring_task",
+        RecurringTask,
+    ),
+    Check(
+        name="shadow-rows",
+        group="orphans",
+        question="Are recorded fires of Celery beat pruned?",
+        ground=ShadowFire,
+        judge=unpruned,
+        repair=_prune,
+    ),
+)

@@ -1,0 +1,335 @@
+"""Checks of recurring tasks: next fire and watermark against the agenda, runs and tasks against the
+ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Exists, F, OuterRef, Q
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.recurring import ledger, writes
+from django_durable_tasks.engine.recurring.ledger import Entry
+from django_durable_tasks.engine.recurring.schedule_cache import (
+    Calendars,
+    calendars_of,
+    unkept_agenda,
+)
+from django_durable_tasks.engine.verify.check import (
+    PATIENCE,
+    Check,
+    Look,
+    Rows,
+    finding,
+    ground_rows,
+)
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, Fate, RecurringStatus
+from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+from django_durable_tasks.rules.verify import Finding, NextRun, Severity, Wrong, wrong_next_run
+
+_RAN = (Fate.DISPATCHED, Fate.ROLLED)
+_COUNTED = 10_000
+"""Runs of a schedule with more are not recounted: that would read its whole ledger."""
+_DAY = timedelta(days=1)
+_MEND = "Mend it, and run `manage.py durable resume --recurring NAME`."
+
+
+def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
+    """Recurring tasks whose next fire or watermark is not what their agenda says."""
+    found, several = [], list(rows)
+    calendars = calendars_of(several)
+    for row in several:
+        try:
+            wrong = _wrong(row, calendars, look.now)
+        except DurableTasksError as broken:
+            found.append(
+                finding(
+                    "watermarks",
+                    "recurring task",
+                    row.pk,
+                    "timetable",
+                    str(broken),
+                    "one that can fire",
+                    advice=_MEND,
+                )
+            )
+            continue
+        if wrong is not None:
+            found.append(
+                finding(
+                    "watermarks",
+                    "recurring task",
+                    row.pk,
+                    wrong.field,
+                    wrong.found,
+                    wrong.right,
+                    repair="compute it anew under the row's lock",
+                )
+            )
+    return found
+
+
+def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> Wrong | None:
+    if row.watermark_at > now + timedelta(seconds=PATIENCE):
+        return Wrong(
+            "watermark_at", row.watermark_at, "not after now: fires before it would never come"
+        )
+    is_active = row.status == RecurringStatus.ACTIVE
+    if is_active and row.tzdata_version != tzdata_version():
+        return None  # the leader computes it anew by its own tables
+    return wrong_next_run(
+        NextRun(
+            status=row.status,
+            now=now,
+            stored=row.next_run_at,
+            paused_until=row.paused_until,
+            following=_following(row, calendars) if is_active else None,
+            put_off=conf.settings().UNKNOWN_TASK_DELAY,
+        )
+    )
+
+
+def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
+    told = row.watermark_at if row.ledger_from is None else max(row.watermark_at, row.ledger_from)
+    following = unkept_agenda(row, calendars).next(told)
+    return following.at if following else None
+
+
+def _plan(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    several = list(
+        ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
+    )
+    calendars, done = calendars_of(several), dict[Any, str]()
+    for row in several:
+        row.watermark_at = min(row.watermark_at, look.now)
+        if row.status == RecurringStatus.ACTIVE:
+            # One with no fire left is looked at once more, which ends it.
+            row.next_run_at = _following(row, calendars) or look.now
+        else:
+            row.next_run_at = row.paused_until if row.status == RecurringStatus.PAUSED else None
+        row.updated_at = look.now
+        writes.rewrite(row)
+        done[row.pk] = "computed anew"
+    return done
+
+
+def late(look: Look, rows: Rows) -> list[Finding]:
+    """Recurring tasks that are long due while somebody leads."""
+    if not look.led or not look.may_judge(PATIENCE):
+        return []
+    found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
+        next_run_at__lt=look.ago(PATIENCE)
+    )
+    return [
+        finding(
+            "late-schedules",
+            "recurring task",
+            pk,
+            "next_run_at",
+            due,
+            "looked at when it came",
+            severity=Severity.LATE,
+            advice="Look at the leader's log: its job may be stuck or fail.",
+        )
+        for pk, due in found.values_list("pk", "next_run_at")
+    ]
+
+
+def quarantined(look: Look, rows: Rows) -> list[Finding]:
+    """Recurring tasks that were paused because of their own error."""
+    found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
+    return [
+        finding(
+            "quarantined",
+            "recurring task",
+            pk,
+            "status_reason",
+            QUARANTINED,
+            f"nothing; {name!r} broke: {error}",
+            severity=Severity.REMARK,
+            advice=_MEND,
+        )
+        for pk, name, error in found.values_list("pk", "name", "error")
+    ]
+
+
+# Runs against the ledger --------------------------------------------------------------------------
+
+
+def miscounted(look: Look, rows: Rows) -> list[Finding]:
+    """Recurring tasks that count other runs than their whole ledger tells."""
+    counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
+    return [
+        finding(
+            "runs-counts",
+            "recurring task",
+            pk,
+            "runs_count",
+            stored,
+            f"{told}, by its ledger",
+            repair="write the recount under the row's lock",
+        )
+        for pk, (stored, told) in counted.items()
+        if stored != told
+    ]
+
+
+def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
+    stored = dict(rows.values_list("pk", "runs_count"))
+    lines = ledger.ledger().filter(
+        recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
+    )
+    told = dict(
+        lines.exclude(reason__startswith="backfilled")
+        .order_by()
+        .values_list("recurring_task")
+        .annotate(number=Count("pk"))
+    )
+    return {pk: (number, told.get(pk, 0)) for pk, number in stored.items()}
+
+
+def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    these = ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings])
+    counted = _counted(these)
+    for row in these:
+        row.runs_count, row.updated_at = counted[row.pk][1], look.now
+        writes.rewrite(row)
+    return dict.fromkeys(counted, "counted anew")
+
+
+def without_task(look: Look, rows: Rows) -> list[Finding]:
+    """Lines which say that a fire ran, without a task, or with one that was not kept as long as
+    retention says.
+    """
+    kept = [seconds for seconds in conf.retention().values() if seconds is not None]
+    young = Q(created_at__gt=look.ago(min(kept))) if kept else Q()
+    gone = young & ~Exists(tables.tasks().filter(pk=OuterRef("task")))
+    found = rows.filter(outcome__in=(*_RAN, Fate.MANUAL)).filter(Q(task__isnull=True) | gone)
+    return [
+        finding(
+            "occurrence-tasks",
+            "occurrence",
+            pk,
+            "task",
+            task,
+            f"the task of the fire time {fire.isoformat()}",
+            advice="Run `manage.py durable run-now NAME`, if what it does is still wanted.",
+        )
+        for pk, task, fire in found.values_list("pk", "task_id", "fire_time")
+    ]
+
+
+def without_line(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks of a fire time of which the ledger does not know, or knows another."""
+    line = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
+    own = line.filter(unique_fire_time=OuterRef("fire_time"))
+    by_hand = line.filter(
+        unique_fire_time__isnull=True, fire_time=OuterRef("fire_time"), task=OuterRef("pk")
+    )
+    schedule = ground_rows(RecurringTask).filter(
+        Q(ledger_from__isnull=True) | Q(ledger_from__lt=OuterRef("fire_time")),
+        pk=OuterRef("recurring_task"),
+    )
+    kept = timedelta(seconds=conf.settings().LEDGER_RETENTION) - _DAY
+    found = rows.filter(
+        Exists(schedule),
+        ~Exists(by_hand),
+        ~Exists(own.filter(task=OuterRef("pk"))),
+        recurring_task__isnull=False,
+        fire_time__isnull=False,
+        created_at__gt=look.now - kept,
+    ).annotate(other=Exists(own.filter(task__isnull=False)))
+    return [
+        finding(
+            "occurrence-entries",
+            "task",
+            pk,
+            "fire_time",
+            fire,
+            "one ledger entry, but the entry names another task" if other else "a ledger entry",
+            repair="" if other else "add a ledger entry",
+            advice="The fire time ran twice: look at both tasks." if other else "",
+        )
+        for pk, fire, other in found.values_list("pk", "fire_time", "other")
+    ]
+
+
+def _enter(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
+    written = set()
+    for row in rows:
+        if row.recurring_task_id is None or row.fire_time is None:
+            continue
+        told = {
+            "outcome": Fate.DISPATCHED,
+            "reason": "entered by durable verify",
+            "effective_at": row.run_at,
+        }
+        empty = ledger.ledger().filter(
+            recurring_task=row.recurring_task_id, unique_fire_time=row.fire_time
+        )
+        if empty.filter(task__isnull=True, unique_fire_time=F("fire_time")).update(
+            task_id=row.pk, **told
+        ):
+            written.add(row.pk)
+            continue
+        written |= ledger.write(
+            [
+                Entry(
+                    recurring_task_id=row.recurring_task_id,
+                    tenant_id=row.tenant_id,
+                    fire_time=row.fire_time,
+                    task_id=row.pk,
+                    outcome=Fate.DISPATCHED,
+                    reason="entered by durable verify",
+                    effective_at=row.run_at,
+                )
+            ]
+        )
+    return dict.fromkeys(written, "entered")
+
+
+def _check(
+    name: str, question: str, judge: Any, repair: Any = None, ground: Any = RecurringTask
+) -> Check:
+    return Check(
+        name=name, group="recurring", question=question, ground=ground, judge=judge, repair=repair
+    )
+
+
+CHECKS = (
+    _check(
+        "watermarks",
+        "Is the next run of each schedule the one its timetable gives?",
+        wrong_plans,
+        _plan,
+    ),
+    _check("late-schedules", "Is each due schedule processed in time?", late),
+    _check("quarantined", "Is no schedule QUARANTINED?", quarantined),
+    _check(
+        "occurrence-tasks",
+        "Does the task of each fire time that ran exist?",
+        without_task,
+        None,
+        OccurrenceRecord,
+    ),
+    _check(
+        "occurrence-entries",
+        "Does each task of a fire time have exactly one ledger entry?",
+        without_line,
+        _enter,
+        Task,
+    ),
+    _check(
+        "runs-counts",
+        "Does the run count of each schedule equal that of its ledger?",
+        miscounted,
+        _recount,
+    ),
+)

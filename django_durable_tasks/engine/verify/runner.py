@@ -1,0 +1,232 @@
+"""``durable verify``: all checks in one walk through each table, and the repair of what
+they found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import Error, IntegrityError
+
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.engine.verify import (
+    dependencies,
+    limits,
+    nodes,
+    recurring,
+    shards,
+    stuck_tasks,
+    tasks,
+    workflows,
+)
+from django_durable_tasks.engine.verify.check import (
+    Check,
+    Page,
+    Unreadable,
+    batches,
+    distinct,
+    look,
+)
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
+from django_durable_tasks.rules.verify import Finding
+
+logger = logging.getLogger("django_durable_tasks.verify")
+
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        *dependencies.CHECKS,
+        *workflows.CHECKS,
+        *tasks.CHECKS,
+        *stuck_tasks.CHECKS,
+        *limits.CHECKS,
+        *recurring.CHECKS,
+        *nodes.CHECKS,
+        *shards.CHECKS,
+    )
+}
+"""All checks by their names: ours, and those that higher floors bring with ``join``."""
+MOST = 1_000
+"""So many findings of one check are kept; then it looks no further."""
+Progress = Callable[[str, float], object]
+"""What is told now and then: the table that is walked through, and how far (0 to 1)."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a check found: how many rows it looked at, what is wrong, and why it could not look, if
+    so.
+
+    ``more``: it stopped at the limit, and there may be others; ``note``: there was nothing to look
+    at, and why.
+    """
+
+    check: Check
+    looked_at: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    more: bool = False
+    error: str = ""
+    note: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it looks at the next page."""
+        return not self.more and not self.error
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What became of a finding: ``done`` says what was repaired, ``left`` why it was not."""
+
+    finding: Finding
+    done: str = ""
+    left: str = ""
+
+
+def join(*checks: Check) -> None:
+    """Add checks of a higher floor; called once by ``apps.ready()``."""
+    CHECKS.update({check.name: check for check in checks})
+
+
+def groups() -> tuple[str, ...]:
+    """Return the groups of all checks."""
+    return tuple(dict.fromkeys(check.group for check in CHECKS.values()))
+
+
+def chosen(names: Iterable[str] = ()) -> list[Check]:
+    """Return the checks of these names or groups, all where none is given; raises InvalidOption
+    with the nearest.
+    """
+    wanted: dict[str, Check] = {}
+    for name in names:
+        found = {one.name: one for one in CHECKS.values() if name in (one.name, one.group)}
+        if not found:
+            hint = did_you_mean(name, [*CHECKS, *groups()], cutoff=0.4)
+            raise InvalidOption(f"There is no check {name!r}. {hint}".strip())
+        wanted |= found
+    return list((wanted or CHECKS).values())
+
+
+def verify(
+    checks: Sequence[Check] | None = None, *, limit: int = MOST, progress: Progress | None = None
+) -> list[Answer]:
+    """Ask these checks (None: all), one walk a table; nothing is written, and no row is waited for.
+
+    A finding was found again with its rows locked. What a check cannot read is its ``error``, and
+    the others go on.
+    """
+    wanted = chosen() if checks is None else checks
+    answers = {
+        check.name: Answer(check, note=check.idle() if check.idle else "") for check in wanted
+    }
+    grounds: dict[type[Any], list[Answer]] = {}
+    for answer in answers.values():
+        if not answer.note:
+            grounds.setdefault(answer.check.ground, []).append(answer)
+    for several in grounds.values():
+        _walk(several, limit, progress)
+    return list(answers.values())
+
+
+def _walk(answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
+    one = answers[0].check
+    try:
+        for page in one.walk():
+            for answer in answers:
+                if answer.goes_on:
+                    _look(answer, page, limit)
+            if progress is not None:
+                progress(one.plural, page.part)
+            if not any(answer.goes_on for answer in answers):
+                return
+    except (Error, Unreadable) as away:
+        for answer in answers:
+            answer.error = answer.error or _told(away)
+
+
+def _look(answer: Answer, page: Page, limit: int) -> None:
+    try:
+        suspects = answer.check.judge(look(), page.rows)
+        # One more than is wanted, so that the limit is known to cut something off.
+        confirmed = answer.check.confirmed(suspects, limit + 1 - len(answer.findings))
+    except (Error, Unreadable) as broken:
+        answer.error = _told(broken)
+        return
+    answer.looked_at += page.number
+    answer.findings += confirmed
+    if len(answer.findings) > limit:
+        answer.findings, answer.more = answer.findings[:limit], True
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, Unreadable):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# Repair -------------------------------------------------------------------------------------------
+
+
+def repair(answers: Sequence[Answer]) -> list[Deed]:
+    """Mend what can be mended, each batch in a transaction that locks and judges its rows once
+    more.
+
+    What is right meanwhile is left alone; what is for people, or refused, is returned with the
+    reason. Doing it twice changes nothing more.
+    """
+    deeds: list[Deed] = []
+    for answer in answers:
+        check, found = answer.check, answer.findings
+        safe = [one for one in found if one.repair and check.repair is not None]
+        deeds += [
+            Deed(one, left=one.advice or "It is for people.") for one in found if one not in safe
+        ]
+        for keys in batches(distinct(safe)):
+            deeds += _mend(check, [one for one in safe if one.key in set(keys)])
+    for deed in deeds:
+        logger.warning(
+            "%s %s",
+            deed.finding.text,
+            f"Repaired: {deed.done}." if deed.done else f"Left: {deed.left}",
+        )
+    return deeds
+
+
+def _mend(check: Check, findings: Sequence[Finding]) -> list[Deed]:
+    """Mend a batch; one that is refused is mended row by row, so that one row spoils no other."""
+    try:
+        with check.guarded():
+            return _mend_at_once(check, findings)
+    except (DurableTasksError, IntegrityError) as refused:
+        keys = distinct(findings)
+        if len(keys) == 1:
+            return [Deed(one, left=f"It was refused: {refused}") for one in findings]
+    return [
+        deed for key in keys for deed in _mend(check, [one for one in findings if one.key == key])
+    ]
+
+
+def _mend_at_once(check: Check, findings: Sequence[Finding]) -> list[Deed]:
+    moment = look()
+    rows = check.held(distinct(findings))
+    still = [one for one in check.judge(moment, rows) if one.repair]
+    done = check.repair(moment, still) if still and check.repair is not None else {}
+    there, theirs = {(one.key, one.field) for one in still}, check.theirs(distinct(findings), rows)
+    return [_deed(one, done, one.key in theirs, (one.key, one.field) in there) for one in findings]
+
+
+def _deed(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> Deed:
+    if still:
+        left = (
+            "It cannot be repaired as it stands: repair what else is wrong with it first, or do it"
+            " by hand."
+        )
+        return Deed(one, done=done[one.key]) if one.key in done else Deed(one, left=left)
+    return (
+        Deed(one, left="The row is locked by another transaction. Run the check again.")
+        if theirs
+        else Deed(one, done="it is right meanwhile")
+    )

@@ -1,0 +1,255 @@
+"""Checks of what waits: silent runs, rings that nobody rings again, rows that nobody publishes,
+rows that are held.
+
+Time is only judged where it passed under one reign, or under none: after an outage of the database
+everything is late, and is dealt with in its turn.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Exists, Max, OuterRef, Q
+from django.db.models.functions import Greatest
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.limits import backpressure, overlap
+from django_durable_tasks.engine.tasks import attempts, claim
+from django_durable_tasks.engine.verify.check import (
+    PATIENCE,
+    Check,
+    Look,
+    Rows,
+    finding,
+    ground_rows,
+)
+from django_durable_tasks.models import Node, Task
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.verify import Finding, Severity
+
+NO_LEADER = "No scheduler is the leader: run `manage.py run_scheduler`."
+_LOST = Outcome(
+    kind=Kind.CRASHED,
+    error="The lease of the run expired and the leader did not end it.",
+    error_type="Lost",
+)
+
+
+def silent(look: Look, rows: Rows) -> list[Finding]:
+    """RUNNING tasks whose lease is long over, or whose node left or died long ago."""
+    patience = max(PATIENCE, conf.settings().LEASE)
+    if not look.may_judge(patience):
+        return []
+    gone = Exists(ground_rows(Node).filter(pk=OuterRef("node"), stopped_at__lt=look.ago(patience)))
+    found = (
+        rows.filter(status=Status.RUNNING)
+        .annotate(gone=gone)
+        .filter(Q(lease_until__lt=look.ago(patience)) | Q(gone=True))
+    )
+    return [
+        finding(
+            "expired-leases",
+            "task",
+            pk,
+            "node" if left else "lease_until",
+            node if left else lease,
+            "a node that lives, or the run is lost" if left else "renewed, or the run is lost",
+            severity=Severity.LATE,
+            repair="lose the run" if look.led else "",
+            advice="" if look.led else NO_LEADER,
+        )
+        for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone")
+    ]
+
+
+def _lose(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    verdicts = attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
+    return {
+        key: f"the run is lost, the task is {verdict.status}" for key, verdict in verdicts.items()
+    }
+
+
+def unrung(look: Look, rows: Rows) -> list[Finding]:
+    """QUEUED tasks that should have been republished long ago."""
+    patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
+    if not look.may_judge(patience):
+        return []
+    found = rows.filter(status=Status.QUEUED, due_at__lt=look.ago(patience))
+    return [
+        finding(
+            "not-republished",
+            "task",
+            pk,
+            "due_at",
+            due_at,
+            "republished when it was over",
+            severity=Severity.LATE,
+            repair="publish it",
+            advice="" if look.led else NO_LEADER,
+        )
+        for pk, due_at in found.values_list("pk", "due_at")
+    ]
+
+
+def _ring(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    publish_after_commit(claim.republish(tables.tasks().filter(pk__in=keys), look.now, len(keys)))
+    return dict.fromkeys(keys, "rung")
+
+
+def unpublished(look: Look, rows: Rows) -> list[Finding]:
+    """PENDING tasks that are long due in a queue with room, in which nothing moves; a backlog that
+    moves is none.
+    """
+    patience = conf.settings().OLDEST_DUE_MAX
+    if not look.led or not look.may_judge(max(PATIENCE, patience)):
+        return []
+    overdue = list(
+        rows.filter(status=Status.PENDING, due_at__lt=look.ago(patience)).values_list(
+            "pk", "queue", "due_at"
+        )
+    )
+    if not overdue:
+        return []
+    picture = backpressure.picture()
+    still = {queue for _, queue, _ in overdue if picture.room(queue)} - _moving(
+        {queue for _, queue, _ in overdue}, look
+    )
+    return [
+        finding(
+            "unpublished",
+            "task",
+            pk,
+            "due_at",
+            due_at,
+            f"published within {patience:g} s, because queue {queue} is open and below its limits",
+            severity=Severity.LATE,
+            advice="Look at the schedulers' logs, and at `manage.py durable status`.",
+        )
+        for pk, queue, due_at in overdue
+        if queue in still
+    ]
+
+
+def _moving(queues: Iterable[str], look: Look) -> set[str]:
+    """Return in which of these queues something runs, or was published of late: what waits there
+    waits its turn.
+    """
+    busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=look.ago(PATIENCE))
+    return set(
+        tables.tasks()
+        .filter(busy, queue__in=list(queues))
+        .order_by()
+        .values_list("queue", flat=True)
+    )
+
+
+# Overlap keys -------------------------------------------------------------------------------------
+
+
+def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks that wait for an overlap key that has been free for PATIENCE seconds."""
+    if not look.may_judge(PATIENCE):
+        return []
+    held = list(
+        rows.filter(
+            status=Status.PENDING,
+            overlap_key__isnull=False,
+            waiting_for_limit=None,
+            due_at__gte=NEVER,
+            updated_at__lt=look.ago(PATIENCE),
+        ).values_list("pk", "overlap_key", "recurring_task_id")
+    )
+    wanted = {overlap_key for _, overlap_key, _ in held}
+    if not wanted:
+        return []
+    free = {
+        overlap_key
+        for overlap_key, several in overlap.open_runs(wanted).items()
+        if all(task.held for task in several)
+    }
+    recent = _freed_of_late(
+        free, {schedule for *_, schedule in held if schedule is not None}, look.ago(PATIENCE)
+    )
+    return [
+        finding(
+            "stuck-on-overlap",
+            "task",
+            pk,
+            "overlap_key",
+            overlap_key,
+            "due",
+            severity=Severity.LATE,
+            repair="make the oldest task of the key due",
+            advice="" if look.led else NO_LEADER,
+        )
+        for pk, overlap_key, _ in held
+        if overlap_key in free - recent
+    ]
+
+
+def _freed_of_late(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
+    """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
+    ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
+    found = {
+        overlap_key
+        for overlap_key, last in ended.annotate(last=Max("completed_at"))
+        if last is not None and last >= cutoff
+    }
+    moved = tables.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
+    found |= {
+        overlap_key
+        for overlap_key in moved.values_list("overlap_key", flat=True)
+        if overlap_key is not None
+    }
+    if runs().filter(recurring_task__in=list(schedules), completed_at__gte=cutoff).exists():
+        return set(free)
+    return found
+
+
+def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    of: dict[Any, list[Any]] = defaultdict(list)
+    for one in findings:
+        of[one.found].append(one.key)
+    going = [
+        several[0].task_id
+        for several in overlap.open_runs(of).values()
+        if all(task.held for task in several)
+    ]
+    these = tables.tasks().waiting_for_overlap().filter(pk__in=going)
+    transitions.edit(these, due_at=Greatest("run_at", DatabaseNow()))
+    return dict.fromkeys(
+        (key for keys in of.values() for key in keys), "the oldest task of its key is due"
+    )
+
+
+CHECKS = tuple(
+    Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
+    for name, question, judge, repair in (
+        ("expired-leases", "Is each run whose lease expired marked LOST in time?", silent, _lose),
+        (
+            "not-republished",
+            "Are published tasks that were not started republished?",
+            unrung,
+            _ring,
+        ),
+        ("unpublished", "Are due tasks published?", unpublished, None),
+        (
+            "stuck-on-overlap",
+            "Does each task that waits for its overlap key wait for an open task?",
+            stuck_on_overlap,
+            _let_go,
+        ),
+    )
+)

@@ -1,0 +1,126 @@
+"""Reads a run of a workflow, or what is connected with a task, as a diagram: nodes and edges in
+plain values.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+
+from django_durable_tasks import conf
+from django_durable_tasks.diagrams import Diagram, Edge, Node
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.workflows.dry_run import in_parts
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.rules.tasks.masking import masked_text
+
+NEAR = 1_000
+_ROW = ("pk", "step", "name", "status", "started_at", "completed_at", "reason", "workflow")
+_EDGE = ("depends_on", "task", "dependency_type", "resolved_at", "outcome")
+
+
+def of_run(run: WorkflowRun) -> Diagram:
+    """Return the diagram of a run with all runs inside it, which are its groups."""
+    groups = _groups(run)
+    keys = list(tables.tasks().filter(workflow__in=list(groups)).values_list("pk", flat=True))
+    return _diagram(f"{run.name} {run.pk}", run.status, keys, groups)
+
+
+def around(task: Task, most: int = NEAR) -> Diagram:
+    """Return the diagram of a task and of what is connected with it, upwards and downwards, the
+    nearest first.
+
+    At most so many tasks; an edge to one that is left out is told by the diagram, not drawn.
+    """
+    found, frontier = [task.pk], {task.pk}
+    seen = {task.pk}
+    while frontier and len(found) < most:
+        frontier = _neighbours(frontier) - seen
+        seen |= frontier
+        found += sorted(frontier)
+    root = None if task.workflow is None else runs().filter(pk=task.workflow.root).first()
+    name = task.step or task.name
+    return _diagram(
+        f"{name} {task.pk}", task.status, found[:most], {} if root is None else _groups(root)
+    )
+
+
+def _neighbours(keys: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    found: set[uuid.UUID] = set()
+    for some in in_parts(sorted(keys)):
+        found.update(edges.edges().below(some).values_list("task", flat=True))
+        above = edges.edges().above(some).filter(depends_on__isnull=False)
+        found.update(edge.upstream_id for edge in above.only("depends_on"))
+    return found
+
+
+def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
+    """Return the path of each run inside this one, by the names of the runs; of two alike the
+    second is numbered.
+    """
+    rows = list(runs().filter(root=run.root).order_by("pk").values_list("pk", "parent", "name"))
+    found, taken, growing = {run.pk: ""}, set(), True
+    while growing:
+        growing = False
+        for key, parent, name in rows:
+            if key in found or parent not in found:
+                continue
+            path = plain = f"{found[parent]}/{name.replace('/', '-')}".lstrip("/")
+            number = 1
+            while path in taken:
+                number += 1
+                path = f"{plain}-{number}"
+            taken.add(path)
+            found[key], growing = path, True
+    return found
+
+
+def _diagram(
+    title: str, status: str, keys: Iterable[uuid.UUID], groups: Mapping[uuid.UUID, str]
+) -> Diagram:
+    secret = conf.settings().SECRET_NAMES
+    nodes: list[Node] = []
+    lines: list[Edge] = []
+    for some in in_parts(keys):
+        gates = _closed_gates(some)
+        for key, step, name, stands, started, completed, reason, run in (
+            tables.tasks().filter(pk__in=some).values_list(*_ROW)
+        ):
+            nodes.append(
+                Node(
+                    id=str(key),
+                    label=step or name.rpartition(".")[2],
+                    status=stands,
+                    name=name,
+                    started_at=started,
+                    completed_at=completed,
+                    reason=masked_text(gates.get(key, "") or reason, secret),
+                    group=groups.get(run, ""),
+                )
+            )
+        for source, target, kind, resolved_at, outcome in (
+            edges.edges().above(some).filter(depends_on__isnull=False).values_list(*_EDGE)
+        ):
+            lines.append(
+                Edge(
+                    source=str(source),
+                    target=str(target),
+                    kind=kind,
+                    resolved=resolved_at is not None,
+                    outcome=outcome or "",
+                )
+            )
+    return Diagram(title=title, status=status, nodes=tuple(nodes), edges=tuple(lines))
+
+
+def _closed_gates(keys: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
+    """Return what people have to say before these tasks may run."""
+    found: dict[uuid.UUID, str] = {}
+    for key, gate, note in (
+        edges.edges().above(keys).gates().unresolved().values_list("task", "gate", "note")
+    ):
+        said = f"{gate}: {note}" if note else str(gate)
+        found[key] = f"{found[key]}, {said}" if key in found else f"waits for {said}"
+    return found

@@ -1,0 +1,366 @@
+"""What an operator does to graphs: cancel, retry, force, approve, hold, change edges; each with an
+exact preview.
+
+Every verb takes ``by`` (who), ``reason`` (why) and ``dry_run``, and returns a report of the rows
+that it changed or, in a dry run, would change, with all that follows from it. A dry run leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import F, Q
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.dependencies import edges, edit, replay
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.tasks import dead_letters, operator_actions
+from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
+from django_durable_tasks.engine.workflows import dry_run as workflow_dry_run
+from django_durable_tasks.engine.workflows.dry_run import Change, Operation, Report, below
+from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpstreamFailure, chosen
+from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
+from django_durable_tasks.rules.tasks.comments import comment, done_by
+from django_durable_tasks.rules.workflows.plan import PlannedEdge
+
+__all__ = [
+    "Change",
+    "Report",
+    "RetryMode",
+    "add_edge",
+    "approve",
+    "cancel_branch",
+    "cancel_workflow",
+    "force_complete",
+    "force_run",
+    "hold",
+    "reject",
+    "remove_edge",
+    "retry_from",
+    "retry_workflow",
+    "unhold",
+]
+
+_FAILED = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
+
+
+class RetryMode(StrEnum):
+    """Which tasks of a workflow run again."""
+
+    ALL = "ALL"
+    FAILED = "FAILED"
+    FAILED_AND_DOWNSTREAM = "FAILED_AND_DOWNSTREAM"
+
+
+# Cancel -------------------------------------------------------------------------------------------
+
+
+def cancel_workflow(
+    run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False
+) -> Report:
+    """Cancel a run with all runs inside it: waiting tasks at once, running ones are asked; nothing
+    of it starts after.
+
+    First, in a transaction of its own, the runs are told, so that none of them grows any more. A
+    run whose tasks have all ended is left as it is.
+    """
+    why = comment("CANCELLED", by, reason)
+    if not dry_run:
+        _stop_growth(run, why)
+
+    def act(operation: Operation) -> None:
+        question = tables.tasks().filter(workflow__in=_inside(run), status__in=OPEN)
+        operation.cancel(list(question.values_list("pk", flat=True)), why)
+
+    report = workflow_dry_run.carry_out(act, dry_run=dry_run)
+    if not dry_run and not report.total and not _reached(run, why):
+        told = runs().open().filter(pk__in=_inside(run), reason=why)
+        told.update(cancel_requested_at=None, reason="")
+    return report
+
+
+def _stop_growth(run: WorkflowRun, why: str) -> None:
+    """Tell all runs; again, while a run that was not told may have grown another one in the
+    meantime.
+    """
+    told = 1
+    while told:
+        untold = runs().open().filter(pk__in=_inside(run), cancel_requested_at=None)
+        told = untold.update(cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW)
+
+
+def _reached(run: WorkflowRun, why: str) -> bool:
+    """Return whether the leader has cancelled tasks of these runs, or asked them to stop, since
+    they were told.
+    """
+    these, told = (
+        tables.tasks().filter(workflow__in=_inside(run)),
+        F("workflow__cancel_requested_at"),
+    )
+    return these.filter(
+        Q(reason=why, completed_at__gte=told) | Q(cancel_requested_at__gte=told)
+    ).exists()
+
+
+def _inside(run: WorkflowRun) -> list[uuid.UUID]:
+    """Return a run and all runs inside it."""
+    parents = dict(runs().filter(root=run.root).values_list("pk", "parent"))
+    found, growing = {run.pk}, True
+    while growing:
+        more = {key for key, parent in parents.items() if parent in found} - found
+        found |= more
+        growing = bool(more)
+    return sorted(found)
+
+
+def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """Cancel a task and everything that depends on it, directly or not; running ones are asked."""
+    why = comment("CANCELLED", by, reason)
+    return workflow_dry_run.carry_out(
+        lambda operation: operation.cancel(below([task.pk]), why), dry_run=dry_run
+    )
+
+
+# Run again ----------------------------------------------------------------------------------------
+
+
+def retry_workflow(
+    run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False
+) -> Report:
+    """Run tasks of a run, and of the runs inside it, again; a run that had ended or was cancelled
+    goes on.
+
+    ALL: whatever has ended. FAILED: what failed, expired or was cancelled, and what was skipped
+    because of it. FAILED_AND_DOWNSTREAM: that and everything that depends on it, successes too.
+    What runs again waits for its upstreams that do. Raises TransitionRefused when nothing can, or
+    while a task below runs.
+    """
+    kind = chosen("mode", mode, RetryMode)
+
+    def act(operation: Operation) -> None:
+        these = tables.tasks().filter(workflow__in=_inside(run))
+        failed = these.filter(status__in=_FAILED)
+        if kind != RetryMode.ALL and not failed.exists():
+            raise TransitionRefused(
+                f"No task of {run} failed, expired or was cancelled: there is nothing to retry."
+            )
+        if kind == RetryMode.FAILED:
+            dead_letters.replay(failed, by=by, reason=reason)
+        elif kind == RetryMode.ALL:
+            _again(these.filter(status__in=TERMINAL), by, reason)
+        else:
+            _again(_with_below(failed), by, reason)
+
+    return _run_again(act, dry_run)
+
+
+def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """Run an ended task again with everything that depends on it, successes too.
+
+    Raises TransitionRefused when it has not ended, or while a task below it runs.
+    """
+
+    def act(operation: Operation) -> None:
+        row = _row(task)
+        if row.status not in TERMINAL:
+            raise TransitionRefused(
+                f"Task {row.pk} is {row.status}: only an ended task runs again."
+            )
+        _again(_with_below(tables.tasks().filter(pk=row.pk)), by, reason)
+
+    return _run_again(act, dry_run)
+
+
+def _with_below(question: TaskQuerySet) -> TaskQuerySet:
+    keys = below(list(question.values_list("pk", flat=True)))
+    return tables.tasks().filter(pk__in=sorted(keys))
+
+
+def _again(question: TaskQuerySet, by: str, reason: str) -> None:
+    asked = list(question.values_list("pk", flat=True))
+    returned = replay.again(asked, done_by("replayed", by, reason))
+    transition_dead_letters.close_replayed(returned, by=by, reason=reason)
+
+
+def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
+    try:
+        return workflow_dry_run.carry_out(act, dry_run=dry_run)
+    except IntegrityError as taken:
+        raise TransitionRefused(
+            f"A newer open task or run holds a key of one of these: {taken}"
+        ) from taken
+
+
+# By an operator's word ----------------------------------------------------------------------------
+
+
+def force_complete(
+    tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
+) -> Report:
+    """Call tasks done; what waits for them is released, what was skipped because of them comes
+    back.
+    """
+    return _run_again(
+        lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)), dry_run
+    )
+
+
+def force_run(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """Run BLOCKED and SKIPPED tasks now, whatever their upstreams and gates say.
+
+    What was skipped because of them waits again. Raises TransitionRefused when none of the tasks
+    stands so.
+    """
+
+    def act(operation: Operation) -> None:
+        forced, returned = replay.force_run(tasks, comment("forced", by, reason), by=by)
+        if not forced:
+            raise TransitionRefused(
+                "None of these tasks is BLOCKED or SKIPPED: there is nothing to force."
+            )
+        transition_dead_letters.close_replayed([*forced, *returned], by=by, reason=reason)
+
+    return _run_again(act, dry_run)
+
+
+def _some(done: Collection[uuid.UUID]) -> None:
+    if not done:
+        raise TransitionRefused(
+            "None of these tasks can be called done: they are missing, or have succeeded."
+        )
+
+
+# Gates --------------------------------------------------------------------------------------------
+
+
+def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """Open the approval that a task waits for; raises TransitionRefused when it waits for none."""
+    return _at_gate(
+        task,
+        lambda: edit.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason),
+        "approved",
+        by,
+        dry_run,
+    )
+
+
+def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """Cancel a task that waits for an approval; replayed, it waits for it again. Raises
+    TransitionRefused.
+    """
+
+    def act(operation: Operation) -> None:
+        gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
+        transitions.lock_rows(sorted(below([task.pk])))
+        if not gates.update(outcome="REJECTED", resolved_by=by[:200], note=reason[:500]):
+            raise TransitionRefused(f"Task {task.pk} waits for no {Gate.APPROVAL}.")
+        operation.cancel([task.pk], comment("REJECTED", by, reason))
+
+    return workflow_dry_run.carry_out(act, dry_run=dry_run)
+
+
+def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """Let a task that has not started wait for ``unhold``; raises TransitionRefused when it has, or
+    is held already.
+    """
+
+    def act() -> None:
+        if not edit.place_gate(task.pk, Gate.HOLD, by=by, reason=reason):
+            raise TransitionRefused(f"Task {task.pk} is held already.")
+
+    return _at_gate(task, act, comment("held", by, reason), "", dry_run)
+
+
+def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+    """End the hold of a task; raises TransitionRefused when it is not held."""
+    return _at_gate(
+        task,
+        lambda: edit.open_gate(task.pk, Gate.HOLD, by=by, reason=reason),
+        "released",
+        by,
+        dry_run,
+    )
+
+
+def _at_gate(task: Task, act: Callable[[], Any], what: str, by: str, dry_run: bool) -> Report:
+    def named(operation: Operation) -> None:
+        act()
+        operation.named[task.pk] = f"{what} by {by}" if by else what
+
+    return workflow_dry_run.carry_out(named, dry_run=dry_run)
+
+
+# Edges --------------------------------------------------------------------------------------------
+
+
+def add_edge(
+    task: Task,
+    upstream: Task,
+    kind: str,
+    *,
+    by: str,
+    reason: str = "",
+    policy: str | None = None,
+    dry_run: bool = False,
+) -> Report:
+    """Let a task that has not started wait for another one (MUST_SUCCEED, MUST_FINISH or
+    MUST_FAIL).
+
+    ``policy``: what becomes of it when the upstream ends otherwise, if not what the task says.
+    Raises DependencyCycle with the path, InvalidDependency, InvalidOption, TransitionRefused.
+    """
+    edge = PlannedEdge(
+        upstream=upstream.pk,
+        kind=chosen("kind", kind, DependencyType),
+        policy=None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure),
+    )
+
+    def act(operation: Operation) -> None:
+        if not edit.link(task.pk, {upstream.pk: edge}, by=by, reason=reason):
+            raise InvalidDependency(
+                f"Task {task.pk} waits for {upstream.pk} already, by {edge.kind}."
+            )
+        operation.named[task.pk] = f"waits for {upstream.step or upstream.name} by {edge.kind}"
+        operation.also_told.add(upstream.pk)
+
+    return workflow_dry_run.carry_out(act, dry_run=dry_run)
+
+
+def remove_edge(
+    task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False
+) -> Report:
+    """Let a BLOCKED task wait for an upstream no more; it runs when nothing else holds it.
+
+    Raises InvalidDependency when there is no such edge, TransitionRefused when the task does not
+    wait.
+    """
+
+    def act(operation: Operation) -> None:
+        if not edges.edges().above([task.pk]).below([upstream.pk]).exists():
+            raise InvalidDependency(
+                f"Task {task.pk} does not wait for task {upstream.pk}: there is no such edge."
+            )
+        edit.unlink(task.pk, [upstream.pk])
+        operation.named[task.pk] = comment(
+            f"no longer waits for {upstream.step or upstream.name}", by, reason
+        )
+
+    return workflow_dry_run.carry_out(act, dry_run=dry_run)
+
+
+def _row(task: Task) -> Task:
+    row: Task | None = tables.tasks().filter(pk=task.pk).first()
+    if row is None:
+        raise TransitionRefused(
+            f"There is no task {task.pk}: it never was, or its retention is over."
+        )
+    return row

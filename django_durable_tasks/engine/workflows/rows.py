@@ -1,0 +1,175 @@
+"""A checked plan becomes rows in memory: tasks, edges, runs, with their ids. Nothing is written
+here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.engine.tasks.new_task import Call, planned_task
+from django_durable_tasks.models import DEFAULT_TENANT_ID, TaskDependency, WorkflowRun
+from django_durable_tasks.models.task_queries import new_task_id
+from django_durable_tasks.rules.dependencies import layers, needed
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.arguments import bind
+from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.shards import shard_of
+from django_durable_tasks.rules.workflows.plan import (
+    Plan,
+    PlannedEdge,
+    PlannedTask,
+    WorkflowStatus,
+    written,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """How a workflow is started: when, under which key, for whom, and what it belongs to."""
+
+    run_at: datetime | None = None
+    key: str | None = None
+    tenant_id: int = DEFAULT_TENANT_ID
+    priority: int | None = None
+    recurring_task: uuid.UUID | None = None
+    fire_time: datetime | None = None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan with its ids: the rows to be written."""
+
+    plan: Plan
+    ids: dict[int, uuid.UUID]
+    runs: list[WorkflowRun]
+    rows: list[NewTask]
+    edges: list[TaskDependency]
+    roots: list[uuid.UUID]
+    outside: set[uuid.UUID]
+
+
+def draft(
+    plan: Plan,
+    launch: StartOptions,
+    now: datetime,
+    inside: WorkflowRun | None = None,
+    *,
+    sealed: bool = True,
+) -> Draft:
+    """Return the rows of a plan; of scope 0 no run where it grows inside one that exists. Raises
+    our errors.
+
+    ``sealed`` False: its runs stand STARTING, because it is written in several transactions.
+    """
+    above = {
+        place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
+        for place, task in enumerate(plan.tasks)
+    }
+    # Ids sort by birth, though not within a millisecond: in lists upstreams stand above what waits
+    # for them.
+    ids = {place: new_task_id() for layer in layers(above) for place in layer}
+    found = Draft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
+    # What cannot be rung at once anyway is born due; the rest of the first tasks is released when
+    # all is written.
+    at_once = conf.settings().FAST_PATH_MAX
+    waited_for = {place for places in above.values() for place in places}
+    for place, task in enumerate(plan.tasks):
+        gates = [
+            TaskDependency(task_id=ids[place], gate=gate, note=note[:500])
+            for gate, note in task.gates
+        ]
+        upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
+        wants = needed(task.needed, edges.tally_of([*gates, *upstreams]))
+        free = not wants and sealed and len(found.roots) >= at_once
+        new = _new_task(task, found, place, launch, now)._replace(
+            status=Status.PENDING if free else Status.BLOCKED,
+            unresolved=wants,
+            join_count=task.needed,
+            has_dependents=place in waited_for,
+        )
+        found.edges += [*gates, *upstreams]
+        found.rows.append(new)
+        if not wants and not free:
+            found.roots.append(ids[place])
+    return found
+
+
+def _runs_of(
+    plan: Plan, launch: StartOptions, now: datetime, inside: WorkflowRun | None, sealed: bool
+) -> list[WorkflowRun]:
+    sizes = Counter(task.scope for task in plan.tasks)
+    found: list[WorkflowRun] = []
+    for place, scope in enumerate(plan.scopes):
+        if scope.parent is None and inside is not None:
+            found.append(inside)
+            continue
+        for name in scope.callbacks.values():
+            bind(registry.get(name).signature, name, ["the id of the run"], {})
+        run_id = new_task_id()
+        deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
+        if isinstance(scope.deadline, float):
+            deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
+        outermost = scope.parent is None
+        found.append(
+            WorkflowRun(
+                id=run_id,
+                tenant_id=launch.tenant_id,
+                name=scope.name,
+                released=sealed,
+                status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
+                key=launch.key if outermost else None,
+                open_key=launch.key if outermost else None,
+                parent=None if scope.parent is None else found[scope.parent].pk,
+                root=found[0].root if found else run_id,
+                recurring_task=launch.recurring_task,
+                fire_time=launch.fire_time,
+                deadline_at=deadline,
+                callbacks=dict(scope.callbacks),
+                total=sizes[place],
+                sealed_at=now if sealed else None,
+            )
+        )
+    return found
+
+
+def _new_task(
+    task: PlannedTask, found: Draft, place: int, launch: StartOptions, now: datetime
+) -> NewTask:
+    known = registry.get(task.task)
+    given = task.options
+    options = replace(
+        given,
+        task_id=None,
+        tenant=launch.tenant_id,
+        run_at=given.run_at or launch.run_at or now,
+        priority=launch.priority if given.priority is None else given.priority,
+        on_upstream_failure=task.on_upstream_failure,
+    )
+    args = tuple(written(list(task.args), found.ids)) if task.refers else task.args
+    kwargs = written(dict(task.kwargs), found.ids) if task.refers else task.kwargs
+    new = planned_task(Call(known, args, kwargs, options), refers=task.refers)
+    return new._replace(
+        id=found.ids[place],
+        shard_key=shard_of(found.ids[place]),
+        workflow_id=found.runs[task.scope].pk,
+        step=task.step[:200],
+    )
+
+
+def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: Draft) -> TaskDependency:
+    if isinstance(edge.upstream, uuid.UUID):
+        found.outside.add(edge.upstream)
+        upstream = edge.upstream
+    else:
+        upstream = found.ids[edge.upstream]
+    return TaskDependency(
+        task_id=task_id,
+        depends_on_id=upstream,
+        dependency_type=edge.kind,
+        on_upstream_failure=edge.policy,
+    )

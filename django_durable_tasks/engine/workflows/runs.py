@@ -1,0 +1,250 @@
+"""A workflow grows by what its tasks add, and is counted until it ends. How it starts:
+``workflow_starts``.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from django.db.models import F
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.isolation import Isolation, is_outage
+from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
+from django_durable_tasks.engine.dependencies import edges, edit
+from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.engine.tasks.new_task import Call
+from django_durable_tasks.engine.workflows.rows import Draft, StartOptions, draft
+from django_durable_tasks.engine.workflows.start import let_go, write
+from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
+from django_durable_tasks.models import TaskDependency, WorkflowRun
+from django_durable_tasks.rules.dependencies import DependencyType, needed
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.masking import shortened
+from django_durable_tasks.rules.tasks.options import CallOptions
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.plan import (
+    COUNTS,
+    DEADLINE,
+    Plan,
+    WorkflowStatus,
+    verdict,
+)
+
+logger = logging.getLogger("django_durable_tasks.workflows")
+
+# Growth -------------------------------------------------------------------------------------------
+
+
+def hold(run: Run, plan: Plan, *, grows: bool) -> None:
+    """Lock what a growth or a start will touch before the row of the body is, in the order of
+    everybody else.
+
+    The tenant (for edges between existing rows), the run, then tasks in primary-key order. Raises
+    DependencyCycle when what waits for the body is upstream of what is added.
+    """
+    outside = {
+        edge.upstream
+        for task in plan.tasks
+        for edge in task.edges
+        if isinstance(edge.upstream, uuid.UUID)
+    }
+    below: set[uuid.UUID] = set()
+    if grows:
+        if outside:
+            edit.lock_tenant(run.tenant_id)
+        _inside(run)
+        below = set(edges.edges().below([run.task_id]).unresolved().values_list("task", flat=True))
+    if below or outside:
+        transitions.lock_rows([*({run.task_id} | below | outside)], even_running=True)
+    if below and outside:
+        edit.check_circle(below, outside)
+
+
+def _inside(run: Run) -> WorkflowRun | None:
+    """Lock and return the workflow that this body is a part of, if there is one."""
+    these = runs().filter(pk=run.workflow_id) if run.workflow_id else runs().none()
+    return these.select_for_update().first()
+
+
+def add_tasks(run: Run, plan: Plan) -> None:
+    """Add what a body asked for to its workflow, in the transaction of its success.
+
+    Whatever waits for the body waits for the last of the new tasks too. A workflow that is being
+    cancelled does not grow. Raises WorkflowTooLarge.
+    """
+    inside = _inside(run)
+    if (
+        inside is None
+        or inside.status != WorkflowStatus.RUNNING
+        or inside.cancel_requested_at is not None
+    ):
+        logger.warning(
+            "The workflow of task %s can no longer be extended; %d tasks were not added.",
+            run.task_id,
+            len(plan.tasks),
+        )
+        return
+    _check_growth(inside, plan)
+    launch = StartOptions(
+        tenant_id=run.tenant_id, recurring_task=inside.recurring_task, fire_time=inside.fire_time
+    )
+    found = draft(plan, launch, database_now(), inside)
+    added = Counter(task.scope for task in plan.tasks)[0]
+    runs().filter(pk=inside.pk).update(total=F("total") + added, updated_at=tables.NOW)
+    runs().bulk_create(found.runs[1:])
+    write(found)
+    _hold_dependents(run.task_id, found)
+    publish_after_commit(let_go(found.roots))
+
+
+def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
+    most = conf.settings().WORKFLOW_MAX_TASKS
+    there = sum(runs().filter(root=inside.root).values_list("total", flat=True))
+    if there + len(plan.tasks) > most:
+        raise WorkflowTooLarge(
+            f"The workflow {inside.name!r} has {there:,} tasks; with {len(plan.tasks):,} more it"
+            f" would have more than {most:,} (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
+        )
+
+
+def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
+    """Let what waits for this task wait for the last of the new tasks as well, and ask the same of
+    them.
+    """
+    waited_for = {edge.depends_on_id for edge in found.edges}
+    last = [
+        key
+        for place, key in found.ids.items()
+        if key not in waited_for and not found.plan.tasks[place].scope
+    ]
+    asked = {
+        edge.task_id: edge
+        for edge in edges.edges().below([task_id]).unresolved()
+        if edge.dependency_type != DependencyType.MUST_FAIL
+    }
+    below = list(asked)
+    rows = transitions.lock_rows(below) if below else {}
+    waiting = {key: row for key, row in rows.items() if row.status == Status.BLOCKED}
+    edges.insert(
+        [
+            TaskDependency(
+                task_id=key,
+                depends_on_id=leaf,
+                dependency_type=asked[key].dependency_type,
+                on_upstream_failure=asked[key].on_upstream_failure,
+            )
+            for key in waiting
+            for leaf in last
+        ]
+    )
+    if waiting:
+        transitions.mark_upstreams(last)
+        counted = edges.tallies(waiting)
+        transitions.set_needed(
+            {key: needed(row.join_count, counted[key]) for key, row in waiting.items()}
+        )
+
+
+# Counting -----------------------------------------------------------------------------------------
+
+
+_isolation = Isolation[uuid.UUID | None]("workflow")
+
+
+def count_endings(limit: int) -> int:
+    """Count a batch of endings into their runs, and end the runs that are complete; return how many
+    were counted.
+
+    A run that cannot be counted or ended is postponed; the others go on.
+    """
+    uncounted = edges.endings().uncounted().exclude(workflow_id__in=_isolation.postponed())
+    notes: dict[uuid.UUID | None, list[int]] = defaultdict(list)
+    for note, run in uncounted.values_list("pk", "workflow_id")[:limit]:
+        notes[run].append(note)
+    if not notes:
+        return 0
+    counted = _isolation.batch(
+        lambda: _fold(chain(*notes.values())), lambda: list(notes), lambda run: _fold(notes[run])
+    )
+    return sum(counted)
+
+
+@retry_on_deadlock
+def _fold(found: Iterable[int]) -> int:
+    with tables.atomic():
+        # Runs first: whoever counts an ending of a row has counted the return of this row before.
+        counted = edges.endings().filter(pk__in=list(found))
+        keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
+        held = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
+        notes = list(counted.order_by("pk").select_for_update())
+        changes: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
+        for note in notes:
+            if note.workflow_id is not None:
+                changes[note.workflow_id][COUNTS[note.status]] += note.delta
+        for row in held:
+            if row.pk in changes:
+                _count(row, changes[row.pk])
+        edges.endings().filter(pk__in=[note.pk for note in notes]).delete()
+    return len(notes)
+
+
+def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
+    """Count these endings; raises UnknownTask if they end the run and this process does not know
+    its callbacks.
+    """
+    counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
+    stands = WorkflowStatus(row.status)
+    if stands != WorkflowStatus.STARTING:
+        cancelled = row.cancel_requested_at is not None
+        stands = verdict(
+            counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE
+        )
+    ended = stands not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
+    callbacks = _callbacks(row, stands) if ended and stands != row.status else {}
+    unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
+    if unknown is not None:
+        raise UnknownTask(
+            f"Workflow {row.name!r} cannot end: this process does not know its callback {unknown}."
+        )
+    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk=row.pk).update(
+        status=stands,
+        completed_at=(row.completed_at or tables.NOW) if ended else None,
+        updated_at=tables.NOW,
+        open_key=None if ended else row.open_key,
+        **counts,
+    )
+    for kind, name in callbacks.items():
+        _call_back(row, kind, name)
+
+
+def _callbacks(row: WorkflowRun, stands: WorkflowStatus) -> dict[str, str]:
+    """Return the names of the tasks that want to hear of this ending, by kind."""
+    kinds = ("on_success" if stands == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
+    return {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
+
+
+def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
+    """Create the task of a callback, under a key of its own, so that it is created once.
+
+    What the callback's own code raises is shown as the run's reason, and does not keep the run from
+    ending.
+    """
+    options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
+    try:
+        with tables.atomic():
+            enqueue.submit(Call(registry.get(name), (str(row.pk),), {}, options))
+    except Exception as refused:
+        if is_outage(refused):
+            raise
+        logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)
+        runs().filter(pk=row.pk).update(reason=shortened(f"{kind} was not called: {refused}", 200))

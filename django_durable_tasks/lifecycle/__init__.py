@@ -1,1 +1,0 @@
-"""The lifecycle acts: the stories of a task's life, each one transaction. It knows no Celery."""

@@ -1,0 +1,168 @@
+"""``durable dst-report`` and ``durable tzdata``."""
+
+from __future__ import annotations
+
+import copy
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.recurring import tzdata as recurring_tzdata
+from django_durable_tasks.engine.recurring.schedule_cache import (
+    Calendars,
+    calendars_of,
+    unkept_agenda,
+)
+from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
+from django_durable_tasks.management.durable.output import Output, plain, table
+from django_durable_tasks.management.durable.preview import badge
+from django_durable_tasks.management.durable.schedule_arguments import moment
+from django_durable_tasks.management.durable.selectors import count
+from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.effective.types import TICK
+from django_durable_tasks.rules.recurring.timetables.clock_changes import ClockChange, clock_changes
+from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version, zone
+
+_MOST = 20  # fires told of one schedule at one change
+_DST_SHOWN = ("name", "zone", "change", "local", "dst", "runs")
+_MOVED_SHOWN = ("name", "zone", "stored", "by", "found")
+
+
+def dst_arguments(parser: ArgumentParser) -> None:
+    """Declare how far to look."""
+    parser.add_argument("--weeks", type=count, default=8, help="how far to look (default: 8)")
+    parser.add_argument("--start", type=moment, help="from when on (default: now)")
+
+
+def dst_report(options: Options, out: Output) -> int:
+    """Show each fire that a change of clocks moves, drops or repeats, and whether it runs."""
+    start = options["start"] or datetime.now(UTC)
+    end = start + timedelta(weeks=options["weeks"])
+    changes = {name: found for name in _zones() if (found := list(clock_changes(name, start, end)))}
+    rows = [
+        told
+        for row, calendars in _wall_rows(changes)
+        for told in _touched(row, changes[row.time_zone], calendars, out)
+    ]
+    notes = [f"  {row['name']}: {row['note']}" for row in rows]
+    out.emit(
+        rows,
+        "\n".join(
+            [table(_DST_SHOWN, rows, "no schedule is touched"), *(["", *notes] if notes else [])]
+        ),
+    )
+    return OK
+
+
+def tzdata_arguments(parser: ArgumentParser) -> None:
+    """Declare how many schedules are looked at."""
+    parser.add_argument(
+        "--limit",
+        type=count,
+        default=10_000,
+        help="how many schedules are compared (default: 10000)",
+    )
+
+
+def tzdata(options: Options, out: Output) -> int:
+    """Show the schedules whose stored next fire is another one by the zone tables of this
+    process.
+    """
+    rows = [
+        {
+            "name": one.row.name,
+            "zone": one.row.time_zone,
+            "stored": one.stored,
+            "by": one.row.tzdata_version,
+            "found": one.found,
+        }
+        for one in recurring_tzdata.moved(options["limit"])
+    ]
+    text = f"tzdata {tzdata_version()}\n" + table(_MOVED_SHOWN, rows, "no stored fire moves")
+    out.emit({"tzdata": tzdata_version(), "moved": rows}, text)
+    return OK
+
+
+def _active() -> RecurringTaskQuerySet:
+    rows: RecurringTaskQuerySet = RecurringTask.objects.using(conf.settings().DATABASE).active()
+    return rows.filter(interval_seconds__isnull=True)
+
+
+def _zones() -> list[str]:
+    return list(_active().order_by("time_zone").values_list("time_zone", flat=True).distinct())
+
+
+def _wall_rows(zones: Any) -> Iterator[tuple[RecurringTask, Calendars]]:
+    """Give the rows that go by the wall clock of these zones, some hundred at a time, with their
+    calendars.
+    """
+    rows = (
+        _active()
+        .filter(time_zone__in=list(zones))
+        .order_by("pk")
+        .iterator(conf.settings().BATCH_SIZE)
+    )
+    while batch := list(islice(rows, conf.settings().BATCH_SIZE)):
+        calendars = calendars_of(batch)
+        yield from ((row, calendars) for row in batch)
+
+
+def _touched(
+    row: RecurringTask, changes: list[ClockChange], calendars: Calendars, out: Output
+) -> Iterator[dict[str, Any]]:
+    open_handed = copy.copy(row)
+    open_handed.dst_gap, open_handed.dst_overlap = DstGap.RUN_AFTER, DstOverlap.BOTH
+    try:
+        every, real = unkept_agenda(open_handed, calendars), unkept_agenda(row, calendars)
+    except (InvalidSchedule, InvalidCalendar) as error:
+        out.note(f"{row.name} cannot be computed: {error}")
+        return
+    for change in changes:
+        for run in islice(_noted(every, change), _MOST):
+            note = next(note for note in run.notes if badge([note]))
+            yield {
+                "name": row.name,
+                "zone": row.time_zone,
+                "change": f"{plain(change.at)} {change.shift.total_seconds() / 60:+g} min",
+                "nominal": run.nominal,
+                "local": run.nominal.astimezone(zone(row.time_zone)).isoformat(),
+                "dst": badge(run.notes),
+                "runs": real.at_nominal(run.nominal) is not None,
+                "note": note,
+            }
+
+
+def _noted(every: Agenda, change: ClockChange) -> Iterator[Planned]:
+    """Give the fires around a change that it touches."""
+    cursor = change.at - abs(change.shift) - TICK
+    while (run := every.next(cursor)) is not None and run.at <= change.at + abs(change.shift):
+        if badge(run.notes):
+            yield run
+        cursor = run.at
+
+
+DST_REPORT = Subcommand(
+    name="dst-report",
+    summary="show the fires of the next weeks that a change of clocks moves, drops or repeats",
+    examples=(
+        "dst-report",
+        "dst-report --weeks 52",
+        "dst-report --start 2026-03-01T00:00:00Z --weeks 5 --format json",
+    ),
+    arguments=dst_arguments,
+    run=dst_report,
+)
+TZDATA = Subcommand(
+    name="tzdata",
+    summary="show the schedules whose stored next fire moves by the zone tables of this process",
+    examples=("tzdata", "tzdata --format json"),
+    arguments=tzdata_arguments,
+    run=tzdata,
+)

@@ -1,0 +1,84 @@
+"""``explain`` and ``ledger``: what became of the fire times of a recurring task, and why."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from django_durable_tasks.management.durable.output import Output, clean, table
+from django_durable_tasks.management.durable.recurring import (
+    LINE,
+    LINE_SHOWN,
+    add_name,
+    lines_of,
+    named,
+)
+from django_durable_tasks.management.durable.schedule_arguments import moment
+from django_durable_tasks.management.durable.selectors import count
+from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand
+from django_durable_tasks.rules.recurring.policies import Fate
+
+
+def explain(options: Options, out: Output) -> int:
+    """Say what became or will become of an instant."""
+    row = named(options["name"], options["tenant"])
+    told = clean(row.explain(options["at"]))
+    out.emit({"name": row.name, "at": options["at"], "account": told}, told)
+    return OK
+
+
+def ledger(options: Options, out: Output) -> int:
+    """Show the lines of the ledger, the newest first."""
+    lines = lines_of(named(options["name"], options["tenant"]))
+    if options["outcome"]:
+        lines = lines.filter(outcome=options["outcome"])
+    if options["before"] is not None:
+        lines = lines.filter(fire_time__lt=options["before"])
+    rows = list(lines.values(*LINE)[: options["limit"]])
+    out.emit(rows, table(LINE_SHOWN, rows, "no ledger entries"))
+    if len(rows) == options["limit"]:
+        out.note(f"There may be more: add --before {rows[-1]['fire_time'].isoformat()}")
+    return OK
+
+
+def _explain_arguments(parser: ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument(
+        "at", metavar="AT", type=moment, help="any instant, ISO 8601 with its offset"
+    )
+
+
+def _ledger_arguments(parser: ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument(
+        "--outcome", choices=[fate.value for fate in Fate], help="only lines of this outcome"
+    )
+    parser.add_argument(
+        "--before", metavar="INSTANT", type=moment, help="only fire times before this instant"
+    )
+    parser.add_argument(
+        "--limit", type=count, default=50, help="how many lines at most (default: 50)"
+    )
+
+
+EXPLAIN = (
+    Subcommand(
+        name="explain",
+        summary="explain why a schedule did or did not run at an instant, or what it will do",
+        examples=(
+            "explain nightly-report 2026-11-20T02:30:00Z",
+            "explain nightly-report 2026-11-20T02:30:00+01:00",
+        ),
+        arguments=_explain_arguments,
+        run=explain,
+    ),
+    Subcommand(
+        name="ledger",
+        summary="list what became of the fire times of a recurring task, the newest first",
+        examples=(
+            "ledger nightly-report",
+            "ledger nightly-report --outcome MISSED --limit 20 --format json",
+        ),
+        arguments=_ledger_arguments,
+        run=ledger,
+    ),
+)

@@ -1,0 +1,264 @@
+"""``durable import-beat``: compares and imports schedules of django-celery-beat."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.celery.publishing.broker_addresses import queue_at
+from django_durable_tasks.contrib.beat import compare, importer, tables
+from django_durable_tasks.contrib.beat.compare import Comparison
+from django_durable_tasks.contrib.beat.mapping import (
+    DISABLED,
+    IN_SHADOW,
+    NOT_ALLOWED,
+    PLAIN_CELERY_TASK,
+    BeatRow,
+    Import,
+    Over,
+    Setting,
+    imported,
+)
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.management.durable import sync
+from django_durable_tasks.management.durable.operation_arguments import add_operations
+from django_durable_tasks.management.durable.output import Output, cell, hidden, table
+from django_durable_tasks.management.durable.subcommand import (
+    OK,
+    REFUSED,
+    Options,
+    Subcommand,
+    by_and_reason,
+    refuse,
+)
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.operations.maintenance import IMPORT_BEAT as IMPORT_OPERATION
+from django_durable_tasks.rules.recurring.options import columns
+
+IMPORT, LISTED, OURS, OVER, REFUSE = "IMPORT", "NOT_DURABLE", "OURS", "OVER", "REFUSE"
+_SHOWN = ("name", "task", "act", "begins", "next_here", "next_in_beat")
+
+
+@dataclass(slots=True)
+class Found:
+    """One row of beat: what becomes of it, and what will be different."""
+
+    name: str
+    task: str
+    act: str
+    reason: str = ""
+    carried: bool = False
+    begins: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    here: list[datetime] = field(default_factory=list)
+    beat: list[datetime] | None = field(default_factory=list)
+    differences: tuple[str, ...] = ()
+
+
+def import_beat(options: Options, out: Output) -> int:
+    """Show how each row of beat fires here and there, and import it."""
+    sync.load()
+    now, database = database_now(), options["database"]
+    rows = tables.rows(database, options["only"] or ())
+    _refuse_unknown(options["only"] or [], rows)
+    found = [_judged(row, now, options) for row in rows]
+    if not options["dry_run"]:
+        for one in found:
+            _import(one, options)
+    out.emit([_data(one) for one in found], _text(found))
+    _note(found, options, out)
+    return REFUSED if any(one.act == REFUSE for one in found) else OK
+
+
+def _refuse_unknown(wanted: Sequence[str], rows: Sequence[BeatRow]) -> None:
+    missing = sorted(set(wanted) - {row.name for row in rows})
+    if missing:
+        refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
+
+
+def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
+    durable, before = registry.find(given.task) is not None, importer.known(given.name)
+    row = _with_queue(compare.seen_by_beat(given)) if durable else compare.seen_by_beat(given)
+    found = Found(row.name, row.task, IMPORT, carried=not durable)
+    try:
+        importer.refuse_foreign(before)
+        fields = None if row.crontab is None else compare.fields_of(row.crontab)
+        on_redis = inspect.is_redis(inspect.read().transport)
+        become = imported(row, Setting(now, fields, durable, on_redis))
+        comparison = _compared(row, become, now)
+    except DurableTasksError as refused:
+        found.act, found.reason = OVER if isinstance(refused, Over) else REFUSE, str(refused)
+        return found
+    found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
+    found.differences = (*become.remarks, *comparison.differences)
+    found.begins = _hold(row, options, durable=durable) or "ACTIVE"
+    if before is not None and not row.enabled:
+        found.act, found.begins, found.reason = (
+            OURS,
+            str(before.status),
+            "it was imported and is switched off in beat",
+        )
+    elif not durable and not options["carry"]:
+        found.act, found.reason = (
+            LISTED,
+            "its task is no durable task; decorate it, or import it with --carry",
+        )
+    return found
+
+
+def _with_queue(row: BeatRow) -> BeatRow:
+    """Return the row with the queue that its exchange and routing key lead to, if there is one."""
+    exchange, routing_key = row.exchange, row.routing_key or None
+    queue = None if exchange is None and routing_key is None else queue_at(exchange, routing_key)
+    return (
+        row
+        if queue is None
+        else dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
+    )
+
+
+def _compared(row: BeatRow, become: Import, now: datetime) -> Comparison:
+    draft = RecurringTask(name=row.name, **{"start_time": now, **columns(row.name, become.options)})
+    return compare.compared(row, agenda_from(draft, None), now)
+
+
+def _hold(row: BeatRow, options: Options, *, durable: bool) -> str:
+    """Return why the row is to begin paused, or nothing."""
+    if not row.enabled:
+        return DISABLED
+    if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
+        return NOT_ALLOWED
+    return IN_SHADOW if options["paused"] else ""
+
+
+def _import(found: Found, options: Options) -> None:
+    if found.act != IMPORT:
+        return
+    task, hold = (
+        PLAIN_CELERY_TASK if found.carried else found.task,
+        "" if found.begins == "ACTIVE" else found.begins,
+    )
+    beats = options["database"] if options["disable_in_beat"] else None
+    try:
+        row = IMPORT_OPERATION.perform(
+            found.name,
+            **by_and_reason(options),
+            task=task,
+            options=found.options,
+            hold=hold,
+            disable_in=beats,
+        ).value
+    except DurableTasksError as refused:
+        found.act, found.reason = REFUSE, str(refused)
+    else:
+        found.begins = row.status_reason or str(row.status)
+
+
+# What it says -------------------------------------------------------------------------------------
+
+
+def _data(found: Found) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "options": hidden(found.options)}
+
+
+def _text(found: Sequence[Found]) -> str:
+    rows = [
+        {
+            "name": one.name,
+            "task": one.task,
+            "act": one.act,
+            "begins": one.begins,
+            "next_here": one.here[0] if one.here else None,
+            "next_in_beat": "unknown" if one.beat is None else (one.beat[0] if one.beat else None),
+        }
+        for one in found
+    ]
+    blocks = [_block(one) for one in found if one.reason or one.differences]
+    return "\n".join([table(_SHOWN, rows, "beat has no periodic tasks"), *blocks])
+
+
+def _block(found: Found) -> str:
+    lines = [f"\n{found.name}"]
+    lines += [f"  {found.act}: {found.reason}"] if found.reason else []
+    lines += [f"  {difference}" for difference in found.differences]
+    if found.differences:
+        theirs = "unknown" if found.beat is None else ", ".join(map(cell, found.beat))
+        lines += [
+            f"  next here:    {', '.join(map(cell, found.here))}",
+            f"  next in beat: {theirs}",
+        ]
+    return "\n".join(lines)
+
+
+def _note(found: Sequence[Found], options: Options, out: Output) -> None:
+    imported_ = [one for one in found if one.act == IMPORT]
+    missing = sorted(
+        {one.task for one in found if one.carried and one.act in (IMPORT, LISTED)}
+        - set(conf.settings().PLAIN_CELERY_TASKS)
+    )
+    if missing:
+        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *missing})
+        out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
+        out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
+    active = [one for one in imported_ if one.begins == "ACTIVE"]
+    if active and not options["disable_in_beat"]:
+        out.note(
+            f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
+            " it, switch them off there with --disable-in-beat, or import them --paused and"
+            " compare with `manage.py durable shadow`."
+        )
+    if options["dry_run"]:
+        out.note("Nothing was imported (--dry-run).")
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    add_operations(parser, IMPORT_OPERATION)
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="only this periodic task; may be given often",
+    )
+    parser.add_argument(
+        "--carry",
+        action="store_true",
+        help="also rows whose task is no durable task: send its message",
+    )
+    parser.add_argument(
+        "--paused",
+        action="store_true",
+        help="new rows begin paused, to be compared with beat first",
+    )
+    parser.add_argument(
+        "--disable-in-beat",
+        action="store_true",
+        help="switch off in beat what fires here from now on",
+    )
+    parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        default="default",
+        help="where beat's tables are (default: default)",
+    )
+
+
+IMPORT_BEAT = Subcommand(
+    name="import-beat",
+    operations=(IMPORT_OPERATION,),
+    examples=(
+        "import-beat --dry-run",
+        "import-beat --paused",
+        "import-beat --only nightly-report --disable-in-beat",
+        "import-beat --carry --format json",
+    ),
+    arguments=_arguments,
+    run=import_beat,
+)

@@ -1,0 +1,125 @@
+"""``durable sync``, and the sync of declared schedules after ``migrate``."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import ArgumentParser
+from typing import Any
+
+from django.db import connections
+from django.db.migrations.executor import MigrationExecutor
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.recurring import sync as recurring_sync
+from django_durable_tasks.engine.recurring.sync import NOTHING_DONE, Step
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.management.durable.operation_arguments import add_operations, values
+from django_durable_tasks.management.durable.output import Output, cell, hidden, table
+from django_durable_tasks.management.durable.subcommand import (
+    OK,
+    REFUSED,
+    UNHEALTHY,
+    Options,
+    Subcommand,
+    by_and_reason,
+)
+from django_durable_tasks.operations.maintenance import SYNC as SYNC_OPERATION
+
+_APP = "django_durable_tasks"
+_SHOWN = ("name", "act", "source", "what")
+
+
+class TasksNotLoaded(DurableTasksError):
+    """The modules of tasks cannot be imported, so their declarations are not known."""
+
+
+def load() -> None:
+    """Import the modules of tasks; raises TasksNotLoaded, because what is not imported would look
+    undeclared.
+    """
+    problem = inspect.load_tasks()
+    if problem is not None:
+        raise TasksNotLoaded(
+            f"The modules of tasks cannot be imported, so nothing is compared: {problem}"
+        )
+
+
+def sync(options: Options, out: Output) -> int:
+    """Show or do what makes the rows as they are declared."""
+    load()
+    only_shown = options["dry_run"] or options["check"]
+    fields = values(options, SYNC_OPERATION) | {"dry_run": only_shown}
+    steps = SYNC_OPERATION.perform(None, **by_and_reason(options), **fields).value
+    shown = [{**dataclasses.asdict(step), "what": _what(step)} for step in steps]
+    data = [
+        {
+            **dataclasses.asdict(step),
+            "changes": hidden(dict(step.changes)),
+            "done": _done(step, only_shown),
+        }
+        for step in steps
+    ]
+    cut = [
+        f"\n{row['name']}\n  {row['what']}" for row in shown if cell(row["what"]).endswith("...")
+    ]
+    out.emit(data, "\n".join([table(_SHOWN, shown, "every schedule is as it is declared"), *cut]))
+    if any(step.act in NOTHING_DONE for step in steps):
+        return REFUSED
+    return UNHEALTHY if options["check"] and steps else OK
+
+
+def _done(step: Step, only_shown: bool) -> bool:
+    return not only_shown and step.act not in NOTHING_DONE
+
+
+def _what(step: Step) -> str:
+    told = [
+        f"{column}: {old!r} -> {new!r}" for column, (old, new) in hidden(dict(step.changes)).items()
+    ]
+    told += [f"{', '.join(step.edited)}: an operator's own value stays"] if step.edited else []
+    return "; ".join([*([step.reason] if step.reason else []), *told])
+
+
+def after_migrate(*, using: str, verbosity: int = 1, stdout: Any = None, **_: Any) -> None:
+    """Sync where SYNC_SCHEDULES_ON_MIGRATE asks for it and all our migrations are applied; hears
+    ``post_migrate``.
+    """
+    settings = conf.settings()
+    if not settings.SYNC_SCHEDULES_ON_MIGRATE or using != settings.DATABASE or not _migrated(using):
+        return
+    load()
+    for step in recurring_sync.apply(by="migrate"):
+        if verbosity and stdout is not None:
+            stdout.write(f"  Recurring task {step.name}: {step.act} {_what(step)}".rstrip() + "\n")
+
+
+def _migrated(using: str) -> bool:
+    """Return whether the tables are as this release needs them; a migration back to an older one
+    asks, too.
+    """
+    executor = MigrationExecutor(connections[using])
+    ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == _APP]
+    return not executor.migration_plan(ours)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--check", action="store_true", help="Change nothing and exit with 1 if something differs."
+    )
+    add_operations(parser, SYNC_OPERATION)
+
+
+SYNC = Subcommand(
+    name="sync",
+    operations=(SYNC_OPERATION,),
+    examples=(
+        "sync --dry-run",
+        "sync",
+        "sync --check",
+        "sync --prune",
+        "sync --adopt --format json",
+    ),
+    arguments=_arguments,
+    run=sync,
+)

@@ -1,0 +1,189 @@
+"""Querysets of tasks: the questions that schedulers, workers and operators ask."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import models
+from django.db.models import Q
+
+from django_durable_tasks import ports
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.task_actions import TaskActions
+from django_durable_tasks.rules.states import OPEN, WITH_DUE_AT, Status
+from django_durable_tasks.rules.tasks.identifiers import uuid7
+
+if TYPE_CHECKING:
+    from django_durable_tasks.models.task import Task  # noqa: F401 - the row type of TaskQuerySet
+
+NEVER = datetime(9000, 1, 1, tzinfo=UTC)
+"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
+
+A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range
+of the index on ``due_at`` leaves out the tasks that wait.
+"""
+
+
+STATUSES_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
+
+
+def new_task_id() -> uuid.UUID:
+    """Return a new UUIDv7."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+class TaskQuerySet(TaskActions["Task"]):
+    """The questions; each can be narrowed further and handed to a verb of the engine."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Rows of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def open(self) -> Self:
+        """Rows that have not ended."""
+        return self.filter(status__in=OPEN)
+
+    def blocked(self) -> Self:
+        """Rows that wait for other tasks, or for a person."""
+        return self.filter(status=Status.BLOCKED)
+
+    def of_workflow(self, run: Any) -> Self:
+        """Rows of this run of a workflow (a WorkflowRun or its id)."""
+        return self.filter(workflow_id=getattr(run, "pk", run))
+
+    def pending(self) -> Self:
+        """Rows that wait for their time."""
+        return self.filter(status=Status.PENDING)
+
+    def queued(self) -> Self:
+        """Rows that were published and not started."""
+        return self.filter(status=Status.QUEUED)
+
+    def running(self) -> Self:
+        """Rows whose body runs."""
+        return self.filter(status=Status.RUNNING)
+
+    def due(self, now: datetime) -> Self:
+        """PENDING rows whose time has come, the most urgent first."""
+        return self.pending().filter(due_at__lte=now).order_by("-priority", "due_at", "id")
+
+    def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
+        """PENDING rows that will be due until then, the first first; priorities are named so that
+        an index serves.
+
+        With ``past`` those of the very instant ``now`` come too whose ids come after it: so one
+        goes on by pages.
+        """
+        soon = (
+            self.pending()
+            .filter(priority__in=range(10), due_at__lte=until)
+            .order_by("due_at", "id")
+        )
+        if past is None:
+            return soon.filter(due_at__gt=now)
+        return soon.filter(Q(due_at__gt=now) | Q(id__gt=past), due_at__gte=now)
+
+    def with_overlap_keys(self, keys: Iterable[str]) -> Self:
+        """Open tasks with these overlap keys, in the order in which they are to run."""
+        return self.filter(overlap_key__in=list(keys), completed_at__isnull=True).order_by(
+            "run_at", "fire_time", "id"
+        )
+
+    def waiting_for_overlap(self) -> Self:
+        """PENDING tasks that wait until no other task with their overlap key is open."""
+        waiting = self.pending().filter(
+            overlap_key__isnull=False, completed_at__isnull=True, due_at__gte=NEVER
+        )
+        return waiting.filter(waiting_for_limit__isnull=True)
+
+    def parked(self) -> Self:
+        """PENDING rows that wait until the limit of a scope has room for them."""
+        return self.pending().filter(waiting_for_limit__isnull=False, due_at__gte=NEVER)
+
+    def parked_for(self, scope: str) -> Self:
+        """Rows that are parked for this scope, the most urgent first."""
+        return (
+            self.pending()
+            .filter(waiting_for_limit=scope, due_at__gte=NEVER)
+            .order_by("-priority", "id")
+        )
+
+    def in_line_for(self, scope: str) -> Self:
+        """Rows that are parked for this scope, or were let go by it and not claimed yet, the most
+        urgent first.
+        """
+        waiting = Q(due_at__lte=DatabaseNow()) | Q(due_at__gte=NEVER)
+        return self.pending().filter(waiting, waiting_for_limit=scope).order_by("-priority", "id")
+
+    def republish_due(self, now: datetime) -> Self:
+        """QUEUED rows that nobody started in time."""
+        return self.queued().filter(due_at__lte=now).order_by("due_at")
+
+    def lease_over(self, now: datetime) -> Self:
+        """RUNNING rows whose owner fell silent."""
+        return self.running().filter(lease_until__lt=now)
+
+    def owned_by(self, nodes: list[uuid.UUID]) -> Self:
+        """Rows that these nodes claimed or run."""
+        return self.filter(node__in=nodes)
+
+    def retrying(self) -> Self:
+        """PENDING rows that failed before."""
+        return self.pending().filter(failures__gt=0)
+
+    def overdue(self, now: datetime) -> Self:
+        """RUNNING rows that take longer than their expected duration (seconds)."""
+        over = models.ExpressionWrapper(
+            models.F("started_at") + models.F("expected_duration"),
+            output_field=models.DateTimeField(),
+        )
+        return (
+            self.running()
+            .filter(expected_duration__isnull=False)
+            .alias(over=over)
+            .filter(over__lt=now)
+        )
+
+    def ended_before(
+        self, status: str, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None
+    ) -> Self:
+        """Rows outside of workflows that ended so before ``cutoff``, the oldest end first, by an
+        index.
+
+        With ``past``, the end and id of a row, only those that come after it: so one goes on by
+        pages.
+        """
+        found = self.filter(
+            status=status,
+            completed_at__lt=cutoff,
+            completed_at__isnull=False,
+            workflow__isnull=True,
+        )
+        if past is not None:
+            found = found.filter(
+                Q(completed_at__gt=past[0]) | Q(id__gt=past[1]), completed_at__gte=past[0]
+            )
+        return found.order_by("completed_at", "id")
+
+
+class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """Task.objects: as the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
+
+    def cancel(self, key: str, *, by: str = "", reason: str = "", tenant: Any = None) -> int:
+        """Cancel the open task of this key, or ask it to stop if it is RUNNING; return how many
+        tasks that were.
+        """
+        return ports.tasks.cancel_key(key, tenant=tenant, by=by, reason=reason)
+
+    def reschedule(
+        self, key: str, run_at: datetime, *, by: str = "", reason: str = "", tenant: Any = None
+    ) -> int:
+        """Move the open task of this key to another time (aware); return how many tasks
+        that were.
+        """
+        return ports.tasks.reschedule_key(key, run_at, tenant=tenant, by=by, reason=reason)

@@ -1,0 +1,98 @@
+"""Operations on the limit of a scope: ``global``, ``queue:NAME``, ``task:NAME``, ``tenant:ID`` or
+``key:TEXT``.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from django.utils.translation import gettext as _now
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.operations.operation import Field, Kind, Operation, Outcome, Target
+
+logger = logging.getLogger("django_durable_tasks.limits")
+
+
+def _set(
+    scope: str,
+    *,
+    by: str,
+    reason: str,
+    max_concurrency: int | None = None,
+    rate: str | None = None,
+    burst: float | None = None,
+    seen_at: datetime | None = None,
+) -> Outcome:
+    operator_limits.set_limit(
+        scope,
+        max_concurrency=max_concurrency,
+        rate=rate,
+        burst=burst,
+        by=by,
+        reason=reason,
+        seen_at=seen_at,
+    )
+    return Outcome({"set": 1}, _now("Set the limit of %s.") % scope)
+
+
+def _remove(scope: str, *, by: str, reason: str) -> Outcome:
+    removed = operator_limits.remove_limit(scope)
+    if removed:
+        # The row that could keep them is gone.
+        logger.info("Removed the limit of %s; by: %s; reason: %s", scope, by, reason)
+    message = (
+        _now("Removed the limit of %s. Limits of code and settings apply.")
+        if removed
+        else _now("No operator has set a limit of %s.")
+    )
+    return Outcome({"removed": int(removed)}, message % scope)
+
+
+SET = Operation(
+    target=Target.LIMIT,
+    name="set",
+    title=_("Set a limit"),
+    help=_(
+        "Limits how many tasks of a scope run at the same time or start in a period. It replaces"
+        " limits of code and settings, within a second in all processes."
+    ),
+    permission="change_limit",
+    perform=_set,
+    confirm=False,
+    fields=(
+        Field(
+            name="max_concurrency",
+            kind=Kind.INTEGER,
+            label=_("Max concurrency"),
+            help=_("How many tasks are published or running at the same time."),
+            metavar="N",
+        ),
+        Field(
+            name="rate",
+            kind=Kind.TEXT,
+            label=_("Rate"),
+            help=_("How many tasks start per second, minute, hour or day, for example 10/m."),
+            metavar="N/UNIT",
+        ),
+        Field(
+            name="burst",
+            kind=Kind.SECONDS,
+            label=_("Burst"),
+            help=_("How many tasks of the rate may start at once after a pause."),
+            metavar="N",
+        ),
+    ),
+)
+REMOVE = Operation(
+    target=Target.LIMIT,
+    name="remove",
+    title=_("Remove the limit"),
+    help=_("Limits of code and settings apply again."),
+    permission="delete_limit",
+    perform=_remove,
+)
+
+OPERATIONS = (SET, REMOVE)

@@ -1,0 +1,207 @@
+"""Operations on the whole installation, which the command line offers to people with a shell.
+
+No row keeps ``by`` and ``reason`` of these operations, they are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Count
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery.publishing import dispatcher
+from django_durable_tasks.contrib.beat import importer
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import sync
+from django_durable_tasks.engine.tasks import claim, retention
+from django_durable_tasks.engine.verify import runner
+from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.operations.operation import Field, Kind, Operation, Outcome, Target
+
+logger = logging.getLogger("django_durable_tasks.operations")
+Progress = Callable[[str], None]
+"""Called with a text after each batch."""
+
+
+def _silent(_text: str) -> None:
+    return
+
+
+@dataclass(slots=True)
+class Republished:
+    """Messages by queue: those that would be or were published, and those that the broker rejected.
+
+    ``error`` says why the broker took no more.
+    """
+
+    queued: dict[str, int]
+    published: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    error: str = ""
+
+
+def _republish(
+    tasks: TaskQuerySet,
+    *,
+    by: str,
+    reason: str,
+    dry_run: bool = False,
+    progress: Progress = _silent,
+) -> Outcome:
+    """Publish the QUEUED tasks of a queryset again; ``value`` is a Republished."""
+    queued = tasks.queued()
+    found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
+    if not dry_run:
+        total, size = sum(found.queued.values()), conf.settings().BATCH_SIZE
+        try:
+            for messages in claim.republish_all(queued, size):
+                refused = dispatcher.republish(messages)
+                found.published.update(Counter(one.queue for one in messages) - refused)
+                found.rejected += refused
+                if total > size:
+                    progress(f"{found.published.total()} of {total}")
+        except BrokerUnavailable as error:
+            found.error = str(error)
+        _log("republish", found.published.total(), by, reason)
+    return Outcome({"republished": found.published.total()}, value=found)
+
+
+def _prune(
+    _nothing: None, *, by: str, reason: str, dry_run: bool = False, progress: Progress = _silent
+) -> Outcome:
+    """Delete ended tasks after their retention; ``value`` has their numbers by status in a dry
+    run.
+    """
+    now, size = database_now(), conf.settings().BATCH_SIZE
+    if dry_run:
+        return Outcome({}, value=retention.prunable(now))
+    deleted, stayed = 0, retention.Stayed()
+    while (number := retention.prune(now, size, stayed)) > 0:
+        deleted += number
+        if number == size:
+            progress(f"{deleted} deleted")
+    _log("prune", deleted, by, reason)
+    return Outcome({"deleted": deleted})
+
+
+def _sync(
+    _nothing: None,
+    *,
+    by: str,
+    reason: str,
+    dry_run: bool = False,
+    prune: bool = False,
+    adopt: bool = False,
+) -> Outcome:
+    """Make the rows as they are declared; ``value`` is the list of steps."""
+    if dry_run:
+        return Outcome({}, value=sync.diff(prune=prune, adopt=adopt))
+    steps = sync.apply(prune=prune, adopt=adopt, by=by)
+    done = sum(step.act not in sync.NOTHING_DONE for step in steps)
+    _log("sync", done, by, reason)
+    return Outcome({"synced": done}, value=steps)
+
+
+def _import_beat(
+    name: str, *, by: str, reason: str, task: str, options: dict[str, Any], **how: Any
+) -> Outcome:
+    """Import one periodic task; ``value`` is the RecurringTask."""
+    row = importer.take_over(name, task, options, by=by, **how)
+    _log(f"import of {name}", 1, by, reason)
+    return Outcome({"imported": 1}, value=row)
+
+
+def _repair(answers: Sequence[runner.Answer], *, by: str, reason: str) -> Outcome:
+    """Repair the findings of these answers; ``value`` is the list of results."""
+    results = runner.repair(answers)
+    done = sum(bool(result.done) for result in results)
+    _log("repair", done, by, reason)
+    return Outcome({"repaired": done}, value=results)
+
+
+def _log(name: str, number: int, by: str, reason: str) -> None:
+    logger.info("Operation %s has changed %d objects; by: %s; reason: %s", name, number, by, reason)
+
+
+REPUBLISH = Operation(
+    target=Target.INSTALLATION,
+    name="republish",
+    title=_("Republish queued tasks"),
+    help=_(
+        "Publishes QUEUED tasks again now, for a broker that was flushed or has lost its messages."
+    ),
+    permission="",
+    perform=_republish,
+    dry_run=True,
+    confirm=False,
+    not_in_admin="it can publish more messages than a web request has time for",
+)
+PRUNE = Operation(
+    target=Target.INSTALLATION,
+    name="prune",
+    title=_("Delete ended tasks"),
+    help=_("Deletes ended tasks after their retention, in batches. The leader does so regularly."),
+    permission="",
+    perform=_prune,
+    dry_run=True,
+    confirm=False,
+    not_in_admin="it can delete more rows than a web request has time for",
+)
+SYNC = Operation(
+    target=Target.INSTALLATION,
+    name="sync",
+    title=_("Sync declared schedules"),
+    help=_(
+        "Creates and changes the rows of schedules that code and settings declare, and pauses"
+        " schedules that are no longer declared."
+    ),
+    permission="",
+    perform=_sync,
+    dry_run=True,
+    confirm=False,
+    fields=(
+        Field(
+            name="prune",
+            kind=Kind.FLAG,
+            label=_("Prune"),
+            help=_("End schedules that are no longer declared instead of pausing them."),
+        ),
+        Field(
+            name="adopt",
+            kind=Kind.FLAG,
+            label=_("Adopt"),
+            help=_("Take over schedules of the same name that were created otherwise."),
+        ),
+    ),
+    not_in_admin="the web process may run another release than the one that is deployed",
+)
+IMPORT_BEAT = Operation(
+    target=Target.INSTALLATION,
+    name="import_beat",
+    title=_("Import schedules of django-celery-beat"),
+    help=_("Imports periodic tasks and shows which of them will fire differently, and why."),
+    permission="",
+    perform=_import_beat,
+    dry_run=True,
+    confirm=False,
+    not_in_admin="it is used once per migration",
+)
+REPAIR = Operation(
+    target=Target.INSTALLATION,
+    name="repair",
+    title=_("Repair findings of verify"),
+    help=_("Repairs findings, each batch in a transaction that locks and checks its rows again."),
+    permission="",
+    perform=_repair,
+    dry_run=True,
+    not_in_admin="it reads whole tables",
+)
+
+OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, REPAIR)

@@ -1,0 +1,186 @@
+"""What an operation is: the admin, the command line and an API read these values and add none of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.engine.workflows.operations import Report
+
+APP = "django_durable_tasks"
+REASON_HELP = _("Why; kept with the name of the person who does it.")
+
+
+class Target(StrEnum):
+    """What an operation is applied to."""
+
+    TASKS = "tasks"
+    DEAD_LETTERS = "dead letters"
+    TASK = "task"
+    DEPENDENCY = "dependency"
+    WORKFLOW = "workflow run"
+    SCHEDULE = "schedule"
+    QUEUE = "queue"
+    CALENDAR = "calendar"
+    LIMIT = "limit"
+    INSTALLATION = "installation"
+
+    @property
+    def is_queryset(self) -> bool:
+        """Whether an operation takes a queryset instead of one object."""
+        return self in (Target.TASKS, Target.DEAD_LETTERS)
+
+
+class Reason(StrEnum):
+    """Whether ``reason=`` may be empty."""
+
+    OPTIONAL = "OPTIONAL"
+    REQUIRED_IN_FORMS = "REQUIRED_IN_FORMS"
+    """A person who fills in a form has to give one, a program or a script does not."""
+    REQUIRED = "REQUIRED"
+
+
+class Kind(StrEnum):
+    """The type of a field, which each interface reads in its own way."""
+
+    TEXT = "text"
+    INSTANT = "instant"
+    INTEGER = "integer"
+    SECONDS = "seconds"
+    FLAG = "flag"
+    CHOICE = "choice"
+    JSON_LIST = "JSON list"
+    JSON_OBJECT = "JSON object"
+    TASK_ID = "task id"
+    REQUEST_ID = "request id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """An argument of an operation beside ``reason`` and ``by``.
+
+    ``choices`` are pairs of a value and its label. ``minimum`` bounds a number. A positional
+    field is no option of the command line, it follows the name of the object.
+    """
+
+    name: str
+    kind: Kind
+    label: Any
+    help: Any = ""
+    required: bool = False
+    choices: Sequence[tuple[str, Any]] = ()
+    default: Any = None
+    minimum: int | None = None
+    positional: bool = False
+    metavar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an operation has changed.
+
+    ``counts`` has the number of changed objects by what happened to them; ``message`` says it in a
+    sentence. ``report`` lists the changed tasks of an operation on a graph, and ``value`` is the
+    object that the Python API returned.
+    """
+
+    counts: Mapping[str, int]
+    message: str = ""
+    report: Report | None = None
+    value: Any = None
+
+    @property
+    def changed(self) -> int:
+        """The number of changed objects."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One of several ways in which an operation works; passed as ``mode=``."""
+
+    name: str
+    title: Any
+    help: Any
+
+
+def _valid(_values: Mapping[str, Any]) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Operation:
+    """One operation: what it is called, who may do it, what it asks for, and the function.
+
+    ``perform`` takes the object (a queryset for ``Target.TASKS`` and ``DEAD_LETTERS``, the name of
+    a queue, the scope of a limit, None for ``INSTALLATION``, else the row), ``by=``, ``reason=``,
+    the fields as keywords, ``mode=`` if there are modes and ``dry_run=`` if ``dry_run`` is true.
+    It raises DurableTasksError if it refuses.
+
+    ``confirm``: an interface shows what would change before it does it, and on the command line
+    ``--yes`` is required for objects that the caller does not name.
+    ``sweeps``: it also changes objects that the caller does not name.
+    ``applies_to``: the objects that it can change; None if the engine alone decides.
+    ``statuses``: the statuses of the rows that offer it; empty means any.
+    ``only_if_chosen``: objects that are changed only if they were selected one by one, not with a
+    whole list; ``left_out`` returns the sentence about their number.
+    ``group_by``: columns by which a confirmation counts the objects.
+    ``check``: returns the errors of a set of fields by the name of the field.
+    ``summary`` returns the sentence about several objects of an operation on one object.
+    ``not_in_admin`` and ``not_in_command``: why an interface does not offer it.
+    """
+
+    target: Target
+    name: str
+    title: Any
+    help: Any
+    permission: str
+    perform: Callable[..., Outcome]
+    reason: Reason = Reason.OPTIONAL
+    fields: Sequence[Field] = ()
+    modes: Sequence[Mode] = ()
+    dry_run: bool = False
+    confirm: bool = True
+    sweeps: bool = False
+    applies_to: Q | None = None
+    statuses: frozenset[str] = frozenset()
+    only_if_chosen: Q | None = None
+    left_out: Callable[[int], str] = str
+    group_by: tuple[str, ...] = ()
+    summary: Callable[[int], str] = str
+    check: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=_valid)
+    not_in_admin: str = ""
+    not_in_command: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name by which the registry has it, such as ``tasks.cancel``."""
+        return f"{self.target.replace(' ', '_')}.{self.name}"
+
+    def is_permitted(self, user: Any) -> bool:
+        """Return whether this user has the permission."""
+        return bool(user.has_perm(f"{APP}.{self.permission}"))
+
+    def perform_on(self, rows: QuerySet[Any], *, by: str, reason: str) -> Outcome:
+        """Perform it on all rows of a queryset, or on none if one of them is refused."""
+        if self.target.is_queryset:
+            return self.perform(rows, by=by, reason=reason)
+        with transaction.atomic(using=rows.db):
+            done = [self.perform(row, by=by, reason=reason) for row in rows.order_by("pk")]
+        counts = Counter[str]()
+        for outcome in done:
+            counts.update(outcome.counts)
+        return Outcome(counts, self.summary(counts.total()))
+
+    def fits(self, status: str) -> bool:
+        """Return whether a row of this status offers it."""
+        return not self.statuses or status in self.statuses

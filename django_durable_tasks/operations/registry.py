@@ -1,0 +1,33 @@
+"""All operations, by their keys."""
+
+from __future__ import annotations
+
+from django_durable_tasks.operations import (
+    calendars,
+    dead_letters,
+    dependencies,
+    gates,
+    limits,
+    maintenance,
+    queues,
+    schedules,
+    tasks,
+    workflows,
+)
+from django_durable_tasks.operations.operation import Operation
+
+_MODULES = (
+    tasks,
+    dead_letters,
+    workflows,
+    gates,
+    dependencies,
+    queues,
+    limits,
+    schedules,
+    calendars,
+    maintenance,
+)
+OPERATIONS: dict[str, Operation] = {
+    operation.key: operation for module in _MODULES for operation in module.OPERATIONS
+}

@@ -1,0 +1,145 @@
+"""Operations on the tasks of a queryset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.operations.operation import (
+    Field,
+    Kind,
+    Operation,
+    Outcome,
+    Reason,
+    Target,
+)
+from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
+
+WAITS_FOR_RETRY = Q(status=Status.PENDING, failures__gt=0)
+
+
+def replayed(number: int) -> str:
+    """Return the sentence about replayed tasks."""
+    return ngettext("Replayed %d task.", "Replayed %d tasks.", number) % number
+
+
+def _cancel(tasks: TaskQuerySet, *, by: str, reason: str) -> Outcome:
+    done = operator_actions.cancel(tasks, by=by, reason=reason)
+    message = ngettext("Cancelled %d task.", "Cancelled %d tasks.", done.at_once) % done.at_once
+    if done.asked:
+        message += " " + ngettext(
+            "Asked %d running task to stop.", "Asked %d running tasks to stop.", done.asked
+        ) % (done.asked)
+    return Outcome({"cancelled": done.at_once, "asked": done.asked}, message)
+
+
+def _retry(tasks: TaskQuerySet, *, by: str, reason: str) -> Outcome:
+    done = tasks.retry(by=by, reason=reason)
+    message = ngettext("Made %d retry due now.", "Made %d retries due now.", done) % done
+    return Outcome({"released": done}, message)
+
+
+def _replay(tasks: TaskQuerySet, *, by: str, reason: str, **edited: Any) -> Outcome:
+    done = len(tasks.replay(by=by, reason=reason, **edited))
+    return Outcome({"replayed": done}, replayed(done))
+
+
+def _force_complete(tasks: TaskQuerySet, *, by: str, reason: str) -> Outcome:
+    done = len(tasks.force_complete(by=by, reason=reason))
+    message = ngettext("Force-completed %d task.", "Force-completed %d tasks.", done) % done
+    return Outcome({"completed": done}, message)
+
+
+def _cancelled_left_out(number: int) -> str:
+    return (
+        ngettext(
+            "%d CANCELLED task is left out: select it itself to replay it.",
+            "%d CANCELLED tasks are left out: select them one by one to replay them.",
+            number,
+        )
+        % number
+    )
+
+
+CANCEL = Operation(
+    target=Target.TASKS,
+    name="cancel",
+    title=_("Cancel tasks"),
+    help=_(
+        "Waiting tasks are cancelled immediately and never run. Running tasks are asked to stop."
+    ),
+    permission="cancel_task",
+    perform=_cancel,
+    applies_to=Q(status__in=OPEN, cancel_requested_at__isnull=True),
+)
+RETRY = Operation(
+    target=Target.TASKS,
+    name="retry",
+    title=_("Retry tasks now"),
+    help=_("Tasks that wait for their next attempt run now. Their failures stay counted."),
+    permission="retry_task",
+    perform=_retry,
+    applies_to=WAITS_FOR_RETRY,
+    group_by=("name",),
+)
+REPLAY = Operation(
+    target=Target.TASKS,
+    name="replay",
+    title=_("Replay tasks"),
+    help=_(
+        "Failed, cancelled, skipped and expired tasks run again now, and their dead letters are"
+        " closed. Failures and crashes are counted from zero."
+    ),
+    permission="retry_task",
+    perform=_replay,
+    applies_to=Q(status__in=REPLAYABLE),
+    only_if_chosen=Q(status=Status.CANCELLED),
+    left_out=_cancelled_left_out,
+    group_by=("status", "name"),
+)
+REPLAY_EDITED = Operation(
+    target=Target.TASKS,
+    name="replay_edited",
+    title=_("Replay with edited arguments"),
+    help=_(
+        "An ended task runs again now with other arguments, under the same idempotency key. Its"
+        " failures and crashes are counted from zero, and its dead letter is closed."
+    ),
+    permission="replay_deadletter",
+    perform=_replay,
+    applies_to=Q(status__in=REPLAYABLE),
+    fields=(
+        Field(
+            name="args",
+            kind=Kind.JSON_LIST,
+            label=_("Arguments"),
+            help=_("A JSON list of the positional arguments."),
+        ),
+        Field(
+            name="kwargs",
+            kind=Kind.JSON_OBJECT,
+            label=_("Keyword arguments"),
+            help=_("A JSON object of the keyword arguments."),
+        ),
+    ),
+)
+FORCE_COMPLETE = Operation(
+    target=Target.TASKS,
+    name="force_complete",
+    title=_("Force-complete tasks"),
+    help=_(
+        "The tasks become SUCCESS without running, and tasks that depend on them are released. A"
+        " function that is running continues, but its result is ignored."
+    ),
+    permission="force_complete_task",
+    perform=_force_complete,
+    reason=Reason.REQUIRED_IN_FORMS,
+    applies_to=~Q(status=Status.SUCCESS),
+)
+
+OPERATIONS = (CANCEL, RETRY, REPLAY, REPLAY_EDITED, FORCE_COMPLETE)

@@ -1,0 +1,198 @@
+"""Graphs: what an edge asks of its upstream, when a join is met, what becomes of a task whose join
+cannot be met.
+
+An edge is *told* once its upstream has ended, and is *met* when that ending is the one it asks for.
+A task that waits stands BLOCKED; ``unresolved_dependencies_count`` is what it still needs, and
+always equals ``needed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.rules.states import Status
+
+N = TypeVar("N", bound=Hashable)
+DELETED = "DELETED"
+"""The outcome of an edge whose upstream row is gone."""
+FORCED = "FORCED"
+"""The outcome of an edge that an operator overrode, or that a task which was let go does not need
+any more.
+"""
+
+
+class DependencyType(StrEnum):
+    """What an edge asks of its upstream."""
+
+    MUST_SUCCEED = "MUST_SUCCEED"
+    MUST_FINISH = "MUST_FINISH"
+    MUST_FAIL = "MUST_FAIL"
+
+
+class OnUpstreamFailure(StrEnum):
+    """What becomes of a task when an upstream ends otherwise than its edge asks."""
+
+    SKIP = "SKIP"
+    FAIL = "FAIL"
+    WAIT = "WAIT"
+    RUN = "RUN"
+
+
+class Gate(StrEnum):
+    """What a person has to say before a task may run: one more unresolved dependency without an
+    upstream.
+    """
+
+    APPROVAL = "APPROVAL"
+    HOLD = "HOLD"
+
+
+class Join(StrEnum):
+    """How many of its edges a task needs; a whole number is the third form."""
+
+    ALL = "ALL"
+    ANY = "ANY"
+
+
+class Fate(StrEnum):
+    """What the edges say of a task that waits."""
+
+    STAY = "STAY"
+    RELEASE = "RELEASE"
+    SKIP = "SKIP"
+    FAIL = "FAIL"
+
+
+def chosen(option: str, value: object, names: type[StrEnum]) -> str:
+    """Return one of the names; raises InvalidOption with the nearest."""
+    if isinstance(value, str) and value in set(names):
+        return str(value)
+    hint = did_you_mean(str(value).upper(), map(str, names))
+    raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}. {hint}".strip())
+
+
+def needed_of(join: object, edges: int) -> int | None:
+    """Return how many edges a join needs, None for all of them; raises InvalidOption when it needs
+    more than it has.
+    """
+    if join == Join.ALL:
+        return None
+    if join == Join.ANY:
+        join = 1
+    if isinstance(join, bool) or not isinstance(join, int) or join < 1:
+        raise InvalidOption(f"join={join!r}: give 'ALL', 'ANY' or a whole number of 1 or more.")
+    if join > edges:
+        raise InvalidOption(
+            f"join={join}: the task has {edges} upstream{'' if edges == 1 else 's'}, it would never"
+            " run."
+        )
+    return None if join == edges else join
+
+
+def met(kind: str, outcome: str) -> bool:
+    """Return whether an upstream that ended so is what the edge asks for; DELETED satisfies
+    MUST_FINISH only.
+    """
+    if kind == DependencyType.MUST_FINISH:
+        return True
+    return outcome == (Status.SUCCESS if kind == DependencyType.MUST_SUCCEED else Status.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOutcome:
+    """What the ending of the upstream means for an edge: resolved or still waiting, met or not."""
+
+    resolved: bool
+    met: bool
+    policy: str
+
+
+def edge_outcome(kind: str, outcome: str, policy: str) -> EdgeOutcome:
+    """Return what the upstream's ending means for an edge under its policy."""
+    if met(kind, outcome) or policy == OnUpstreamFailure.RUN:
+        return EdgeOutcome(resolved=True, met=True, policy=policy)
+    return EdgeOutcome(resolved=policy != OnUpstreamFailure.WAIT, met=False, policy=policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The edges of one task, counted: unresolved, met and unmet ones, and gates that are closed."""
+
+    unresolved: int = 0
+    met: int = 0
+    unmet: int = 0
+    gates: int = 0
+
+
+def needed(join: int | None, tally: Tally) -> int:
+    """Return what the task still needs: its ``unresolved_dependencies_count``."""
+    edges = tally.unresolved if join is None else max(0, join - tally.met)
+    return edges + tally.gates
+
+
+def fate(join: int | None, tally: Tally, policy: str) -> Fate:
+    """Return what becomes of a BLOCKED task; ``policy`` is that of the edge that was not met."""
+    lost = tally.unmet > 0 if join is None else tally.met + tally.unresolved < join
+    if lost:
+        return Fate.FAIL if policy == OnUpstreamFailure.FAIL else Fate.SKIP
+    return Fate.RELEASE if needed(join, tally) == 0 else Fate.STAY
+
+
+# Cycles -------------------------------------------------------------------------------------------
+
+
+def cycle_in(upstreams: Mapping[N, Iterable[N]]) -> list[N]:
+    """Return a cycle of the graph as a path whose first and last node are the same, or an empty
+    list.
+
+    ``upstreams`` gives for each node those it waits for; linear in nodes and edges, without
+    recursion.
+    """
+    done: set[N] = set()
+    for root in upstreams:
+        if root in done:
+            continue
+        path: list[N] = [root]
+        on_path, rest = {root}, [iter(upstreams.get(root, ()))]
+        while rest:
+            above = next(rest[-1], None)
+            if above is None:
+                rest.pop()
+                on_path.discard(path[-1])
+                done.add(path.pop())
+            elif above in on_path:
+                return [*path[path.index(above) :], above][::-1]
+            elif above not in done:
+                path.append(above)
+                on_path.add(above)
+                rest.append(iter(upstreams.get(above, ())))
+    return []
+
+
+def layers(upstreams: Mapping[N, Sequence[N]]) -> list[list[N]]:
+    """Return the nodes of an acyclic graph in layers, each after all that it waits for."""
+    waits = {
+        node: sum(1 for above in set(aboves) if above in upstreams)
+        for node, aboves in upstreams.items()
+    }
+    below: dict[N, list[N]] = {}
+    for node, aboves in upstreams.items():
+        for above in dict.fromkeys(aboves):
+            below.setdefault(above, []).append(node)
+    layer = [node for node, number in waits.items() if not number]
+    found = []
+    while layer:
+        found.append(layer)
+        following = []
+        for node in layer:
+            for under in below.get(node, ()):
+                waits[under] -= 1
+                if not waits[under]:
+                    following.append(under)
+        layer = following
+    return found

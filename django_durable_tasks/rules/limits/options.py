@@ -1,0 +1,304 @@
+"""How much of something may be under way at once, and how often it may begin: scopes, allowances,
+token buckets. Pure.
+
+A scope names whom a limit binds: ``global``, ``queue:<name>``, ``task:<name>``, ``tenant:<id>``,
+``key:<text>``; and ``share:<queue>:<tenant>``, a tenant's fair share of a queue, which nobody sets.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks.exceptions import InvalidOption
+
+GLOBAL = "global"
+SCOPE_MAX = 240
+HEAVIEST = 1_000
+A_NEW_CLOCK = 5.0
+"""A bucket that was looked at so many seconds after now was looked at by another clock, and goes on
+by this one.
+"""
+_KINDS = ("queue", "task", "tenant", "key")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_RATE = re.compile(r"(\d{1,9})/([smhd])\Z")
+_MOST = 1_000_000
+
+
+def of_queue(name: str) -> str:
+    """Return the scope of a queue."""
+    return f"queue:{name}"
+
+
+def of_task(name: str) -> str:
+    """Return the scope of a task, by its registered name."""
+    return f"task:{name}"
+
+
+def of_tenant(tenant_id: int) -> str:
+    """Return the scope of a tenant."""
+    return f"tenant:{tenant_id}"
+
+
+def of_key(key: str) -> str:
+    """Return the scope of what ``PerKey`` names."""
+    return f"key:{key}"
+
+
+def of_share(queue: str, tenant_id: int) -> str:
+    """Return the scope of a tenant's fair share of a queue."""
+    return f"share:{queue}:{tenant_id}"
+
+
+def before_shares(queue: str) -> str:
+    """Return what sorts before every share of a queue, and next to them."""
+    return f"share:{queue}:"
+
+
+def of_window(queue: str) -> str:
+    """Return the scope of a queue's window of published rows."""
+    return f"window:{queue}"
+
+
+def shared(scope: str) -> tuple[str, int] | None:
+    """Return the queue and the tenant of a share; None for another scope."""
+    if not scope.startswith("share:"):
+        return None
+    queue, _, tenant = scope.removeprefix("share:").rpartition(":")
+    return queue, int(tenant)
+
+
+def checked_scope(scope: object) -> str:
+    """Return a scope that somebody may limit; raises InvalidOption that lists the forms."""
+    if scope == GLOBAL:
+        return GLOBAL
+    kind, _, name = str(scope).partition(":")
+    fits = (
+        isinstance(scope, str)
+        and kind in _KINDS
+        and name
+        and name.isprintable()
+        and len(scope) <= SCOPE_MAX
+    )
+    if not fits or (kind == "tenant" and not name.isdecimal()):
+        raise InvalidOption(
+            f"{scope!r} is no scope of a limit: give 'global', 'queue:<name>', 'task:<name>',"
+            f" 'tenant:<id>' or 'key:<text>', at most {SCOPE_MAX} characters."
+        )
+    return str(scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many starts in so many seconds, and how many may come at once after a pause."""
+
+    number: int
+    seconds: float
+    burst: float
+    fixed: bool = False
+    """Whether somebody said how large the burst is; else it grows to the weight of a task that
+    waits for it.
+    """
+
+    def holds(self, weight: int = 1) -> float:
+        """Return how many tokens gather at most while a task of this weight is the heaviest that
+        waits.
+        """
+        return self.burst if self.fixed else max(self.burst, float(weight))
+
+    @property
+    def per_second(self) -> float:
+        """Tokens that come back in a second."""
+        return self.number / self.seconds
+
+    def __str__(self) -> str:
+        unit = next(name for name, seconds in _UNITS.items() if seconds == self.seconds)
+        return f"{self.number}/{unit}"
+
+
+def rate_of(option: str, text: object, burst: object = None) -> Rate:
+    """Return the rate that a text like "10/m" means; burst: one second's rate, at least 1. Raises
+    InvalidOption.
+    """
+    found = _RATE.match(text) if isinstance(text, str) else None
+    if found is None or not int(found[1]):
+        raise InvalidOption(
+            f"{option}={text!r}: give a number of starts and a unit s, m, h or d, such as '10/m'."
+        )
+    number, seconds = int(found[1]), _UNITS[found[2]]
+    if burst is None:
+        return Rate(number, seconds, max(1.0, number / seconds))
+    if isinstance(burst, bool) or not isinstance(burst, int | float) or not 1 <= burst <= _MOST:
+        raise InvalidOption(f"burst={burst!r}: give how many may start at once, 1 or more.")
+    return Rate(number, seconds, float(burst), fixed=True)
+
+
+def places_of(option: str, number: object) -> int:
+    """Return how many may be under way at once; 0 holds everything. Raises InvalidOption."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
+        raise InvalidOption(
+            f"{option}={number!r}: give a whole number of 0 or more, or PerKey(number, template)."
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class PerKey:
+    """So much for each value of a key: ``max_concurrency=PerKey(2, "{customer}")``,
+    ``rate_limit=PerKey("10/m", ...)``.
+
+    ``key`` is a template over the arguments in the language of ``unique=``; ``{task}`` is the
+    task's name, and a key without it is shared by all tasks that name it. Raises InvalidOption.
+    """
+
+    number: int | str
+    key: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.number, str):
+            rate_of("PerKey(rate)", self.number)
+        else:
+            places_of("PerKey(number)", self.number)
+        if not self.key or not str(self.key).isprintable():
+            raise InvalidOption(
+                f"PerKey(key={self.key!r}): give a template like '{{customer}}' or"
+                " '{task}:{0}'."
+            )
+
+
+def places_option(option: str, value: object) -> int | PerKey:
+    """Return what ``max_concurrency=`` means; raises InvalidOption."""
+    if not isinstance(value, PerKey):
+        return places_of(option, value)
+    places_of(f"{option}=PerKey(number)", value.number)
+    return value
+
+
+def rate_option(option: str, value: object) -> Rate | PerKey:
+    """Return what ``rate_limit=`` means; raises InvalidOption."""
+    if not isinstance(value, PerKey):
+        return rate_of(option, value)
+    rate_of(f"{option}=PerKey(rate)", value.number)
+    return value
+
+
+def key_of(*limits: object) -> str | None:
+    """Return the template of the key that these limits of one task name, None without; raises
+    InvalidOption for two.
+    """
+    keys = {limit.key for limit in limits if isinstance(limit, PerKey)}
+    if len(keys) > 1:
+        first, second = sorted(keys)
+        raise InvalidOption(
+            f"rate_limit and max_concurrency name two keys, {first!r} and {second!r}: a task counts"
+            " under one key, so give both limits the same template."
+        )
+    return next(iter(keys), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one scope may do: so much weight QUEUED and RUNNING at once, so much started in a time;
+    None: no limit.
+    """
+
+    places: int | None = None
+    rate: Rate | None = None
+
+    @property
+    def heaviest(self) -> int | None:
+        """Return what the heaviest task may weigh that can ever go; None where each can."""
+        burst = [int(self.rate.burst)] if self.rate is not None and self.rate.fixed else []
+        return min([*burst, *([] if self.places is None else [self.places])], default=None)
+
+
+def per_key_of(rate_limit: object, max_concurrency: object) -> Allowance | None:
+    """Return what a task allows each value of its key; None where it names none."""
+    if not isinstance(rate_limit, PerKey) and not isinstance(max_concurrency, PerKey):
+        return None
+    places = max_concurrency.number if isinstance(max_concurrency, PerKey) else None
+    return Allowance(
+        places if isinstance(places, int) else None,
+        rate_of("rate_limit", rate_limit.number) if isinstance(rate_limit, PerKey) else None,
+    )
+
+
+def strictest(allowances: Iterable[Allowance]) -> Allowance:
+    """Return the smallest number of places and the slowest rate among these."""
+    found = list(allowances)
+    rates = [allowed.rate for allowed in found if allowed.rate is not None]
+    return Allowance(
+        min((allowed.places for allowed in found if allowed.places is not None), default=None),
+        min(rates, key=lambda rate: (rate.per_second, rate.burst), default=None),
+    )
+
+
+_FIELDS = ("max_concurrency", "rate", "burst")
+
+
+def allowance_of(scope: object, given: Any) -> Allowance:
+    """Return the allowance that settings or an operator give to a scope; raises InvalidOption."""
+    where = checked_scope(scope)
+    names = set(given) if isinstance(given, Mapping) else set()
+    if not names <= set(_FIELDS) or not names & {"max_concurrency", "rate"}:
+        raise InvalidOption(
+            f"The limit of {where!r} is {given!r}: give {{'max_concurrency': 5}} or {{'rate':"
+            " '10/m', 'burst': 2}, or both in one."
+        )
+    places, rate = given.get("max_concurrency"), given.get("rate")
+    if rate is None and given.get("burst") is not None:
+        raise InvalidOption(f"The limit of {where!r} has a burst and no rate.")
+    return Allowance(
+        None if places is None else places_of("max_concurrency", places),
+        None if rate is None else rate_of("rate", rate, given.get("burst")),
+    )
+
+
+# Token buckets ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How many tokens a scope had at an instant of the database's clock."""
+
+    tokens: float
+    at: datetime
+
+
+def gathered(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
+    """Return the bucket as it is now, with all that has come back since, however much it holds; a
+    new one is full.
+
+    A clock that went back a little gives and takes nothing; one that stands A_NEW_CLOCK seconds
+    behind is a new one, by which the bucket goes on from here.
+    """
+    if bucket is None:
+        return Bucket(math.inf, now)
+    elapsed = (now - bucket.at).total_seconds()
+    if elapsed > 0:
+        return Bucket(bucket.tokens + elapsed * rate.per_second, now)
+    return Bucket(bucket.tokens, now if elapsed < -A_NEW_CLOCK else bucket.at)
+
+
+def refilled(bucket: Bucket | None, rate: Rate, now: datetime, weight: int = 1) -> Bucket:
+    """Return the bucket as it is now, with no more than it holds for a task of this weight."""
+    found = gathered(bucket, rate, now)
+    return Bucket(min(rate.holds(weight), found.tokens), found.at)
+
+
+def refill(rate: Rate) -> float:
+    """Return after how long (seconds) an empty bucket is as full as it can be, whatever task comes
+    next.
+    """
+    return rate.holds(HEAVIEST) / rate.per_second + A_NEW_CLOCK
+
+
+def whole(tokens: float) -> int:
+    """Return how many starts these tokens allow; a millionth is forgiven, for sums of fractions
+    fall short by it.
+    """
+    return max(0, math.floor(tokens + 1e-6))

@@ -1,0 +1,119 @@
+"""What a backfill does with each fire time of its range: bear it, replay its task, or leave it, and
+why.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django_durable_tasks.rules.recurring.effective import Stretch
+from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.workflows.plan import OPEN_RUN
+
+
+class Reprocess(StrEnum):
+    """Which tasks of the range run again: none, those that failed, or all that have ended
+    (Airflow's words).
+    """
+
+    NONE = "NONE"
+    FAILED = "FAILED"
+    ALL = "ALL"
+
+
+class Deed(StrEnum):
+    """What is done about a fire time."""
+
+    CREATED = "CREATED"
+    REPLAYED = "REPLAYED"
+    UNCHANGED = "UNCHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the ledger tells of a fire time: outcome and task; no ``status``: the task's row is no
+    longer kept.
+
+    ``run``: the workflow that the task started, and where that stands.
+    """
+
+    outcome: str
+    task_id: uuid.UUID | None = None
+    status: str = ""
+    run: tuple[uuid.UUID, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done about one fire time (UTC), why, and to which task."""
+
+    fire_time: datetime
+    deed: Deed
+    why: str
+    task_id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a backfill of [start, end] did, or with ``dry_run`` would do, fire time by fire time.
+
+    ``remark`` says why the range, or a part of it, holds no fire time.
+    """
+
+    start: datetime
+    end: datetime
+    dry_run: bool
+    steps: tuple[Step, ...]
+    remark: str = ""
+
+    def of(self, deed: Deed) -> tuple[Step, ...]:
+        """Return the steps of this kind."""
+        return tuple(step for step in self.steps if step.deed == deed)
+
+    @property
+    def born(self) -> int:
+        """How many fire times got a task."""
+        return len(self.of(Deed.CREATED))
+
+    @property
+    def replayed(self) -> int:
+        """How many tasks run again."""
+        return len(self.of(Deed.REPLAYED))
+
+    @property
+    def left(self) -> int:
+        """How many fire times stay as they are."""
+        return len(self.of(Deed.UNCHANGED))
+
+
+def step(
+    fire_time: datetime, closed: Stretch | None, told: Told | None, reprocess: Reprocess
+) -> Step:
+    """Return what is done about a fire time; ``closed`` where the schedule says today that it does
+    not run.
+    """
+    if told is None or told.task_id is None:
+        if closed is not None:
+            return Step(fire_time, Deed.UNCHANGED, closed.reason)
+        return Step(fire_time, Deed.CREATED, f"was {told.outcome}" if told else "had no run")
+    if not told.status:
+        return Step(fire_time, Deed.UNCHANGED, "it ran; its task is no longer kept", told.task_id)
+    if told.run is not None and (told.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
+        return Step(
+            fire_time,
+            Deed.UNCHANGED,
+            f"its workflow run {told.run[0]} is {told.run[1]}",
+            told.task_id,
+        )
+    if _again(told.status, reprocess):
+        return Step(fire_time, Deed.REPLAYED, f"was {told.status}", told.task_id)
+    return Step(fire_time, Deed.UNCHANGED, f"its task is {told.status}", told.task_id)
+
+
+def _again(status: str, reprocess: Reprocess) -> bool:
+    if reprocess == Reprocess.FAILED:
+        return status == Status.FAILED
+    return reprocess == Reprocess.ALL and status not in OPEN

@@ -1,0 +1,59 @@
+"""Put an agenda together, with no layer that has nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
+from django_durable_tasks.rules.recurring.effective.bounded import (
+    Bounded,
+    EveryFire,
+    Without,
+    fire_at,
+)
+from django_durable_tasks.rules.recurring.effective.business_days import OnOpenDays
+from django_durable_tasks.rules.recurring.effective.overrides import checked, of_fires, overridden
+from django_durable_tasks.rules.recurring.effective.segments import Cuts
+from django_durable_tasks.rules.recurring.effective.types import Agenda, Override
+from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
+from django_durable_tasks.rules.recurring.timetables.types import Timetable
+from django_durable_tasks.rules.recurring.timetables.zone_offsets import LAST_YEAR
+
+
+def agenda(
+    timetable: Timetable,
+    *,
+    zone: str,
+    days: BusinessDays | None = None,
+    roll: Roll = Roll.SKIP,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    overrides: Sequence[Override] = (),
+) -> Agenda:
+    """Return what runs of this timetable, and when.
+
+    ``start`` and ``end`` bound the fire times, both included; what a calendar rolls or an operator
+    moves may run outside them. Rolling keeps the wall time of the day. Raises InvalidSchedule where
+    the end is before the start.
+    """
+    if start is not None and start.year > LAST_YEAR:
+        raise InvalidSchedule(
+            f"start_time={start}: schedules are computed up to the year {LAST_YEAR}."
+        )
+    if start is not None and end is not None and end < start:
+        raise InvalidSchedule(f"end_time={end} is before start_time={start}: no fire lies between.")
+    fires, own = timetable, checked(overrides)
+    if start is not None or end is not None:
+        fires = Bounded(fires, start and start.astimezone(UTC), end and end.astimezone(UTC))
+    if own:
+        own = of_fires(fires, own)
+        fires = Without(
+            fires,
+            frozenset(one.fire_time for one in own if fire_at(fires, one.fire_time) is not None),
+        )
+    rest = (
+        EveryFire(fires) if days is None else OnOpenDays(fires, Cuts(days, Roll(roll), Walls(zone)))
+    )
+    return overridden(rest, own) if own else rest

@@ -1,0 +1,325 @@
+"""What became of a fire time, or will, and why: one account in sentences. Pure: facts in, sentences
+out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django_durable_tasks.rules.recurring.effective import Planned, Stretch
+from django_durable_tasks.rules.recurring.overlaps import RUN
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, Fate, RecurringStatus
+from django_durable_tasks.rules.tasks.explanations import ago
+
+
+@dataclass(frozen=True, slots=True)
+class FireTime:
+    """A fire to come: its fire time, when it starts at the earliest (both UTC), and what happened
+    to it on the way.
+    """
+
+    nominal: datetime
+    effective: datetime
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run of a workflow that the task of a fire started: where it stands, and how many of its
+    tasks have ended.
+    """
+
+    run_id: uuid.UUID
+    status: str
+    ended: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """The task of a fire: where it stands, and whom it waits for; no ``status``: its row is no
+    longer kept.
+    """
+
+    task_id: uuid.UUID
+    status: str = ""
+    reason: str = ""
+    held: bool = False
+    behind: str = ""
+    since: datetime | None = None
+    run: Run | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of the ledger; with ``last`` it tells a range."""
+
+    outcome: str
+    first: datetime
+    last: datetime | None = None
+    count: int = 1
+    exact: bool = True
+    reason: str = ""
+    effective: datetime | None = None
+    blocked_by: uuid.UUID | None = None
+    story: Story | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A schedule, and the instant ``at`` that somebody asks about; instants are aware, ``now`` is
+    the database's.
+
+    ``planned`` is what the schedule says today of a fire time at this instant; ``before`` and
+    ``after`` are the fire times around it, ``runs_then`` is the one that was rolled or moved to it;
+    ``lines`` are those of the ledger that speak of it, its own first.
+    """
+
+    at: datetime
+    now: datetime
+    name: str
+    task: str
+    status: str
+    status_reason: str = ""
+    status_by: str = ""
+    paused_at: datetime | None = None
+    paused_until: datetime | None = None
+    error: str = ""
+    declared_at: datetime
+    edited_at: datetime
+    watermark: datetime
+    ledger_from: datetime | None = None
+    next_run_at: datetime | None = None
+    lines: tuple[Line, ...] = ()
+    planned: Planned | Stretch | None = None
+    fire: FireTime | None = None
+    runs_then: datetime | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    before: datetime | None = None
+    after: datetime | None = None
+    known: bool = True
+    led: bool = True
+    poll: float = 1.0
+
+
+def account(it: Facts) -> str:
+    """Return the account of the instant: what happened, or what will, and who or what stood in the
+    way.
+    """
+    own = next((line for line in it.lines if line.last is None), None)
+    if own is not None:
+        return _own(it, own)
+    if it.planned is None:
+        return _no_fire_time(it)
+    if isinstance(it.planned, Stretch):
+        verb = "did not run" if it.planned.last <= it.now else "will not run"
+        return f"{when(it.at)} {verb}: {it.planned.reason}."
+    if it.planned.at > it.now:
+        return _to_come(it, it.planned)
+    return _told_in_range(it) or _untold(it, it.planned)
+
+
+def when(instant: datetime) -> str:
+    """Return an instant as people and programs read it, in UTC."""
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+# A line of its own --------------------------------------------------------------------------------
+
+
+def _own(it: Facts, line: Line) -> str:
+    at = when(it.at)
+    told = {
+        Fate.DISPATCHED: f"{at} was dispatched{_because(line.reason)}",
+        Fate.ROLLED: f"{at} was rolled and dispatched{_because(line.reason)}",
+        Fate.MANUAL: f"{at} was run by hand{_because(line.reason)}",
+        Fate.SKIPPED_OVERLAP: f"{at} was skipped: {_blocker(line)} was still open",
+        Fate.EXPIRED: f"{at} came too late: it expired after {line.reason}",
+        Fate.OVERRIDDEN: f"{at} did not run: {line.reason}",
+        Fate.FAILED_TO_CREATE: f"{at} could not be created: {line.reason}",
+    }
+    said = told.get(Fate(line.outcome), f"{at} did not run: {line.outcome}{_because(line.reason)}")
+    return f"{said}.{_story(line)}"
+
+
+def _blocker(line: Line) -> str:
+    if line.reason.startswith(RUN):
+        return f"{RUN} {line.blocked_by} of an earlier fire"
+    return f"task {line.blocked_by} of an earlier run"
+
+
+def _story(line: Line) -> str:
+    story = line.story
+    if story is None:
+        return ""
+    if not story.status:
+        return f" It was task {story.task_id}, which is no longer kept."
+    if story.held:
+        behind = f" behind {story.behind}" if story.behind else ""
+        return f" Its task {story.task_id} is held{behind} until its overlap key is free."
+    since = f" since {when(story.since)}" if story.since else ""
+    return (
+        f" Its task {story.task_id} is"
+        f" {story.status}{since}{_because(story.reason)}.{_run(story.run)}"
+    )
+
+
+def _run(run: Run | None) -> str:
+    if run is None:
+        return ""
+    return (
+        f" It started {RUN} {run.run_id}, which is {run.status}: {run.ended} of {run.total} tasks"
+        " have ended."
+    )
+
+
+# A range ------------------------------------------------------------------------------------------
+
+
+def _told_in_range(it: Facts) -> str:
+    line = next((one for one in it.lines if one.outcome in (Fate.MISSED, Fate.PAUSED)), None)
+    if line is None or line.last is None:
+        return ""
+    number = f"{'' if line.exact else 'at least '}{line.count}"
+    among = f"one of {number} fire times from {when(line.first)} to {when(line.last)}"
+    if line.outcome == Fate.PAUSED:
+        return (
+            f"{when(it.at)} did not run: the schedule was paused{_because(line.reason)}; {among}."
+        )
+    return f"{when(it.at)} was missed, {among}: {_MISSED.get(line.reason, line.reason)}."
+
+
+_MISSED = {
+    "COALESCED": "RUN_ONE_NOW ran the last of them only",
+    "SKIP_MISSED": "SKIP_MISSED runs none of them",
+    "CATCHUP_WINDOW": "they lie further back than catchup_window",
+    "MAX_CATCHUP_RUNS": "max_catchup_runs were caught up, and these were older",
+}
+
+
+# No line ------------------------------------------------------------------------------------------
+
+
+def not_a_fire_time(
+    name: str,
+    at: datetime,
+    bounds: tuple[datetime | None, datetime | None],
+    around: tuple[datetime | None, datetime | None],
+) -> str:
+    """Return why a schedule has no fire time at this instant; ``around``: its fire times before and
+    after.
+    """
+    (start, end), (before, after) = bounds, around
+    if start is not None and at < start:
+        first = f" The first fire time is {when(after)}." if after else ""
+        return (
+            f"{when(at)} is before the start of {name}, {when(start)}: nothing fires before"
+            f" it.{first}"
+        )
+    if end is not None and at > end:
+        last = f" The last fire time is {when(before)}." if before else ""
+        return f"{when(at)} is after the end of {name}, {when(end)}: nothing fires after it.{last}"
+    return f"{when(at)} is no fire time of {name}: {_near(around, 'it')}."
+
+
+def no_fires_within(
+    name: str, stretch: tuple[datetime, datetime], around: tuple[datetime | None, datetime | None]
+) -> str:
+    """Return that a schedule has no fire time from the first to the last instant, and those before
+    and after.
+    """
+    return (
+        f"{name} has no fire time from {when(stretch[0])} to {when(stretch[1])}:"
+        f" {_near(around, 'them')}."
+    )
+
+
+def _near(around: tuple[datetime | None, datetime | None], what: str) -> str:
+    words = zip(("before", "after"), around, strict=True)
+    return (
+        " and ".join(f"{word} {what} comes {when(one)}" for word, one in words if one)
+        or "it has none"
+    )
+
+
+def _no_fire_time(it: Facts) -> str:
+    told = not_a_fire_time(it.name, it.at, (it.start, it.end), (it.before, it.after))
+    if it.runs_then is not None:
+        told += f" The fire time {when(it.runs_then)} was put there: ask about that one."
+    if it.at <= it.edited_at and it.edited_at > it.declared_at:
+        told += f" It was changed at {when(it.edited_at)}; the account is by what it says since."
+    return told
+
+
+def _to_come(it: Facts, planned: Planned) -> str:
+    at = when(it.at)
+    if it.status == RecurringStatus.CANCELLED:
+        return f"{at} will not run: the schedule has ended{_because(it.status_reason)}."
+    if it.status == RecurringStatus.PAUSED and not (
+        it.paused_until and it.paused_until < planned.at
+    ):
+        return f"{at} will not run unless the schedule is resumed before: {_paused(it)}."
+    fire = it.fire or FireTime(planned.nominal, planned.at)
+    jitter = ", by its jitter" if fire.effective != planned.at else ""
+    late = f" at {when(fire.effective)}{jitter}" if fire.effective != it.at else ""
+    notes = f" ({'; '.join(fire.notes)})" if fire.notes else ""
+    unknown = "" if it.known else f" No durable task {it.task} is registered in this process."
+    return (
+        f"{at} will run{late}, in {ago((fire.effective - it.now).total_seconds())}{notes}.{unknown}"
+    )
+
+
+def _paused(it: Facts) -> str:
+    if it.status_reason == QUARANTINED:
+        return f"it could not be triggered and is paused (QUARANTINED): {it.error}"
+    since = f" since {when(it.paused_at)}" if it.paused_at else ""
+    by = f" by {it.status_by}" if it.status_by else ""
+    until = f" until {when(it.paused_until)}" if it.paused_until else ""
+    return f"it is paused{since}{by}{until}{_because(it.status_reason)}"
+
+
+def _untold(it: Facts, planned: Planned) -> str:
+    """A fire time that has passed, and of which the ledger says nothing."""
+    at = when(it.at)
+    if it.ledger_from is not None and it.at < it.ledger_from:
+        return f"{at} is before {when(it.ledger_from)}: its ledger entry has been deleted."
+    if planned.at > it.watermark:
+        return _not_looked_at(it, planned)
+    if it.at <= it.declared_at:
+        return (
+            f"{at} did not run: the schedule did not exist before {when(it.declared_at)}."
+            " backfill() can run it."
+        )
+    return (
+        f"{at} did not run: the schedule was changed at {when(it.edited_at)}, and an edit never"
+        " fires for a time in the past. backfill() can run it."
+    )
+
+
+def _not_looked_at(it: Facts, planned: Planned) -> str:
+    if it.status == RecurringStatus.CANCELLED:
+        return f"{when(it.at)} did not run: the schedule had ended{_because(it.status_reason)}."
+    if it.status == RecurringStatus.PAUSED:
+        return f"{when(it.at)} did not run: {_paused(it)}."
+    return _due(it, planned)
+
+
+def _due(it: Facts, planned: Planned) -> str:
+    at, late = when(it.at), (it.now - planned.at).total_seconds()
+    since = f"since {ago(late)}" if late >= 1 else "now"
+    if not it.led:
+        return f"{at} is due {since}, and no scheduler leads: run `manage.py run_scheduler`."
+    if it.next_run_at is not None and it.next_run_at > it.now:
+        return (
+            f"{at} is due {since}; the schedule is looked at again at {when(it.next_run_at)}."
+            + ("" if it.known else f" No durable task {it.task} is registered in this process.")
+        )
+    slow = " The leader is behind." if late > 2 * it.poll else ""
+    return f"{at} is due {since}: the leader's next round triggers it.{slow}"

@@ -1,0 +1,31 @@
+"""Spreads fires that fall together: a delay that is a hash of schedule and fire time, the same
+whenever it is asked.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+
+from django_durable_tasks.rules.recurring.effective import Planned
+
+_WHOLE = 2**64
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def effective(
+    planned: Planned, next_at: datetime | None, seed: str, seconds: float, percent: float
+) -> datetime:
+    """Return when the fire runs: ``at`` plus up to ``seconds``, or up to ``percent`` of the way to
+    the next fire.
+
+    Always before the next fire (Temporal caps its jitter so). Without a next fire ``percent`` has
+    nothing to measure.
+    """
+    way = None if next_at is None else next_at - planned.at
+    span = timedelta(seconds=seconds) if seconds or way is None else way * (percent / 100)
+    if way is not None:
+        span = min(span, max(way - _MILLISECOND, timedelta()))
+    told = f"{seed}|{planned.nominal.astimezone(UTC).isoformat()}".encode()
+    share = int.from_bytes(blake2b(told, digest_size=8).digest(), "big") / _WHOLE
+    return planned.at + span * share

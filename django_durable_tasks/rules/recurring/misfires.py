@@ -1,0 +1,188 @@
+"""Which of the fire times since the watermark run, and which are told as missed. Bounded, whatever
+passed.
+
+A fire is late, not missed, within the grace (Quartz: misfireThreshold). What lies further back is
+missed; the policy says what becomes of it, and a stretch of it is one range however many fires it
+holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder
+
+AT_ONCE = 1_000
+"""So many fires of one schedule are decided at a time; what is left comes with the next tick."""
+
+CATCHUP_WINDOW, MAX_CATCHUP_RUNS, COALESCED, SKIPPED = (
+    "CATCHUP_WINDOW",
+    "MAX_CATCHUP_RUNS",
+    "COALESCED",
+    "SKIP_MISSED",
+)
+_INSTANT = timedelta(microseconds=1)
+_IN_ORDER = 1e-6  # seconds: those that are held behind each other go in the order of their starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a schedule treats what it missed; seconds."""
+
+    catch_up: CatchUp = CatchUp.RUN_ONE_NOW
+    grace: float = 60.0
+    window: float | None = None
+    max_runs: int = 100
+    order: CatchUpOrder = CatchUpOrder.OLDEST
+    pace: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A fire that runs; one that is caught up starts ``delay`` seconds after now at the
+    earliest.
+    """
+
+    planned: Planned
+    caught_up: bool = False
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A range of fires that do not run: the nominal times of the first and the last, how many, and
+    why.
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+    exact: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs, in the order of its start, and what was missed; every fire up to ``through`` is
+    accounted for.
+    """
+
+    runs: tuple[Chosen, ...]
+    missed: tuple[Missed, ...]
+    through: datetime
+    following: Planned | None
+
+
+def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -> Choice:
+    """Decide about every fire after the watermark and up to now."""
+    first = _next(agenda, watermark)
+    if first is None or first.at > now:
+        return Choice((), (), max(watermark, now), first)
+    on_time_from = now - timedelta(seconds=policy.grace)
+    if first.at >= on_time_from:
+        return _on_time(agenda, first, now)
+    missed, caught_up = _misfired(agenda, first, watermark, on_time_from, now, policy)
+    fresh = _next(agenda, on_time_from - _INSTANT)
+    if fresh is None or fresh.at > now:
+        return Choice(tuple(caught_up), tuple(missed), now, fresh)
+    on_time = _on_time(agenda, fresh, now)
+    if policy.catch_up == CatchUp.RUN_ONE_NOW:
+        missed = [_range(agenda, first, _last(agenda, on_time_from), watermark, COALESCED)]
+        caught_up = []
+    return Choice((*caught_up, *on_time.runs), tuple(missed), on_time.through, on_time.following)
+
+
+def _next(agenda: Agenda, after: datetime) -> Planned | None:
+    """Return the next fire; a fire that is not after would be decided about for ever."""
+    planned = agenda.next(after)
+    if planned is not None and planned.at <= after:
+        raise AssertionError(
+            f"The timetable says that after {after.isoformat()} comes {planned.at.isoformat()}."
+        )
+    return planned
+
+
+def _on_time(agenda: Agenda, first: Planned, now: datetime) -> Choice:
+    runs, following = [Chosen(first)], _next(agenda, first.at)
+    while following is not None and following.at <= now and len(runs) < AT_ONCE:
+        runs.append(Chosen(following))
+        following = _next(agenda, following.at)
+    through = now if following is None or following.at > now else runs[-1].planned.at
+    return Choice(tuple(runs), (), through, following)
+
+
+def _last(agenda: Agenda, before: datetime) -> Planned:
+    last = agenda.previous(before)
+    if last is None:
+        raise AssertionError(
+            f"The timetable fires before {before.isoformat()}, but has no previous fire there."
+        )
+    return last
+
+
+def _range(agenda: Agenda, first: Planned, last: Planned, after: datetime, reason: str) -> Missed:
+    counted = agenda.count(after, last.at)
+    begin, end = sorted((first.nominal, last.nominal))  # a roll can turn the order of two fires
+    return Missed(begin, end, max(1, counted.number), counted.exact, reason)
+
+
+def _misfired(
+    agenda: Agenda,
+    first: Planned,
+    watermark: datetime,
+    before: datetime,
+    now: datetime,
+    policy: Policy,
+) -> tuple[list[Missed], list[Chosen]]:
+    last = _last(agenda, before)
+    if policy.catch_up == CatchUp.SKIP_MISSED:
+        return [_range(agenda, first, last, watermark, SKIPPED)], []
+    most = 1 if policy.catch_up == CatchUp.RUN_ONE_NOW else policy.max_runs
+    oldest = (
+        max(watermark, now - timedelta(seconds=policy.window))
+        if policy.window is not None
+        else watermark
+    )
+    newest = [planned for planned in islice(_backwards(agenda, last), most) if planned.at > oldest]
+    missed = _left_out(
+        agenda, first, newest[-1] if newest else None, last, watermark, oldest, policy
+    )
+    ordered = newest if policy.order == CatchUpOrder.NEWEST else newest[::-1]
+    return missed, [
+        Chosen(planned, True, number * max(policy.pace, _IN_ORDER))
+        for number, planned in enumerate(ordered)
+    ]
+
+
+def _backwards(agenda: Agenda, last: Planned) -> Iterator[Planned]:
+    planned: Planned | None = last
+    while planned is not None:
+        yield planned
+        planned = agenda.previous(planned.at)
+
+
+def _left_out(
+    agenda: Agenda,
+    first: Planned,
+    kept: Planned | None,
+    last: Planned,
+    watermark: datetime,
+    oldest: datetime,
+    policy: Policy,
+) -> list[Missed]:
+    """Return the ranges before the oldest fire that runs: what the window shuts out, and what the
+    number does.
+    """
+    found = []
+    if oldest > watermark and first.at <= oldest:
+        shut_out = min(_last(agenda, oldest + _INSTANT), last, key=lambda planned: planned.at)
+        found.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
+    begin = agenda.next(oldest)
+    if kept is not None and begin is not None and begin.at < kept.at:
+        reason = COALESCED if policy.catch_up == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
+        found.append(_range(agenda, begin, _last(agenda, kept.at), oldest, reason))
+    return found

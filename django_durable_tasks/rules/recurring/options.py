@@ -1,0 +1,192 @@
+"""What a schedule was told, checked once: from the keywords of ``upsert`` to the columns of a
+recurring row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
+from django_durable_tasks.rules.recurring.calendars import Roll
+from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder, Overlap
+from django_durable_tasks.rules.recurring.timetables.builder import checked as checked_parts
+from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.rules.recurring.timetables.zones import zone_name
+from django_durable_tasks.rules.tasks.durations import instant, seconds
+from django_durable_tasks.rules.tasks.options import checked_count, checked_key, checked_name
+
+KINDS = ("interval", "cron", "rrule", "solar", "at", "every")
+"""The keywords that each make a part of the timetable; ``parts`` takes a list of parts as they are
+kept.
+"""
+
+_BESIDE = {
+    "cron": ("seconds",),
+    "solar": ("latitude", "longitude", "offset"),
+    "every": ("count", "day", "month", "time"),
+}
+
+
+def _enum(words: type[StrEnum]) -> Callable[[str, Any], str]:
+    def choose(option: str, value: Any) -> str:
+        if value not in set(words):
+            raise InvalidOption(f"{option}={value!r}: give one of {', '.join(words)}.")
+        return str(value)
+
+    return choose
+
+
+def _seconds(option: str, value: Any) -> float:
+    return seconds(option, value)
+
+
+def _text(most: int) -> Callable[[str, Any], str]:
+    def text(option: str, value: Any) -> str:
+        if not isinstance(value, str) or len(value) > most:
+            raise InvalidOption(
+                f"{option}={str(value)[:50]!r}: give a text of at most {most} characters."
+            )
+        return value
+
+    return text
+
+
+def _names(option: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else list(value)
+    return [checked_key(option, name) for name in names]
+
+
+_OWN = ("task_id", "run_at", "expires_at", "key", "idempotency_key", "tenant", "queue", "priority")
+
+
+def _call_options(option: str, value: Any) -> dict[str, Any]:
+    """Return the options of each run's call; what the schedule itself decides of a run is
+    refused.
+    """
+    found = _dict(option, value)
+    for own in _OWN:
+        if own in found:
+            raise InvalidOption(
+                f"{option} holds {own!r}: each run has its own from the schedule; leave it out."
+            )
+    return found
+
+
+def _dict(option: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{option}={value!r}: give a mapping.")
+    return dict(value)
+
+
+_CHECKS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "timezone": ("time_zone", lambda option, value: zone_name(value)),
+    "calendar": ("calendars", _names),
+    "roll": ("roll", _enum(Roll)),
+    "dst_gap": ("dst_gap", _enum(DstGap)),
+    "dst_overlap": ("dst_overlap", _enum(DstOverlap)),
+    "start_time": ("start_time", instant),
+    "end_time": ("end_time", instant),
+    "max_runs": ("max_runs", lambda option, value: checked_count(option, value, 1, 10**12)),
+    "expires_in": ("expires_in", _seconds),
+    "catch_up_mode": ("catch_up_mode", _enum(CatchUp)),
+    "misfire_grace": ("misfire_grace", _seconds),
+    "catchup_window": ("catchup_window", _seconds),
+    "max_catchup_runs": (
+        "max_catchup_runs",
+        lambda option, value: checked_count(option, value, 1, 1_000),
+    ),
+    "catchup_order": ("catchup_order", _enum(CatchUpOrder)),
+    "catchup_pace": ("catchup_pace", _seconds),
+    "overlap": ("overlap", _enum(Overlap)),
+    "overlap_key": ("overlap_key", _text(200)),
+    "priority": ("priority", lambda option, value: checked_count(option, value, 0, 9)),
+    "queue": ("queue", lambda option, value: checked_name(option, value) if value else ""),
+    "description": ("description", _text(500)),
+    "options": ("options", _call_options),
+    "kwargs": ("kwargs", _dict),
+    "args": ("args", lambda option, value: list(value)),
+    "idempotency_key": ("idempotency_key", checked_key),
+}
+_NULLABLE = {"end_time", "max_runs", "expires_in", "catchup_window", "priority", "idempotency_key"}
+
+
+def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False) -> dict[str, Any]:
+    """Return the columns that these keywords set; raises InvalidSchedule or InvalidOption naming
+    keyword and remedy.
+
+    Keywords that are absent set nothing, so that an upsert leaves them, on a new row at their
+    defaults. A timetable that can never fire is refused, unless ``may_never_fire`` says that the
+    row is paused anyway.
+    """
+    known = {
+        *_CHECKS,
+        *KINDS,
+        "parts",
+        "jitter",
+        *(extra for extras in _BESIDE.values() for extra in extras),
+    }
+    for option in given:
+        if option not in known:
+            hint = did_you_mean(option, known) or f"It has: {', '.join(sorted(known))}."
+            raise InvalidOption(f"A recurring task has no option {option!r}. {hint}")
+    found: dict[str, Any] = {}
+    for option, (column, check) in _CHECKS.items():
+        if option in given:
+            value = given[option]
+            found[column] = None if value is None and option in _NULLABLE else check(option, value)
+    found |= _jitter(given["jitter"]) if "jitter" in given else {}
+    parts = _parts(given)
+    if parts is not None:
+        found |= _timetable(parts, found.get("time_zone", "UTC"), name, may_never_fire)
+    return found
+
+
+def _timetable(
+    parts: list[dict[str, Any]], zone: str, name: str, may_never_fire: bool
+) -> dict[str, Any]:
+    checked = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
+    alone = checked[0].get("interval") if len(checked) == 1 else None
+    return {"timetable": checked, "interval_seconds": alone}
+
+
+def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    parts = [dict(part) for part in given.get("parts") or ()]
+    for kind in KINDS:
+        if given.get(kind) is not None:
+            beside = {
+                extra: given[extra]
+                for extra in _BESIDE.get(kind, ())
+                if given.get(extra) is not None
+            }
+            parts += [{kind: value, **beside} for value in _values(kind, given[kind])]
+    if not parts and any(kind in given for kind in (*KINDS, "parts")):
+        raise InvalidSchedule(f"A schedule needs one of {', '.join(KINDS)}.")
+    return parts or None
+
+
+def _values(kind: str, value: Any) -> list[Any]:
+    """Return the value of each part: several crons or rules are several parts, several instants are
+    one.
+    """
+    several = list(value) if isinstance(value, list | tuple) else [value]
+    if kind == "at":
+        return [[one.isoformat() if isinstance(one, datetime) else one for one in several]]
+    return several
+
+
+def _jitter(value: Any) -> dict[str, float]:
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            percent = float(value[:-1])
+        except ValueError:
+            percent = -1.0
+        if not 0 <= percent <= 100:
+            raise InvalidOption(
+                f"jitter={value!r}: give seconds, or '0%' to '100%' of the way to the next fire."
+            )
+        return {"jitter": 0.0, "jitter_percent": percent}
+    return {"jitter": seconds("jitter", value), "jitter_percent": 0.0}

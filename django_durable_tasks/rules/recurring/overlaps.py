@@ -1,0 +1,82 @@
+"""What happens at a fire time while runs with the same overlap key are open. Decided before
+anything is written.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_durable_tasks.rules.recurring.policies import Overlap
+
+RUN = "workflow run"
+"""What the ledger calls the open run of a workflow that stood in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An open task with an overlap key: whether it runs, and whether it waits for another one.
+
+    ``workflow``: it is the open run of a workflow, which a task with the key started; ``task_id``
+    is then that run's.
+    """
+
+    task_id: uuid.UUID
+    running: bool = False
+    held: bool = False
+    workflow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the fire runs, whether it waits until the key is free, and which tasks are cancelled
+    for it.
+    """
+
+    runs: bool
+    held: bool = False
+    blocked_by: uuid.UUID | None = None
+    replaces: tuple[uuid.UUID, ...] = ()
+
+
+def named(opened: Sequence[Open], key: uuid.UUID) -> str:
+    """Return what stands in the way as the ledger names it."""
+    return f"{RUN if any(one.workflow and one.task_id == key for one in opened) else 'task'} {key}"
+
+
+def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> Verdict:
+    """Return the verdict of this policy on one fire.
+
+    A fire that is caught up under RUN_ALL_MISSED waits its turn also under SKIP: it was asked for
+    by name.
+    """
+    if overlap == Overlap.ALLOW or not opened:
+        return Verdict(runs=True)
+    waits = Verdict(runs=True, held=True, blocked_by=opened[0].task_id)
+    refused = Verdict(runs=False, blocked_by=opened[0].task_id)
+    if overlap == Overlap.SKIP:
+        return waits if caught_up else refused
+    if overlap == Overlap.QUEUE_ALL:
+        return waits
+    if overlap == Overlap.QUEUE_ONE:
+        return refused if any(task.held for task in opened) and not caught_up else waits
+    return _displace(overlap, opened, waits)
+
+
+def _displace(overlap: Overlap, opened: Sequence[Open], waits: Verdict) -> Verdict:
+    """CANCEL_RUNNING ends all, REPLACE_PENDING what has not begun; the newcomer waits for those
+    that still run.
+    """
+    running = [task for task in opened if task.running]
+    displaced = (
+        opened
+        if overlap == Overlap.CANCEL_RUNNING
+        else [task for task in opened if not task.running]
+    )
+    return Verdict(
+        runs=True,
+        held=bool(running),
+        blocked_by=running[0].task_id if running else None,
+        replaces=tuple(task.task_id for task in displaced),
+    )

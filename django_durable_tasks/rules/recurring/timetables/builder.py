@@ -1,0 +1,179 @@
+"""From what people write to the parts that a row holds as JSON, and from those to a timetable that
+answers.
+
+A schedule is a list of one or more parts, combined by OR: ``[{"cron": "30 2 * * *"}, {"interval":
+3600.0}]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.rules.recurring.timetables import (
+    calendar_intervals,
+    cron,
+    instants,
+    intervals,
+    rrule,
+    solar,
+)
+from django_durable_tasks.rules.recurring.timetables.types import (
+    WEEKDAYS,
+    DstGap,
+    DstOverlap,
+    OpenDays,
+    Setting,
+    Timetable,
+)
+from django_durable_tasks.rules.recurring.timetables.union import Union
+from django_durable_tasks.rules.recurring.timetables.zones import zone_name
+
+MOST_PARTS = 50
+_SOME_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+Part = Mapping[str, Any]
+
+
+class _Kind(NamedTuple):
+    keys: frozenset[str]
+    checked: Callable[[Part, Setting], dict[str, Any]]
+    build: Callable[[Part, Setting], Timetable]
+    never: Callable[[Part, Setting], str]
+
+
+def _always_fires(part: Part, setting: Setting) -> str:
+    return ""
+
+
+_KINDS = {
+    "interval": _Kind(frozenset(), intervals.checked, intervals.build, _always_fires),
+    "cron": _Kind(frozenset({"seconds"}), cron.checked, cron.build, cron.never),
+    "rrule": _Kind(frozenset(), rrule.checked, rrule.build, rrule.never),
+    "solar": _Kind(
+        frozenset({"latitude", "longitude", "offset"}), solar.checked, solar.build, solar.never
+    ),
+    "every": _Kind(
+        frozenset({"count", "day", "month", "time"}),
+        calendar_intervals.checked,
+        calendar_intervals.build,
+        calendar_intervals.never,
+    ),
+    "at": _Kind(frozenset(), instants.checked, instants.build, _always_fires),
+}
+
+
+def checked(
+    parts: Sequence[Part],
+    *,
+    zone: object = "UTC",
+    anchor: datetime = _SOME_START,
+    seed: str = "",
+    allow_never: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the canonical parts, fit for JSON; raises InvalidSchedule that names the part and what
+    to do.
+
+    A part that can never fire is refused, because people write ``0 0 31 2 *`` to switch a job off;
+    ``allow_never`` lets it pass, for a row that is paused anyway.
+    """
+    if not isinstance(parts, list | tuple) or not parts:
+        raise InvalidSchedule(
+            f"A schedule is a list of at least one part, and not {str(parts)[:60]!r}."
+        )
+    if len(parts) > MOST_PARTS:
+        raise InvalidSchedule(
+            f"{len(parts)} parts; a schedule can have {MOST_PARTS}. Give several schedules."
+        )
+    setting = Setting(zone_name(zone), _utc(anchor), seed=seed)
+    found = [_kind(part).checked(part, setting) for part in parts]
+    if not allow_never and (why := never_fires(found, zone=setting.zone, anchor=anchor, seed=seed)):
+        raise InvalidSchedule(why)
+    return found
+
+
+def never_fires(
+    parts: Sequence[Part], *, zone: str = "UTC", anchor: datetime = _SOME_START, seed: str = ""
+) -> str:
+    """Return why one of the checked parts can never fire and what to do; an empty text when each of
+    them can.
+    """
+    setting = Setting(zone, _utc(anchor), seed=seed)
+    for part in parts:
+        if why := _kind(part).never(part, setting):
+            return f"{why} To switch a schedule off, pause it instead: pause(reason)."
+    return ""
+
+
+def timetable(
+    parts: Sequence[Part],
+    *,
+    zone: str,
+    anchor: datetime,
+    dst_gap: DstGap | str = DstGap.RUN_AFTER,
+    dst_overlap: DstOverlap | str = DstOverlap.FIRST,
+    seed: str = "",
+    days: OpenDays | None = None,
+) -> Timetable:
+    """Return the timetable of checked parts, from a cache; ``anchor`` is the start of the schedule,
+    aware.
+
+    Raises InvalidSchedule for an unknown zone or policy. ``days`` must be hashable and must not
+    change.
+    """
+    setting = Setting(
+        zone_name(zone),
+        _utc(anchor),
+        _policy("dst_gap", DstGap, dst_gap),
+        _policy("dst_overlap", DstOverlap, dst_overlap),
+        seed,
+        WEEKDAYS if days is None else days,
+    )
+    return _built(tuple(_frozen(part) for part in parts), setting)
+
+
+@lru_cache(maxsize=16_384)
+def _built(parts: tuple[tuple[tuple[str, Any], ...], ...], setting: Setting) -> Timetable:
+    built = [_kind(part).build(part, setting) for part in map(dict, parts)]
+    return built[0] if len(built) == 1 else Union(tuple(built))
+
+
+def _frozen(part: Part) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (key, tuple(value) if isinstance(value, list) else value) for key, value in part.items()
+    )
+
+
+def _kind(part: object) -> _Kind:
+    names = [name for name in _KINDS if name in part] if isinstance(part, Mapping) else []
+    if not isinstance(part, Mapping) or len(names) != 1:
+        raise InvalidSchedule(
+            f"{str(part)[:80]!r}: a part has one of the keys {', '.join(_KINDS)}."
+        )
+    kind = _KINDS[names[0]]
+    if unknown := [str(key) for key in part if key != names[0] and key not in kind.keys]:
+        known = f"only {', '.join(sorted(kind.keys))} can" if kind.keys else "nothing can"
+        raise InvalidSchedule(f"{', '.join(unknown)[:80]} beside {names[0]}: {known} stand there.")
+    return kind
+
+
+def _utc(anchor: datetime) -> datetime:
+    if anchor.tzinfo is None:
+        raise InvalidSchedule(
+            f"anchor={anchor!r} is naive: give the start of a schedule a time zone."
+        )
+    return anchor.astimezone(UTC)
+
+
+_Policy = TypeVar("_Policy", bound=StrEnum)
+
+
+def _policy(name: str, kind: type[_Policy], value: str) -> _Policy:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise InvalidSchedule(f"{name}={value!r}: give {' or '.join(kind)}.") from error

@@ -1,0 +1,203 @@
+"""Calendar intervals: one day in every so many days, weeks, months, quarters or years, at a time of
+day.
+
+Periods are counted from the one that holds the start of the schedule, as its zone's calendar shows
+it; weeks begin on Monday. A period without the wanted day (31 in April) has no fire. Without
+``day`` it is the start's own, without ``time`` the start's time of day. Nothing fires before the
+start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.rules.recurring.timetables.types import OpenDays, Setting
+from django_durable_tasks.rules.recurring.timetables.wall_times import Bounded, DaySlots
+from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
+from django_durable_tasks.rules.recurring.timetables.zone_offsets import DAY, reading
+from django_durable_tasks.rules.recurring.timetables.zones import zone
+
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_UNITS = {
+    "day": 1,
+    "week": 7,
+    "month": 31,
+    "quarter": 92,
+    "year": 366,
+}  # and the most days they have
+_MONTHS_OF = {"month": 1, "quarter": 3, "year": 12}
+_DAY_TEXT = re.compile(
+    rf"(first|last|\d{{1,3}}(?:st|nd|rd|th)) ?(day|working|{'|'.join(_WEEKDAYS)}|)", re.ASCII
+)
+_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_MOST = 1_000
+
+
+class _Wanted(NamedTuple):
+    """Which day of a period: the n-th (from the end where negative) of its days, working days or
+    weekdays.
+    """
+
+    number: int
+    kind: str = "day"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rhythm:
+    unit: str
+    every: int
+    origin: int  # the index of the period that holds the start
+    month: int  # the month of the period, from 1; 0 is the whole period
+    wanted: _Wanted
+    open_days: OpenDays
+
+    def days(self, year: int) -> tuple[int, ...]:
+        """Return the chosen days of a year as ordinals."""
+        return _days(self, year)
+
+
+def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    """Return the canonical part; raises InvalidSchedule that names the key."""
+    unit, count = part["every"], part.get("count", 1)
+    if unit not in tuple(_UNITS):
+        raise InvalidSchedule(
+            f"every={unit!r}: give one of {', '.join(_UNITS)}; for a duration give"
+            " interval=seconds."
+        )
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST:
+        raise InvalidSchedule(f"count={count!r}: give a whole number from 1 to {_MOST}.")
+    canonical = {"every": unit, "count": count}
+    if part.get("month") is not None:
+        canonical["month"] = _checked_month(unit, part["month"])
+    if part.get("day") is not None:
+        _wanted(unit, part["day"])
+        canonical["day"] = part["day"]
+    if part.get("time") is not None:
+        _second_of_day(part["time"])
+        canonical["time"] = part["time"]
+    return canonical
+
+
+def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
+    """Return the timetable of a checked part."""
+    return WallTimetable(_slots(part, setting), setting.zone, setting.gap, setting.overlap)
+
+
+def never(part: Mapping[str, Any], setting: Setting) -> str:
+    """Return why no period has such a day, or an empty text."""
+    if _slots(part, setting).first(0) is not None:
+        return ""
+    return (
+        f"every={part['every']!r}, day={part.get('day')!r} can never fire: no such period has this"
+        " day."
+    )
+
+
+def _slots(part: Mapping[str, Any], setting: Setting) -> Bounded:
+    start = setting.anchor.astimezone(zone(setting.zone))
+    unit, month = part["every"], part.get("month", 0)
+    wanted = _wanted(unit, part["day"]) if "day" in part else _own_day(unit, month, start.date())
+    rhythm = _Rhythm(unit, part["count"], _index(unit, start.date()), month, wanted, setting.days)
+    times = (_second_of_day(part["time"]) if "time" in part else reading(start) % DAY,)
+    return Bounded(DaySlots(rhythm.days, lambda day: times), reading(start))
+
+
+@lru_cache(maxsize=1024)
+def _days(rhythm: _Rhythm, year: int) -> tuple[int, ...]:
+    first, last = (_index(rhythm.unit, date(year, *day)) for day in ((1, 1), (12, 31)))
+    first += (rhythm.origin - first) % rhythm.every
+    chosen = (_chosen(rhythm, index) for index in range(first, last + 1, rhythm.every))
+    year_days = range(date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal() + 1)
+    return tuple(day for day in chosen if day in year_days)
+
+
+def _chosen(rhythm: _Rhythm, index: int) -> int:
+    """Return the wanted day of a period, or 0 where it has none."""
+    days = _span(rhythm.unit, index, rhythm.month)
+    number, kind = rhythm.wanted
+    if kind == "day":
+        fitting = days
+    else:
+        ordered = days if number > 0 else reversed(days)
+        fits = _fits(kind, rhythm.open_days)
+        found = (day for day in ordered if fits(day))
+        return next((day for place, day in enumerate(found, 1) if place == abs(number)), 0)
+    place = number - 1 if number > 0 else len(fitting) + number
+    return fitting[place] if 0 <= place < len(fitting) else 0
+
+
+def _fits(kind: str, open_days: OpenDays) -> Callable[[int], bool]:
+    if kind == "working":
+        return lambda day: open_days.is_open(date.fromordinal(day))
+    weekday = _WEEKDAYS.index(kind)
+    return lambda day: (day - 1) % 7 == weekday
+
+
+def _index(unit: str, day: date) -> int:
+    """Return the number of the period that holds the day."""
+    if unit in _MONTHS_OF:
+        return (day.year * 12 + day.month - 1) // _MONTHS_OF[unit]
+    return (day.toordinal() - 1) // _UNITS[unit]
+
+
+def _span(unit: str, index: int, month: int) -> range:
+    """Return the days of a period, or of one month of it, as ordinals."""
+    if unit not in _MONTHS_OF:
+        return range(index * _UNITS[unit] + 1, (index + 1) * _UNITS[unit] + 1)
+    first = index * _MONTHS_OF[unit] + max(month - 1, 0)
+    end = first + (1 if month else _MONTHS_OF[unit])
+    return range(*(date(number // 12, number % 12 + 1, 1).toordinal() for number in (first, end)))
+
+
+def _own_day(unit: str, month: int, start: date) -> _Wanted:
+    """Return the place of the start's day in its period, or in its month where a month
+    was named.
+    """
+    if month:
+        return _Wanted(start.day)
+    return _Wanted(start.toordinal() - _span(unit, _index(unit, start), 0)[0] + 1)
+
+
+def _wanted(unit: str, day: object) -> _Wanted:
+    refusal = InvalidSchedule(
+        f"day={day!r}: a {unit} has no such day; give a number from 1 (-1 is the last), 'last',"
+        " 'first working', 'last working', '3rd working', '2nd tuesday' or 'last friday'."
+    )
+    if unit == "day":
+        raise InvalidSchedule(f"day={day!r}: every day is meant already; leave it out.")
+    if isinstance(day, int) and not isinstance(day, bool):
+        if not 1 <= abs(day) <= _UNITS[unit]:
+            raise refusal
+        return _Wanted(day)
+    text = day.strip().lower() if isinstance(day, str) else ""
+    if text in _WEEKDAYS and unit == "week":
+        return _Wanted(1, text)
+    found = _DAY_TEXT.fullmatch(text)
+    if not found:
+        raise refusal
+    number = {"first": 1, "last": -1}.get(found[1]) or int(found[1][:-2])
+    if not 1 <= abs(number) <= _UNITS[unit]:
+        raise refusal
+    return _Wanted(number, found[2] or "day")
+
+
+def _checked_month(unit: str, month: object) -> int:
+    most = {"quarter": 3, "year": 12}.get(unit, 0)
+    if not most:
+        raise InvalidSchedule(f"month={month!r}: it can stand only where every is quarter or year.")
+    if isinstance(month, bool) or not isinstance(month, int) or not 1 <= month <= most:
+        raise InvalidSchedule(f"month={month!r}: give the month of the {unit}, from 1 to {most}.")
+    return month
+
+
+def _second_of_day(text: object) -> int:
+    found = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if not found:
+        raise InvalidSchedule(f"time={text!r}: give a time of day as '09:00' or '09:00:30'.")
+    return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0)

@@ -1,0 +1,125 @@
+"""Recurrences (RFC 5545): rules and single dates, without those taken out, as wall times of the
+schedule's zone.
+
+dateutil reads the same texts, but walks a rule from its start, and for ever where nothing matches;
+so it serves the tests as the second opinion only. A rule that finds nothing for 400 years counts as
+finished.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.rules.recurring.timetables.rrule_days import rule_slots
+from django_durable_tasks.rules.recurring.timetables.rrule_syntax import Rule, parsed
+from django_durable_tasks.rules.recurring.timetables.types import Count, Setting
+from django_durable_tasks.rules.recurring.timetables.wall_times import Slots
+from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
+
+_WALKED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """Single wall seconds, in order."""
+
+    seconds: tuple[int, ...]
+
+    def first(self, start: int) -> int | None:
+        """Return the first at or after."""
+        place = bisect_left(self.seconds, start)
+        return self.seconds[place] if place < len(self.seconds) else None
+
+    def last(self, end: int) -> int | None:
+        """Return the last before."""
+        place = bisect_left(self.seconds, end)
+        return self.seconds[place - 1] if place else None
+
+    def count(self, start: int, end: int) -> Count:
+        """Return how many lie in [start, end)."""
+        return Count(max(bisect_left(self.seconds, end) - bisect_left(self.seconds, start), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """The slots of all that are in, without those of any that is taken out; each once."""
+
+    inside: tuple[Slots, ...]
+    outside: tuple[Slots, ...]
+
+    def first(self, start: int) -> int | None:
+        """Return the first slot at or after. Raises InvalidSchedule after ten thousand that are
+        taken out.
+        """
+        for _ in range(_WALKED):
+            found = [slot for slots in self.inside if (slot := slots.first(start)) is not None]
+            if not found or not self._taken_out(min(found)):
+                return min(found, default=None)
+            start = min(found) + 1
+        raise _too_many()
+
+    def last(self, end: int) -> int | None:
+        """Return the last slot before. Raises InvalidSchedule after ten thousand that are taken
+        out.
+        """
+        for _ in range(_WALKED):
+            found = [slot for slots in self.inside if (slot := slots.last(end)) is not None]
+            if not found or not self._taken_out(max(found)):
+                return max(found, default=None)
+            end = max(found)
+        raise _too_many()
+
+    def count(self, start: int, end: int) -> Count:
+        """Return the slots in [start, end): walked, so beyond ten thousand it says at least."""
+        number = 0
+        while number < _WALKED:
+            slot = self.first(start)
+            if slot is None or slot >= end:
+                return Count(number)
+            number, start = number + 1, slot + 1
+        return Count(number, exact=False)
+
+    def _taken_out(self, slot: int) -> bool:
+        return any(slots.first(slot) == slot for slots in self.outside)
+
+
+def _too_many() -> InvalidSchedule:
+    return InvalidSchedule(
+        f"rrule: {_WALKED} times in a row are taken out; say it without EXRULE, or with fewer."
+    )
+
+
+def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    """Return the canonical part; raises InvalidSchedule."""
+    parsed(part["rrule"], setting)
+    return {"rrule": "\n".join(line.strip() for line in part["rrule"].splitlines() if line.strip())}
+
+
+def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
+    """Return the timetable of a checked part."""
+    return WallTimetable(_slots(part, setting), setting.zone, setting.gap, setting.overlap)
+
+
+def never(part: Mapping[str, Any], setting: Setting) -> str:
+    """Return why the rule has no fire at all, or an empty text."""
+    return (
+        ""
+        if _slots(part, setting).first(0) is not None
+        else f"rrule={part['rrule']!r} can never fire."
+    )
+
+
+def _slots(part: Mapping[str, Any], setting: Setting) -> Slots:
+    found = parsed(part["rrule"], setting)
+    inside = _all(found.rules, found.dates)
+    outside = _all(found.excluded_rules, found.excluded_dates)
+    return inside[0] if len(inside) == 1 and not outside else Combined(inside, outside)
+
+
+def _all(rules: Iterable[Rule], dates: set[int]) -> tuple[Slots, ...]:
+    single: tuple[Slots, ...] = (Dates(tuple(sorted(dates))),) if dates else ()
+    return (*map(rule_slots, rules), *single)

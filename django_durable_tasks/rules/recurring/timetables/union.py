@@ -1,0 +1,49 @@
+"""Several timetables as one: it fires whenever one of them fires, and once where several fire at
+the same instant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
+
+_WALKED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Fires whenever one of its parts does."""
+
+    parts: tuple[Timetable, ...]
+
+    def next(self, after: datetime) -> Fire | None:
+        """Return the first fire of any part strictly after; None when all are at their end."""
+        fires = [fire for part in self.parts if (fire := part.next(after))]
+        return _joined(fires, min(fire.nominal for fire in fires)) if fires else None
+
+    def previous(self, before: datetime) -> Fire | None:
+        """Return the last fire of any part strictly before; None when there is none."""
+        fires = [fire for part in self.parts if (fire := part.previous(before))]
+        return _joined(fires, max(fire.nominal for fire in fires)) if fires else None
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the distinct fires in (after, until]; where the parts have over a thousand, at
+        least the most of one.
+
+        Fires that fall together can only be told by walking, and a calendar asks for hundreds of
+        stretches at once.
+        """
+        counts = [part.count(after, until) for part in self.parts]
+        if sum(one.number for one in counts) > _WALKED:
+            return Count(max(one.number for one in counts), exact=False)
+        number, fire = 0, self.next(after)
+        while fire is not None and fire.nominal <= until:
+            number, fire = number + 1, self.next(fire.nominal)
+        return Count(number)
+
+
+def _joined(fires: list[Fire], nominal: datetime) -> Fire:
+    notes = [note for fire in fires if fire.nominal == nominal for note in fire.notes]
+    return Fire(nominal, tuple(dict.fromkeys(notes)))

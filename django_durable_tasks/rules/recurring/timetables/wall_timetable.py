@@ -1,0 +1,146 @@
+"""Wall times in a zone: which instants they are, what a gap and a repetition of the clock make of
+them.
+
+By default as Debian's cron(8): a wall time that the clock jumps over fires once, right after the
+jump, however many were jumped over; one that is shown twice fires in the first pass. Debian ends
+this at changes of three hours, because it cannot tell a zone's change from a corrected clock; the
+zone tables can, so a skipped day is a gap as any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+
+from django_durable_tasks.rules.recurring.timetables.types import Count, DstGap, DstOverlap, Fire
+from django_durable_tasks.rules.recurring.timetables.wall_times import Slots
+from django_durable_tasks.rules.recurring.timetables.zone_offsets import (
+    DAY,
+    Stretch,
+    downwards,
+    instant,
+    reading,
+    upwards,
+    wall,
+)
+
+_COUNTED_YEARS = 100
+_MOVED = 3 * DAY  # longer than any clock was ever moved
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class WallTimetable:
+    """Fires when the wall clock of the zone shows a slot, under the two policies."""
+
+    slots: Slots
+    zone: str
+    gap: DstGap
+    overlap: DstOverlap
+
+    def next(self, after: datetime) -> Fire | None:
+        """Return the first fire strictly after; None when no slot is left."""
+        start = _second(after) + 1
+        for stretch in upwards(self.zone, start):
+            low = max(start, stretch.start)
+            if low == stretch.start and self._jumped(stretch):
+                return self._fire(stretch, low)
+            bottom = max(low + stretch.offset, self._bottom(stretch))
+            slot = self.slots.first(bottom)
+            if slot is not None and slot < self._top(stretch):
+                return self._fire(stretch, slot - stretch.offset)
+            if slot is None and self.slots.first(bottom - _MOVED) is None:
+                return None
+        return None
+
+    def previous(self, before: datetime) -> Fire | None:
+        """Return the last fire strictly before; None when no slot came earlier."""
+        end = _second(before - _TICK) + 1
+        for stretch in downwards(self.zone, end - 1):
+            top = min(end + stretch.offset, self._top(stretch))
+            slot = self.slots.last(top)
+            if slot is not None and slot >= self._bottom(stretch):
+                return self._fire(stretch, slot - stretch.offset)
+            if self._jumped(stretch):
+                return self._fire(stretch, stretch.start)
+            if slot is None and self.slots.last(top + _MOVED) is None:
+                return None
+        return None
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the fires in (after, until]; whole days are multiplied, and after a hundred years
+        it says at least.
+        """
+        start, end = _second(after) + 1, _second(until) + 1
+        limit = start + _COUNTED_YEARS * 366 * DAY
+        counts = [
+            self._count(stretch, start, min(end, limit))
+            for stretch in takewhile(
+                lambda stretch: stretch.start < min(end, limit), upwards(self.zone, start)
+            )
+        ]
+        exact = end <= limit or self.slots.first(limit - _MOVED) is None
+        return Count(
+            sum(count.number for count in counts), exact and all(count.exact for count in counts)
+        )
+
+    def _count(self, stretch: Stretch, start: int, end: int) -> Count:
+        bottom = max(start + stretch.offset, self._bottom(stretch))
+        count = self.slots.count(bottom, min(end + stretch.offset, self._top(stretch)))
+        if stretch.start < start or not self._jumped(stretch):
+            return count
+        return Count(
+            count.number + (self.slots.first(bottom) != stretch.start + stretch.offset), count.exact
+        )
+
+    def _bottom(self, stretch: Stretch) -> int:
+        begin = stretch.start + stretch.offset
+        return max(begin, stretch.floor) if self.overlap is DstOverlap.FIRST else begin
+
+    def _top(self, stretch: Stretch) -> int:
+        end = stretch.end + stretch.offset
+        return min(end, stretch.ceiling) if self.overlap is DstOverlap.LAST else end
+
+    def _jumped(self, stretch: Stretch) -> bool:
+        """Return whether a slot lies in the gap before this stretch and fires at its start."""
+        landing = stretch.start + stretch.offset
+        if self.gap is DstGap.SKIP or landing <= stretch.floor:
+            return False
+        slot = self.slots.first(stretch.floor)
+        return slot is not None and slot < landing
+
+    def _fire(self, stretch: Stretch, second: int) -> Fire:
+        return Fire(instant(second), self._notes(stretch, second))
+
+    def _notes(self, stretch: Stretch, second: int) -> tuple[str, ...]:
+        shown = second + stretch.offset
+        if second == stretch.start and self._jumped(stretch):
+            return (self._gap_note(stretch.floor, shown),)
+        if stretch.floor <= shown < stretch.ceiling:
+            return ()
+        passed = "second" if shown < stretch.floor else "first"
+        moment = wall(shown)
+        return (
+            (
+                f"DST overlap: {moment:%H:%M} comes twice on {moment:%Y-%m-%d} in {self.zone}; this"
+                f" is the {passed} pass"
+            ),
+        )
+
+    def _gap_note(self, floor: int, landing: int) -> str:
+        first, last, place = self.slots.first(floor), self.slots.last(landing), wall(landing)
+        lost, end = wall(first or floor), wall(last or floor)
+        what = f"{lost:%H:%M} does" if lost == end else f"{lost:%H:%M} to {end:%H:%M} do"
+        when = f"{place:%H:%M}" if place.date() == lost.date() else f"{place:%Y-%m-%d %H:%M}"
+        return (
+            f"DST gap: {what} not exist on {lost:%Y-%m-%d} in {self.zone}; fires right after it, at"
+            f" {when}"
+        )
+
+
+def _second(moment: datetime) -> int:
+    """Return the whole seconds of an instant; raises ValueError for a naive one."""
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} is naive: give it a time zone.")
+    return reading(moment.astimezone(UTC))

@@ -1,0 +1,129 @@
+"""The time line of a zone as stretches of one UTC offset: wall time and instants meet here and
+nowhere else.
+
+Everything is counted in whole seconds, day 1 of the calendar (date.toordinal) beginning at second
+86,400: an instant by its reading in UTC, a wall time by its reading on the wall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from django_durable_tasks.rules.recurring.timetables.zones import zone
+
+DAY = 86_400
+FIRST_YEAR, LAST_YEAR = 2, 9_998  # beyond these the offset of a zone leaves the calendar
+_MARGIN = 3 * DAY  # longer than any clock was ever moved
+_PROBE = DAY  # no zone of the tables ever changed its clocks twice within three days
+
+
+class Stretch(NamedTuple):
+    """A half-open range of instants with one offset.
+
+    ``floor`` is the furthest wall time shown before it: below is repetition, a start above is a
+    gap. ``ceiling`` is the least wall time shown after it: from there on this stretch is repeated.
+    """
+
+    start: int
+    end: int
+    offset: int
+    floor: int
+    ceiling: int
+
+
+def reading(moment: datetime) -> int:
+    """Return the whole seconds that a clock without zone shows."""
+    return moment.toordinal() * DAY + moment.hour * 3600 + moment.minute * 60 + moment.second
+
+
+def instant(second: int) -> datetime:
+    """Return the aware UTC datetime of an instant in seconds."""
+    return datetime.fromordinal(second // DAY).replace(tzinfo=UTC) + timedelta(seconds=second % DAY)
+
+
+def wall(second: int) -> datetime:
+    """Return the naive datetime of a wall time in seconds."""
+    return datetime.fromordinal(second // DAY) + timedelta(seconds=second % DAY)
+
+
+def year_of(second: int) -> int:
+    """Return the calendar year of a second."""
+    return date.fromordinal(min(max(second // DAY, 1), date.max.toordinal())).year
+
+
+def upwards(name: str, second: int) -> Iterator[Stretch]:
+    """Yield the stretch that holds the instant and all after it, to the end of the calendar."""
+    for year in range(max(year_of(second), FIRST_YEAR), LAST_YEAR + 1):
+        for stretch in stretches(name, year):
+            if stretch.end > second:
+                yield stretch
+
+
+def downwards(name: str, second: int) -> Iterator[Stretch]:
+    """Yield the stretch that holds the instant and all before it, to the start of the calendar."""
+    for year in range(min(year_of(second), LAST_YEAR), FIRST_YEAR - 1, -1):
+        for stretch in reversed(stretches(name, year)):
+            if stretch.start <= second:
+                yield stretch
+
+
+@lru_cache(maxsize=8192)
+def stretches(name: str, year: int) -> tuple[Stretch, ...]:
+    """Return the stretches of a zone in a UTC year, cut at the turn of the year too."""
+    start, end = date(year, 1, 1).toordinal() * DAY, date(year + 1, 1, 1).toordinal() * DAY
+    edges = [start - _MARGIN, *_changes(name, start - _MARGIN, end + _MARGIN)]
+    offsets = [_offset(name, edge) for edge in edges]
+    ends = [*edges[1:], end + _MARGIN]
+    floors = [
+        start - 2 * _MARGIN,
+        *accumulate((edge + offset for edge, offset in zip(ends, offsets, strict=True)), max),
+    ]
+    begins = [edge + offset for edge, offset in zip(edges, offsets, strict=True)]
+    ceilings = [*list(accumulate(reversed(begins), min))[-2::-1], end + 2 * _MARGIN]
+    whole = zip(edges, ends, offsets, floors, ceilings, strict=False)
+    return tuple(
+        _cut(Stretch(*values), start, end)
+        for values in whole
+        if values[0] < end and values[1] > start
+    )
+
+
+def _cut(stretch: Stretch, start: int, end: int) -> Stretch:
+    """Return the part inside the year; a cut is no change of clocks, so the wall runs on
+    over it.
+    """
+    inside = stretch._replace(start=max(stretch.start, start), end=min(stretch.end, end))
+    return inside._replace(
+        floor=max(stretch.floor, start + stretch.offset)
+        if stretch.start < start
+        else stretch.floor,
+        ceiling=min(stretch.ceiling, end + stretch.offset)
+        if stretch.end > end
+        else stretch.ceiling,
+    )
+
+
+def _changes(name: str, start: int, end: int) -> Iterator[int]:
+    """Yield the instants at which the offset changes: probe, then halve."""
+    before = _offset(name, start)
+    for low in range(start, end, _PROBE):
+        high = min(low + _PROBE, end)
+        if (after := _offset(name, high)) != before:
+            yield _first_with(name, low, high, after)
+            before = after
+
+
+def _first_with(name: str, low: int, high: int, offset: int) -> int:
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _offset(name, middle) == offset else (middle, high)
+    return high
+
+
+def _offset(name: str, second: int) -> int:
+    offset = instant(second).astimezone(zone(name)).utcoffset()
+    return 0 if offset is None else round(offset.total_seconds())

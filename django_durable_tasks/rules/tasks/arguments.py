@@ -1,0 +1,150 @@
+"""The JSON dialect of arguments and results, and the binding of a call to a signature. Refused
+early, clearly.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    PayloadTooLarge,
+    ResultTooLarge,
+    UnserializableArguments,
+    UnserializableResult,
+)
+
+_KEYS_MAX = 1_000
+_INTEGER_MAX = 2**63
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<number>-?[0-9.]+e\+[0-9]+)')
+
+
+class _Unfit(Exception):
+    """A value that JSON would not give back; the text says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Encoded arguments: two JSON texts."""
+
+    args: str
+    kwargs: str
+
+
+def bind(
+    signature: inspect.Signature, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check that the call fits; raises InvalidArguments that names the parameter."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidArguments(f"{name}{signature}: {error}.") from None
+
+
+def encode(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, max_bytes: int, max_depth: int
+) -> Payload:
+    """Return the arguments as JSON; raises UnserializableArguments or PayloadTooLarge."""
+    try:
+        for index, value in enumerate(args):
+            _inspect(value, f"argument {index + 1}", max_depth)
+        for key, value in kwargs.items():
+            _inspect_text(key, f"the name of argument {key!r}")
+            _inspect(value, f"argument {key!r}", max_depth)
+    except _Unfit as unfit:
+        raise UnserializableArguments(f"{name}: {unfit}") from None
+    payload = Payload(_dumps(list(args)), _dumps(dict(kwargs)))
+    size = len(payload.args) + len(payload.kwargs)
+    if size > max_bytes:
+        raise PayloadTooLarge(
+            f"{name}: the arguments are {size:,} bytes of JSON, at most {max_bytes:,} are allowed"
+            " (DURABLE_TASKS['PAYLOAD_MAX_BYTES']). Store the data in a model and pass its primary"
+            " key."
+        )
+    return payload
+
+
+def encode_result(name: str, value: Any, *, max_bytes: int, max_depth: int) -> str | None:
+    """Return the result as JSON, None for None; raises UnserializableResult or ResultTooLarge."""
+    if value is None:
+        return None
+    try:
+        _inspect(value, "the result", max_depth)
+    except _Unfit as unfit:
+        raise UnserializableResult(f"{name}: {unfit}") from None
+    text = _dumps(value)
+    if len(text) > max_bytes:
+        raise ResultTooLarge(
+            f"{name}: the result is {len(text):,} bytes of JSON, at most {max_bytes:,} are allowed."
+        )
+    return text
+
+
+def _dumps(value: Any) -> str:
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return _TOKEN.sub(_without_exponent, text) if "e+" in text else text
+
+
+def _without_exponent(token: re.Match[str]) -> str:
+    """Write a large float in full: PostgreSQL would give 1e+23 back as a whole number, and not the
+    same one.
+    """
+    number = token["number"]
+    return f"{float(number):.1f}" if number else token[0]
+
+
+def _inspect(value: Any, where: str, depth: int) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        _inspect_text(value, where)
+    elif isinstance(value, int):
+        if not -_INTEGER_MAX <= value < _INTEGER_MAX:
+            raise _Unfit(f"{where} is an integer beyond 64 bits; pass it as a string.")
+    elif isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise _Unfit(f"{where} is {value!r}, which is not JSON.")
+    elif isinstance(value, list | tuple | dict):
+        _inspect_container(value, where, depth)
+    else:
+        raise _Unfit(f"{where} is a {type(value).__name__}, which is not JSON.{_advice(value)}")
+
+
+def _inspect_text(value: str, where: str) -> None:
+    if "\x00" in value:
+        raise _Unfit(f"{where} holds a NUL character, which databases refuse.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _Unfit(f"{where} holds a lone surrogate, which is not UTF-8.") from None
+
+
+def _inspect_container(
+    value: list[Any] | tuple[Any, ...] | dict[Any, Any], where: str, depth: int
+) -> None:
+    if depth <= 0:
+        raise _Unfit(f"{where} is nested too deep (DURABLE_TASKS['JSON_MAX_DEPTH']).")
+    if isinstance(value, dict):
+        if len(value) > _KEYS_MAX:
+            raise _Unfit(f"{where} has {len(value):,} keys, at most {_KEYS_MAX:,} are allowed.")
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise _Unfit(f"{where} has the key {key!r}; JSON keys are strings.")
+            _inspect_text(key, f"a key of {where}")
+            _inspect(item, f"{where}[{key!r}]" if len(where) < 100 else where, depth - 1)
+    else:
+        for index, item in enumerate(value):
+            _inspect(item, f"{where}[{index}]" if len(where) < 100 else where, depth - 1)
+
+
+def _advice(value: object) -> str:
+    if hasattr(value, "pk"):
+        return " Pass its primary key and read the row in the body."
+    if hasattr(value, "isoformat"):
+        return " Pass value.isoformat() and parse it in the body."
+    return ""

@@ -1,0 +1,38 @@
+"""Numbers of seconds and timedeltas at the border; floats of seconds inside."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django_durable_tasks.exceptions import InvalidOption
+
+_LONGEST = 100 * 31_557_600  # what every database can still add to its now
+
+
+def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
+    """Return the duration in seconds; raises InvalidOption that names the option."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+        raise InvalidOption(f"{name}={value!r}: give a number of seconds or a timedelta.")
+    if number < minimum:
+        raise InvalidOption(f"{name}={value!r}: it must be {minimum:g} seconds or more.")
+    if number > _LONGEST:
+        raise InvalidOption(f"{name}={value!r}: it must be a hundred years or less.")
+    return float(number)
+
+
+def maybe_seconds(name: str, value: object, *, minimum: float = 0.0) -> float | None:
+    """Return the duration in seconds, or None for None; raises InvalidOption."""
+    return None if value is None else seconds(name, value, minimum=minimum)
+
+
+def instant(name: str, value: object) -> datetime:
+    """Return the aware datetime; raises InvalidOption for a naive one and for anything else."""
+    if not isinstance(value, datetime):
+        raise InvalidOption(f"{name}={value!r}: give an aware datetime.")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidOption(
+            f"{name}={value!r} is naive: give it a time zone, for example"
+            " django.utils.timezone.now()."
+        )
+    return value

@@ -1,0 +1,141 @@
+"""What an ending does to a row: the one place that weighs budgets, retryability and a cancel
+request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from django_durable_tasks.rules.states import LogStatus, OnOrphan, Status
+
+
+class Kind(StrEnum):
+    """How a run ended, as its teller saw it."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    RETRY_ASKED = "RETRY_ASKED"
+    IGNORED = "IGNORED"
+    REJECTED = "REJECTED"
+    REVOKED = "REVOKED"
+    CRASHED = "CRASHED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """An ending to be written: what happened, and the texts that explain it (masked and cut by the
+    teller).
+
+    ``max_attempts`` replaces that of the row: the task function set a limit of its own by
+    ``self.retry()``. ``exception``: its class and arguments, to be rebuilt where the result is
+    read.
+    """
+
+    kind: Kind
+    result: str | None = None
+    error: str = ""
+    error_type: str = ""
+    traceback: str = ""
+    retryable: bool = True
+    delay: float | None = None
+    max_attempts: int | None = None
+    exception: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Where a running row stands."""
+
+    failures: int
+    max_attempts: int
+    crashes: int
+    max_crashes: int
+    on_orphan: str
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Where the row goes: the status, the log row's status, and which budget pays."""
+
+    transition: str
+    status: Status
+    log: LogStatus
+    failed: int = 0
+    crashed: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where one locked run goes; ``delay`` in seconds until its next try; ``max_attempts``: None
+    leaves it.
+    """
+
+    task_id: uuid.UUID
+    epoch: int
+    verdict: Verdict
+    delay: float = 0.0
+    error: str = ""
+    max_attempts: int | None = None
+
+
+def judge(outcome: Outcome, row: Budgets) -> Verdict:
+    """Return where this ending takes the row."""
+    if outcome.kind is Kind.SUCCEEDED:
+        return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
+    if outcome.kind is Kind.CRASHED:
+        return _judge_crash(row)
+    if outcome.kind in (Kind.IGNORED, Kind.REVOKED):
+        return Verdict(
+            transition="cancel",
+            status=Status.CANCELLED,
+            log=LogStatus.CANCELLED,
+            reason=outcome.kind,
+        )
+    spent = row.failures + 1 >= (outcome.max_attempts or row.max_attempts)
+    again = outcome.retryable and not spent
+    name = "retry" if again else "exhaust"
+    if row.cancel_requested:
+        return Verdict(
+            transition=name,
+            status=Status.CANCELLED,
+            log=LogStatus.CANCELLED,
+            failed=1,
+            reason="CANCELLED",
+        )
+    if again:
+        return Verdict(transition=name, status=Status.PENDING, log=LogStatus.RETRY, failed=1)
+    reason = "REJECTED" if outcome.kind is Kind.REJECTED else "EXHAUSTED" if spent else "GAVE_UP"
+    return Verdict(
+        transition=name, status=Status.FAILED, log=LogStatus.FAILED, failed=1, reason=reason
+    )
+
+
+def _judge_crash(row: Budgets) -> Verdict:
+    status, reason = Status.PENDING, ""
+    if row.cancel_requested:
+        status, reason = Status.CANCELLED, "CANCELLED"
+    elif row.on_orphan == OnOrphan.DEAD_LETTER:
+        status, reason = Status.FAILED, "ORPHANED"
+    elif row.crashes + 1 >= row.max_crashes:
+        status, reason = Status.FAILED, "CRASHED"
+    return Verdict(transition="lose", status=status, log=LogStatus.LOST, crashed=1, reason=reason)
+
+
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
+
+
+def fingerprint(name: str, error_type: str, error: str) -> str:
+    """Return 16 hex digits that are equal for the same kind of error: numbers, ids and addresses do
+    not count.
+    """
+    essence = "\n".join(
+        (name, error_type, _VARYING.sub("#", error.splitlines()[0] if error else ""))
+    )
+    return hashlib.sha256(essence.encode("utf-8", "backslashreplace")).hexdigest()[:16]

@@ -1,0 +1,242 @@
+"""Why a task stands where it stands, in sentences for the person who was woken up. Pure: facts in,
+sentences out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django_durable_tasks.rules.states import Status
+
+
+class Level(StrEnum):
+    """How much a sentence matters."""
+
+    FINE = "fine"
+    WAIT = "wait"
+    TROUBLE = "trouble"
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One thing to know about a task."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The row and its surroundings at the instant ``now`` (aware); ``workers`` listen on
+    its queue.
+    """
+
+    now: datetime
+    status: str
+    queue: str
+    due_at: datetime | None = None
+    lease_until: datetime | None = None
+    started_at: datetime | None = None
+    expires_at: datetime | None = None
+    overdue: bool = False
+    held: bool = False
+    limited: str = ""
+    cancel_requested: bool = False
+    attempts: int = 0
+    failures: int = 0
+    max_attempts: int = 1
+    crashes: int = 0
+    publish_count: int = 0
+    unresolved: int = 0
+    reason: str = ""
+    paused: bool = False
+    paused_by: str = ""
+    pause_reason: str = ""
+    schedulers: int = 0
+    workers: int = 0
+    known: bool = True
+
+
+_FAILED = {
+    "EXHAUSTED": "It gave up: its tries are used up.",
+    "GAVE_UP": "It gave up: the error is one for which no other try is worth while.",
+    "REJECTED": "It gave up: the body rejected the message.",
+    "CRASHED": "It gave up: its workers died under it too often.",
+    "ORPHANED": "It gave up: its worker died, and its option on_orphan forbids a second run.",
+}
+
+
+def ago(seconds: float) -> str:
+    """Return a span of time as people say it: 45 s, 12 min, 3 h 20 min, 5 d."""
+    whole = int(abs(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7_200:
+        return f"{whole // 60} min"
+    if whole < 172_800:
+        minutes = whole % 3_600 // 60
+        return f"{whole // 3_600} h {minutes} min" if minutes else f"{whole // 3_600} h"
+    return f"{whole // 86_400} d"
+
+
+def explain(it: Situation) -> list[Sentence]:
+    """Return what keeps the task from its next step, the gravest first; at least one sentence."""
+    told = _TOLD[Status(it.status)](it)
+    return sorted(told, key=lambda sentence: list(Level).index(sentence.level), reverse=True)
+
+
+def _trouble(text: str) -> Sentence:
+    return Sentence(Level.TROUBLE, text)
+
+
+def _wait(text: str) -> Sentence:
+    return Sentence(Level.WAIT, text)
+
+
+def _around(it: Situation) -> list[Sentence]:
+    """Return what stands in the way of every row of this queue."""
+    found = []
+    if it.paused:
+        by = f" by {it.paused_by}" if it.paused_by else ""
+        why = f" ({it.pause_reason})" if it.pause_reason else ""
+        found.append(
+            _trouble(
+                f"Queue {it.queue} was paused{by}{why}: nothing of it starts until it is resumed."
+            )
+        )
+    if not it.workers:
+        found.append(
+            _trouble(
+                f"No live worker listens on queue {it.queue}: start one, or look at its -Q option."
+            )
+        )
+    if not it.known:
+        found.append(
+            _wait(
+                "No durable task of that name is registered in this process. A worker without it"
+                " returns it to PENDING."
+            )
+        )
+    if it.expires_at is not None:
+        left = (it.expires_at - it.now).total_seconds()
+        found.append(
+            _wait(
+                f"Expires in {ago(left)} and will not run after that."
+                if left > 0
+                else f"Expired {ago(left)} ago and will not run."
+            )
+        )
+    return found
+
+
+def _blocked(it: Situation) -> list[Sentence]:
+    others = (
+        "1 other task or person" if it.unresolved == 1 else f"{it.unresolved} other tasks or people"
+    )
+    return [_wait(f"It waits for {others}.")]
+
+
+def _pending(it: Situation) -> list[Sentence]:
+    late = (it.now - it.due_at).total_seconds() if it.due_at else 0.0
+    found = _around(it)
+    if it.limited:
+        return [*found, _wait(it.limited)]
+    if it.held:
+        return [
+            *found,
+            _wait(
+                "It waits until the earlier runs with its overlap key have ended (the schedule's"
+                " overlap)."
+            ),
+        ]
+    if it.failures or it.crashes:
+        lost = f" and lost its worker {it.crashes} times" if it.crashes else ""
+        found.append(_wait(f"It failed {it.failures} of {it.max_attempts} times{lost}."))
+    if late < 0:
+        again = "The next try" if it.attempts else "It"
+        return [*found, _wait(f"{again} is not due yet: in {ago(late)}.")]
+    if not it.schedulers:
+        found.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
+    since = f"since {ago(late)}" if late >= 1 else "now"
+    return [
+        *found,
+        _wait(f"It is due {since} and waits for its turn: more urgent and older rows go first."),
+    ]
+
+
+def _queued(it: Situation) -> list[Sentence]:
+    found = _around(it)
+    if it.publish_count > 1:
+        text = f"It was published {it.publish_count} times and no worker started it"
+        busy = ": the workers are busy, or the broker lost the messages" if it.workers else ""
+        found.append(_trouble(f"{text}{busy}."))
+        if not it.schedulers:
+            found.append(
+                _trouble(
+                    "No scheduler is alive to publish it again: run `manage.py run_scheduler`."
+                )
+            )
+    else:
+        found.append(_wait("It was published and waits for a free worker."))
+    return found
+
+
+def _running(it: Situation) -> list[Sentence]:
+    since = f" since {ago((it.now - it.started_at).total_seconds())}" if it.started_at else ""
+    found = [Sentence(Level.FINE, f"It runs{since}, try {it.attempts}.")]
+    if it.lease_until is not None and it.lease_until < it.now:
+        silent = ago((it.now - it.lease_until).total_seconds())
+        found.append(
+            _trouble(
+                f"Its worker missed its heartbeats: the lease expired {silent} ago. The leader will"
+                " mark the run LOST."
+            )
+        )
+        if not it.schedulers:
+            found.append(
+                _trouble("No scheduler is alive to hand it on: run `manage.py run_scheduler`.")
+            )
+    if it.overdue:
+        found.append(_trouble("It takes longer than its expected duration."))
+    if it.cancel_requested:
+        found.append(
+            _wait(
+                "Cancellation was requested. It takes effect at the next check of the task"
+                " function, or when the run ends."
+            )
+        )
+    return found
+
+
+def _failed(it: Situation) -> list[Sentence]:
+    return [_trouble(_FAILED.get(it.reason, f"It gave up: {it.reason}."))]
+
+
+def _ended(it: Situation) -> list[Sentence]:
+    why = {"": "", it.status: ""}.get(it.reason, f": {it.reason}")
+    words = {
+        "SUCCESS": "It is done",
+        "CANCELLED": "It was cancelled",
+        "SKIPPED": "It was skipped",
+        "EXPIRED": "It expired: no worker started it before its expires_at",
+    }
+    return [
+        Sentence(
+            Level.FINE if it.status == Status.SUCCESS else Level.WAIT, f"{words[it.status]}{why}."
+        )
+    ]
+
+
+_TOLD = {
+    Status.BLOCKED: _blocked,
+    Status.PENDING: _pending,
+    Status.QUEUED: _queued,
+    Status.RUNNING: _running,
+    Status.FAILED: _failed,
+    Status.SUCCESS: _ended,
+    Status.CANCELLED: _ended,
+    Status.SKIPPED: _ended,
+    Status.EXPIRED: _ended,
+}

@@ -1,0 +1,66 @@
+"""Secrets do not leave the row: values under telling names are masked wherever people read them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+MASK = "********"
+
+
+@functools.cache
+def _patterns(names: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    name = re.compile(names, re.IGNORECASE)
+    # Nothing open-ended before the name, and no way back after it: a long word must not cost its
+    # square.
+    key = rf"""(?P<key>(?:{names})[\w-]{{0,100}}+["']?\s{{0,20}}+[:=]\s{{0,20}}+)"""
+    value = r"""(?P<value>"[^"]*"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s,;&)}\]]+)"""
+    pair = re.compile(key + value, re.IGNORECASE)
+    return name, pair
+
+
+def masked_text(text: str, names: str) -> str:
+    """Return the text with the value of every ``name=value`` and ``"name": value`` masked."""
+    return _patterns(names)[1].sub(lambda found: found["key"] + MASK, text)
+
+
+def masked(value: Any, names: str) -> Any:
+    """Return the JSON value with everything under a telling name masked, at every depth."""
+    if isinstance(value, dict):
+        hides = _patterns(names)[0].search
+        return {
+            key: MASK if hides(str(key)) else masked(item, names) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [masked(item, names) for item in value]
+    return masked_text(value, names) if isinstance(value, str) else value
+
+
+def masked_positional(
+    values: Sequence[Any], parameters: Sequence[str] | None, names: str
+) -> list[Any]:
+    """Return positional arguments masked by the names of their parameters; ``None``: unknown, so
+    all are masked.
+
+    Values beyond the last parameter belong to it, as those of ``*values`` do.
+    """
+    if parameters is None:
+        return [MASK for _ in values]
+    called = [
+        *parameters,
+        *[parameters[-1] if parameters else ""] * (len(values) - len(parameters)),
+    ]
+    return [masked({name: value}, names)[name] for name, value in zip(called, values, strict=False)]
+
+
+def shortened(text: str, max_bytes: int) -> str:
+    """Return the text in at most so many bytes of UTF-8, fit for every database: no NUL, no lone
+    surrogate.
+    """
+    clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
+    if len(clean) <= max_bytes:
+        return clean.decode()
+    kept = clean[: max(0, max_bytes - 16)].decode("utf-8", "ignore")
+    return f"{kept}... [cut]"

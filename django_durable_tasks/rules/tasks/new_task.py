@@ -1,0 +1,86 @@
+"""``NewTask``: the values of a task that is about to be inserted."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import NamedTuple
+
+from django_durable_tasks.rules.states import Status
+
+_PER_CALL = 5
+
+
+class NewTask(NamedTuple):
+    """The columns of a new task, and what the INSERT computes columns from.
+
+    ``args``, ``kwargs`` and ``options`` are JSON texts. Without ``run_at`` the task runs at the
+    time of the database's clock, and it expires ``expires_in`` seconds after ``run_at`` unless
+    ``expires_at`` says when. ``due_at`` is ``run_at`` plus ``wait`` seconds unless it is given; a
+    BLOCKED task has no ``due_at`` and no ``wait``. The SQL statements read the fields by name.
+    """
+
+    # The first five are what the tasks of one ``schedule_many`` call differ in.
+    id: uuid.UUID
+    args: str
+    kwargs: str
+    shard_key: int
+    limit_key: str | None
+    tenant_id: int
+    name: str
+    queue: str
+    priority: int
+    max_attempts: int
+    max_crashes: int
+    on_orphan: str
+    weight: int
+    options: str | None = None
+    run_at: datetime | None = None
+    due_at: datetime | None = None
+    wait: float | None = 0.0
+    expires_at: datetime | None = None
+    expires_in: float | None = None
+    expected_duration: float | None = None
+    has_given_id: bool = False
+    idempotency_key: str | None = None
+    key: str | None = None
+    unique_key: str | None = None
+    status: str = Status.PENDING
+    epoch: int = 0
+    publish_count: int = 0
+    join_count: int | None = None
+    on_upstream_failure: str = "SKIP"
+    unresolved: int = 0
+    has_dependents: bool = False
+    recurring_task_id: uuid.UUID | None = None
+    time_zone: str = ""
+    fire_time: datetime | None = None
+    overlap_key: str | None = None
+    workflow_id: uuid.UUID | None = None
+    step: str | None = None
+
+    def waiting_for(self, unresolved: int, join_count: int | None) -> NewTask:
+        """Return the task as BLOCKED by this many upstreams; as PENDING if there is none."""
+        return self._replace(
+            status=Status.BLOCKED if unresolved else Status.PENDING,
+            wait=None if unresolved else 0.0,
+            join_count=join_count,
+            unresolved=unresolved,
+        )
+
+    @property
+    def occurrence(self) -> tuple[uuid.UUID, datetime]:
+        """Return the schedule and the fire time of a task that a schedule created."""
+        if self.recurring_task_id is None or self.fire_time is None:
+            raise ValueError(f"Task {self.id} of {self.name} was not created by a schedule.")
+        return self.recurring_task_id, self.fire_time
+
+    @property
+    def has_key(self) -> bool:
+        """Return whether another task may exist that this one must not double."""
+        keys = (self.idempotency_key, self.key, self.unique_key)
+        return self.has_given_id or any(key is not None for key in keys)
+
+    def is_like(self, other: NewTask) -> bool:
+        """Return whether the two differ in nothing but id, arguments, shard and limit key."""
+        return self[_PER_CALL:] == other[_PER_CALL:]

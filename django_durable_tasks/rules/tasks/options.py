@@ -1,0 +1,345 @@
+"""The options of a durable task, and those of one call: checked once, frozen, merged at birth into
+the row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
+from django_durable_tasks.rules.dependencies import OnUpstreamFailure, chosen
+from django_durable_tasks.rules.limits.options import (
+    HEAVIEST,
+    PerKey,
+    Rate,
+    key_of,
+    places_option,
+    rate_option,
+)
+from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
+from django_durable_tasks.rules.tasks.arguments import encode
+from django_durable_tasks.rules.tasks.durations import instant, maybe_seconds
+from django_durable_tasks.rules.tasks.option_hints import hint
+from django_durable_tasks.rules.tasks.retries import RetryPolicy, policy
+
+KEY_MAX = 200
+ATTEMPTS_MAX = 1_000
+HEADERS_MAX_BYTES, HEADERS_MAX_DEPTH = 8_192, 8
+_NAME = re.compile(r"[A-Za-z0-9_.:/<>-]{1,200}\Z")
+_OF_TASKS = ("rate_limit", "max_concurrency")
+
+Exceptions = tuple[type[BaseException], ...]
+
+
+def checked_name(option: str, value: object) -> str:
+    """Return a task or queue name; raises InvalidOption."""
+    if not isinstance(value, str) or not _NAME.match(value):
+        raise InvalidOption(
+            f"{option}={value!r}: give 1 to 200 characters of A-Z a-z 0-9 _ . : / -"
+        )
+    return value
+
+
+def checked_key(option: str, value: object) -> str:
+    """Return a key of at most 200 printable characters; raises InvalidOption."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise InvalidOption(f"{option}={value!r}: give a non-empty string of printable characters.")
+    if len(value) > KEY_MAX:
+        raise InvalidOption(f"{option} has {len(value)} characters, at most {KEY_MAX} are allowed.")
+    return value
+
+
+def checked_count(option: str, value: object, low: int, high: int) -> int:
+    """Return a whole number in the range; raises InvalidOption."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidOption(f"{option}={value!r}: give a whole number from {low} to {high}.")
+    return value
+
+
+def _choice(option: str, value: object, names: type[OnOrphan] | type[UniqueOnConflict]) -> str:
+    if value not in set(names):
+        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}.")
+    return str(value)
+
+
+def _exceptions(option: str, value: object) -> Exceptions:
+    found = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for item in found:
+        if not (isinstance(item, type) and issubclass(item, BaseException)):
+            raise InvalidOption(f"{option} holds {item!r}: give exception classes.")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """The options of a task; durations in seconds. Built by ``task_options`` only.
+
+    ``given``: those that the decorator named. Celery's ``self.retry()`` has its own meaning unless
+    they say otherwise.
+    """
+
+    name: str
+    queue: str | None = None
+    priority: int = 0
+    max_attempts: int = 5
+    max_crashes: int = 3
+    retry: RetryPolicy = RetryPolicy()
+    retry_for: Exceptions | None = None
+    give_up_on: Exceptions = ()
+    timeout: float | None = None
+    soft_timeout: float | None = None
+    lease: float | None = None
+    expected_duration: float | None = None
+    expires_in: float | None = None
+    unique: str | Callable[..., str] | None = None
+    unique_for: float | None = None
+    unique_on_conflict: UniqueOnConflict = UniqueOnConflict.RETURN_EXISTING
+    atomic: bool = False
+    on_orphan: OnOrphan = OnOrphan.RETRY
+    rate_limit: Rate | PerKey | None = None
+    max_concurrency: int | PerKey | None = None
+    weight: int = 1
+    given: frozenset[str] = frozenset()
+
+    @property
+    def limits_retries(self) -> bool:
+        """Whether the decorator names ``max_attempts``, which then bounds ``self.retry()`` too."""
+        return "max_attempts" in self.given
+
+    @property
+    def spaces_retries(self) -> bool:
+        """Whether the decorator names a wait between attempts, which then is that of
+        ``self.retry()`` too.
+        """
+        return not self.given.isdisjoint(_RETRY_FIELDS)
+
+    def retryable(self, error: BaseException) -> bool:
+        """Return whether this error is worth another try: give_up_on counts before retry_for."""
+        if isinstance(error, self.give_up_on):
+            return False
+        return self.retry_for is None or isinstance(error, self.retry_for)
+
+
+_RETRY_FIELDS = {
+    "backoff": "EXPONENTIAL",
+    "backoff_base": 1.0,
+    "backoff_max": 3600.0,
+    "jitter": True,
+}
+DEFAULTABLE = frozenset(
+    {
+        *_RETRY_FIELDS,
+        "max_attempts",
+        "max_crashes",
+        "retry_for",
+        "give_up_on",
+        "priority",
+        "timeout",
+        "soft_timeout",
+        "lease",
+        "expected_duration",
+        "expires_in",
+        "on_orphan",
+    }
+)
+"""The options that ``DURABLE_TASKS["TASK_DEFAULTS"]`` may set for all tasks of the project."""
+_SECONDS = {
+    "timeout": 0.001,
+    "soft_timeout": 0.001,
+    "lease": 3.0,
+    "expected_duration": 0.001,
+    "expires_in": 0.001,
+    "unique_for": 0.001,
+}
+
+
+def _unique(option: str, value: object) -> object:
+    if not (isinstance(value, str) or callable(value)):
+        raise InvalidOption(
+            f"{option}={value!r}: give a template like '{{task}}:{{0}}' or a callable."
+        )
+    return value
+
+
+def _attempts(option: str, value: object) -> int:
+    return checked_count(option, value, 1, ATTEMPTS_MAX)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "name": checked_name,
+    "queue": checked_name,
+    "priority": lambda option, value: checked_count(option, value, 0, 9),
+    "max_attempts": _attempts,
+    "max_crashes": _attempts,
+    "retry_for": _exceptions,
+    "give_up_on": _exceptions,
+    "on_orphan": lambda option, value: OnOrphan(_choice(option, value, OnOrphan)),
+    "unique_on_conflict": lambda option, value: UniqueOnConflict(
+        _choice(option, value, UniqueOnConflict)
+    ),
+    "unique": _unique,
+    "rate_limit": rate_option,
+    "max_concurrency": places_option,
+    "weight": lambda option, value: checked_count(option, value, 1, HEAVIEST),
+    "atomic": lambda option, value: bool(value),
+}
+
+
+def _checked(option: str, value: Any) -> Any:
+    if option in _SECONDS:
+        return maybe_seconds(option, value, minimum=_SECONDS[option])
+    return _CHECKS[option](option, value)
+
+
+def task_options(
+    name: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> TaskOptions:
+    """Return the checked options of a durable task; raises InvalidOption that names option, value
+    and remedy.
+
+    ``defaults`` counts where ``given``, what the decorator names, has nothing.
+    """
+    known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry", "given"}
+    for option in given:
+        if option not in known | set(_RETRY_FIELDS):
+            raise InvalidOption(
+                f"@durable_task has no option {option!r}; it has: {', '.join(sorted(known))}."
+            )
+    chosen_ = {**(defaults or {}), **given}
+    waits = {option: chosen_.get(option, default) for option, default in _RETRY_FIELDS.items()}
+    values = {
+        option: _checked(option, value)
+        for option, value in chosen_.items()
+        if option in known and value is not None
+    }
+    options = TaskOptions(
+        **{**values, "name": _checked("name", name)},
+        retry=policy(
+            waits["backoff"], waits["backoff_base"], waits["backoff_max"], waits["jitter"]
+        ),
+        given=frozenset(given),
+    )
+    _check_together(options)
+    return options
+
+
+def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the project's defaults for options of tasks; raises InvalidOption for an option that
+    has none.
+    """
+    for option in defaults:
+        if option not in DEFAULTABLE:
+            raise InvalidOption(
+                f"DURABLE_TASKS['TASK_DEFAULTS'] takes no {option!r}; it takes:"
+                f" {', '.join(sorted(DEFAULTABLE))}."
+            )
+    return defaults
+
+
+def _check_together(options: TaskOptions) -> None:
+    key_of(options.rate_limit, options.max_concurrency)
+    if options.soft_timeout and options.timeout and options.soft_timeout >= options.timeout:
+        raise InvalidOption(
+            f"soft_timeout={options.soft_timeout:g}: it must be less than"
+            f" timeout={options.timeout:g}."
+        )
+    if options.unique_for is not None and options.unique is None:
+        raise InvalidOption(
+            f"unique_for={options.unique_for:g} needs unique=..., the key that is meant."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """What one call was told by ``.using(...)`` or ``apply_async``; None leaves it to the task's
+    options.
+    """
+
+    task_id: uuid.UUID | None = None
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    key: str | None = None
+    idempotency_key: str | None = None
+    headers: Mapping[str, Any] | None = None
+    tenant: Any = None
+    queue: str | None = None
+    priority: int | None = None
+    weight: int | None = None
+    max_attempts: int | None = None
+    max_crashes: int | None = None
+    timeout: float | None = None
+    soft_timeout: float | None = None
+    lease: float | None = None
+    expected_duration: float | None = None
+    expires_in: float | None = None
+    on_orphan: OnOrphan | None = None
+    depends_on: Any = None
+    join: str | int = "ALL"
+    on_upstream_failure: str | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """Return what differs from the registered options and is read when a run starts, as it is
+        kept in the row.
+        """
+        names = ("timeout", "soft_timeout", "lease", "max_attempts", "headers")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def _task_id(value: object) -> uuid.UUID:
+    try:
+        return uuid.UUID(str(value))
+    except ValueError:
+        raise InvalidOption(
+            f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead."
+        ) from None
+
+
+def checked_headers(value: object) -> dict[str, Any]:
+    """Return the headers of a call, small JSON under string keys; raises InvalidOption."""
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"headers={value!r}: give a mapping of names to values.")
+    try:
+        encode("headers", (), dict(value), max_bytes=HEADERS_MAX_BYTES, max_depth=HEADERS_MAX_DEPTH)
+    except InvalidArguments as invalid:
+        raise InvalidOption(f"headers cannot be kept: {invalid}") from None
+    return dict(value)
+
+
+def _check_call_option(option: str, value: object, known: Iterable[str]) -> None:
+    if option in _OF_TASKS:
+        raise InvalidOption(
+            f"{option}={value!r} is no option of a call: give it to @durable_task, to"
+            " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`."
+        )
+    if option not in known:
+        remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
+        raise InvalidOption(f".using() has no option {option!r}. {remedy}")
+
+
+def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
+    """Return the call options with these changes; raises InvalidOption."""
+    known = {spec.name for spec in dataclasses.fields(CallOptions)}
+    changes: dict[str, Any] = {}
+    for option, value in given.items():
+        _check_call_option(option, value, known)
+        if value is None or option in ("tenant", "depends_on", "join"):
+            changes[option] = value
+        elif option == "task_id":
+            changes[option] = _task_id(value)
+        elif option == "on_upstream_failure":
+            changes[option] = chosen(option, value, OnUpstreamFailure)
+        elif option in ("run_at", "expires_at"):
+            changes[option] = instant(option, value)
+        elif option == "headers":
+            changes[option] = checked_headers(value)
+        elif option in ("key", "idempotency_key"):
+            changes[option] = checked_key(option, value)
+        else:
+            changes[option] = _checked(option, value)
+    return dataclasses.replace(before, **changes)

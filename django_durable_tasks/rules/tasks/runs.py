@@ -1,0 +1,36 @@
+"""A run as its process holds it: which row, under which tokens, with what to do."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One accepted start. ``epoch`` and ``run_id`` are its tokens: whoever ends it must
+    show both.
+    """
+
+    task_id: uuid.UUID
+    name: str
+    queue: str
+    tenant_id: int
+    epoch: int
+    run_id: uuid.UUID
+    attempt: int
+    failures: int
+    crashes: int
+    max_attempts: int
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    idempotency_key: str
+    node: uuid.UUID
+    started_at: datetime
+    run_at: datetime
+    celery_id: str = ""
+    workflow_id: uuid.UUID | None = None
+    has_dependents: bool = False

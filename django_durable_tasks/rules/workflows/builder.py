@@ -1,0 +1,365 @@
+"""Builds a workflow in memory: tasks, edges, sub-workflows. Refused here, early and by name, or
+never.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_durable_tasks.exceptions import (
+    DependencyCycle,
+    InvalidOption,
+    InvalidReference,
+    WorkflowTooLarge,
+)
+from django_durable_tasks.rules.dependencies import (
+    Gate,
+    OnUpstreamFailure,
+    chosen,
+    needed_of,
+)
+from django_durable_tasks.rules.tasks.durations import instant, seconds
+from django_durable_tasks.rules.tasks.options import CallOptions, checked_key, checked_name
+from django_durable_tasks.rules.workflows.plan import (
+    Plan,
+    PlannedEdge,
+    PlannedTask,
+    Reference,
+    Scope,
+)
+from django_durable_tasks.rules.workflows.plan_checks import check_cycle, check_references, refers
+from django_durable_tasks.rules.workflows.step import CALLBACKS, END, Step
+from django_durable_tasks.rules.workflows.upstreams import flat, upstream_id, wish
+
+
+class Builder:
+    """A workflow as it is put together: ``add`` tasks, ``add_workflow`` whole ones, then
+    ``plan``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        deadline: float | timedelta | datetime | None = None,
+        on_success: Any = None,
+        on_failure: Any = None,
+        on_complete: Any = None,
+    ) -> None:
+        self.name = checked_name("workflow", name)
+        self.deadline = _deadline(deadline)
+        given = zip(CALLBACKS, (on_success, on_failure, on_complete), strict=True)
+        self.callbacks = {kind: _named(task)[0] for kind, task in given if task is not None}
+        self._tasks: list[PlannedTask] = []
+        self._joins: list[object] = []
+        self._steps: dict[str, int] = {}
+        self._subs: list[tuple[int, Builder]] = []
+        self._wanted: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks) + sum(len(sub) for _, sub in self._subs)
+
+    def add(
+        self,
+        task: Any,
+        /,
+        *args: Any,
+        after: Any = (),
+        join: str | int = "ALL",
+        on_upstream_failure: str = "SKIP",
+        step: str | None = None,
+        approval: str | None = None,
+        hold: str | None = None,
+        **kwargs: Any,
+    ) -> Step:
+        """Add one task; options of the call come by ``task.using(...)``. Returns its step.
+
+        ``after``: steps, Task rows or ids, also as a mapping to MUST_SUCCEED, MUST_FINISH or
+        MUST_FAIL (or a pair of type and on_upstream_failure). ``join``: ALL, ANY or how many.
+        ``approval``, ``hold``: a note; a person opens them. Raises InvalidOption.
+        """
+        return self.add_call(
+            task,
+            args,
+            kwargs,
+            after=after,
+            join=join,
+            on_upstream_failure=on_upstream_failure,
+            step=step,
+            gates={Gate.APPROVAL: approval, Gate.HOLD: hold},
+        )
+
+    def add_call(
+        self,
+        task: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        after: Any = (),
+        join: str | int = "ALL",
+        on_upstream_failure: str = "SKIP",
+        step: str | None = None,
+        gates: Mapping[Gate, str | None] | None = None,
+    ) -> Step:
+        """Add one task as ``add`` does; its arguments stand apart, whatever they are called. Raises
+        InvalidOption.
+        """
+        name, options = _named(task)
+        place, label, named = len(self._tasks), self._label(step, name), dict(kwargs or {})
+        planned = PlannedTask(
+            step=label,
+            task=name,
+            args=tuple(args),
+            kwargs=named,
+            options=options,
+            gates=tuple(
+                (gate.value, str(note)) for gate, note in (gates or {}).items() if note is not None
+            ),
+            on_upstream_failure=chosen(
+                "on_upstream_failure", on_upstream_failure, OnUpstreamFailure
+            ),
+            refers=refers(label, [args, named]),
+        )
+        self._append(planned, join, after)
+        return Step(place, self, label)
+
+    def _append(self, task: PlannedTask, join: object, after: Any) -> None:
+        self._tasks.append(task)
+        self._joins.append(join)
+        try:
+            self._wait(len(self._tasks) - 1, [after])
+        except Exception:
+            del self._tasks[-1], self._joins[-1]  # what is refused is not there without its edges
+            raise
+
+    def add_workflow(self, sub: Any, *, after: Any = (), step: str | None = None) -> Step:
+        """Add a whole workflow as one step: its first tasks wait for ``after``, the step ends when
+        all of it has.
+
+        The step FAILS when the sub-workflow does not succeed, and is skipped when ``after`` does
+        not. Its result is what its last tasks returned, by step. Sub-workflows may hold
+        sub-workflows.
+        """
+        if not isinstance(sub, Builder) or sub is self or sub._holds(self):
+            raise InvalidOption(
+                f"add_workflow({sub!r}): give another workflow, one that does not hold this one."
+            )
+        if any(known is sub for _, known in self._subs):
+            raise InvalidOption(
+                f"add_workflow: {sub.name!r} is a part of this workflow already; build it twice."
+            )
+        place, label = len(self._tasks), self._label(step, sub.name)
+        self._append(PlannedTask(step=label, task=END), "ALL", after)
+        self._subs.append((place, sub))
+        return Step(place, self, label)
+
+    def _holds(self, other: Builder) -> bool:
+        return any(sub is other or sub._holds(other) for _, sub in self._subs)
+
+    def _label(self, step: str | None, name: str) -> str:
+        if step is not None:
+            if checked_key("step", step) in self._steps:
+                raise InvalidOption(
+                    f"step={step!r} is taken in the workflow {self.name!r}; give another name."
+                )
+            self._steps[step] = 1
+            return step
+        short = name.rpartition(".")[2]
+        self._steps[short] = number = self._steps.get(short, 0) + 1
+        label = short if number == 1 else f"{short}-{number}"
+        return label if number == 1 else self._free(label)
+
+    def _free(self, label: str) -> str:
+        if label in self._steps:
+            return self._label(None, label)
+        self._steps[label] = 1
+        return label
+
+    # Edges ----------------------------------------------------------------------------------------
+
+    def _wait(self, place: int, upstreams: Iterable[Any]) -> None:
+        known = {edge.upstream: edge for edge in self._tasks[place].edges}
+        for given, kind in flat(upstreams):
+            edge = self._edge(place, given, kind)
+            before = known.setdefault(edge.upstream, edge)
+            if before != edge:
+                raise InvalidOption(
+                    f"{self._tasks[place].step!r} waits twice for the same task: {before.kind} and"
+                    f" {edge.kind}."
+                )
+        self._tasks[place] = replace(self._tasks[place], edges=tuple(known.values()))
+
+    def _edge(self, place: int, given: Any, kind: Any) -> PlannedEdge:
+        found, choice = wish("after", kind)
+        if not isinstance(given, Step):
+            return PlannedEdge(upstream=upstream_id(given), kind=found, policy=choice)
+        if given.builder is not self:
+            raise InvalidOption(
+                f"after={given.name!r} is a step of another workflow; add that one by"
+                " add_workflow()."
+            )
+        if given.place == place:
+            raise DependencyCycle(f"{given.name!r} cannot wait for itself.")
+        return PlannedEdge(upstream=given.place, kind=found, policy=choice)
+
+    # The plan -------------------------------------------------------------------------------------
+
+    def plan(self, *, most_tasks: int, most_edges: int) -> Plan:
+        """Return the checked graph; raises DependencyCycle with the path, InvalidReference,
+        WorkflowTooLarge.
+        """
+        if not self._tasks:
+            raise InvalidOption(f"The workflow {self.name!r} has no tasks.")
+        tasks: list[PlannedTask] = []
+        scopes: list[Scope] = []
+        self._lay(tasks, scopes, parent=None, end=None, before=())
+        edges = sum(len(task.edges) for task in tasks)
+        for what, number, most, key in (
+            ("tasks", len(tasks), most_tasks, "WORKFLOW_MAX_TASKS"),
+            ("edges", edges, most_edges, "WORKFLOW_MAX_EDGES"),
+        ):
+            if number > most:
+                raise WorkflowTooLarge(
+                    f"The workflow {self.name!r} has {number:,} {what}, at most {most:,} are"
+                    f" allowed (DURABLE_TASKS[{key!r}])."
+                )
+        check_cycle(tasks)
+        check_references(tasks)
+        return Plan(tasks=tuple(tasks), scopes=tuple(scopes))
+
+    def _lay(
+        self,
+        tasks: list[PlannedTask],
+        scopes: list[Scope],
+        *,
+        parent: int | None,
+        end: int | None,
+        before: Sequence[PlannedEdge],
+    ) -> list[int]:
+        """Lay this workflow's tasks and those of its subs down; return the places of its last
+        tasks.
+        """
+        first, scope = len(tasks), len(scopes)
+        scopes.append(
+            Scope(
+                name=self.name,
+                parent=parent,
+                end=end,
+                deadline=self.deadline,
+                callbacks=self.callbacks,
+            )
+        )
+        needs_before = before if parent is not None else ()
+        for place, task in enumerate(self._tasks):
+            edges = tuple(_shifted(edge, first) for edge in task.edges)
+            roots = self._before(place, needs_before)
+            tasks.append(
+                replace(
+                    task,
+                    edges=edges + roots,
+                    scope=scope,
+                    args=_moved(task.args, first, self),
+                    kwargs=_moved(task.kwargs, first, self),
+                    needed=needed_of(self._joins[place], len(edges)),
+                )
+            )
+        for place, sub in self._subs:
+            self._lay_sub(
+                tasks, scopes, sub, end=first + place, scope=scope, wanted=place in self._wanted
+            )
+        upstream_of_another = {edge.upstream for task in tasks[first:] for edge in task.edges}
+        return [
+            place
+            for place in range(first, first + len(self._tasks))
+            if place not in upstream_of_another
+        ]
+
+    def _before(self, place: int, before: Sequence[PlannedEdge]) -> tuple[PlannedEdge, ...]:
+        """Return what a task waits for because its workflow does: nothing where one of its own
+        waits for it.
+        """
+        task, join = self._tasks[place], self._joins[place]
+        if any(isinstance(edge.upstream, int) for edge in task.edges) or not before:
+            return ()
+        if needed_of(join, len(task.edges) or 1) is not None:
+            raise InvalidOption(
+                f"{task.step!r} is a first task of the sub-workflow {self.name!r}, which waits for"
+                f" others: beside tasks that exist already it needs join='ALL', not {join!r}."
+            )
+        own = {edge.upstream for edge in task.edges}
+        return tuple(edge for edge in before if edge.upstream not in own)
+
+    def _lay_sub(
+        self,
+        tasks: list[PlannedTask],
+        scopes: list[Scope],
+        sub: Builder,
+        *,
+        end: int,
+        scope: int,
+        wanted: bool,
+    ) -> None:
+        if not sub._tasks:
+            raise InvalidOption(f"The sub-workflow {sub.name!r} has no tasks.")
+        last = sub._lay(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
+        known = {edge.upstream for edge in tasks[end].edges}
+        edges = tasks[end].edges + tuple(
+            PlannedEdge(upstream=place, policy=OnUpstreamFailure.FAIL.value)
+            for place in last
+            if place not in known
+        )
+        results = {tasks[place].step: Reference(place, None) for place in last} if wanted else {}
+        tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=wanted)
+
+
+class Growth(Builder):
+    """What a running body adds to its own workflow: written with its success, or not at all."""
+
+
+def _deadline(value: Any) -> float | datetime | None:
+    if value is None or isinstance(value, datetime):
+        return None if value is None else instant("deadline", value)
+    return seconds("deadline", value)
+
+
+def _named(task: Any) -> tuple[str, CallOptions]:
+    registered = getattr(task, "registered", None)
+    if registered is not None:
+        return str(registered.options.name), task.options
+    name = task if isinstance(task, str) else getattr(task, "name", None)
+    if not isinstance(name, str):
+        raise InvalidOption(
+            f"{task!r} is no durable task: give a function under @durable_task, or its .using(...)."
+        )
+    return name, CallOptions()
+
+
+def _moved(value: Any, first: int, builder: Builder) -> Any:
+    if isinstance(value, Reference):
+        if value.builder is not builder and value.builder is not None:
+            raise InvalidReference(
+                "A result of another workflow cannot be referred to; add it by add_workflow()."
+            )
+        return (
+            replace(value, place=value.place + first, builder=None)
+            if value.builder is builder
+            else value
+        )
+    if isinstance(value, Mapping):
+        return {key: _moved(item, first, builder) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(
+            _moved(item, first, builder) for item in value
+        )
+    return value
+
+
+def _shifted(edge: PlannedEdge, first: int) -> PlannedEdge:
+    """Return the edge for tasks whose places begin at ``first``."""
+    if isinstance(edge.upstream, uuid.UUID):
+        return edge
+    return replace(edge, upstream=first + edge.upstream)

@@ -1,0 +1,226 @@
+"""Workflows: what a start of one is made of, and what its counts say of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from django_durable_tasks.exceptions import InvalidReference, ResultTooLarge
+from django_durable_tasks.rules.dependencies import DependencyType, OnUpstreamFailure
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.options import CallOptions
+
+REFERS = "refers"
+"""The key in a row's options which says that its arguments hold references."""
+MARK = "$result"
+"""The key under which a reference to another task's result stands in the arguments of a row."""
+DEADLINE = "DEADLINE"
+"""The reason of a run that was cancelled because its deadline is over."""
+
+
+class WorkflowStatus(StrEnum):
+    """Where a run of a workflow stands."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+OPEN_RUN = frozenset({WorkflowStatus.STARTING, WorkflowStatus.RUNNING})
+COUNTS: Mapping[str, str] = {
+    Status.SUCCESS: "succeeded",
+    Status.FAILED: "failed",
+    Status.CANCELLED: "cancelled",
+    Status.SKIPPED: "skipped",
+    Status.EXPIRED: "expired",
+}
+"""The column of a run that counts the endings of each status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEdge:
+    """One edge of a plan: the upstream's place in the plan, or the id of a task that exists
+    already.
+    """
+
+    upstream: int | uuid.UUID
+    kind: str = DependencyType.MUST_SUCCEED.value
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTask:
+    """One task of a plan; ``needed`` None: all of its edges; ``scope``: the place of its workflow
+    in the plan.
+    """
+
+    step: str
+    task: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: CallOptions = CallOptions()
+    edges: tuple[PlannedEdge, ...] = ()
+    needed: int | None = None
+    on_upstream_failure: str = OnUpstreamFailure.SKIP.value
+    gates: tuple[tuple[str, str], ...] = ()
+    scope: int = 0
+    refers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """One workflow of a plan: the outer one, or a sub-workflow with the place of its parent and of
+    its last task.
+    """
+
+    name: str
+    parent: int | None = None
+    end: int | None = None
+    deadline: float | datetime | None = None
+    callbacks: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checked graph, ready to be written; scope 0 is the whole."""
+
+    tasks: tuple[PlannedTask, ...]
+    scopes: tuple[Scope, ...]
+
+    @property
+    def edges(self) -> int:
+        """How many edges it has."""
+        return sum(len(task.edges) for task in self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The result of a task of the plan, or a part of it; resolved when the body of the referring
+    task starts.
+    """
+
+    place: int
+    builder: object = field(repr=False, compare=False)
+    path: tuple[str | int, ...] = ()
+
+    def __getitem__(self, key: str | int) -> Reference:
+        """Return the reference to a part: a key of an object, an index of a list."""
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise InvalidReference(
+                f"result[{key!r}]: a part of a result is named by a string or a whole number."
+            )
+        return Reference(self.place, self.builder, (*self.path, key))
+
+    def __iter__(self) -> Any:
+        raise InvalidReference(
+            "A result that is not there yet cannot be walked through; pass it on as it is."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskId(Reference):
+    """The id that a task of the plan will have: known when the plan is written, and then a string
+    like any other.
+    """
+
+    def __getitem__(self, key: str | int) -> Reference:
+        """Refuse: an id has no parts."""
+        raise InvalidReference(f"id[{key!r}]: the id of a task has no parts; pass it on as it is.")
+
+
+def references_in(value: Any) -> list[Reference]:
+    """Return the references inside arguments."""
+    if isinstance(value, Reference):
+        return [value]
+    if isinstance(value, Mapping):
+        return [found for item in value.values() for found in references_in(item)]
+    if isinstance(value, list | tuple):
+        return [found for item in value for found in references_in(item)]
+    return []
+
+
+def written(value: Any, ids: Mapping[int, uuid.UUID]) -> Any:
+    """Return arguments with their references as they stand in the row; raises InvalidReference for
+    a look-alike.
+    """
+    if isinstance(value, TaskId):
+        return str(ids[value.place])
+    if isinstance(value, Reference):
+        return {MARK: str(ids[value.place]), "path": list(value.path)}
+    if isinstance(value, Mapping):
+        if MARK in value:
+            raise InvalidReference(
+                f"The key {MARK!r} in arguments is kept for references; name it otherwise."
+            )
+        return {key: written(item, ids) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(item, ids) for item in value]
+    return value
+
+
+def referred(value: Any) -> set[uuid.UUID]:
+    """Return the tasks whose results the arguments of a row refer to."""
+    if isinstance(value, dict):
+        if MARK in value:
+            return {uuid.UUID(value[MARK])}
+        return {found for item in value.values() for found in referred(item)}
+    if isinstance(value, list):
+        return {found for item in value for found in referred(item)}
+    return set()
+
+
+def resolved(value: Any, results: Mapping[uuid.UUID, Any]) -> Any:
+    """Return arguments with results in the place of references; None for a task without one.
+
+    Raises InvalidReference for a part that the result does not have.
+    """
+    if isinstance(value, dict):
+        if MARK in value:
+            return _part(results.get(uuid.UUID(value[MARK])), value["path"], value[MARK])
+        return {key: resolved(item, results) for key, item in value.items()}
+    if isinstance(value, list):
+        return [resolved(item, results) for item in value]
+    return value
+
+
+def _part(result: Any, path: list[str | int], task_id: str) -> Any:
+    for key in path if result is not None else ():
+        try:
+            result = result[key]
+        except (LookupError, TypeError):
+            shown = "".join(f"[{step!r}]" for step in path)
+            raise InvalidReference(
+                f"result{shown} of task {task_id}: there is no {key!r} in what it returned."
+            ) from None
+    return result
+
+
+def check_size(size: int, most: int) -> None:
+    """Refuse results that are too large together; raises ResultTooLarge."""
+    if size > most:
+        raise ResultTooLarge(
+            f"The results that the arguments refer to have {size:,} bytes, at most {most:,} are"
+            " allowed (DURABLE_TASKS['REFERENCES_MAX_BYTES']): return a key to where the data are"
+            " instead."
+        )
+
+
+def verdict(
+    counts: Mapping[str, int], total: int, *, cancelled: bool, overdue: bool
+) -> WorkflowStatus:
+    """Return where a run stands: FAILED when a task failed or expired, then CANCELLED when one was,
+    else SUCCESS.
+    """
+    if sum(counts.values()) < total:
+        return WorkflowStatus.RUNNING
+    if counts.get("failed") or counts.get("expired") or overdue:
+        return WorkflowStatus.FAILED
+    return (
+        WorkflowStatus.CANCELLED if counts.get("cancelled") or cancelled else WorkflowStatus.SUCCESS
+    )

@@ -1,0 +1,386 @@
+"""Dispatch loop of a scheduler: which due tasks are claimed and published, and when.
+
+A poll reads the first due time of each queue, publishes tasks that are due within the window of
+published tasks, and reads ahead: tasks that will be due within LOOKAHEAD seconds are added to the
+due index. At its due time a task is claimed by its id, so only one statement lies between the due
+time and the publish. The index is an optimization. A task that is missing in it is found by the
+next poll, and a wrong entry is refused by the claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from django_durable_tasks.celery.publishing import broker_outage, dispatcher
+from django_durable_tasks.celery.publishing.dispatcher import Dispatched
+from django_durable_tasks.conf import settings
+from django_durable_tasks.due_index.types import Due, DueIndex
+from django_durable_tasks.engine.db import clock_estimate
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.limits import backpressure, release
+from django_durable_tasks.engine.limits.backpressure import Picture
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.limits.waitlist import URGENT
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.scheduler.queue_rotation import QueueRotation
+
+logger = logging.getLogger("django_durable_tasks.scheduler")
+Attempt = Callable[[str, Callable[[], int], float], int]
+_TIME_LIMIT = 60.0
+_BUSY_POLL_INTERVAL = 0.1
+_MIN_POLL_INTERVAL = 0.02  # seconds: a window that was just filled lasts longer
+_BUSY_FOR = 5.0  # seconds: a dispatched task is often followed by others
+_MIN_SLEEP = 0.005
+_PASSES_PER_POLL, _BATCHES_PER_PASS, _MIN_PER_QUEUE = 4, 5, 10
+"""A poll has at most four passes. Each claims at most five times BATCH_SIZE tasks, and allows every
+queue at least ten.
+"""
+_IDLE_RATE = 0.01
+"""A queue with fewer starts per second is removed from the meter."""
+_CLAIM_PAUSE_PER_TASK, _CLAIM_PAUSE_MAX = 0.002, 0.015
+"""After a claim by ids the next one waits as long as it took, or this many seconds per task, up to
+the maximum. If many tasks are due, larger batches share the cost of a claim.
+"""
+_CLOCK_TOLERANCE = timedelta(microseconds=300)
+"""The estimated clock may be ahead of the database by this much. An early claim finds nothing."""
+
+
+class ThroughputMeter:
+    """Measures for each queue how many tasks per second leave QUEUED."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._queued: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._rate: dict[str, float] = {}
+
+    def record_queued(self, queued: Counter[str]) -> None:
+        """Record how many tasks are QUEUED now."""
+        now = time.monotonic()
+        elapsed = max(now - self._at, 0.001)
+        seen = self._queued | self._sent | queued
+        for queue in seen:
+            left = max(0, self._queued[queue] + self._sent[queue] - queued[queue])
+            # Falls slowly, so that one reading in an idle moment does not close the window.
+            self._rate[queue] = max(left / elapsed, self._rate.get(queue, 0.0) * 0.9)
+        for queue in self._rate.keys() - seen.keys():
+            self._rate[queue] *= 0.9
+            if self._rate[queue] < _IDLE_RATE:
+                del self._rate[queue]
+        self._at, self._queued, self._sent = now, Counter(queued), Counter()
+
+    def record_sent(self, queue: str, number: int) -> None:
+        """Record that ``number`` tasks were published."""
+        self._sent[queue] += number
+
+    def sent_since(self, queue: str) -> int:
+        """Return how many tasks were published since the last ``record_queued``."""
+        return self._sent[queue]
+
+    def rate(self, queue: str) -> float:
+        """Return the starts per second of this queue."""
+        return self._rate.get(queue, 0.0)
+
+
+class DispatchLoop:
+    """Publishes the due tasks of ``shards``; None means all of them.
+
+    ``attempt`` is ``Steps.attempt``.
+    """
+
+    def __init__(self, node: uuid.UUID, index: DueIndex, attempt: Attempt) -> None:
+        self.node, self.index = node, index
+        self.shards: frozenset[int] | None = None
+        self.scanned_at: float | None = None
+        self.sent_at: float | None = None
+        self._attempt = attempt
+        self._throughput, self._picture = ThroughputMeter(), Picture()
+        self._rotation = QueueRotation()
+        self._failed_queues = set[str]()
+        self._clock: clock_estimate.Look | None = None
+        self._heads: dict[str, datetime] = {}
+        self._poll_at = self._busy_until = self._next_claim_at = 0.0
+        self._popped_nothing = self._poll_requested = False
+
+    @property
+    def now(self) -> datetime:
+        """Return the database's time: read at the last poll, advanced by the monotonic clock."""
+        if self._clock is None:
+            return datetime.now(UTC)
+        return self._clock.said + timedelta(
+            seconds=time.monotonic() - (self._clock.asked + self._clock.heard) / 2
+        )
+
+    def serve(self, shards: frozenset[int]) -> None:
+        """Dispatch tasks of these shards from now on."""
+        mine = None if len(shards) == SHARDS else shards
+        if mine != self.shards:
+            self.shards, self._poll_at = mine, 0.0
+
+    def request_poll(self) -> None:
+        """Poll in the next round, because tasks that are due soon were created or moved; safe to
+        call from other threads.
+        """
+        self._poll_requested = True
+
+    def poll_soon(self) -> None:
+        """Poll in the next round, and often for some seconds; safe from other threads."""
+        self._poll_requested, self._busy_until = True, time.monotonic() + _BUSY_FOR
+
+    def run_once(self) -> int:
+        """Publish the tasks that have become due; return their number."""
+        sent = self._dispatch_at_due_time()
+        if time.monotonic() >= self._next_poll_at():
+            sent += self.poll()
+        if sent:
+            self.sent_at = time.monotonic()
+            self._busy_until = self.sent_at + _BUSY_FOR
+        return sent
+
+    def poll(self) -> int:
+        """Publish due tasks and read ahead; return how many tasks were published."""
+        self._poll_requested = False  # first, so that a request during this poll is kept
+        with dedicated_connection():
+            self._clock = clock_estimate.look()
+        gone = self._attempt(
+            "Releasing tasks that wait for a limit",
+            partial(self._release_waiting, self._clock.said),
+            _TIME_LIMIT,
+        )
+        with dedicated_connection():
+            if gone:
+                self._clock = clock_estimate.look()  # the released tasks are due by now
+            self._heads = heads()
+            self._failed_queues &= self._heads.keys()
+            now = self._clock.said
+            soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
+            coming = [queue for queue, head in self._heads.items() if head <= soon]
+            if coming:
+                self._picture = backpressure.picture()
+        due = [queue for queue in coming if self._heads[queue] <= now]
+        if coming:
+            self._throughput.record_queued(self._picture.queued)
+            backpressure.move_at(self._throughput.rate)
+        sent, more = self._dispatch(due, now)
+        if coming:
+            self._attempt(
+                "Reading upcoming tasks", partial(self._look_ahead, coming, now, soon), _TIME_LIMIT
+            )
+        self.scanned_at = time.monotonic()
+        self._poll_at = self.scanned_at + (
+            0.0 if more or gone == settings().BATCH_SIZE else self._pause(sent or gone)
+        )
+        return sent
+
+    def _next_poll_at(self) -> float:
+        """Return when to poll next: a request makes it earlier, but keeps the minimum interval."""
+        return (
+            min(self._poll_at, (self.scanned_at or 0.0) + _MIN_POLL_INTERVAL)
+            if self._poll_requested
+            else self._poll_at
+        )
+
+    def _pause(self, moved: int) -> float:
+        """Return the seconds until the next poll after one that published or released ``moved``
+        tasks and left no due task.
+        """
+        if moved:
+            return _MIN_POLL_INTERVAL
+        return min(
+            _BUSY_POLL_INTERVAL if time.monotonic() < self._busy_until else settings().POLL,
+            settings().POLL,
+        )
+
+    def _release_waiting(self, now: datetime) -> int:
+        with dedicated_connection():
+            return release.let_go(now, settings().BATCH_SIZE)
+
+    def _dispatch(self, queues: list[str], now: datetime) -> tuple[int, bool]:
+        """Publish due tasks of these queues; return how many, and whether more may be publishable.
+
+        Each pass claims an equal part of every queue, so that a long queue does not delay the
+        others. If the limit is too low for all of them, the queues that were served longest ago
+        come first.
+        """
+        batch, sent = settings().BATCH_SIZE, Counter[str]()
+        left = {one.queue: one for one in map(self._demand, queues) if one.limit}
+        for _ in range(_PASSES_PER_POLL):
+            if not left:
+                break
+            most = _BATCHES_PER_PASS * batch
+            part = max(_MIN_PER_QUEUE, most // len(left))
+            asked = [
+                left[queue]._replace(limit=min(left[queue].limit, part))
+                for queue in self._rotation.ordered(left)
+            ]
+            done = Dispatched()
+            self._serve(done, asked, now, most)
+            self._rotation.served(done.taken)
+            for queue, number in done.sent.items():
+                self._throughput.record_sent(queue, number)
+            sent.update(done.sent)
+            left = {
+                one.queue: whole._replace(limit=whole.limit - done.claimed[one.queue])
+                for one in asked
+                if (whole := left[one.queue]).limit > done.claimed[one.queue]
+                and (one.queue in done.cut or done.taken[one.queue] >= one.limit)
+            }
+        return sent.total(), bool(left) or any(number >= batch for number in sent.values())
+
+    def _serve(self, done: Dispatched, asked: list[Demand], now: datetime, most: int) -> None:
+        """Dispatch these queues together, except those that failed the last time."""
+        together = [one for one in asked if one.queue not in self._failed_queues]
+        apart = [one for one in asked if one.queue in self._failed_queues]
+        if together:
+            self._serve_together(done, together, now, most)
+        for one in apart:
+            self._serve_alone(done, one, now)
+
+    def _serve_together(
+        self, done: Dispatched, asked: list[Demand], now: datetime, most: int
+    ) -> None:
+        """Dispatch these queues; on failure retry in halves to isolate the failing queue."""
+        if len(asked) == 1:
+            self._serve_alone(done, asked[0], now)
+            return
+        failed = list[Exception]()
+
+        def act() -> int:
+            try:
+                return self._dispatch_of(done, asked, now, most - done.taken.total())
+            except Exception as error:
+                logger.debug(
+                    "Dispatching %d queues together failed; trying halves.",
+                    len(asked),
+                    exc_info=True,
+                )
+                failed.append(error)
+                return 0
+
+        self._attempt("Dispatching due tasks", act, _TIME_LIMIT)
+        if failed:
+            with dedicated_connection():
+                database_now()  # raises in an outage, so that the halves are not tried
+            middle = len(asked) // 2
+            for half in (asked[:middle], asked[middle:]):
+                self._serve_together(done, half, now, most)
+
+    def _serve_alone(self, done: Dispatched, one: Demand, now: datetime) -> None:
+        """Dispatch this queue; after a failure it is claimed separately until it succeeds."""
+
+        def act() -> int:
+            self._failed_queues.add(one.queue)
+            sent = self._dispatch_of(done, [one], now, one.limit)
+            self._failed_queues.discard(one.queue)
+            return sent
+
+        self._attempt(f"Dispatching queue {one.queue!r}", act, _TIME_LIMIT)
+
+    def _dispatch_of(self, done: Dispatched, asked: list[Demand], now: datetime, limit: int) -> int:
+        # A joint claim that failed may have published some tasks: a repetition must not exceed
+        # the windows.
+        rest = [
+            one._replace(limit=number)
+            for one in asked
+            if (number := one.limit - done.claimed[one.queue]) > 0
+        ]
+        dispatcher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
+        return done.sent.total()
+
+    def _demand(self, queue: str) -> Demand:
+        """Return how many tasks of a queue may be published; if its window is full, only urgent
+        ones, within a small reserve.
+        """
+        room = self._room(queue)
+        if room:
+            return Demand(queue, room)
+        urgent = self._picture.urgent_room(
+            queue, self._throughput.rate(queue)
+        ) - self._throughput.sent_since(queue)
+        return Demand(queue, max(0, urgent), URGENT)
+
+    def _room(self, queue: str) -> int:
+        room = self._picture.room(
+            queue, self._throughput.rate(queue)
+        ) - self._throughput.sent_since(queue)
+        return max(0, min(room, broker_outage.capacity_of(queue)))
+
+    def _look_ahead(self, queues: list[str], now: datetime, soon: datetime) -> int:
+        with dedicated_connection():
+            found = task_claim.coming(queues, now, soon, 10 * settings().BATCH_SIZE, self.shards)
+        self.index.add(Due(*row) for row in found)
+        return 0
+
+    def _dispatch_at_due_time(self) -> int:
+        """Claim the tasks of the due index that are due by their ids; a poll handles the others."""
+        began = time.monotonic()
+        if began < self._next_claim_at:
+            return 0
+        found = list[Due]()
+        self._attempt("Reading the due index", lambda: self._pop(found), _TIME_LIMIT)
+        self._popped_nothing = not found
+        if not found:
+            return 0
+        going = Counter(due.queue for due in found)
+        room = {queue: self._room(queue) for queue in going}
+        ids = [due.task_id for due in found if going[due.queue] <= room[due.queue]]
+        claim = partial(dispatcher.dispatch_these, ids, self.now, self.node)
+        sent = (
+            self._attempt("Dispatching tasks at their due time", claim, _TIME_LIMIT) if ids else 0
+        )
+        if sent == len(found):
+            for queue, number in going.items():
+                self._throughput.record_sent(queue, number)
+        else:
+            self._poll_at = min(self._poll_at, time.monotonic() + _MIN_POLL_INTERVAL)
+        ended = time.monotonic()
+        self._next_claim_at = ended + min(
+            max(ended - began, _CLAIM_PAUSE_PER_TASK * len(found)), _CLAIM_PAUSE_MAX
+        )
+        return sent
+
+    def _pop(self, found: list[Due]) -> int:
+        """Append due entries of the index to ``found``, which is complete even after an error."""
+        now, limit, mine = self.now - _CLOCK_TOLERANCE, settings().BATCH_SIZE, self.shards
+        found += self.index.pop_due(now, limit, mine)
+        if mine is not None and len(found) < limit:
+            found += self.index.pop_due(now - timedelta(seconds=UNSERVED_AFTER), limit - len(found))
+        return len(found)
+
+    def _next_at(self) -> datetime | None:
+        """Return when the first entry of the index is due; None if the index fails."""
+        found = list[datetime | None]()
+
+        def look() -> int:
+            found.append(self.index.next_at())
+            return 0
+
+        self._attempt("Reading the next due time", look, _TIME_LIMIT)
+        return found[0] if found else None
+
+    def time_to_sleep(self) -> float:
+        """Return the seconds until the next poll or due time."""
+        now = self.now
+        waits = [self._next_poll_at() - time.monotonic()]
+        waits += [
+            (head + _CLOCK_TOLERANCE - now).total_seconds()
+            for head in self._heads.values()
+            if head > now
+        ]
+        next_at = self._next_at()
+        if next_at is not None:
+            until = (next_at + _CLOCK_TOLERANCE - now).total_seconds()
+            if until <= 0 and self._popped_nothing:
+                # it belongs to another node's shards; that node will claim it
+                until = _MIN_SLEEP
+            waits.append(max(until, self._next_claim_at - time.monotonic()))
+        return max(0.0, min(waits))

@@ -1,0 +1,205 @@
+"""A worker died: how it is detected, and what happens to its tasks.
+
+1. Every worker writes two things: its process increments ``Node.beats`` every NODE_HEARTBEAT
+   seconds, and the process that runs tasks extends ``Task.lease_until`` of all its runs every
+   HEARTBEAT seconds.
+2. Every scheduler reads both once per NODE_HEARTBEAT (``runner.Maintenance``) and counts in a
+   ``HeartbeatMonitor`` how many consecutive reads saw the same value. Values are compared with
+   earlier values only, never with a clock, so a clock that jumps marks no run as LOST. If a read
+   fails, all counts restart at zero: a database outage affects every node and says nothing about
+   a single one.
+3. The leader runs the three jobs of this module:
+
+   * ``reap_dead_nodes``: a node whose counter did not change for NODE_TIMEOUT is dead. Its runs
+     whose leases did not change either are marked LOST, tasks that it had claimed and may not have
+     published are republished, and the node is marked ``declared_dead``.
+   * ``mark_orphaned_runs``: runs that a node left when it stopped, and runs that renewed their
+     lease for a while after their node was declared dead.
+   * ``mark_lost_runs``: runs whose lease did not change for as long as it lasts, on any node.
+
+4. A run marked LOST is an attempt that crashed. ``engine/tasks/attempts.py`` retries the task or
+   opens a dead letter, as its options say. The task's epoch and run id change, so a worker that
+   was only frozen cannot write a result any more.
+
+If only a child process of a prefork pool dies, its parent ends the run at once
+(``engine/tasks/recovery.py``). A dead scheduler needs no recovery of its own: its claims are
+republished by ``reap_dead_nodes``, and its leadership expires (``scheduler/leader.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db.models import Q
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery.publishing import dispatcher
+from django_durable_tasks.conf import settings
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.tasks import attempts, claim
+from django_durable_tasks.models import Node
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+
+logger = logging.getLogger("django_durable_tasks.scheduler")
+LEASE_EXPIRED = "The lease of the run expired."
+NODE_DEAD = "The worker died: its node missed its heartbeats."
+_AFTER_STOP = timedelta(seconds=5)
+"""A node that has stopped may still be writing the results of its last runs for this long."""
+
+
+class Lease(NamedTuple):
+    """The lease of a task's run: which run, on which node, until when."""
+
+    run_id: uuid.UUID
+    node: uuid.UUID | None
+    until: datetime
+
+
+def leases() -> dict[uuid.UUID, Lease]:
+    """Return the leases of all RUNNING tasks by task id; one statement."""
+    rows = tables.tasks().running().order_by().values_list("pk", "run_id", "node", "lease_until")
+    return {pk: Lease(run_id, node, until) for pk, run_id, node, until in rows if run_id and until}
+
+
+def reap_dead_nodes(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Mark unrenewed runs of dead nodes LOST, republish their claims, then declare them dead.
+
+    A run that renews its lease is kept although the heartbeat of its node is late. The nodes are
+    declared dead last, so that the next leader repeats all of it if this process dies on the way.
+    """
+    dead = monitor.silent(_reads_of_node_timeout())
+    if not dead:
+        return 0
+    unrenewed = {
+        task: lease
+        for task, (lease, _) in monitor.unrenewed(_reads_of_node_timeout()).items()
+        if lease.node in set(dead)
+    }
+    with dedicated_connection():
+        lost = _mark_in_batches(unrenewed, NODE_DEAD, monitor)
+        messages = republish_claims_of(dead, now, settings().BATCH_SIZE)
+        nodes.declare_dead(dead)
+    monitor.restart(nodes=dead)
+    dispatcher.publish(messages)
+    logger.warning(
+        "%d nodes missed their heartbeats and were declared dead: %d runs marked LOST, %d tasks"
+        " republished.",
+        len(dead),
+        lost,
+        len(messages),
+    )
+    return lost
+
+
+def mark_orphaned_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Mark runs LOST whose node stopped without ending them, or was declared dead before."""
+    unrenewed = monitor.unrenewed(1)
+    if not unrenewed:
+        return 0
+    with dedicated_connection():
+        reads_needed = {
+            node: _reads_of_node_timeout() if declared_dead else 1
+            for node, declared_dead in nodes_with_orphaned_runs(now).items()
+        }
+        orphaned = {
+            task: lease
+            for task, (lease, reads) in unrenewed.items()
+            if lease.node in reads_needed and reads >= reads_needed[lease.node]
+        }
+        return _mark_in_batches(orphaned, NODE_DEAD, monitor)
+
+
+def mark_lost_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Mark runs LOST whose lease did not change in consecutive reads that span the lease."""
+    shortest_lease = min(2 * settings().HEARTBEAT, settings().LEASE)
+    unrenewed = monitor.unrenewed(_reads_in(shortest_lease))
+    if not unrenewed:
+        return 0
+    with dedicated_connection():
+        return _mark_in_batches(_expired(unrenewed, now), LEASE_EXPIRED, monitor)
+
+
+def mark_lost(found: Mapping[uuid.UUID, Lease], reason: str) -> set[uuid.UUID]:
+    """End the runs that still have exactly these leases; return the ids of their tasks.
+
+    Skipped: a run that has renewed its lease since it was read, and a row that another transaction
+    has locked, because that lock may be what prevents the renewal.
+    """
+    unchanged = [
+        Q(pk=pk, run_id=lease.run_id, lease_until=lease.until) for pk, lease in found.items()
+    ]
+    if not unchanged:
+        return set()
+    lost = Outcome(kind=Kind.CRASHED, error=reason, error_type="Lost")
+    runs = tables.tasks().filter(Q(*unchanged, _connector=Q.OR))
+    return set(attempts.end_runs(runs, lambda _: lost, limit=len(unchanged)))
+
+
+def nodes_with_orphaned_runs(now: datetime) -> dict[uuid.UUID, bool]:
+    """Return nodes of this region with RUNNING tasks that were declared dead (True) or stopped at
+    least five seconds ago (False).
+    """
+    return dict(
+        Node.objects.using(tables.database())
+        .filter(region=settings().REGION)
+        .filter(
+            Q(declared_dead=True) | Q(stopped_at__lt=now - _AFTER_STOP), stopped_at__isnull=False
+        )
+        .filter(pk__in=tables.tasks().running().order_by().values("node"))
+        .values_list("pk", "declared_dead")
+    )
+
+
+def republish_claims_of(dead: Sequence[uuid.UUID], now: datetime, limit: int) -> list[TaskMessage]:
+    """Return messages for tasks that dead nodes claimed and perhaps did not publish."""
+    claimed = tables.tasks().queued().owned_by(list(dead)).filter(publish_count__lte=1)
+    return claim.republish(claimed, now, limit)
+
+
+def _mark_in_batches(
+    found: Mapping[uuid.UUID, Lease], reason: str, monitor: HeartbeatMonitor
+) -> int:
+    """Mark these runs LOST; runs that were skipped are counted from zero again."""
+    tasks, size, lost = list(found), settings().BATCH_SIZE, set[uuid.UUID]()
+    for first in range(0, len(tasks), size):
+        lost |= mark_lost({task: found[task] for task in tasks[first : first + size]}, reason)
+    monitor.restart(leases=set(tasks) - lost)
+    return len(lost)
+
+
+def _expired(
+    unrenewed: Mapping[uuid.UUID, tuple[Lease, int]], now: datetime
+) -> dict[uuid.UUID, Lease]:
+    """Return the leases that did not change for as long as they last, given the number of reads.
+
+    If this process does not know the task, and so not its ``lease=`` option, the lease must also
+    have ended by the database's clock.
+    """
+    options = tables.tasks().filter(pk__in=list(unrenewed)).values_list("pk", "name", "options")
+    found = {}
+    for pk, name, overrides in options:
+        lease, reads = unrenewed[pk]
+        task = registry.find(name)
+        given = (overrides or {}).get("lease") or (task.options.lease if task else None)
+        seconds = given or settings().LEASE
+        if reads >= _reads_in(seconds) and (given or task or lease.until < now):
+            found[pk] = lease
+    return found
+
+
+def _reads_of_node_timeout() -> int:
+    return _reads_in(nodes.timeout())
+
+
+def _reads_in(seconds: float) -> int:
+    """Return how many consecutive reads, one per NODE_HEARTBEAT, span this time."""
+    return max(1, math.ceil(seconds / settings().NODE_HEARTBEAT))
