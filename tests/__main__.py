@@ -1,4 +1,5 @@
-"""`python -m tests`: checks and tests, on the databases and brokers that are found or can be started.
+"""`python -m tests`: checks and tests, on the databases and brokers that are found or can be
+started.
 
 Without an option it runs the default selection (`tests.selection`), with `--all` the whole matrix.
 """
@@ -31,8 +32,9 @@ NO_TESTS = 5
 LANES = min(4, max(2, os.cpu_count() or 2))
 """More would ask more connections of a database than it has by default."""
 DEFAULT_LANES = min(4, LANES + 1)
-"""Of the default selection: most of its tests wait for processes, commits and leases, and two lanes use 63 % of two
-processors. Mutants and chaos, which need `--all`, compare processes by the clock and get no more lanes than processors.
+"""Of the default selection: most of its tests wait for processes, commits and leases, and two lanes
+use 63 % of two processors. Mutants and chaos, which need `--all`, compare processes by the clock
+and get no more lanes than processors.
 """
 QUIET_PYTEST = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
 
@@ -79,7 +81,9 @@ def _lanes(options: argparse.Namespace) -> int:
 
 
 def _selected(options: argparse.Namespace) -> list[Run]:
-    """Return the runs that the options ask for; `--only` chooses from the whole matrix, or from what has changed."""
+    """Return the runs that the options ask for; `--only` chooses from the whole matrix, or from
+    what has changed.
+    """
     if options.kill_trials:
         runs = kill_trials()
     elif options.changed:
@@ -91,7 +95,9 @@ def _selected(options: argparse.Namespace) -> list[Run]:
 
 
 def _changed() -> list[Run]:
-    """Return the runs that the changed files affect, and print why; the default selection if git cannot compare."""
+    """Return the runs that the changed files affect, and print why; the default selection if git
+    cannot compare.
+    """
     try:
         found = changes()
     except CannotCompare as problem:
@@ -107,46 +113,76 @@ def _changed() -> list[Run]:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="run the whole matrix, not the default selection")
-    which.add_argument("--changed", action="store_true", help="run what tests the files changed since the main branch")
-    which.add_argument("--kill-trials", action="store_true", help="only the long kill trials at default settings")
+    which.add_argument(
+        "--all", action="store_true", help="run the whole matrix, not the default selection"
+    )
+    which.add_argument(
+        "--changed",
+        action="store_true",
+        help="run what tests the files changed since the main branch",
+    )
+    which.add_argument(
+        "--kill-trials", action="store_true", help="only the long kill trials at default settings"
+    )
     parser.add_argument(
         "--only",
         metavar="NAMES",
-        help="of the whole matrix only these databases, brokers or suites, by comma: postgresql,redis or checks",
-    )
-    parser.add_argument("--list", action="store_true", help="print what would run and its expected duration")
-    parser.add_argument("--strict", action="store_true", help="fail if no test ran on one of the servers")
-    parser.add_argument(
-        "--begin-within",
-        type=float,
-        metavar="MINUTES",
-        default=math.inf,
-        help="after this time begin no run whose tests run on other servers too; what is left out is named",
+        help=(
+            "of the whole matrix only these databases, brokers or suites, by comma:"
+            " postgresql,redis or checks"
+        ),
     )
     parser.add_argument(
-        "--repeat-failures",
-        type=int,
-        metavar="NUMBER",
-        default=0,
-        help="run failed tests once more, alone, if at most NUMBER failed; what passes then is reported as UNSTABLE",
+        "--list", action="store_true", help="print what would run and its expected duration"
     )
-    parser.add_argument(
-        "--lanes",
-        type=int,
-        metavar="NUMBER",
-        help=f"runs at the same time; here {DEFAULT_LANES} of the default selection and {LANES} of others",
-    )
+    _add_limits(parser)
     options = parser.parse_args(arguments)
     if options.lanes is not None and options.lanes < 1:
         parser.error(f"--lanes {options.lanes}: at least one lane is needed.")
     return options
 
 
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options that bound a run: servers, time, repetitions and lanes."""
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if no test ran on one of the servers"
+    )
+    parser.add_argument(
+        "--begin-within",
+        type=float,
+        metavar="MINUTES",
+        default=math.inf,
+        help=(
+            "after this time begin no run whose tests run on other servers too; what is left out is"
+            " named"
+        ),
+    )
+    parser.add_argument(
+        "--repeat-failures",
+        type=int,
+        metavar="NUMBER",
+        default=0,
+        help=(
+            "run failed tests once more, alone, if at most NUMBER failed; what passes then is"
+            " reported as UNSTABLE"
+        ),
+    )
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        metavar="NUMBER",
+        help=(
+            f"runs at the same time; here {DEFAULT_LANES} of the default selection and {LANES} of"
+            " others"
+        ),
+    )
+
+
 def _results(
     runs: list[Run], found: dict[str, Server], folder: Path, number: int, end: float = math.inf
 ) -> list[Result]:
-    """Run all, the long ones first and those that need quiet last and alone; the results stand in the order of runs.
+    """Run all, the long ones first and those that need quiet last and alone; the results stand in
+    the order of runs.
 
     From ``end`` on (of ``monotonic()``) no run begins that is marked ``last``.
     """
@@ -189,8 +225,12 @@ def _result_unless_late(
     return result
 
 
-def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], aside: bool, run: Run) -> Result:
-    """Run one; ``aside``: what it says is kept in a file beside its report, to be told whole at its end."""
+def _result(
+    lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], aside: bool, run: Run
+) -> Result:
+    """Run one; ``aside``: what it says is kept in a file beside its report, to be told whole at its
+    end.
+    """
     report = reports[run]
     if not aside:
         _say(f"\n=== {run.title}")
@@ -209,8 +249,13 @@ def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], as
             return result
         _say(f"    with {found[NEWEST.name].origin}, {versions(python)}")
     command = run.command or _pytest_command(run, report, python)
-    code = lanes.code(command, _environment(run, found, report), limit, _log(report) if aside else None)
-    result.seconds, result.failed = monotonic() - began, code not in {0, NO_TESTS if run.may_be_empty else 0}
+    code = lanes.code(
+        command, _environment(run, found, report), limit, _log(report) if aside else None
+    )
+    result.seconds, result.failed = (
+        monotonic() - began,
+        code not in {0, NO_TESTS if run.may_be_empty else 0},
+    )
     if code is None:
         _say(f"stopped {run.title}: it took longer than {limit / 60:.0f} minutes")
     result.read(report)
@@ -219,11 +264,13 @@ def _result(lanes: Lanes, found: dict[str, Server], reports: dict[Run, Path], as
     return result
 
 
-def _repeat_failures(results: list[Result], found: dict[str, Server], folder: Path, most: int) -> None:
+def _repeat_failures(
+    results: list[Result], found: dict[str, Server], folder: Path, most: int
+) -> None:
     """Run the failed tests once more, with nothing beside them, unless more than ``most`` failed.
 
-    A test that passes the second time is kept as unstable, which the end of the report names: it is a defect of the
-    test or of the package, but no reason to throw away the work of a whole run.
+    A test that passes the second time is kept as unstable, which the end of the report names: it is
+    a defect of the test or of the package, but no reason to throw away the work of a whole run.
     """
     failed = [result for result in results if result.failed]
     if sum(len(result.failures) or most + 1 for result in failed) > most:
@@ -231,9 +278,15 @@ def _repeat_failures(results: list[Result], found: dict[str, Server], folder: Pa
     with Lanes() as lanes:
         for place, first in enumerate(failed):
             ids = tuple(node_id(name) for name in first.failures)
-            again = replace(first.run, title=f"{first.run.title}: {len(ids)} failed tests once more", folders=ids)
+            again = replace(
+                first.run,
+                title=f"{first.run.title}: {len(ids)} failed tests once more",
+                folders=ids,
+            )
             if ids and first.run.folders:
-                first.repeat(_result(lanes, found, {again: folder / f"again{place}.xml"}, False, again))
+                first.repeat(
+                    _result(lanes, found, {again: folder / f"again{place}.xml"}, False, again)
+                )
 
 
 def _tell(run: Run, how: str, reports: dict[Run, Path]) -> None:
@@ -249,12 +302,26 @@ def _log(report: Path) -> Path:
 
 def _pytest_command(run: Run, report: Path, python: Path) -> tuple[str, ...]:
     marks = ("-m", run.marks) if run.marks else ()
-    return (str(python), "-m", "pytest", *QUIET_PYTEST, f"--junitxml={report}", *marks, *run.folders)
+    return (
+        str(python),
+        "-m",
+        "pytest",
+        *QUIET_PYTEST,
+        f"--junitxml={report}",
+        *marks,
+        *run.folders,
+    )
 
 
 def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, str]:
-    """Give a run its servers and a folder of its own, and nothing that an earlier run may have left in ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "DJANGO_", "CELERY_"))}
+    """Give a run its servers and a folder of its own, and nothing that an earlier run may have left
+    in ours.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TEST_", "DJANGO_", "CELERY_"))
+    }
     kept |= {variable_of(name): server.url for name, server in found.items() if server.url}
     kept["TEST_DATABASE"] = run.database or "sqlite"
     kept["TEST_BROKER"] = run.broker or "memory"
@@ -265,13 +332,17 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
 
 
 def _say(line: str) -> None:
-    print(f"{line}\n", end="", flush=True)  # in one write, so that lines of several lanes do not mix
+    print(
+        f"{line}\n", end="", flush=True
+    )  # in one write, so that lines of several lanes do not mix
 
 
 def accept_interrupts() -> None:
-    """Let SIGINT end the runs also where a shell started this program in the background, and so with SIGINT ignored.
+    """Let SIGINT end the runs also where a shell started this program in the background, and so
+    with SIGINT ignored.
 
-    Programs inherit that. A run that ignores SIGINT is killed only after a grace time, and leaves its database behind.
+    Programs inherit that. A run that ignores SIGINT is killed only after a grace time, and leaves
+    its database behind.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -37,7 +37,11 @@ def hidden(url: str) -> str:
 def _ask_postgresql(url: str) -> str | None:
     with psycopg.connect(url, connect_timeout=SECONDS) as connection:
         version = connection.info.server_version
-    return None if version >= 140000 else f"PostgreSQL 14 or newer is needed, this is {version // 10000}"
+    return (
+        None
+        if version >= 140000
+        else f"PostgreSQL 14 or newer is needed, this is {version // 10000}"
+    )
 
 
 def _ask_mariadb(url: str) -> str | None:
@@ -56,7 +60,9 @@ def _ask_mariadb(url: str) -> str | None:
             version = str((cursor.fetchone() or [""])[0])
     finally:
         connection.close()
-    number = tuple(int(part) for part in version.removeprefix("5.5.5-").split("-")[0].split(".")[:2])
+    number = tuple(
+        int(part) for part in version.removeprefix("5.5.5-").split("-")[0].split(".")[:2]
+    )
     needed = (10, 6) if "mariadb" in version.lower() else (8, 0)
     return None if number >= needed else f"MariaDB 10.6 or MySQL 8 is needed, this is {version}"
 

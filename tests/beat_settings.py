@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
-from django_durable_tasks.celery import shadow
+from django_durable_tasks.contrib.beat import listener
 from tests.settings import *  # noqa: F403
 
-shadow.listen()
+listener.listen()
 
 CELERY_BEAT_SCHEDULE = {
     "plain": {"task": "shop.tasks.plain", "schedule": timedelta(seconds=1)},

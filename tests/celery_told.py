@@ -15,7 +15,9 @@ def celery_told(**changes: Any) -> Iterator[None]:
     conf = current_app.conf
     before = dict(conf.changes)
     prefixed = {f"{conf.prefix}{name.upper()}": value for name, value in changes.items()}
-    conf.update({**changes, **prefixed})  # Celery 5.6 looks for the prefixed names in Django's settings first
+    conf.update(
+        {**changes, **prefixed}
+    )  # Celery 5.6 looks for the prefixed names in Django's settings first
     forget_routes()
     try:
         yield
@@ -36,7 +38,10 @@ def forget_routes() -> None:
 def result_backend(url: str) -> Iterator[None]:
     """Let Celery have this result backend while the block runs."""
     app = current_app._get_current_object()
-    before, app.backend_cls = app.backend_cls, url  # it counts before the setting, in Celery 5.6 and 5.7
+    before, app.backend_cls = (
+        app.backend_cls,
+        url,
+    )  # it counts before the setting, in Celery 5.6 and 5.7
     _forget_backend(app)
     yield
     app.backend_cls = before

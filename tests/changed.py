@@ -1,8 +1,9 @@
-"""What `python -m tests --changed` runs: the suites that test the changed files, by the table below.
+"""What `python -m tests --changed` runs: the suites that test the changed files, by the table
+below.
 
-Checks and house rules run after every change, because they read all files. The first row that fits a file counts. A
-test module is not looked up: it runs alone, on each database and broker of its suite. A file that fits no row runs the
-default selection.
+Checks and house rules run after every change, because they read all files. The first row that fits
+a file counts. A test module is not looked up: it runs alone, on each database and broker of its
+suite. A file that fits no row runs the default selection.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ _PAGES = ("tests/database/admin@postgresql", "browser")
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/rules/", ("unit",)),
     ("django_durable_tasks/diagrams/", ("unit", "tests/database/graphs@postgresql")),
-    ("django_durable_tasks/lifecycle/sql/", _SQL),
-    ("django_durable_tasks/lifecycle/transitions/", _SQL),
-    ("django_durable_tasks/lifecycle/", ("database", "crash_points@postgresql", SMOKE)),
+    ("django_durable_tasks/engine/db/sql/", _SQL),
+    ("django_durable_tasks/engine/transitions/", _SQL),
+    ("django_durable_tasks/engine/", ("database", "crash_points@postgresql", SMOKE)),
     ("django_durable_tasks/models/", ("database", SMOKE)),
     ("django_durable_tasks/migrations/", ("database", SMOKE)),
     ("django_durable_tasks/celery/", ("tests/database/celery", "broker", SMOKE)),
     ("django_durable_tasks/due_index/", ("tests/database/scheduler", *_BROKER)),
     ("django_durable_tasks/notifier/", ("tests/database/scheduler", "broker", SMOKE)),
     ("django_durable_tasks/scheduler/", ("tests/database/scheduler", *_PROCESSES)),
+    ("django_durable_tasks/checks/", ("unit", "tests/database/test_checks_of_the_database.py")),
+    ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),
     ("django_durable_tasks/workflows/", ("unit", "tests/database/graphs", SMOKE)),
     ("django_durable_tasks/management/", ("database@postgresql", "documentation", SMOKE)),
+    ("django_durable_tasks/operations/", ("database@postgresql", "documentation", "browser")),
     ("django_durable_tasks/admin/", _PAGES),
     ("django_durable_tasks/templates/", _PAGES),
     ("django_durable_tasks/static/", _PAGES),
@@ -61,9 +65,14 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tests/chaos/", ("chaos",)),
     ("tests/browser/", ("browser",)),
     ("tests/kill_trials/", ("tests/processes/test_kill_trial.py@postgresql",)),
-    *((f"tests/{name}.py", ()) for name in ("__main__", "changed", "lanes", "progress", "report", "worktree")),
+    *(
+        (f"tests/{name}.py", ())
+        for name in ("__main__", "changed", "lanes", "progress", "report", "worktree")
+    ),
 )
-"""A folder, which ends with `/`, or a file; and what tests it: suites or parts of tests/, on the servers after `@`."""
+"""A folder, which ends with `/`, or a file; and what tests it: suites or parts of tests/, on the
+servers after `@`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,9 @@ class Choice:
 def affected(paths: Iterable[str]) -> list[Choice]:
     """Return the runs that test these files, in the order of the matrix; no paths, no runs."""
     everything = list(dict.fromkeys([*planned(), *default_runs()]))
-    wanted = [(path, target) for path in dict.fromkeys(paths) for target in (*ALWAYS, *_targets(path))]
+    wanted = [
+        (path, target) for path in dict.fromkeys(paths) for target in (*ALWAYS, *_targets(path))
+    ]
     return [choice for run in everything for choice in _choice(run, wanted)]
 
 
@@ -102,7 +113,9 @@ def _choice(run: Run, wanted: Sequence[tuple[str, str]]) -> Iterator[Choice]:
     """Yield the run, or the parts of it that are wanted, with the files because of which."""
     whole = [path for path, target in wanted if _names(target, run)]
     parts = {target.partition("@")[0]: path for path, target in wanted if _is_part(target, run)}
-    because = tuple(dict.fromkeys(whole or [path for path, target in wanted if _is_part(target, run)]))
+    because = tuple(
+        dict.fromkeys(whole or [path for path, target in wanted if _is_part(target, run)])
+    )
     if whole:
         yield Choice(run, because)
     elif parts:
@@ -119,7 +132,9 @@ def _names(target: str, run: Run) -> bool:
 
 
 def _is_part(target: str, run: Run) -> bool:
-    """Return whether a target is a folder or a module of this run; runs of marked tests and versions have no parts."""
+    """Return whether a target is a folder or a module of this run; runs of marked tests and
+    versions have no parts.
+    """
     path, *servers = target.split("@")
     inside = any(path == folder or path.startswith(f"{folder}/") for folder in run.folders)
     complete = run.suite not in {SMOKE, PGBOUNCER, PORTABLE, "newest"}
@@ -137,7 +152,9 @@ def _narrowed(run: Run, paths: Sequence[str]) -> Run:
 
 def _modules(paths: Iterable[str]) -> int:
     """Count the test modules."""
-    return sum(1 if path.endswith(".py") else len(list((ROOT / path).rglob("test_*.py"))) for path in paths)
+    return sum(
+        1 if path.endswith(".py") else len(list((ROOT / path).rglob("test_*.py"))) for path in paths
+    )
 
 
 def _is_path(target: str) -> bool:

@@ -1,4 +1,6 @@
-"""Fixtures of every floor, and the vendor marks: a test that needs one database is left out on the others."""
+"""Fixtures of every floor, and the vendor marks: a test that needs one database is left out on the
+others.
+"""
 
 import os
 import shutil
@@ -20,7 +22,9 @@ VENDOR_MARKS = ("postgresql", "mariadb", "sqlite")
 
 
 def pytest_configure() -> None:
-    """Make the folder of this run, for SQLite's file and the filesystem broker, and spare it what flushes cost."""
+    """Make the folder of this run, for SQLite's file and the filesystem broker, and spare it what
+    flushes cost.
+    """
     Path(os.environ["TEST_FOLDER"]).mkdir(parents=True, exist_ok=True)
     use_instead_of_flush()
     use_own_examples()
@@ -32,14 +36,20 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what gives the same on each database, so that a run can leave it out on all databases but one."""
+    """Mark what gives the same on each database, so that a run can leave it out on all databases
+    but one.
+    """
     marks = {mark.name for mark in item.iter_markers()}
-    if is_portable(item.path.relative_to(ROOT).as_posix(), marks, getattr(item, "fixturenames", ())):
+    if is_portable(
+        item.path.relative_to(ROOT).as_posix(), marks, getattr(item, "fixturenames", ())
+    ):
         item.add_marker("portable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is meant for another database, without counting it as skipped: it runs in that run."""
+    """Leave out what is meant for another database, without counting it as skipped: it runs in that
+    run.
+    """
     here = os.environ["TEST_DATABASE"]
     kept = [item for item in items if _belongs(item, here)]
     if len(kept) < len(items):
@@ -56,7 +66,9 @@ def _belongs(item: pytest.Item, vendor: str) -> bool:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Go through PgBouncer from here on where the run says so; the database itself is made and dropped without it."""
+    """Go through PgBouncer from here on where the run says so; the database itself is made and
+    dropped without it.
+    """
     if not pooling.wanted():
         yield
         return

@@ -6,19 +6,29 @@ from typing import Any
 
 from celery import current_app
 
-from django_durable_tasks.celery import runs
-from django_durable_tasks.celery.envelope import HEADER
+from django_durable_tasks.celery.execution import heartbeat
+from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import Task
 
 
 def deliver(row: Task, *, epoch: int | None = None, number: int | None = None) -> Any:
-    """Deliver the ring of this row in this epoch; return what the worker sees, or raise what it would see raised."""
+    """Deliver the ring of this row in this epoch; return what the worker sees, or raise what it
+    would see raised.
+    """
     task = current_app.tasks[row.name]
-    ring = f"{row.pk}.{row.epoch if epoch is None else epoch}.{row.publish_count if number is None else number}"
-    headers = {HEADER: ring}
-    task.push_request(id=ring, called_directly=False, is_eager=False, args=[], kwargs={}, headers=headers, **headers)
+    message = f"{row.pk}.{row.epoch if epoch is None else epoch}.{row.publish_count if number is None else number}"
+    headers = {HEADER: message}
+    task.push_request(
+        id=message,
+        called_directly=False,
+        is_eager=False,
+        args=[],
+        kwargs={},
+        headers=headers,
+        **headers,
+    )
     try:
         return task()
     finally:
         task.pop_request()
-        runs.forget(ring)
+        heartbeat.forget(message)

@@ -1,4 +1,6 @@
-"""What ends a transactional test: the tables it wrote to are emptied, which a flush does to all, one second a time."""
+"""What ends a transactional test: the tables it wrote to are emptied, which a flush does to all,
+one second a time.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,30 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
-from django_durable_tasks.lifecycle.first_rows import write_first_rows
+from django_durable_tasks.engine.db.seed_rows import write_first_rows
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
 """What a flush deletes and writes again as it was."""
 MANY = 500
-"""Of more rows than this a flush makes shorter work, and leaves no room behind that a plan would see."""
+"""Of more rows than this a flush makes shorter work, and leaves no room behind that a plan would
+see.
+"""
 
 
 def empty_tables(using: str) -> bool:
-    """Delete all rows but the first ones; return False, and do nothing, where that is the work of a flush."""
+    """Delete all rows but the first ones; return False, and do nothing, where that is the work of a
+    flush.
+    """
     connection = connections[using]
     counts = _counts(connection)
     if any(number > MANY for number in counts.values()):
         return False
     touched = [table for table, number in counts.items() if number]
-    with transaction.atomic(using), connection.constraint_checks_disabled(), connection.cursor() as cursor:
+    with (
+        transaction.atomic(using),
+        connection.constraint_checks_disabled(),
+        connection.cursor() as cursor,
+    ):
         for table in touched:
             cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
     write_first_rows(using=using)
@@ -35,7 +45,8 @@ def _counts(connection: BaseDatabaseWrapper) -> dict[str, int]:
     """Count the rows of each table up to a few too many, by one statement."""
     tables = set(connection.introspection.django_table_names(include_views=False)) - KEPT
     each = (
-        f"SELECT '{table}', COUNT(*) FROM (SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT {MANY + 1}) AS few"
+        f"SELECT '{table}', COUNT(*) FROM (SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT"
+        f" {MANY + 1}) AS few"
         for table in sorted(tables)
     )
     with connection.cursor() as cursor:
@@ -44,12 +55,20 @@ def _counts(connection: BaseDatabaseWrapper) -> dict[str, int]:
 
 
 def use_instead_of_flush() -> None:
-    """Let pytest-django end its transactional tests so; one that asks for more than rows gets its flush."""
+    """Let pytest-django end its transactional tests so; one that asks for more than rows gets its
+    flush.
+    """
     before = TransactionTestCase.__dict__["_fixture_teardown"]
-    flush: Callable[[Any], None] = getattr(before, "__func__", before)  # since Django 6 it belongs to the class
+    flush: Callable[[Any], None] = getattr(
+        before, "__func__", before
+    )  # since Django 6 it belongs to the class
 
     def emptied(case: Any) -> None:
-        plain = case.available_apps is None and not case.serialized_rollback and not case.reset_sequences
+        plain = (
+            case.available_apps is None
+            and not case.serialized_rollback
+            and not case.reset_sequences
+        )
         if not plain or not all(map(empty_tables, case._databases_names(include_mirrors=False))):
             flush(case)
 

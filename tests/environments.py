@@ -1,7 +1,8 @@
 """Virtual environments of the test runs, and the constraints files with the tested versions.
 
-`.venv` holds the oldest supported Django and Celery and runs everything. `.venv-newest` holds the newest ones on the
-newest interpreter of this machine and runs a part. `python -m tests.environments` writes both constraints files anew.
+`.venv` holds the oldest supported Django and Celery and runs everything. `.venv-newest` holds the
+newest ones on the newest interpreter of this machine and runs a part. `python -m
+tests.environments` writes both constraints files anew.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PIP_SECONDS = 900
 NEWER = ("3.14", "3.13", "3.12")
 PROBE = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-VERSIONS = "from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in ('Django', 'celery')))"
+VERSIONS = (
+    "from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in ('Django',"
+    " 'celery')))"
+)
 
 
 class CannotBuild(Exception):
@@ -46,17 +50,24 @@ class Environment:
         return self.folder / "bin" / "python"
 
 
-OLDEST = Environment("oldest", ROOT / ".venv", ("Django>=5.2,<5.3", "celery[redis]>=5.6,<5.7", "kombu>=5.6,<5.7"))
+OLDEST = Environment(
+    "oldest", ROOT / ".venv", ("Django>=5.2,<5.3", "celery[redis]>=5.6,<5.7", "kombu>=5.6,<5.7")
+)
 NEWEST = Environment("newest", ROOT / ".venv-newest")
 
 
 def newest_interpreter() -> tuple[Path, str] | None:
-    """Return the newest CPython on this machine that is newer than ours, and its version; None if there is none."""
+    """Return the newest CPython on this machine that is newer than ours, and its version; None if
+    there is none.
+    """
     for version in NEWER:
         if tuple(map(int, version.split("."))) <= sys.version_info[:2]:
             return None
         found = shutil.which(f"python{version}")
-        pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python{version}"), reverse=True)
+        pyenv = sorted(
+            Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python{version}"),
+            reverse=True,
+        )
         for place in [*([Path(found)] if found else []), *pyenv]:
             if number := _version_of(place):
                 return place, number
@@ -64,9 +75,13 @@ def newest_interpreter() -> tuple[Path, str] | None:
 
 
 def _version_of(python: Path) -> str:
-    """Return the version of an interpreter; empty if it does not run, as a shim without a selected version."""
+    """Return the version of an interpreter; empty if it does not run, as a shim without a selected
+    version.
+    """
     try:
-        answer = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            [python, "-c", PROBE], capture_output=True, text=True, timeout=30, check=False
+        )
     except OSError:
         return ""
     return answer.stdout.strip() if answer.returncode == 0 else ""
@@ -74,8 +89,13 @@ def _version_of(python: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def newest(interpreter: Path) -> Path:
-    """Build `.venv-newest` with this interpreter unless it is up to date; return its python. Raises CannotBuild."""
-    stamp, wanted = NEWEST.folder / ".built", [ROOT / "pyproject.toml", ROOT / "setup.cfg", NEWEST.constraints]
+    """Build `.venv-newest` with this interpreter unless it is up to date; return its python. Raises
+    CannotBuild.
+    """
+    stamp, wanted = (
+        NEWEST.folder / ".built",
+        [ROOT / "pyproject.toml", ROOT / "setup.cfg", NEWEST.constraints],
+    )
     if stamp.exists() and all(stamp.stat().st_mtime > file.stat().st_mtime for file in wanted):
         return NEWEST.python
     _build(NEWEST.folder, interpreter, "-c", str(NEWEST.constraints))
@@ -91,12 +111,23 @@ def versions(python: Path) -> str:
 
 
 def pin(environment: Environment, interpreter: Path) -> int:
-    """Write the constraints file of an environment from a fresh installation; return how many packages it names."""
+    """Write the constraints file of an environment from a fresh installation; return how many
+    packages it names.
+    """
     with tempfile.TemporaryDirectory(prefix="durable-pins-") as place:
         folder = Path(place) / "venv"
         _build(folder, interpreter, *environment.ranges)
-        freeze = [str(folder / "bin" / "python"), "-m", "pip", "freeze", "--all", "--exclude-editable"]
-        lines = subprocess.run(freeze, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+        freeze = [
+            str(folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "freeze",
+            "--all",
+            "--exclude-editable",
+        ]
+        lines = subprocess.run(
+            freeze, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.splitlines()
     pins = [line for line in lines if re.fullmatch(r"(?!pip=)[\w.-]+==\S+", line)]
     head = f"# Tested versions ({environment.name}), written by `make constraints`."
     environment.constraints.write_text("\n".join([head, *pins]) + "\n")
@@ -105,9 +136,21 @@ def pin(environment: Environment, interpreter: Path) -> int:
 
 def _build(folder: Path, interpreter: Path, *wishes: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    for command in ([str(interpreter), "-m", "venv", str(folder)], [*install, *wishes, "-e", f"{ROOT}[test]"]):
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=PIP_SECONDS, check=False)
+    install = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
+    for command in (
+        [str(interpreter), "-m", "venv", str(folder)],
+        [*install, *wishes, "-e", f"{ROOT}[test]"],
+    ):
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=PIP_SECONDS, check=False
+        )
         if answer.returncode:
             raise CannotBuild("\n".join((answer.stdout + answer.stderr).strip().splitlines()[-5:]))
 
@@ -119,7 +162,10 @@ def main() -> None:
     found = newest_interpreter()
     print(f"{OLDEST.constraints.name}: {pin(OLDEST, Path(sys.executable))} packages")
     if found is None:
-        print(f"{NEWEST.constraints.name} stays as it is: no Python newer than {sys.version.split()[0]} was found.")
+        print(
+            f"{NEWEST.constraints.name} stays as it is: no Python newer than"
+            f" {sys.version.split()[0]} was found."
+        )
         return
     print(f"{NEWEST.constraints.name}: {pin(NEWEST, found[0])} packages, for Python {found[1]}")
 

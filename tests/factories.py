@@ -1,7 +1,9 @@
-"""Builders of rows that are consistent with their state, written past the engine: for tests of everything else.
+"""Builders of rows that are consistent with their state, written past the engine: for tests of
+everything else.
 
-Times are seconds from the database's now; what a state needs (deadlines, epochs, budgets, markers of open keys, the log
-row and the dead letter of an ending) comes by itself, and every field can be given.
+Times are seconds from the database's now; what a state needs (deadlines, epochs, budgets, markers
+of open keys, the log row and the dead letter of an ending) comes by itself, and every field can be
+given.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.lifecycle import attempts, transitions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     DeadLetter,
@@ -24,10 +27,10 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
-from django_durable_tasks.models.task import new_task_id
-from django_durable_tasks.rules.runs import Run
-from django_durable_tasks.rules.shards import shard_of
+from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.shards import shard_of
 
 QUEUE = "test"
 NOOP = "tests.project.tasks.noop"
@@ -37,15 +40,22 @@ _LOG = {Status.SUCCESS: LogStatus.SUCCESS, Status.FAILED: LogStatus.FAILED}
 
 def first_rows() -> None:
     """Write again what the migrations wrote: the default tenant and the leader's free lease."""
-    Tenant.objects.get_or_create(id=DEFAULT_TENANT_ID, defaults={"slug": "default", "name": "Default"})
-    SchedulerLease.objects.get_or_create(name="leader", defaults={"expires_at": datetime(2000, 1, 1, tzinfo=UTC)})
+    Tenant.objects.get_or_create(
+        id=DEFAULT_TENANT_ID, defaults={"slug": "default", "name": "Default"}
+    )
+    SchedulerLease.objects.get_or_create(
+        name="leader", defaults={"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}
+    )
 
 
-def a_task(status: Status | str = Status.PENDING, *, due: float | None = None, **fields: Any) -> Task:
+def a_task(
+    status: Status | str = Status.PENDING, *, due: float | None = None, **fields: Any
+) -> Task:
     """Write one task in this status and return it as it was read back.
 
-    ``due``: when its deadline is (seconds from now): its alarm, or the end of its lease. Without it a PENDING row is
-    due, a QUEUED one rings again in 15 s, and a RUNNING one has its lease for a minute.
+    ``due``: when its deadline is (seconds from now): its alarm, or the end of its lease. Without it
+    a PENDING row is due, a QUEUED one rings again in 15 s, and a RUNNING one has its lease for a
+    minute.
     """
     row = _task(Status(status), due, database_now(), fields)
     Task.objects.unguarded().bulk_create([row])
@@ -76,7 +86,9 @@ def _task(status: Status, due: float | None, now: datetime, fields: dict[str, An
     return Task(**values)
 
 
-def _of_state(status: Status, due: float | None, now: datetime, fields: dict[str, Any]) -> dict[str, Any]:
+def _of_state(
+    status: Status, due: float | None, now: datetime, fields: dict[str, Any]
+) -> dict[str, Any]:
     def at(seconds: float) -> datetime:
         return now + timedelta(seconds=seconds)
 
@@ -90,25 +102,45 @@ def _of_state(status: Status, due: float | None, now: datetime, fields: dict[str
     if status == Status.RUNNING:
         return _started(at(0)) | {"epoch": 2, "lease_until": at(60 if due is None else due)}
     if status in (Status.SUCCESS, Status.FAILED):
-        failed = {"failures": fields.get("max_attempts", 5), "last_error": "Broken: broken", "reason": "EXHAUSTED"}
-        return _started(at(-1)) | {"epoch": 3, "completed_at": at(0)} | (failed if status == Status.FAILED else {})
+        failed = {
+            "failures": fields.get("max_attempts", 5),
+            "last_error": "Broken: broken",
+            "reason": "EXHAUSTED",
+        }
+        return (
+            _started(at(-1))
+            | {"epoch": 3, "completed_at": at(0)}
+            | (failed if status == Status.FAILED else {})
+        )
     return {"epoch": 1, "completed_at": at(0), "reason": status.value}
 
 
 def _started(at: datetime) -> dict[str, Any]:
-    return {"attempts": 1, "run_id": uuid.uuid4(), "node": uuid.uuid4(), "started_at": at, "publish_count": 1}
+    return {
+        "attempts": 1,
+        "run_id": uuid.uuid4(),
+        "node": uuid.uuid4(),
+        "started_at": at,
+        "publish_count": 1,
+    }
 
 
 def _write_endings(rows: list[Task]) -> None:
     ended = [row for row in rows if row.status in _LOG]
     TaskExecutionLog.objects.unguarded().bulk_create(
         TaskExecutionLog(
-            task_id=row.pk, tenant_id=_tenant_id(row), attempt_number=row.attempts, status=_LOG[Status(row.status)],
-            started_at=row.started_at, completed_at=row.completed_at or row.run_at, run_id=row.run_id, node=row.node,
+            task_id=row.pk,
+            tenant_id=_tenant_id(row),
+            attempt_number=row.attempts,
+            status=_LOG[Status(row.status)],
+            started_at=row.started_at,
+            completed_at=row.completed_at or row.run_at,
+            run_id=row.run_id,
+            node=row.node,
             error_message=row.last_error if row.status == Status.FAILED else "",
         )
         for row in ended
-    )  # fmt: skip
+    )
     for row in ended:
         if row.status == Status.FAILED:
             a_dead_letter(row, tenant_id=_tenant_id(row))
@@ -121,52 +153,84 @@ def _tenant_id(row: Any) -> int:
 def a_dead_letter(task: Task, *, open: bool = True, **fields: Any) -> DeadLetter:
     """Write a dead letter of this task, the one open one or a closed one."""
     now = database_now()
-    closed = {} if open else {"resolved_at": now, "resolution": "DISCARDED", "resolved_by": "somebody"}
+    closed = (
+        {} if open else {"resolved_at": now, "resolution": "DISCARDED", "resolved_by": "somebody"}
+    )
     values = {
-        "task_id": task.pk, "open_task": task.pk if open else None, "reason": "EXHAUSTED", "fingerprint": "0" * 16,
-        "error_message": "Broken: broken", "attempts": task.attempts, "args": task.args, "kwargs": task.kwargs,
+        "task_id": task.pk,
+        "open_task": task.pk if open else None,
+        "reason": "EXHAUSTED",
+        "fingerprint": "0" * 16,
+        "error_message": "Broken: broken",
+        "attempts": task.attempts,
+        "args": task.args,
+        "kwargs": task.kwargs,
         "created_at": now,
-    }  # fmt: skip
+    }
     letters: Any = DeadLetter.objects.unguarded()
     letter: DeadLetter = letters.create(**{**values, **closed, **fields})
     return letter
 
 
-def a_log_row(task: Task, status: LogStatus | str = LogStatus.RETRY, **fields: Any) -> TaskExecutionLog:
+def a_log_row(
+    task: Task, status: LogStatus | str = LogStatus.RETRY, **fields: Any
+) -> TaskExecutionLog:
     """Write the log row of one more attempt of this task."""
     now = database_now()
     values = {"attempt_number": 1, "started_at": now, "completed_at": now, "run_id": uuid.uuid4()}
     entries: Any = TaskExecutionLog.objects.unguarded()
-    entry: TaskExecutionLog = entries.create(task_id=task.pk, status=str(status), **{**values, **fields})
+    entry: TaskExecutionLog = entries.create(
+        task_id=task.pk, status=str(status), **{**values, **fields}
+    )
     return entry
 
 
-def a_node(kind: NodeKind = NodeKind.WORKER, *, seen: float = 0.0, stopped: float | None = None, **fields: Any) -> Node:
-    """Write a node that was last seen so many seconds ago, and that stopped so many seconds ago if told."""
+def a_node(
+    kind: NodeKind = NodeKind.WORKER,
+    *,
+    seen: float = 0.0,
+    stopped: float | None = None,
+    **fields: Any,
+) -> Node:
+    """Write a node that was last seen so many seconds ago, and that stopped so many seconds ago if
+    told.
+    """
     now, number = database_now(), next(_number)
     values: dict[str, Any] = {
-        "name": f"node{number}@host", "kind": kind, "host": "host", "pid": number, "version": "0", "beats": 1,
-        "started_at": now, "last_seen_at": now - timedelta(seconds=seen),
+        "name": f"node{number}@host",
+        "kind": kind,
+        "host": "host",
+        "pid": number,
+        "version": "0",
+        "beats": 1,
+        "started_at": now,
+        "last_seen_at": now - timedelta(seconds=seen),
         "stopped_at": None if stopped is None else now - timedelta(seconds=stopped),
-    }  # fmt: skip
+    }
     return Node.objects.create(**{**values, **fields})
 
 
 def a_tenant(**fields: Any) -> Tenant:
     """Write another tenant."""
     number = next(_number)
-    return Tenant.objects.create(**{"slug": f"tenant-{number}", "name": f"Tenant {number}", **fields})
+    return Tenant.objects.create(
+        **{"slug": f"tenant-{number}", "name": f"Tenant {number}", **fields}
+    )
 
 
 def a_paused_queue(name: str = QUEUE, *, reason: str = "a test") -> QueueControl:
     """Pause a queue."""
-    return QueueControl.objects.create(name=name, paused_at=database_now(), paused_by="somebody", reason=reason)
+    return QueueControl.objects.create(
+        name=name, paused_at=database_now(), paused_by="somebody", reason=reason
+    )
 
 
 def a_run(task: Task) -> Run:
     """Return the run of a RUNNING row as its process would hold it."""
-    row = Task.objects.filter(pk=task.pk).values_list(*transitions.RUN_COLUMNS).get()
-    return attempts.run_of(row, task.node or uuid.uuid4(), f"{task.pk}.{task.epoch - 1}.{task.publish_count}")
+    (started,) = transitions.started_runs(Task.objects.filter(pk=task.pk))
+    return attempts.run_of(
+        started, task.node or uuid.uuid4(), f"{task.pk}.{task.epoch - 1}.{task.publish_count}"
+    )
 
 
 ENDED = tuple(sorted(TERMINAL))

@@ -1,4 +1,6 @@
-"""Runs commands beside each other: so many at once, each in a group of its own, and none outlives who asked."""
+"""Runs commands beside each other: so many at once, each in a group of its own, and none outlives
+who asked.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ GRACE_SECONDS = 20
 
 
 class Lanes:
-    """Commands under way, as a context that ends them; a lane is a thread that waits for one after the other."""
+    """Commands under way, as a context that ends them; a lane is a thread that waits for one after
+    the other.
+    """
 
     def __init__(self) -> None:
         self._lock, self._over = Lock(), False
@@ -35,7 +39,8 @@ class Lanes:
         self.end()
 
     def each(self, number: int, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Do the work for each item in so many lanes, begun in order, and give the answers as they come.
+        """Do the work for each item in so many lanes, begun in order, and give the answers as they
+        come.
 
         An exception of the work ends what runs, begins nothing more, and is raised here.
         """
@@ -51,7 +56,8 @@ class Lanes:
     def code(
         self, command: Sequence[str], environment: Mapping[str, str], limit: float, log: Path | None
     ) -> int | None:
-        """Run one command to its end and return its exit code, None past the limit (seconds); its group is ended.
+        """Run one command to its end and return its exit code, None past the limit (seconds); its
+        group is ended.
 
         What it says goes to the file ``log``, or without one where our own words go.
         """
@@ -79,7 +85,12 @@ class Lanes:
             if self._over:
                 raise InterruptedError("Nothing more begins.")
             process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             self._running.add(process)
             return process

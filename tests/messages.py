@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import current_app
 
-from django_durable_tasks.celery.envelope import Envelope, parse
+from django_durable_tasks.celery.publishing.message_id import Envelope, parse
 
 
 def take_messages(queue: str) -> list[Any]:
@@ -20,7 +20,9 @@ def take_messages(queue: str) -> list[Any]:
 
 
 def take_rings(queue: str) -> list[Envelope]:
-    """Take all messages off the queue and return which rows and epochs they ring for, in the order of arrival."""
+    """Take all messages off the queue and return which rows and epochs they ring for, in the order
+    of arrival.
+    """
     found = []
     for message in take_messages(queue):
         envelope = parse(message.headers["id"])

@@ -1,4 +1,6 @@
-"""A run through PgBouncer in transaction mode: this process and those it starts reach PostgreSQL by it alone."""
+"""A run through PgBouncer in transaction mode: this process and those it starts reach PostgreSQL by
+it alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from django.db import connections
 
-from django_durable_tasks.lifecycle.connections import close_all
+from django_durable_tasks.engine.db.connections import close_all
 from tests.starting import start_pgbouncer
 from tests.vendors import POOLED_ADDRESS, behind_pooler
 
@@ -26,7 +28,9 @@ def wanted() -> bool:
 
 @contextmanager
 def started(upstream: str, slots: int) -> Iterator[str]:
-    """Run a PgBouncer before this PostgreSQL, with so many slots a database, and give its address."""
+    """Run a PgBouncer before this PostgreSQL, with so many slots a database, and give its
+    address.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="durable-pgbouncer-")))
         yield start_pgbouncer(folder, stack, upstream, slots)
@@ -34,7 +38,9 @@ def started(upstream: str, slots: int) -> Iterator[str]:
 
 @contextmanager
 def through_pgbouncer(upstream: str) -> Iterator[None]:
-    """Let every connection that is opened inside go through a PgBouncer that ends with the block."""
+    """Let every connection that is opened inside go through a PgBouncer that ends with
+    the block.
+    """
     entry = connections.settings["default"]
     before = dict(entry)
     with started(upstream, SLOTS) as url:

@@ -41,11 +41,15 @@ class Progress:
         over = self._total - len(self._waiting) - len(self._began)
         left = [max(0.0, run.seconds - (now - began)) for run, began in self._began.items()]
         seconds = seconds_left(left, [run.seconds for run in self._waiting], self._lanes)
-        return f"{over} of {self._total} runs are over" + (f", about {about(seconds)} left" if seconds else "")
+        return f"{over} of {self._total} runs are over" + (
+            f", about {about(seconds)} left" if seconds else ""
+        )
 
 
 def seconds_left(under_way: Iterable[float], waiting: Iterable[float], lanes: int) -> float:
-    """Return when the last of these runs ends, if each waiting run begins in the lane that is free first."""
+    """Return when the last of these runs ends, if each waiting run begins in the lane that is free
+    first.
+    """
     ends = heapq.nlargest(lanes, under_way)
     ends += [0.0] * (lanes - len(ends))
     heapq.heapify(ends)

@@ -1,4 +1,6 @@
-"""Reads what pytest wrote and prints the end of a run: skips with reasons, the table of pairs, one closing line."""
+"""Reads what pytest wrote and prints the end of a run: skips with reasons, the table of pairs, one
+closing line.
+"""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -15,8 +17,8 @@ from tests.vendors import BROKERS, DATABASES
 class Result:
     """How one run ended; `missing` names the servers without which it did not run.
 
-    ``left_out``: it did not begin, because its time limit was over. ``unstable``: tests that failed, and passed when
-    they ran once more.
+    ``left_out``: it did not begin, because its time limit was over. ``unstable``: tests that
+    failed, and passed when they ran once more.
     """
 
     run: Run
@@ -48,7 +50,9 @@ class Result:
                 self.passes += 1
 
     def repeat(self, second: "Result") -> None:
-        """Take in how the failed tests ended when they ran once more; all stay failed unless each passed or failed."""
+        """Take in how the failed tests ended when they ran once more; all stay failed unless each
+        passed or failed.
+        """
         passed = [name for name in self.failures if name not in second.failures]
         if second.passes != len(passed):
             return
@@ -58,7 +62,9 @@ class Result:
 
 
 def node_id(name: str) -> str:
-    """Return the pytest node of a test case that the JUnit file names: tests.unit.test_a.test_b[c.d]."""
+    """Return the pytest node of a test case that the JUnit file names:
+    tests.unit.test_a.test_b[c.d].
+    """
     dotted, bracket, parameters = name.partition("[")
     *modules, function = dotted.split(".")
     for number in range(len(modules), 0, -1):
@@ -68,8 +74,12 @@ def node_id(name: str) -> str:
     return name
 
 
-def closing(results: Sequence[Result], servers: dict[str, Server], rest: Sequence[Run] = ()) -> Iterator[str]:
-    """Yield the lines that end a test run; ``rest`` are the runs of the matrix that were not selected."""
+def closing(
+    results: Sequence[Result], servers: dict[str, Server], rest: Sequence[Run] = ()
+) -> Iterator[str]:
+    """Yield the lines that end a test run; ``rest`` are the runs of the matrix that were not
+    selected.
+    """
     yield from _failures(results)
     yield from _unstable(results)
     yield from _skips(results)
@@ -91,7 +101,9 @@ def closing(results: Sequence[Result], servers: dict[str, Server], rest: Sequenc
 
 
 def lasted(result: Result) -> str:
-    """Return how long a run took, and how long it should have taken, so that `tests.durations` can be kept true."""
+    """Return how long a run took, and how long it should have taken, so that `tests.durations` can
+    be kept true.
+    """
     minutes, seconds = divmod(round(result.seconds), 60)
     return f"{minutes} min {seconds:02} s, expected {about(result.run.seconds)}"
 
@@ -131,30 +143,44 @@ def _missing(results: Sequence[Result], servers: dict[str, Server]) -> Iterator[
     for server in servers.values():
         if server.url is None:
             yield f"NOT RUN for want of {server.name}: {server.origin}"
-            yield from (f"    {result.run.title}" for result in results if server.name in result.missing)
+            yield from (
+                f"    {result.run.title}" for result in results if server.name in result.missing
+            )
 
 
 def _left_out(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         if result.left_out:
-            yield f"LEFT OUT, the time was over: {result.run.title}; run it by `{result.run.by_hand}`"
+            yield (
+                f"LEFT OUT, the time was over: {result.run.title}; run it by `{result.run.by_hand}`"
+            )
 
 
 def _not_selected(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the lines that name the runs outside of the default selection, and the commands that run them."""
+    """Yield the lines that name the runs outside of the default selection, and the commands that
+    run them.
+    """
     if runs:
         yield 'NOT IN THE DEFAULT SELECTION; `make test ARGS="--all"` runs all, and each line one:'
         yield from dict.fromkeys(f"    {run.by_hand}" for run in runs)
 
 
 def _table(results: Sequence[Result]) -> Iterator[str]:
-    """Lay out databases against brokers; the first column is what a database runs without a broker."""
+    """Lay out databases against brokers; the first column is what a database runs without
+    a broker.
+    """
     yield ""
     columns: list[str | None] = [None, *BROKERS]
     yield f"{'database × broker':<20}" + "".join(f"{name or 'no broker':<24}" for name in columns)
     for database in DATABASES:
         cells = [
-            _cell([result for result in results if (result.run.database, result.run.broker) == (database, broker)])
+            _cell(
+                [
+                    result
+                    for result in results
+                    if (result.run.database, result.run.broker) == (database, broker)
+                ]
+            )
             for broker in columns
         ]
         yield f"{database:<20}" + "".join(f"{cell:<24}" for cell in cells).rstrip()

@@ -1,4 +1,6 @@
-"""The runs of the test matrix: commands with their databases and brokers, and the order in which they begin."""
+"""The runs of the test matrix: commands with their databases and brokers, and the order in which
+they begin.
+"""
 
 import shlex
 import sys
@@ -14,10 +16,18 @@ from tests.vendors import BROKERS, DATABASES
 ROOT = Path(__file__).resolve().parent.parent
 PGBOUNCER = "pgbouncer"
 SERVERS = ("postgresql", "mariadb", "redis", "rabbitmq", PGBOUNCER)
-PAIRS = [("postgresql", broker) for broker in BROKERS] + [("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
+PAIRS = [("postgresql", broker) for broker in BROKERS] + [
+    ("mariadb", "rabbitmq"),
+    ("sqlite", "filesystem"),
+]
 LAST_PAIRS = [("postgresql", "filesystem"), ("mariadb", "rabbitmq")]
 """Pairs whose database and whose broker have run with others before."""
-KILL_PAIRS = [("postgresql", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("sqlite", "filesystem")]
+KILL_PAIRS = [
+    ("postgresql", "redis"),
+    ("postgresql", "rabbitmq"),
+    ("mariadb", "rabbitmq"),
+    ("sqlite", "filesystem"),
+]
 KILL_TRIALS = "kill trials"
 SMOKE = "smoke"
 PORTABLE = "portable"
@@ -36,10 +46,13 @@ class Run:
     database: str | None = None
     broker: str | None = None
     alone: bool = False
-    newest: bool = False  # with the newest Python, Django and Celery, not with the oldest that are supported
+    newest: bool = (
+        False  # with the newest Python, Django and Celery, not with the oldest that are supported
+    )
     marks: str = ""
     pooled: bool = False  # through PgBouncer, in transaction mode
-    last: bool = False  # its tests run on another pair too: it begins after the others, within a limit if one is given
+    # its tests run on another pair too: it begins after the others, within a limit if one is given
+    last: bool = False
     share: float = 1.0  # the part of its suite that ``folders`` name, for the expected duration
     may_be_empty: bool = False  # a part of a suite may have no test for this database or broker
 
@@ -52,7 +65,11 @@ class Run:
     @property
     def seconds(self) -> float:
         """Return the expected duration in seconds."""
-        known = SECONDS.get((self.suite, self.database, self.broker), 0) if self.folders else CHECK_SECONDS
+        known = (
+            SECONDS.get((self.suite, self.database, self.broker), 0)
+            if self.folders
+            else CHECK_SECONDS
+        )
         return known * self.share
 
     @property
@@ -65,15 +82,21 @@ class Run:
         return f"{place} .venv/bin/python -m pytest{marks} {' '.join(self.folders)}"
 
     def chosen(self, names: frozenset[str]) -> bool:
-        """Tell whether `--only names` keeps it: a name is its own, and none is that of a rival of its servers alone."""
+        """Tell whether `--only names` keeps it: a name is its own, and none is that of a rival of
+        its servers alone.
+        """
         for mine, rivals in ((self.database, DATABASES), (self.broker, BROKERS)):
             if mine and names.intersection(rivals) and mine not in names:
                 return False
-        return bool(names.intersection({self.suite, self.database, self.broker, *map(_last, self.folders)}))
+        return bool(
+            names.intersection({self.suite, self.database, self.broker, *map(_last, self.folders)})
+        )
 
 
 def planned() -> list[Run]:
-    """Return the whole matrix, which `python -m tests --all` runs, without suites that have no tests yet."""
+    """Return the whole matrix, which `python -m tests --all` runs, without suites that have no
+    tests yet.
+    """
     return [run for run in [*_checks(), *_suites()] if run.command or run.folders]
 
 
@@ -84,24 +107,35 @@ def smoke(names: tuple[str, ...], database: str, broker: str) -> Run:
 
 def kill_trials() -> list[Run]:
     """Give the long kill trials at default settings, on the pairs of the published figures."""
-    trials = [_pytest(KILL_TRIALS, ("kill_trials",), database, broker) for database, broker in KILL_PAIRS]
+    trials = [
+        _pytest(KILL_TRIALS, ("kill_trials",), database, broker) for database, broker in KILL_PAIRS
+    ]
     return [run for run in trials if run.folders]
 
 
 def in_turn(runs: Sequence[Run], *, alone: bool) -> list[Run]:
-    """Give those that need quiet or the others: long ones first, and by turns what computes and what mostly waits.
+    """Give those that need quiet or the others: long ones first, and by turns what computes and
+    what mostly waits.
 
     Runs that are marked ``last`` come after all others.
     """
-    wanted = sorted((run for run in runs if run.alone == alone), key=lambda run: run.seconds, reverse=True)
+    wanted = sorted(
+        (run for run in runs if run.alone == alone), key=lambda run: run.seconds, reverse=True
+    )
     first, last = ([run for run in wanted if run.last == late] for late in (False, True))
-    computing, waiting = ([run for run in first if (run.broker is not None) == waits] for waits in (False, True))
-    return [run for pair in zip_longest(computing, waiting) for run in pair if run is not None] + last
+    computing, waiting = (
+        [run for run in first if (run.broker is not None) == waits] for waits in (False, True)
+    )
+    return [
+        run for pair in zip_longest(computing, waiting) for run in pair if run is not None
+    ] + last
 
 
 def _checks() -> Iterator[Run]:
     tool = str(Path(sys.executable).parent)
-    yield Run("ruff check", "checks", (f"{tool}/ruff", "check", "--quiet", "--output-format=concise", "."))
+    yield Run(
+        "ruff check", "checks", (f"{tool}/ruff", "check", "--quiet", "--output-format=concise", ".")
+    )
     yield Run(
         "ruff format --check",
         "checks",
@@ -121,7 +155,9 @@ def _suites() -> Iterator[Run]:
     for database in DATABASES:
         yield _pytest("crash_points", ("crash_points",), database)
     for broker in BROKERS:
-        yield replace(_pytest("broker", ("broker",), "postgresql", broker), last=broker == "filesystem")
+        yield replace(
+            _pytest("broker", ("broker",), "postgresql", broker), last=broker == "filesystem"
+        )
     for database, broker in PAIRS:
         pair = _pytest("processes", ("processes",), database, broker)
         yield replace(pair, last=(database, broker) in LAST_PAIRS)
@@ -135,7 +171,9 @@ def _suites() -> Iterator[Run]:
     yield _newest(("broker", "processes"), "postgresql", "redis", marks="smoke")
 
 
-def _newest(names: tuple[str, ...], database: str | None = None, broker: str | None = None, marks: str = "") -> Run:
+def _newest(
+    names: tuple[str, ...], database: str | None = None, broker: str | None = None, marks: str = ""
+) -> Run:
     run = _pytest("newest", names, database, broker)
     run = _marked(run, marks) if marks else run
     return replace(run, title=f"{run.title} with the newest versions", newest=True)
@@ -145,8 +183,12 @@ def _marked(run: Run, marks: str) -> Run:
     return replace(run, title=f"{run.title} -m {shlex.quote(marks)}", marks=marks)
 
 
-def _pytest(suite: str, names: tuple[str, ...], database: str | None = None, broker: str | None = None) -> Run:
-    folders = tuple(f"tests/{name}" for name in names if any((ROOT / "tests" / name).rglob("test_*.py")))
+def _pytest(
+    suite: str, names: tuple[str, ...], database: str | None = None, broker: str | None = None
+) -> Run:
+    folders = tuple(
+        f"tests/{name}" for name in names if any((ROOT / "tests" / name).rglob("test_*.py"))
+    )
     place = " × ".join(filter(None, (database, broker)))
     title = f"pytest {' '.join(folders)}" + (f" on {place}" if place else "")
     return Run(title, suite, (), folders, database, broker)

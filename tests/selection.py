@@ -1,8 +1,10 @@
-"""What `python -m tests` runs without `--all`: the part of the matrix that is worth its time before each commit.
+"""What `python -m tests` runs without `--all`: the part of the matrix that is worth its time before
+each commit.
 
-Everything runs once on PostgreSQL, the tests that depend on the database also on MariaDB and SQLite, one broker and one
-pair of processes completely, and the tests marked `smoke` on each other pair. Versions, crash points, mutants, chaos,
-the portable tests on further databases and the complete suites of the other pairs need `--all`.
+Everything runs once on PostgreSQL, the tests that depend on the database also on MariaDB and
+SQLite, one broker and one pair of processes completely, and the tests marked `smoke` on each other
+pair. Versions, crash points, mutants, chaos, the portable tests on further databases and the
+complete suites of the other pairs need `--all`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,6 @@
-"""Finds the servers of a run: told by environment, listening here, or started from what is installed."""
+"""Finds the servers of a run: told by environment, listening here, or started from what is
+installed.
+"""
 
 import os
 import shutil
@@ -10,7 +12,14 @@ from pathlib import Path
 
 from tests.addresses import DEFAULTS, problem_at
 from tests.environments import NEWEST, newest_interpreter
-from tests.starting import CannotStart, find_pgbouncer, start_mariadb, start_postgresql, start_rabbitmq, start_redis
+from tests.starting import (
+    CannotStart,
+    find_pgbouncer,
+    start_mariadb,
+    start_postgresql,
+    start_rabbitmq,
+    start_redis,
+)
 
 PGBOUNCER = "pgbouncer"
 STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
@@ -51,7 +60,9 @@ def servers(names: list[str]) -> Iterator[dict[str, Server]]:
 
 
 def find(name: str, folder: Path, stack: ExitStack) -> Server:
-    """Find one server, or start it; an address given by environment is used or refused, never replaced."""
+    """Find one server, or start it; an address given by environment is used or refused, never
+    replaced.
+    """
     if name == NEWEST.name:
         return _newest()
     if name == PGBOUNCER:
@@ -71,7 +82,9 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
 
 
 def _pgbouncer() -> Server:
-    """Find PgBouncer; its run starts one of its own, so that it can stop it before its database is dropped."""
+    """Find PgBouncer; its run starts one of its own, so that it can stop it before its database is
+    dropped.
+    """
     found = find_pgbouncer()
     if found is None:
         return Server(PGBOUNCER, None, "it is not installed")
@@ -79,7 +92,9 @@ def _pgbouncer() -> Server:
 
 
 def _newest() -> Server:
-    """Find the newest interpreter; as a server it is something that a run needs and that may be missing."""
+    """Find the newest interpreter; as a server it is something that a run needs and that may be
+    missing.
+    """
     found = newest_interpreter()
     if found is None:
         return Server(NEWEST.name, None, "no Python newer than this one is installed")

@@ -1,7 +1,8 @@
-"""Django's settings in every pytest run and in the processes it starts: TEST_DATABASE and TEST_BROKER choose.
+"""Django's settings in every pytest run and in the processes it starts: TEST_DATABASE and
+TEST_BROKER choose.
 
-TEST_RUN names what belongs to one run (databases, queues, folders); processes that a test starts inherit it
-with the environment, and so find the same database, broker and queues.
+TEST_RUN names what belongs to one run (databases, queues, folders); processes that a test starts
+inherit it with the environment, and so find the same database, broker and queues.
 """
 
 import json
@@ -61,9 +62,9 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-            ],
+            ]
         },
-    },
+    }
 ]
 
 DATABASES = {"default": database_settings(VENDOR, f"test_durable_{RUN}", FOLDER)}

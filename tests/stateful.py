@@ -1,7 +1,9 @@
-"""What property tests share: drawing that depends on nothing but earlier draws, and failures that can be reproduced.
+"""What property tests share: drawing that depends on nothing but earlier draws, and failures that
+can be reproduced.
 
-Hypothesis replays an example by its draws. If a strategy or a precondition looks at ids, the order of rows or the time,
-a replay draws something else, and Hypothesis raises FlakyStrategyDefinition instead of showing the fault.
+Hypothesis replays an example by its draws. If a strategy or a precondition looks at ids, the order
+of rows or the time, a replay draws something else, and Hypothesis raises FlakyStrategyDefinition
+instead of showing the fault.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from django_durable_tasks.rules.identifiers import uuid7
+from django_durable_tasks.rules.tasks.identifiers import uuid7
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,10 +36,13 @@ def use_own_examples() -> None:
     settings.load_profile("durable")
 
 
-def applies_if(condition: Callable[[Any], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def applies_if(
+    condition: Callable[[Any], Any],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a rule do nothing unless `condition(machine)` holds.
 
-    Used in place of Hypothesis's precondition, which would let the state of the database choose what is drawn next.
+    Used in place of Hypothesis's precondition, which would let the state of the database choose
+    what is drawn next.
     """
 
     def decorate(act: Callable[..., None]) -> Callable[..., None]:
@@ -53,14 +58,16 @@ def applies_if(condition: Callable[[Any], Any]) -> Callable[[Callable[..., None]
 
 @contextmanager
 def ids_in_creation_order() -> Iterator[None]:
-    """Let ids of one millisecond rise with their creation: two replays of an example order their rows alike."""
+    """Let ids of one millisecond rise with their creation: two replays of an example order their
+    rows alike.
+    """
     numbers = itertools.count(1)
 
     def ordered(unix_ms: int, randomness: bytes) -> Any:
         return uuid7(unix_ms, next(numbers).to_bytes(len(randomness), "big"))
 
     with (
-        mock.patch("django_durable_tasks.models.task.uuid7", ordered),
+        mock.patch("django_durable_tasks.models.task_queries.uuid7", ordered),
         mock.patch("django_durable_tasks.models.recurring_task.uuid7", ordered),
     ):
         yield

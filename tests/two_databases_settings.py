@@ -1,4 +1,6 @@
-"""The settings of a project that keeps its tasks in a second database; ROUTER in the environment names its router."""
+"""The settings of a project that keeps its tasks in a second database; ROUTER in the environment
+names its router.
+"""
 
 import json
 import os
@@ -14,4 +16,6 @@ DATABASES = {
 DATABASE_ROUTERS = [name for name in [os.environ.get("ROUTER")] if name]
 DURABLE_TASKS = {**json.loads(os.environ.get("TEST_DURABLE_TASKS", "{}")), "DATABASE": "tasks"}
 
-CELERY_BROKER_URL, CELERY_BROKER_TRANSPORT_OPTIONS = broker_settings("filesystem", FOLDER / "two_databases")
+CELERY_BROKER_URL, CELERY_BROKER_TRANSPORT_OPTIONS = broker_settings(
+    "filesystem", FOLDER / "two_databases"
+)

@@ -14,17 +14,23 @@ DATABASES = ("postgresql", "mariadb", "sqlite")
 BROKERS = ("rabbitmq", "redis", "filesystem")
 REDIS_DATABASE = 11
 POOLED_ADDRESS = "TEST_POOLED_ADDRESS"
-"""The environment variable that tells started processes the pooler of a run that goes through one."""
+"""The environment variable that tells started processes the pooler of a run that goes
+through one.
+"""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def address(name: str) -> str:
-    """Give the address of a server: from its environment variable, else the one it has by default."""
+    """Give the address of a server: from its environment variable, else the one it has by
+    default.
+    """
     return os.environ.get(variable_of(name)) or DEFAULTS[name]
 
 
 def database_settings(vendor: str, name: str, folder: Path) -> dict[str, Any]:
-    """Make an entry of DATABASES whose real and test names are one, so that started processes share it."""
+    """Make an entry of DATABASES whose real and test names are one, so that started processes share
+    it.
+    """
     if vendor == "sqlite":
         return _sqlite(folder / f"{name}.sqlite3")
     parts = urlsplit(address(vendor))
@@ -36,7 +42,9 @@ def database_settings(vendor: str, name: str, folder: Path) -> dict[str, Any]:
         "PORT": parts.port,
         "TEST": {"NAME": name},
     }
-    return entry | (_mariadb(here=parts.hostname in LOOPBACK) if vendor == "mariadb" else _postgresql())
+    return entry | (
+        _mariadb(here=parts.hostname in LOOPBACK) if vendor == "mariadb" else _postgresql()
+    )
 
 
 def broker_settings(broker: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -57,21 +65,29 @@ def _postgresql() -> dict[str, Any]:
 
 
 def behind_pooler(url: str) -> dict[str, Any]:
-    """Return what an entry of DATABASES says to go through the transaction pooler of this address."""
+    """Return what an entry of DATABASES says to go through the transaction pooler of this
+    address.
+    """
     parts = urlsplit(url)
     return {"HOST": parts.hostname, "PORT": parts.port, "DISABLE_SERVER_SIDE_CURSORS": True}
 
 
 def _mariadb(*, here: bool) -> dict[str, Any]:
-    """Let PyMySQL stand for mysqlclient, which is compiled on installation; Django asks for its version.
+    """Let PyMySQL stand for mysqlclient, which is compiled on installation; Django asks for its
+    version.
 
-    ``here``: on this machine. PyMySQL reads all certificates for each connection before it asks whether there is TLS.
+    ``here``: on this machine. PyMySQL reads all certificates for each connection before it asks
+    whether there is TLS.
     """
     pymysql.version_info = (2, 2, 7, "final", 0)
     pymysql.install_as_MySQLdb()
     return {
         "ENGINE": "django.db.backends.mysql",
-        "OPTIONS": {"isolation_level": "read committed", "charset": "utf8mb4", "ssl_disabled": here},
+        "OPTIONS": {
+            "isolation_level": "read committed",
+            "charset": "utf8mb4",
+            "ssl_disabled": here,
+        },
     }
 
 

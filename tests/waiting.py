@@ -13,8 +13,8 @@ PAUSE = 0.02
 def until(condition: Callable[[], T], *, within: float, message: str = "") -> T:
     """Ask `condition` again and again until its answer is true, and return that answer.
 
-    `within` is in seconds. Raises AssertionError with `message` and the last answer when the time is over;
-    an exception of the condition itself is passed on at once.
+    `within` is in seconds. Raises AssertionError with `message` and the last answer when the time
+    is over; an exception of the condition itself is passed on at once.
     """
     deadline = monotonic() + within
     nothing_to_wait_for = Event()

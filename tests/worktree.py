@@ -12,7 +12,9 @@ MAIN = "main"
 
 
 class CannotCompare(Exception):
-    """Git has no answer, as outside of a repository or before the second commit; the message is what it printed."""
+    """Git has no answer, as outside of a repository or before the second commit; the message is
+    what it printed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class Changes:
 def changes(root: Path = ROOT) -> Changes:
     """Return what differs from the branch point, committed or not. Raises CannotCompare.
 
-    That is the merge base with ``main`` or ``origin/main``, whichever is nearer. On ``main`` it is ``origin/main``, and
-    without such a branch the commit before the last.
+    That is the merge base with ``main`` or ``origin/main``, whichever is nearer. On ``main`` it is
+    ``origin/main``, and without such a branch the commit before the last.
     """
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD").strip()
     since = _branch_point(root, branch) or "HEAD~1"
@@ -38,7 +40,9 @@ def changes(root: Path = ROOT) -> Changes:
 
 
 def _branch_point(root: Path, branch: str) -> str | None:
-    """Return the newest commit that HEAD and the main branch share; None if there is no main branch beside ours."""
+    """Return the newest commit that HEAD and the main branch share; None if there is no main branch
+    beside ours.
+    """
     bases = dict[str, int]()
     for other in (f"origin/{MAIN}", MAIN):
         if other == branch or not _exists(root, other):
@@ -50,14 +54,21 @@ def _branch_point(root: Path, branch: str) -> str | None:
 
 def _exists(root: Path, reference: str) -> bool:
     command = ["git", "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}"]
-    return subprocess.run(command, cwd=root, capture_output=True, timeout=60, check=False).returncode == 0
+    return (
+        subprocess.run(command, cwd=root, capture_output=True, timeout=60, check=False).returncode
+        == 0
+    )
 
 
 def _git(root: Path, *arguments: str) -> str:
     try:
-        answer = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60, check=False
+        )
     except OSError as problem:
         raise CannotCompare(str(problem)) from problem
     if answer.returncode:
-        raise CannotCompare(answer.stderr.strip() or f"git {arguments[0]} ended with {answer.returncode}")
+        raise CannotCompare(
+            answer.stderr.strip() or f"git {arguments[0]} ended with {answer.returncode}"
+        )
     return answer.stdout

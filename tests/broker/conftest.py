@@ -1,4 +1,6 @@
-"""Fixtures: a shared database, and fleets that are always reaped; and what of this folder runs with Redis only."""
+"""Fixtures: a shared database, and fleets that are always reaped; and what of this folder runs with
+Redis only.
+"""
 
 import os
 
@@ -20,12 +22,16 @@ WITH_REDIS = (
     "test_wakeups",
     "test_woken_schedulers",
 )
-"""Files that need Redis: chords of Celery as their result backend, the due index and wake-ups for themselves."""
+"""Files that need Redis: chords of Celery as their result backend, the due index and wake-ups for
+themselves.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what runs with Redis when the broker is another one."""
-    elsewhere = [item for item in items if item.path.stem in WITH_REDIS and item.path.parent.name == "broker"]
+    elsewhere = [
+        item for item in items if item.path.stem in WITH_REDIS and item.path.parent.name == "broker"
+    ]
     if elsewhere and os.environ["TEST_BROKER"] != "redis":
         config.hook.pytest_deselected(items=elsewhere)
         items[:] = [item for item in items if item not in elsewhere]

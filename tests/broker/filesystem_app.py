@@ -5,12 +5,14 @@ from pathlib import Path
 
 from celery import Celery
 
-from django_durable_tasks.celery.filesystem import register
+from django_durable_tasks.celery.transports.filesystem import register
 from tests.waiting import until
 
 register()
 app = Celery("filesystem_app", broker=os.environ["FILESYSTEM_BROKER"])
-app.conf.update(task_ignore_result=True, worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
+app.conf.update(
+    task_ignore_result=True, worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True
+)
 
 
 @app.task(name="note")

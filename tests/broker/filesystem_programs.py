@@ -11,7 +11,7 @@ from typing import Any
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
-from django_durable_tasks.celery.filesystem import register
+from django_durable_tasks.celery.transports.filesystem import register
 
 
 def produce(url: str, queue: str, first: str, count: str) -> None:
@@ -32,7 +32,10 @@ def consume(url: str, queue: str, notebook: str) -> None:
         os.write(file, f"{body['number']}\n".encode())
         message.ack()
 
-    with Connection(url) as connection, Consumer(connection, [_plain(queue)], callbacks=[note], prefetch_count=1):
+    with (
+        Connection(url) as connection,
+        Consumer(connection, [_plain(queue)], callbacks=[note], prefetch_count=1),
+    ):
         while not told_to_stop:
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.2)

@@ -20,7 +20,9 @@ def another_kind(name: str) -> tuple[Queue, Callable[[Celery], None]]:
 
     def exists(app: Celery) -> None:
         with app.connection_for_write() as connection:
-            Queue(name, queue_arguments={"x-queue-type": "quorum"})(connection.channel()).queue_declare()
+            Queue(name, queue_arguments={"x-queue-type": "quorum"})(
+                connection.channel()
+            ).queue_declare()
 
     return Queue(name), exists
 
@@ -32,7 +34,11 @@ def full(name: str) -> tuple[Queue, Callable[[Celery], None]]:
         with app.connection_for_write() as connection:
             channel = connection.channel()
             queue(channel).declare()
-            channel.basic_publish(channel.prepare_message("x", content_encoding="utf-8"), exchange="", routing_key=name)
+            channel.basic_publish(
+                channel.prepare_message("x", content_encoding="utf-8"),
+                exchange="",
+                routing_key=name,
+            )
 
     queue = Queue(name, queue_arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     return queue, filled

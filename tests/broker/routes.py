@@ -1,4 +1,6 @@
-"""Applications of Celery with queues and routes of their own, for one test, and what waits in their queues."""
+"""Applications of Celery with queues and routes of their own, for one test, and what waits in their
+queues.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,26 @@ from celery import Celery, current_app
 from django.conf import settings
 from kombu import Connection, Queue
 
-from django_durable_tasks.celery import doorbell, publisher
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage
+from django_durable_tasks.ports import TaskMessage
 
 NAME = "tests.project.bodies.add"
 
 
 @contextmanager
 def application(broker_url: str | None = None, **configuration: Any) -> Iterator[Celery]:
-    """Make an application of this configuration current in this thread, and remove its queues afterwards."""
+    """Make an application of this configuration current in this thread, and remove its queues
+    afterwards.
+    """
     before = current_app._get_current_object()
     app = Celery(f"routes-{uuid.uuid4().hex[:8]}", set_as_current=False)
     address = {
         "broker_url": broker_url or settings.CELERY_BROKER_URL,
         "broker_transport_options": settings.CELERY_BROKER_TRANSPORT_OPTIONS,
     }
-    app.conf.update({**address, "task_serializer": "json", "accept_content": ["json"], **configuration})
+    app.conf.update(
+        {**address, "task_serializer": "json", "accept_content": ["json"], **configuration}
+    )
     app.set_current()
     forget()
     try:
@@ -39,17 +45,20 @@ def application(broker_url: str | None = None, **configuration: Any) -> Iterator
 
 def forget() -> None:
     """Forget connections, the breaker and queues that were rejected."""
-    doorbell.hang_up()
-    publisher.breaker.succeeded()
-    publisher.backoff.forget()
+    broker_connection.hang_up()
+    broker_outage.breaker.succeeded()
+    broker_outage.backoff.forget()
 
 
 def _remove(app: Celery) -> None:
-    """Delete the queues at the broker itself: the application may stand behind a proxy that is cut."""
+    """Delete the queues at the broker itself: the application may stand behind a proxy
+    that is cut.
+    """
     for queue in app.amqp.queues.values():
         with (
             Connection(
-                settings.CELERY_BROKER_URL, transport_options=settings.CELERY_BROKER_TRANSPORT_OPTIONS
+                settings.CELERY_BROKER_URL,
+                transport_options=settings.CELERY_BROKER_TRANSPORT_OPTIONS,
             ) as connection,
             suppress(*connection.channel_errors, OSError),
         ):
@@ -73,12 +82,26 @@ def declare(app: Celery) -> None:
             queue(channel).declare()
 
 
-def rings(queue: str, number: int = 1, **values: Any) -> list[Ring]:
+def messages(queue: str, number: int = 1, **values: Any) -> list[TaskMessage]:
     """Return messages for tasks of this queue that no row knows."""
-    return [Ring(**{"task_id": uuid.uuid4(), "epoch": 1, "number": 1, "name": NAME, "queue": queue, "priority": 0,
-                    **values}) for _ in range(number)]  # fmt: skip
+    return [
+        TaskMessage(
+            **{
+                "task_id": uuid.uuid4(),
+                "epoch": 1,
+                "number": 1,
+                "name": NAME,
+                "queue": queue,
+                "priority": 0,
+                **values,
+            }
+        )
+        for _ in range(number)
+    ]
 
 
 def increase(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return the queues in which more waits than before, with how much more."""
-    return {queue: number - before[queue] for queue, number in after.items() if number != before[queue]}
+    return {
+        queue: number - before[queue] for queue, number in after.items() if number != before[queue]
+    }

@@ -1,4 +1,6 @@
-"""A broker that is away or frozen holds nobody up, loses nothing, is reported once, and is used again by itself."""
+"""A broker that is away or frozen holds nobody up, loses nothing, is reported once, and is used
+again by itself.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -10,11 +12,11 @@ import pytest
 from django.conf import settings as django_settings
 from django.db import connections
 
-from django_durable_tasks.celery import doorbell, publisher
-from django_durable_tasks.celery.breaker import Breaker
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
+from django_durable_tasks.celery.publishing.broker_outage import Breaker
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.ports import TaskMessage
 from tests.processes.fleet import SHORT, fleet_in
 from tests.processes.proxy import Proxy, proxy_to
 from tests.processes.rows import ended, in_status, logged, release, row, statuses
@@ -68,16 +70,18 @@ def _between(broker: str) -> Iterator[tuple[Switch, dict[str, str]]]:
 
 
 @contextmanager
-def _this_process_behind(environment: dict[str, str], broker: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+def _this_process_behind(
+    environment: dict[str, str], broker: str, patch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Let this process publish through the proxy, with a breaker of its own."""
     with patch.context() as patched:
         for name, value in environment.items():
             patched.setenv(name, value)
             patched.setenv("CELERY_BROKER_WRITE_URL", broker_settings(broker, Path())[0])
-        patched.setattr(publisher, "breaker", Breaker())
-        doorbell.hang_up()
+        patched.setattr(broker_outage, "breaker", Breaker())
+        broker_connection.hang_up()
         yield
-        doorbell.hang_up()
+        broker_connection.hang_up()
 
 
 def _bounded(act: Any) -> Any:
@@ -96,9 +100,9 @@ def _bounded(act: Any) -> Any:
     return until(lambda: told, within=25, message="the call returns")[0]
 
 
-def _ring() -> Ring:
+def _ring() -> TaskMessage:
     task: Task = bodies.add.using(run_at=None).schedule(1, 2)
-    return Ring(task.pk, task.epoch, 9, task.name, QUEUE, 0)
+    return TaskMessage(task.pk, task.epoch, 9, task.name, QUEUE, 0)
 
 
 @pytest.mark.smoke
@@ -106,7 +110,10 @@ def test_a_scheduler_reports_a_lost_broker_once_and_recovers_by_itself(
     rows: None, tmp_path: Path, broker: str, settings: Any
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False}
-    with _between(broker) as (switch, environment), fleet_in(tmp_path, SHORT, **environment) as fleet:
+    with (
+        _between(broker) as (switch, environment),
+        fleet_in(tmp_path, SHORT, **environment) as fleet,
+    ):
         worker, scheduler = fleet.worker(slots=1), fleet.scheduler()
         fleet.ready()
         ended(bodies.add.schedule(1, 2))
@@ -114,7 +121,9 @@ def test_a_scheduler_reports_a_lost_broker_once_and_recovers_by_itself(
         tasks = [bodies.add.schedule(number, 1) for number in range(5)]
         until(lambda: AWAY in scheduler.said(), within=20)
         until(lambda: statuses()["PENDING"] + statuses()["QUEUED"] == 5, within=20)
-        assert not Task.objects.filter(status="SUCCESS", pk__in=[task.pk for task in tasks]).exists()
+        assert not Task.objects.filter(
+            status="SUCCESS", pk__in=[task.pk for task in tasks]
+        ).exists()
         switch.restore()
         assert [ended(task, within=60).result for task in tasks] == [1, 2, 3, 4, 5]
         until(lambda: BACK in scheduler.said(), within=20)
@@ -126,7 +135,10 @@ def test_a_scheduler_reports_a_lost_broker_once_and_recovers_by_itself(
 def test_a_caller_is_not_held_up_by_a_lost_broker_and_its_row_stays(
     rows: None, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _between(broker) as (switch, environment), _this_process_behind(environment, broker, monkeypatch):
+    with (
+        _between(broker) as (switch, environment),
+        _this_process_behind(environment, broker, monkeypatch),
+    ):
         assert row(bodies.add.schedule(1, 2)).status == "QUEUED"
         switch.cut()
         made = _bounded(lambda: [bodies.add.delay(number, 1).id for number in range(5)])
@@ -152,7 +164,10 @@ def test_a_frozen_broker_is_given_up_in_time(
     rows: None, broker: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Nobody answers, nobody hangs up: only our own limits end the wait."""
-    with _between(broker) as (switch, environment), _this_process_behind(environment, broker, monkeypatch):
+    with (
+        _between(broker) as (switch, environment),
+        _this_process_behind(environment, broker, monkeypatch),
+    ):
         if not isinstance(switch, Proxy):
             pytest.skip("a folder does not freeze: its disk would")
         if number > 1:
@@ -160,11 +175,16 @@ def test_a_frozen_broker_is_given_up_in_time(
         switch.freeze()
         told = _bounded(lambda: publisher.publish([_ring() for _ in range(number)]))
         assert isinstance(told, BrokerUnavailable)
-        assert not publisher.breaker.closed()
+        assert not broker_outage.breaker.closed()
 
 
-def test_a_worker_whose_broker_was_cut_serves_again(rows: None, tmp_path: Path, broker: str) -> None:
-    with _between(broker) as (switch, environment), fleet_in(tmp_path, SHORT, **environment) as fleet:
+def test_a_worker_whose_broker_was_cut_serves_again(
+    rows: None, tmp_path: Path, broker: str
+) -> None:
+    with (
+        _between(broker) as (switch, environment),
+        fleet_in(tmp_path, SHORT, **environment) as fleet,
+    ):
         worker, _ = fleet.worker(slots=1), fleet.scheduler()
         fleet.ready()
         task = bodies.hold.schedule(str(tmp_path / "held"))

@@ -1,4 +1,6 @@
-"""Of a list of brokers the one that answers is published to, as workers consume from it, there and back."""
+"""Of a list of brokers the one that answers is published to, as workers consume from it, there and
+back.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ import redis
 from django.conf import settings as django_settings
 from kombu import Queue
 
-from django_durable_tasks.celery import doorbell, publisher, wiring
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
-from tests.broker.routes import application, rings, waiting
+from tests.broker.routes import application, messages, waiting
 from tests.processes.fleet import SHORT, fleet_in
 from tests.processes.proxy import Proxy, proxy_to
 from tests.processes.rows import ended
@@ -31,7 +34,11 @@ def brokers(broker: str) -> Iterator[list[Proxy]]:
     """Give three ways to one server."""
     if broker == "filesystem":
         pytest.skip("a folder has no other folder to fail over to")
-    with proxy_to(address(broker)) as one, proxy_to(address(broker)) as two, proxy_to(address(broker)) as three:
+    with (
+        proxy_to(address(broker)) as one,
+        proxy_to(address(broker)) as two,
+        proxy_to(address(broker)) as three,
+    ):
         yield [one, two, three]
 
 
@@ -49,18 +56,22 @@ def queue() -> str:
 
 def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue: str) -> None:
     one, two, three = brokers
-    with application(";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]) as app:
-        assert publisher.publish(rings(queue)) == []
+    with application(
+        ";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]
+    ) as app:
+        assert publisher.publish(messages(queue)) == []
         one.cut()
-        assert publisher.publish(rings(queue, 2)) == []  # its connection is lost: the second try goes elsewhere
-        assert publisher.breaker.closed()
+        assert (
+            publisher.publish(messages(queue, 2)) == []
+        )  # its connection is lost: the second try goes elsewhere
+        assert broker_outage.breaker.closed()
         two.cut()
-        assert publisher.publish(rings(queue, 2)) == []
+        assert publisher.publish(messages(queue, 2)) == []
         one.restore()
         three.cut()
-        assert publisher.publish(rings(queue, 2)) == []
-        assert publisher.breaker.closed()
-        assert wiring.broker_problem() is None
+        assert publisher.publish(messages(queue, 2)) == []
+        assert broker_outage.breaker.closed()
+        assert inspect.broker_problem() is None
         until(lambda: waiting(app)[queue] == 7, within=10)
 
 
@@ -71,13 +82,13 @@ def test_a_first_broker_that_is_away_from_the_start_is_passed_over_once(
     one.cut()
     addresses = [_url(proxy, broker) for proxy in (one, two)]
     with application(";".join(addresses), task_queues=[Queue(queue)]):
-        assert publisher.publish(rings(queue)) == []
+        assert publisher.publish(messages(queue)) == []
         one.restore()
         one.freeze()  # who still asks it would wait
-        doorbell.hang_up()
-        assert doorbell._rack.answered == addresses[1]
-        assert publisher.publish(rings(queue)) == []
-        assert publisher.breaker.closed()
+        broker_connection.hang_up()
+        assert broker_connection._rack.answered == addresses[1]
+        assert publisher.publish(messages(queue)) == []
+        assert broker_outage.breaker.closed()
 
 
 def test_brokers_that_are_all_away_open_the_breaker_and_are_used_again(
@@ -85,14 +96,16 @@ def test_brokers_that_are_all_away_open_the_breaker_and_are_used_again(
 ) -> None:
     for proxy in brokers:
         proxy.cut()
-    with application(";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]):
+    with application(
+        ";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]
+    ):
         with pytest.raises(BrokerUnavailable):
-            publisher.publish(rings(queue))
-        assert not publisher.breaker.closed()
+            publisher.publish(messages(queue))
+        assert not broker_outage.breaker.closed()
         brokers[1].restore()
-        until(publisher.breaker.may_probe, within=20)
-        assert publisher.publish(rings(queue)) == []
-        assert publisher.breaker.closed()
+        until(broker_outage.breaker.may_probe, within=20)
+        assert publisher.publish(messages(queue)) == []
+        assert broker_outage.breaker.closed()
 
 
 def test_a_sentinel_that_is_away_is_passed_over(tmp_path: Path, broker: str, queue: str) -> None:
@@ -102,13 +115,14 @@ def test_a_sentinel_that_is_away_is_passed_over(tmp_path: Path, broker: str, que
         primary = start_redis(tmp_path, stack)
         port = start_sentinel(tmp_path, primary, stack)
         with application(
-            f"sentinel://127.0.0.1:1;sentinel://127.0.0.1:{port}", task_queues=[Queue(queue)],
+            f"sentinel://127.0.0.1:1;sentinel://127.0.0.1:{port}",
+            task_queues=[Queue(queue)],
             broker_transport_options={"master_name": "durable"},
-        ):  # fmt: skip
-            assert publisher.publish(rings(queue, 2)) == []
-            assert publisher.publish(rings(queue)) == []
-            doorbell.hang_up()
-            assert publisher.publish(rings(queue)) == []
+        ):
+            assert publisher.publish(messages(queue, 2)) == []
+            assert publisher.publish(messages(queue)) == []
+            broker_connection.hang_up()
+            assert publisher.publish(messages(queue)) == []
             with redis.Redis.from_url(primary) as client:
                 assert client.llen(f"{queue}\x06\x169") == 4
 
@@ -118,8 +132,11 @@ def test_workers_and_schedulers_go_on_at_the_second_broker(
 ) -> None:
     one, two, _ = brokers
     both = f"{_url(one, broker)};{_url(two, broker)}"
-    environment = {variable_of(broker): _url(one, broker), "CELERY_BROKER_WRITE_URL": both,
-                   "CELERY_BROKER_READ_URL": both}  # fmt: skip
+    environment = {
+        variable_of(broker): _url(one, broker),
+        "CELERY_BROKER_WRITE_URL": both,
+        "CELERY_BROKER_READ_URL": both,
+    }
     one.cut()
     with fleet_in(tmp_path, SHORT, **environment) as fleet:
         fleet.worker(slots=1)

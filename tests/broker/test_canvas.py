@@ -1,4 +1,6 @@
-"""The same canvases, run by Celery with plain tasks and by us with durable ones: each task received the same."""
+"""The same canvases, run by Celery with plain tasks and by us with durable ones: each task received
+the same.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ Notes = dict[str, list[tuple[Any, ...]]]
 
 
 class _Quiet:
-    """Whether nothing waits or runs at the twins, and nothing was noted, as seen in so many looks one after another.
+    """Whether nothing waits or runs at the twins, and nothing was noted, as seen in so many looks
+    one after another.
 
     One look is not enough: a message that is just being taken is in neither place.
     """
@@ -52,7 +55,9 @@ class _Quiet:
         asked.llen(f"{twins.QUEUE}:{twins.QUEUE}")
         asked.zcard(f"{twins.QUEUE}:unacked_index")
         before, self.seen = self.seen, sum(map(len, twins.noted(self.notebook).values()))
-        self.looks = 0 if any(asked.execute()) or before != self.seen or not before else self.looks + 1
+        self.looks = (
+            0 if any(asked.execute()) or before != self.seen or not before else self.looks + 1
+        )
         return self.looks > LOOKS
 
 
@@ -61,17 +66,17 @@ def by_celery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notes]:
     """Run all canvases by a worker of Celery that knows nothing of us."""
     folder = tmp_path_factory.mktemp("celery")
     notebook = folder / "notes"
-    options = ["-Q", twins.QUEUE, "-c", "2", "--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
-    worker = Program(
-        "twins", ["-m", "celery", "-A", "tests.broker.twins", "worker", "-n", f"{twins.QUEUE}@here", *options],
-        {twins.NOTEBOOK: str(notebook)}, folder,
-    )  # fmt: skip
+    command = f"-m celery -A tests.broker.twins worker -n {twins.QUEUE}@here -Q {twins.QUEUE} -c 2"
+    options = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
+    worker = Program("twins", [*command.split(), *options], {twins.NOTEBOOK: str(notebook)}, folder)
     try:
         sent = [
             signature(make(Maker(twins.step, twins.mapped, name)), app=twins.twins).apply_async()
             for name, make in CANVASES.items()
         ]
-        until(_Quiet(notebook), within=WITHIN, message=f"the canvases end:\n{worker.said()[-3000:]}")
+        until(
+            _Quiet(notebook), within=WITHIN, message=f"the canvases end:\n{worker.said()[-3000:]}"
+        )
         yield twins.noted(notebook)
         assert len(sent) == len(CANVASES)
     finally:
@@ -82,7 +87,9 @@ def by_celery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notes]:
 
 
 @pytest.fixture(scope="module")
-def by_us(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Notes, dict[str, str]]]:
+def by_us(
+    shared_database: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Notes, dict[str, str]]]:
     """Run all canvases as workflows; give what was noted and where the runs stand."""
     folder = tmp_path_factory.mktemp("workflows")
     notebook = folder / "notes"
@@ -91,8 +98,14 @@ def by_us(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> It
         fleet.scheduler()
         fleet.ready()
         for name, make in CANVASES.items():
-            Workflow.from_canvas(make(Maker(durable.step, durable.mapped, name)), name=_named(name)).start()
-        until(lambda: not WorkflowRun.objects.filter(status="RUNNING"), within=WITHIN, message="the workflows end")
+            Workflow.from_canvas(
+                make(Maker(durable.step, durable.mapped, name)), name=_named(name)
+            ).start()
+        until(
+            lambda: not WorkflowRun.objects.filter(status="RUNNING"),
+            within=WITHIN,
+            message="the workflows end",
+        )
         yield twins.noted(notebook), dict(WorkflowRun.objects.values_list("name", "status"))
 
 
@@ -109,7 +122,9 @@ def test_each_task_receives_and_returns_what_it_does_in_celery(
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_canvas_without_failures_is_a_success(name: str, by_us: tuple[Notes, dict[str, str]]) -> None:
+def test_a_canvas_without_failures_is_a_success(
+    name: str, by_us: tuple[Notes, dict[str, str]]
+) -> None:
     assert by_us[1][_named(name)] == "SUCCESS"
 
 

@@ -1,4 +1,6 @@
-"""A durable task does what a plain Celery task does, row by row of the table in ``habits``, with a real worker."""
+"""A durable task does what a plain Celery task does, row by row of the table in ``habits``, with a
+real worker.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ def backend() -> Iterator[None]:
 def fleet(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One worker and one scheduler for all rows."""
     settings = {**SHORT, "TASK_DEFAULTS": {"backoff": "FIXED", "backoff_base": 0.05}}
-    with fleet_in(tmp_path_factory.mktemp("habits"), settings, TEST_RESULT_BACKEND=BACKEND) as fleet:
-        # One child: with several, Celery may write the RETRY of a run after the FAILURE of the next one.
+    with fleet_in(
+        tmp_path_factory.mktemp("habits"), settings, TEST_RESULT_BACKEND=BACKEND
+    ) as fleet:
+        # One child: with several, Celery may write the RETRY of a run after the FAILURE of the next
+        # one.
         fleet.worker(slots=1)
         fleet.scheduler()
         yield fleet.ready()
@@ -45,4 +50,6 @@ def test_a_durable_task_does_what_celery_does(name: str, fleet: Fleet, tmp_path:
         assert by_us == by_celery
     else:
         assert by_us == habit.instead
-        assert by_celery != habit.instead, "this difference is gone: take it out of the table and of the page"
+        assert by_celery != habit.instead, (
+            "this difference is gone: take it out of the table and of the page"
+        )

@@ -1,4 +1,6 @@
-"""Both forms of the due index answer alike: in memory, and in Redis where several nodes share it."""
+"""Both forms of the due index answer alike: in memory, and in Redis where several nodes
+share it.
+"""
 
 import threading
 import uuid
@@ -21,7 +23,9 @@ NOW = datetime(2026, 3, 29, 1, 0, tzinfo=UTC)
 REDIS = urlsplit(address("redis"))._replace(path="/12").geturl()
 
 
-def due(at: float = 0.0, number: int = 1, *, queue: str = "mail", priority: int = 0, shard: int = 3) -> Due:
+def due(
+    at: float = 0.0, number: int = 1, *, queue: str = "mail", priority: int = 0, shard: int = 3
+) -> Due:
     """Give an entry that is due so many seconds after NOW."""
     return Due(NOW + timedelta(seconds=at), queue, uuid.UUID(int=number), priority, shard)
 
@@ -60,7 +64,9 @@ def test_what_is_due_comes_once_earliest_first_and_whole(index: DueIndex) -> Non
 
 
 def test_nothing_comes_before_its_instant(index: DueIndex) -> None:
-    """Not even by a part of a millisecond: the claim would refuse the row, and only the poll would find it again."""
+    """Not even by a part of a millisecond: the claim would refuse the row, and only the poll would
+    find it again.
+    """
     index.add([due(0.0005, 1), due(0.001, 2)])
     assert index.pop_due(NOW, 10) == []
     assert [row.task_id.int for row in index.pop_due(NOW + timedelta(milliseconds=1), 10)] == [1, 2]
@@ -137,7 +143,8 @@ def test_who_pops_at_once_gets_no_row_twice(forms: Callable[[], DueIndex], index
             failed.append(error)
 
     threads = [
-        threading.Thread(target=pop, args=(shards,)) for shards in (None, None, frozenset({1, 2}), frozenset({2, 3}))
+        threading.Thread(target=pop, args=(shards,))
+        for shards in (None, None, frozenset({1, 2}), frozenset({2, 3}))
     ]
     for thread in threads:
         thread.start()
@@ -157,7 +164,9 @@ _MOVES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(moves=_MOVES)
 def test_any_history_leaves_what_a_plain_table_would(
     forms: Callable[[], DueIndex], moves: list[tuple[str, int, int, int]]
@@ -175,7 +184,11 @@ def test_any_history_leaves_what_a_plain_table_would(
         else:
             now, wanted = NOW + timedelta(seconds=at), None if shard < 0 else frozenset({shard})
             popped = index.pop_due(now, number, wanted)
-            ripe = [row for row in table.values() if row.at <= now and (wanted is None or row.shard in wanted)]
+            ripe = [
+                row
+                for row in table.values()
+                if row.at <= now and (wanted is None or row.shard in wanted)
+            ]
             assert sorted(row.at for row in popped) == sorted(row.at for row in ripe)[:number]
             for row in popped:
                 assert table.pop(row.task_id) == row
@@ -185,5 +198,7 @@ def test_any_history_leaves_what_a_plain_table_would(
 
 def test_the_instants_of_redis_are_full_milliseconds_upwards() -> None:
     assert redis_index.instant_ms(NOW) == redis_index.instant_ms(NOW - timedelta(microseconds=1))
-    assert redis_index.instant_ms(NOW) + 1 == redis_index.instant_ms(NOW + timedelta(microseconds=1))
+    assert redis_index.instant_ms(NOW) + 1 == redis_index.instant_ms(
+        NOW + timedelta(microseconds=1)
+    )
     assert redis_index.from_ms(redis_index.instant_ms(NOW)) == NOW

@@ -1,4 +1,6 @@
-"""The folder as a broker between processes, some of which are killed, and under a real Celery worker."""
+"""The folder as a broker between processes, some of which are killed, and under a real Celery
+worker.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -16,7 +18,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer
 
-from django_durable_tasks.celery.filesystem import register
+from django_durable_tasks.celery.transports.filesystem import register
 from tests.broker.filesystem_folder import RUBBISH, drained, noted, queue_folder, size, take_all
 from tests.waiting import until
 
@@ -44,13 +46,21 @@ def notebook(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a Python module as a process that knows nothing of Django; whatever still runs is killed at the end."""
+    """Start a Python module as a process that knows nothing of Django; whatever still runs is
+    killed at the end.
+    """
     with ExitStack() as ends:
 
         def start_one(module: str, *arguments: object, **environment: str) -> Process:
-            known = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "TEST"))}
+            known = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("DJANGO", "TEST"))
+            }
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, env=known | environment
+                [sys.executable, "-m", module, *map(str, arguments)],
+                cwd=ROOT,
+                env=known | environment,
             )
             ends.callback(process.wait)
             ends.callback(process.kill)
@@ -73,7 +83,9 @@ def stop(*processes: Process) -> None:
 # Two producers and two consumers
 
 
-def test_twenty_thousand_messages_of_two_producers_reach_two_consumers_once_each(run: Start, tmp_path: Path) -> None:
+def test_twenty_thousand_messages_of_two_producers_reach_two_consumers_once_each(
+    run: Start, tmp_path: Path
+) -> None:
     notebooks = [tmp_path / "first", tmp_path / "second"]
     consumers = [run("consume", "numbers", notebook) for notebook in notebooks]
     producers = [run("produce", "numbers", first, 10_000) for first in (0, 10_000)]
@@ -82,18 +94,25 @@ def test_twenty_thousand_messages_of_two_producers_reach_two_consumers_once_each
     until(lambda: sum(len(noted(notebook)) for notebook in notebooks) >= 20_000, within=60)
     stop(*consumers)
 
-    assert all(noted(notebook) for notebook in notebooks), "one consumer took everything: nothing was contended"
+    assert all(noted(notebook) for notebook in notebooks), (
+        "one consumer took everything: nothing was contended"
+    )
     assert sorted(noted(notebooks[0]) + noted(notebooks[1])) == list(range(20_000))
 
 
-def test_a_killed_consumer_loses_at_most_the_message_in_its_hand(run: Start, url: str, notebook: Path) -> None:
+def test_a_killed_consumer_loses_at_most_the_message_in_its_hand(
+    run: Start, url: str, notebook: Path
+) -> None:
     kills, published = 8, 12_000
     assert run("produce", "numbers", 0, published).wait(60) == 0
 
     with Connection(url) as connection:
         for _ in range(kills):
             consumer = run("consume", "numbers", notebook)
-            until(partial(_has_grown_or_is_drained, notebook, len(noted(notebook)) + 100, connection), within=30)
+            until(
+                partial(_has_grown_or_is_drained, notebook, len(noted(notebook)) + 100, connection),
+                within=30,
+            )
             consumer.send_signal(signal.SIGKILL)
             consumer.wait()
         last = run("consume", "numbers", notebook)
@@ -141,7 +160,9 @@ def test_bindings_declared_by_four_processes_at_once_are_all_kept(run: Start, ur
     names = [f"reader{reader}.{number}" for reader in range(4) for number in range(50)]
     with Connection(url) as connection:
         Producer(connection, exchange=Exchange("news", type="fanout")).publish("hello")
-        assert {name: take_all(connection, name) for name in names} == {name: ["hello"] for name in names}
+        assert {name: take_all(connection, name) for name in names} == {
+            name: ["hello"] for name in names
+        }
 
 
 # Celery
@@ -151,8 +172,23 @@ def test_bindings_declared_by_four_processes_at_once_are_all_kept(run: Start, ur
 def app(url: str, notebook: Path, start: Start) -> Iterator[Celery]:
     """Give an application whose prefork worker is up."""
     worker = start(
-        *("celery", "-A", "tests.broker.filesystem_app", "worker", "--concurrency", 2, "--task-events"),
-        *("--pool", "prefork", "--loglevel", "WARNING", "--hostname", f"worker{next(_workers)}@here"),
+        *(
+            "celery",
+            "-A",
+            "tests.broker.filesystem_app",
+            "worker",
+            "--concurrency",
+            2,
+            "--task-events",
+        ),
+        *(
+            "--pool",
+            "prefork",
+            "--loglevel",
+            "WARNING",
+            "--hostname",
+            f"worker{next(_workers)}@here",
+        ),
         FILESYSTEM_BROKER=url,
         FILESYSTEM_NOTEBOOK=str(notebook),
     )
@@ -165,17 +201,23 @@ def app(url: str, notebook: Path, start: Start) -> Iterator[Celery]:
 _workers = count(1)
 
 
-def test_a_prefork_worker_runs_five_hundred_tasks_and_answers_remote_control(app: Celery, notebook: Path) -> None:
+def test_a_prefork_worker_runs_five_hundred_tasks_and_answers_remote_control(
+    app: Celery, notebook: Path
+) -> None:
     for number in range(500):
         app.send_task("note", [number])
     until(lambda: len(noted(notebook)) >= 500, within=60)
 
     assert sorted(noted(notebook)) == list(range(500))
-    assert [list(answer.values()) for answer in app.control.ping(timeout=5, limit=1)] == [[{"ok": "pong"}]]
+    assert [list(answer.values()) for answer in app.control.ping(timeout=5, limit=1)] == [
+        [{"ok": "pong"}]
+    ]
     assert "note" in next(iter(app.control.inspect(timeout=5, limit=1).registered().values()))
 
 
-def test_a_worker_whose_children_are_all_busy_answers_remote_control(app: Celery, notebook: Path) -> None:
+def test_a_worker_whose_children_are_all_busy_answers_remote_control(
+    app: Celery, notebook: Path
+) -> None:
     released = notebook.with_name("released")
     for number in range(8):
         app.send_task("hold", [number, str(released)])
@@ -188,10 +230,14 @@ def test_a_worker_whose_children_are_all_busy_answers_remote_control(app: Celery
 
 
 def _running(app: Celery) -> int:
-    return sum(len(tasks) for tasks in (app.control.inspect(timeout=5, limit=1).active() or {}).values())
+    return sum(
+        len(tasks) for tasks in (app.control.inspect(timeout=5, limit=1).active() or {}).values()
+    )
 
 
-def test_a_worker_outlives_a_folder_that_is_out_of_reach_for_a_while(app: Celery, folder: Path, notebook: Path) -> None:
+def test_a_worker_outlives_a_folder_that_is_out_of_reach_for_a_while(
+    app: Celery, folder: Path, notebook: Path
+) -> None:
     app.send_task("note", [1])
     until(lambda: noted(notebook) == [1], within=30)
     queue = queue_folder(folder, "celery")
@@ -210,7 +256,9 @@ def test_a_worker_outlives_a_folder_that_is_out_of_reach_for_a_while(app: Celery
 def test_a_prefork_worker_tells_its_events(app: Celery) -> None:
     told: list[str] = []
     with app.connection() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": lambda event: told.append(event["type"])})
+        receiver = app.events.Receiver(
+            connection, handlers={"*": lambda event: told.append(event["type"])}
+        )
         with receiver.consumer_context() as (listening_on, _channel, _consumers):
             app.send_task("note", [1])
             until(lambda: drained(listening_on) and "task-succeeded" in told, within=30)
@@ -218,7 +266,9 @@ def test_a_prefork_worker_tells_its_events(app: Celery) -> None:
     assert {"task-received", "task-started", "task-succeeded"} <= set(told)
 
 
-def test_an_unreadable_file_does_not_stop_a_prefork_worker(app: Celery, folder: Path, notebook: Path) -> None:
+def test_an_unreadable_file_does_not_stop_a_prefork_worker(
+    app: Celery, folder: Path, notebook: Path
+) -> None:
     app.send_task("note", [1])
     for number, content in enumerate(RUBBISH):
         (queue_folder(folder, "celery") / f"0-{number:02d}.msg").write_bytes(content)

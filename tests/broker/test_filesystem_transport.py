@@ -1,4 +1,6 @@
-"""The folder as a broker: nothing lost, nothing doubled, nothing mixed up, and no file that stops a consumer."""
+"""The folder as a broker: nothing lost, nothing doubled, nothing mixed up, and no file that stops a
+consumer.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -15,8 +17,17 @@ from celery.exceptions import ImproperlyConfigured
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
-from django_durable_tasks.celery import filesystem
-from tests.broker.filesystem_folder import RUBBISH, bound, drained, publish, queue_folder, size, take, take_all
+from django_durable_tasks.celery.transports import filesystem
+from tests.broker.filesystem_folder import (
+    RUBBISH,
+    bound,
+    drained,
+    publish,
+    queue_folder,
+    size,
+    take,
+    take_all,
+)
 from tests.waiting import until
 
 DECLARED_FOR_ONE = {"auto_delete": True, "durable": False}
@@ -42,14 +53,28 @@ def connection(url: str) -> Iterator[Connection]:
 
 # Queues
 
-NAMES = ["a", "b.a", "a.msg", "A", ".", "..", "x/y", "../a", "ä ö", "%61", "celery@host.celery.pidbox"]
+NAMES = [
+    "a",
+    "b.a",
+    "a.msg",
+    "A",
+    ".",
+    "..",
+    "x/y",
+    "../a",
+    "ä ö",
+    "%61",
+    "celery@host.celery.pidbox",
+]
 
 
 def test_queues_whose_names_resemble_each_other_never_mix(connection: Connection) -> None:
     for name in NAMES:
         publish(connection, name, f"for {name}")
 
-    assert {name: take_all(connection, name) for name in NAMES} == {name: [f"for {name}"] for name in NAMES}
+    assert {name: take_all(connection, name) for name in NAMES} == {
+        name: [f"for {name}"] for name in NAMES
+    }
 
 
 def test_every_queue_stays_within_the_folder(connection: Connection, folder: Path) -> None:
@@ -102,7 +127,9 @@ def test_the_highest_priority_goes_first_and_equals_go_by_arrival(connection: Co
     assert take_all(connection, "a") == [2, 4, 1, 6, 5, 0, 3]
 
 
-def test_an_urgent_message_does_not_wait_behind_a_listing_made_before_it(connection: Connection) -> None:
+def test_an_urgent_message_does_not_wait_behind_a_listing_made_before_it(
+    connection: Connection,
+) -> None:
     publish(connection, "a", *["calm"] * 500)
     assert take(connection, "a") == "calm"
     publish(connection, "a", "urgent", priority=9)
@@ -122,7 +149,9 @@ def test_a_message_handed_back_keeps_its_priority(connection: Connection) -> Non
         assert take_all(other, "a") == ["urgent", "calm"]
 
 
-def test_what_was_not_acknowledged_comes_back_when_the_connection_is_closed(url: str, connection: Connection) -> None:
+def test_what_was_not_acknowledged_comes_back_when_the_connection_is_closed(
+    url: str, connection: Connection
+) -> None:
     publish(connection, "a", 1)
     with Connection(url) as other:
         other.default_channel.basic_get("a")
@@ -147,11 +176,15 @@ def test_files_that_are_no_messages_are_moved_aside_and_logged_once(
         assert take_all(connection, "a") == []
 
     aside = {path.name for path in queue_folder(folder, "a").iterdir()}
-    assert aside == {f"0-{n:02d}.msg.undecodable" for n in range(len(RUBBISH))} | {"0-folder.msg.undecodable"}
+    assert aside == {f"0-{n:02d}.msg.undecodable" for n in range(len(RUBBISH))} | {
+        "0-folder.msg.undecodable"
+    }
     assert len(caplog.records) == len(aside)
 
 
-def test_files_that_vanish_after_they_were_listed_are_passed_over(connection: Connection, folder: Path) -> None:
+def test_files_that_vanish_after_they_were_listed_are_passed_over(
+    connection: Connection, folder: Path
+) -> None:
     publish(connection, "a", *range(10))
     assert take(connection, "a") == 0
     for path in queue_folder(folder, "a").iterdir():
@@ -169,8 +202,15 @@ def test_a_full_prefetch_holds_up_no_other_channel(connection: Connection) -> No
     heard: list[Any] = []
     publish(connection, "work", 1, 2)
     with (
-        listening(connection.channel(), "work", lambda body, message: held.append(message), prefetch_count=1),
-        listening(connection.channel(), "control", lambda body, message: heard.append(body), no_ack=True),
+        listening(
+            connection.channel(),
+            "work",
+            lambda body, message: held.append(message),
+            prefetch_count=1,
+        ),
+        listening(
+            connection.channel(), "control", lambda body, message: heard.append(body), no_ack=True
+        ),
     ):
         until(lambda: drained(connection) and held, within=5)
         publish(connection, "control", "ping")
@@ -182,7 +222,9 @@ def test_a_full_prefetch_holds_up_no_other_channel(connection: Connection) -> No
 
 
 @contextmanager
-def listening(channel: Any, name: str, callback: Callable[[Any, Any], None], **options: Any) -> Iterator[None]:
+def listening(
+    channel: Any, name: str, callback: Callable[[Any, Any], None], **options: Any
+) -> Iterator[None]:
     queue = Queue(name, exchange=Exchange(""), routing_key=name, no_declare=True)
     with Consumer(channel, [queue], callbacks=[callback], **options):
         yield
@@ -204,7 +246,9 @@ def test_a_topic_reaches_the_queues_whose_pattern_matches(connection: Connection
     assert take_all(connection, "*.failed") == ["task.failed", "worker.failed"]
 
 
-def test_two_folders_in_one_process_have_bindings_of_their_own(connection: Connection, tmp_path: Path) -> None:
+def test_two_folders_in_one_process_have_bindings_of_their_own(
+    connection: Connection, tmp_path: Path
+) -> None:
     news = Exchange("news", type="fanout")
     bound(connection, news, "reader")
     with Connection(f"durable-filesystem://{tmp_path / 'other'}") as other:
@@ -214,7 +258,9 @@ def test_two_folders_in_one_process_have_bindings_of_their_own(connection: Conne
         assert (take_all(connection, "reader"), take_all(other, "reader")) == ([], ["there"])
 
 
-def test_a_deleted_queue_takes_no_more_copies(connection: Connection, folder: Path, url: str) -> None:
+def test_a_deleted_queue_takes_no_more_copies(
+    connection: Connection, folder: Path, url: str
+) -> None:
     news = Exchange("news", type="fanout")
     bound(connection, news, "reader").delete()
     with Connection(url) as other:
@@ -277,7 +323,9 @@ def test_a_queue_that_was_dropped_while_its_consumer_was_frozen_comes_back(
 
 
 def test_the_folder_may_stand_in_the_options(folder: Path) -> None:
-    with Connection("durable-filesystem://", transport_options={"data_folder": str(folder)}) as connection:
+    with Connection(
+        "durable-filesystem://", transport_options={"data_folder": str(folder)}
+    ) as connection:
         publish(connection, "a", 1)
 
     assert len(list(queue_folder(folder, "a").iterdir())) == 1

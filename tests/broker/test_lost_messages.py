@@ -8,9 +8,9 @@ from celery import current_app
 from django.conf import settings as django_settings
 from kombu import Producer
 
-from django_durable_tasks.celery.envelope import HEADER, headers_of
+from django_durable_tasks.celery.publishing.message_id import HEADER, headers_of
 from django_durable_tasks.models import Task
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.ports import TaskMessage
 from tests.processes.fleet import Fleet
 from tests.processes.rows import ended, logged, purge, row
 from tests.project import bodies
@@ -31,11 +31,23 @@ def test_a_message_that_the_broker_lost_is_rung_again(fleet: Fleet) -> None:
     assert found.executions.get().celery_id == f"{task.pk}.1.2"
 
 
-def _broken(task: Task, body: bytes, without: str = "", headers: dict[str, str] | None = None, **sent: str) -> None:
-    ring = Ring(task.pk, 1, 1, task.name, QUEUE, 0)
-    full = {"id": str(uuid.uuid4()), "task": task.name, "lang": "py", **headers_of(ring), **(headers or {})}
+def _broken(
+    task: Task, body: bytes, without: str = "", headers: dict[str, str] | None = None, **sent: str
+) -> None:
+    message = TaskMessage(task.pk, 1, 1, task.name, QUEUE, 0)
+    full = {
+        "id": str(uuid.uuid4()),
+        "task": task.name,
+        "lang": "py",
+        **headers_of(message),
+        **(headers or {}),
+    }
     full.pop(without, None)
-    options: dict[str, Any] = {"content_type": "application/json", "content_encoding": "utf-8", **sent}
+    options: dict[str, Any] = {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        **sent,
+    }
     with current_app.connection_for_write() as connection:
         Producer(connection).publish(body, routing_key=QUEUE, headers=full, **options)
 
@@ -52,5 +64,10 @@ def test_rubbish_in_the_place_of_a_ring_costs_a_message_and_no_task(fleet: Fleet
     worker, _ = fleet.worker(), fleet.scheduler()
     fleet.ready()
     found = ended(task)
-    assert (found.status, found.result, found.attempts, logged(task)) == ("SUCCESS", 3, 1, ["SUCCESS"])
+    assert (found.status, found.result, found.attempts, logged(task)) == (
+        "SUCCESS",
+        3,
+        1,
+        ["SUCCESS"],
+    )
     assert worker.alive()

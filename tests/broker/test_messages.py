@@ -1,4 +1,6 @@
-"""What a worker makes of messages: good ones, doubled and stale ones, and orders by remote control."""
+"""What a worker makes of messages: good ones, doubled and stale ones, and orders by
+remote control.
+"""
 
 import uuid
 from collections.abc import Iterator
@@ -9,9 +11,9 @@ from celery import current_app
 from django.conf import settings as django_settings
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery import publisher
+from django_durable_tasks.celery.publishing import publisher
 from django_durable_tasks.models import QueueControl, Task
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.ports import TaskMessage
 from tests.processes.fleet import Fleet, Program, fleet_in
 from tests.processes.rows import ended, in_status, logged, release, row
 from tests.project import bodies
@@ -40,8 +42,8 @@ def worker(shared: Fleet, rows: None) -> Program:
     return shared.programs[0]
 
 
-def _ring(task: Task, epoch: int | None = None, number: int = 1) -> Ring:
-    return Ring(task.pk, task.epoch if epoch is None else epoch, number, task.name, QUEUE, 0)
+def _ring(task: Task, epoch: int | None = None, number: int = 1) -> TaskMessage:
+    return TaskMessage(task.pk, task.epoch if epoch is None else epoch, number, task.name, QUEUE, 0)
 
 
 def _celery_id(task: Task) -> str:
@@ -50,11 +52,13 @@ def _celery_id(task: Task) -> str:
 
 
 def _drops(worker: Program, task_id: object, why: str) -> bool:
-    return any(str(task_id) in line and line.endswith(f": {why}") for line in worker.said().splitlines())
+    return any(
+        str(task_id) in line and line.endswith(f": {why}") for line in worker.said().splitlines()
+    )
 
 
 def test_a_ring_for_a_deleted_row_is_dropped(worker: Program) -> None:
-    gone = Ring(uuid.uuid4(), 1, 1, "tests.project.bodies.add", QUEUE, 0)
+    gone = TaskMessage(uuid.uuid4(), 1, 1, "tests.project.bodies.add", QUEUE, 0)
     publisher.publish([gone])
     until(lambda: _drops(worker, gone.task_id, "MISSING"), within=20)
     assert ended(bodies.add.schedule(1, 2)).result == 3
@@ -69,19 +73,28 @@ def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) 
     release(tmp_path)
     ended(task)
     publisher.publish([_ring(row(task))])
-    until(lambda: worker.said().count(f"Ignored message {task.pk}") >= 5, within=20, message="five are ignored")
+    until(
+        lambda: worker.said().count(f"Ignored message {task.pk}") >= 5,
+        within=20,
+        message="five are ignored",
+    )
     assert (row(task).attempts, logged(task)) == (1, ["SUCCESS"])
 
 
 def test_a_task_whose_code_is_gone_waits_is_reported_and_burns_nothing(worker: Program) -> None:
     task = only_here.schedule()
-    until(lambda: worker.said().count(f"'tests.broker.only_here'; task {task.pk} was returned") >= 2, within=30)
+    until(
+        lambda: worker.said().count(f"'tests.broker.only_here'; task {task.pk} was returned") >= 2,
+        within=30,
+    )
     found = row(task)
     assert found.is_open
     assert (found.attempts, found.failures, found.crashes, logged(task)) == (0, 0, 0, [])
 
 
-def test_a_message_revoked_before_its_start_cancels_the_row(worker: Program, tmp_path: Path) -> None:
+def test_a_message_revoked_before_its_start_cancels_the_row(
+    worker: Program, tmp_path: Path
+) -> None:
     first = bodies.hold.schedule(str(tmp_path))
     in_status(first, "RUNNING")
     second = bodies.add.schedule(1, 2)
@@ -90,12 +103,19 @@ def test_a_message_revoked_before_its_start_cancels_the_row(worker: Program, tmp
     until(lambda: f"Tasks flagged as revoked: {celery_id}" in worker.said(), within=20)
     release(tmp_path)
     found = ended(second)
-    assert (found.status, found.reason, found.attempts, logged(second)) == ("CANCELLED", "REVOKED", 0, [])
+    assert (found.status, found.reason, found.attempts, logged(second)) == (
+        "CANCELLED",
+        "REVOKED",
+        0,
+        [],
+    )
     assert ended(first).status == "SUCCESS"
 
 
 @pytest.mark.smoke
-def test_a_run_that_is_revoked_and_terminated_is_cancelled_by_its_parent(worker: Program, tmp_path: Path) -> None:
+def test_a_run_that_is_revoked_and_terminated_is_cancelled_by_its_parent(
+    worker: Program, tmp_path: Path
+) -> None:
     task = bodies.hold.schedule(str(tmp_path))
     in_status(task, "RUNNING")
     until(lambda: list(tmp_path.glob("started-*")), within=20)
@@ -111,17 +131,23 @@ def test_inspect_sees_the_worker_and_what_it_runs(worker: Program, tmp_path: Pat
     inspect = current_app.control.inspect(destination=[worker.name], timeout=5)
     assert inspect.ping() == {worker.name: {"ok": "pong"}}
     active = inspect.active()[worker.name]
-    assert [(run["name"], run["id"]) for run in active] == [("tests.project.bodies.hold", _celery_id(task))]
+    assert [(run["name"], run["id"]) for run in active] == [
+        ("tests.project.bodies.hold", _celery_id(task))
+    ]
     assert bodies.hold.name in inspect.registered()[worker.name]
     release(tmp_path)
     ended(task)
 
 
 @pytest.mark.smoke
-def test_a_message_that_arrives_in_another_queue_starts_nothing_and_is_counted(worker: Program) -> None:
+def test_a_message_that_arrives_in_another_queue_starts_nothing_and_is_counted(
+    worker: Program,
+) -> None:
     aside = row(bodies.sideways.schedule())
     publisher.publish([_ring(aside, number=number) for number in (1, 2)])
-    counted = QueueControl.objects.filter(name=aside.queue, misrouted=2, misrouted_from=QUEUE, paused_at__isnull=True)
+    counted = QueueControl.objects.filter(
+        name=aside.queue, misrouted=2, misrouted_from=QUEUE, paused_at__isnull=True
+    )
     until(counted.exists, within=20, message="both are refused and counted")
     assert _drops(worker, aside.pk, "MISROUTED")
     assert row(aside).attempts == 0

@@ -1,4 +1,6 @@
-"""A call from a process that knows nothing of durable tasks: ``celery call``, or the code before a conversion."""
+"""A call from a process that knows nothing of durable tasks: ``celery call``, or the code before a
+conversion.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,14 @@ knows_the_broker = pytest.mark.skipif(
 def _celery_call(*arguments: str) -> str:
     """Call a task by Celery's command and return the id that it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.project", "call", *arguments], cwd=ROOT, env=os.environ,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "celery", "-A", "tests.project", "call", *arguments],
+        cwd=ROOT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1]
 

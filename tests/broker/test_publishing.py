@@ -1,4 +1,6 @@
-"""Rings become messages, singly and in batches; what a message cannot carry is refused at the call."""
+"""Rings become messages, singly and in batches; what a message cannot carry is refused at
+the call.
+"""
 
 import uuid
 from typing import Any
@@ -7,11 +9,11 @@ import pytest
 from celery import chain, chord, current_app, group
 from django.conf import settings as django_settings
 
-from django_durable_tasks.celery import publisher
-from django_durable_tasks.celery.envelope import HEADER, celery_id_of
+from django_durable_tasks.celery.publishing import publisher
+from django_durable_tasks.celery.publishing.message_id import HEADER, celery_id_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.ports import TaskMessage
 from tests.processes.fleet import Fleet
 from tests.processes.rows import ended, in_status, row, statuses, waiting_messages
 from tests.project import bodies
@@ -29,8 +31,11 @@ def queue(rows: None) -> str:
     return name
 
 
-def _rings(queue: str, number: int) -> list[Ring]:
-    return [Ring(uuid.uuid4(), 1, 1, NAME, queue, priority % 10, timeout=30) for priority in range(number)]
+def _rings(queue: str, number: int) -> list[TaskMessage]:
+    return [
+        TaskMessage(uuid.uuid4(), 1, 1, NAME, queue, priority % 10, timeout=30)
+        for priority in range(number)
+    ]
 
 
 def _taken(queue: str) -> Any:
@@ -40,13 +45,16 @@ def _taken(queue: str) -> Any:
 
 
 @pytest.mark.smoke
-def test_a_single_ring_is_one_message_that_carries_tokens_and_no_arguments(queue: str) -> None:
-    ring = Ring(uuid.uuid4(), 7, 2, NAME, queue, 0, timeout=30, soft_timeout=20, idempotency_key="key")
-    publisher.publish([ring])
-    message = _taken(queue)
-    assert message.headers["id"] == message.headers[HEADER] == celery_id_of(ring) == f"{ring.task_id}.7.2"
-    assert (message.headers["task"], message.headers["timelimit"]) == (NAME, [30, 20])
-    assert message.payload[:2] == [[], {}]
+def test_a_published_message_carries_tokens_and_no_arguments(queue: str) -> None:
+    message = TaskMessage(
+        uuid.uuid4(), 7, 2, NAME, queue, 0, timeout=30, soft_timeout=20, idempotency_key="key"
+    )
+    publisher.publish([message])
+    taken = _taken(queue)
+    assert taken.headers["id"] == taken.headers[HEADER] == celery_id_of(message)
+    assert celery_id_of(message) == f"{message.task_id}.7.2"
+    assert (taken.headers["task"], taken.headers["timelimit"]) == (NAME, [30, 20])
+    assert taken.payload[:2] == [[], {}]
 
 
 @pytest.mark.smoke
@@ -63,7 +71,9 @@ def test_a_batch_on_rabbitmq_is_confirmed_when_publish_returns(queue: str, broke
     until(lambda: waiting_messages(queue) == 102, within=10)
 
 
-def test_the_most_urgent_of_many_waiting_messages_is_served_first(fleet: Fleet, settings: Any) -> None:
+def test_the_most_urgent_of_many_waiting_messages_is_served_first(
+    fleet: Fleet, settings: Any
+) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "FAST_PATH": False}
     tasks = [bodies.add.using(priority=priority).schedule(1, 2) for priority in (0, 6, 3, 9, 0)]
     fleet.scheduler().ready()

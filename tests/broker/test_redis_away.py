@@ -1,4 +1,6 @@
-"""A Redis that is frozen, full, emptied or gone holds nobody up; the node says so, polls, and comes back by itself."""
+"""A Redis that is frozen, full, emptied or gone holds nobody up; the node says so, polls, and comes
+back by itself.
+"""
 
 import logging
 import os
@@ -73,7 +75,9 @@ def serves(index: RedisDueIndex) -> Callable[[], bool]:
 
     def condition() -> bool:
         index.add([due(99)])
-        return due(99).task_id in {row.task_id for row in index.pop_due(NOW + timedelta(seconds=1), 10)}
+        return due(99).task_id in {
+            row.task_id for row in index.pop_due(NOW + timedelta(seconds=1), 10)
+        }
 
     return condition
 
@@ -94,7 +98,11 @@ def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
 
     with frozen(url):
         threading.Thread(target=requests, daemon=True).start()
-        until(done.is_set, within=20, message="1,600 requests of half a second each end, but for the first")
+        until(
+            done.is_set,
+            within=20,
+            message="1,600 requests of half a second each end, but for the first",
+        )
         assert "polling every 1 s: Redis does not serve (TimeoutError)" in index.state
     assert caplog.text.count(AWAY) == 1
     assert url not in caplog.text
@@ -110,7 +118,9 @@ def test_an_index_whose_redis_was_frozen_serves_again_and_asks_to_be_filled(
         assert index.filled_until is None
     until(serves(index), within=20)
     assert caplog.text.count(AWAY) == caplog.text.count(BACK) == 1
-    assert "not filled" in index.state, "what was added meanwhile is missing: the leader must fill the set again"
+    assert "not filled" in index.state, (
+        "what was added meanwhile is missing: the leader must fill the set again"
+    )
     filled(index)
 
 
@@ -139,7 +149,9 @@ def test_an_emptied_redis_is_not_relied_on(door: Door) -> None:
     until(serves(index), within=20)
 
 
-def test_a_full_redis_is_told_and_used_again_when_it_has_room(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_redis_is_told_and_used_again_when_it_has_room(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
     index = filled(RedisDueIndex(door))
     door.client.config_set("maxmemory-policy", "noeviction")
     door.client.config_set("maxmemory", "1mb")

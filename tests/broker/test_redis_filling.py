@@ -1,4 +1,6 @@
-"""The leader fills the due index in Redis from the rows; schedulers rely on it while it is filled."""
+"""The leader fills the due index in Redis from the rows; schedulers rely on it while it
+is filled.
+"""
 
 import uuid
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.due_index.redis_client import Door
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_due_index import REDIS, due
@@ -51,7 +53,10 @@ def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def rows_due(*seconds: float) -> list[uuid.UUID]:
     """Make a waiting row for each of these instants, in seconds from now."""
-    made = [bodies.add.schedule(1, 2, run_at=timezone.now() + timedelta(seconds=wait)) for wait in seconds]
+    made = [
+        bodies.add.schedule(1, 2, run_at=timezone.now() + timedelta(seconds=wait))
+        for wait in seconds
+    ]
     return [task.pk for task in made]
 
 
@@ -62,7 +67,10 @@ def _of_one_instant(number: int, at: datetime) -> set[uuid.UUID]:
 
 def taken(door: Door) -> list[uuid.UUID]:
     """Take all entries out, earliest first."""
-    return [row.task_id for row in RedisDueIndex(door).pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100_000)]
+    return [
+        row.task_id
+        for row in RedisDueIndex(door).pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100_000)
+    ]
 
 
 def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) -> None:
@@ -73,7 +81,11 @@ def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) 
     index = RedisDueIndex(door)
     index.next_at()
     assert index.filled_until is not None
-    assert timedelta(0) <= index.filled_until - (now + timedelta(seconds=300)) < timedelta(milliseconds=1)
+    assert (
+        timedelta(0)
+        <= index.filled_until - (now + timedelta(seconds=300))
+        < timedelta(milliseconds=1)
+    )
     assert taken(door) == wanted
 
 
@@ -94,7 +106,9 @@ def test_an_emptied_set_is_filled_anew(door: Door) -> None:
     assert taken(door) == wanted
 
 
-def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loader, "_PAGE", 7)
     at = timezone.now() + timedelta(seconds=60)
     for queue in ("a", "b"):
@@ -142,14 +156,18 @@ def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
     at = timezone.now() + timedelta(seconds=60)
     for queue, apart in (("a", 10), ("b", 100)):
         for number in range(20):
-            bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=apart * number)).schedule(1, 2)
+            bodies.add.using(
+                queue=queue, run_at=at + timedelta(milliseconds=apart * number)
+            ).schedule(1, 2)
     index = RedisDueIndex(door)
     loader.fill(database_now())
     index.next_at()
     assert index.filled_until is not None
     held = {row.task_id for row in index.pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100)}
     assert index.filled_until > at
-    assert held.issuperset(Task.objects.filter(due_at__lt=index.filled_until).values_list("pk", flat=True))
+    assert held.issuperset(
+        Task.objects.filter(due_at__lt=index.filled_until).values_list("pk", flat=True)
+    )
 
 
 def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> None:
@@ -160,7 +178,9 @@ def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> No
     assert taken(door) == [task.pk]
 
 
-def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loader, "_MOST", 3)
     wanted = rows_due(5, 6, 7, 100, 200)
     now = database_now()
@@ -180,7 +200,9 @@ def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(door: Doo
     other._untold = True
     other.add([])
     other.discard([uuid.uuid4()])
-    assert not index.filled(database_now() + timedelta(seconds=60)), "the mark was taken away meanwhile"
+    assert not index.filled(database_now() + timedelta(seconds=60)), (
+        "the mark was taken away meanwhile"
+    )
     wanted = rows_due(3)
     assert loader.fill(database_now()) == 1
     assert taken(door) == wanted
@@ -195,7 +217,7 @@ def test_nothing_is_filled_without_redis_or_while_it_is_away(door: Door, setting
     assert isinstance(due_index(), MemoryDueIndex)
 
 
-# The index of a scheduler -----------------------------------------------------------------------------------------
+# The index of a scheduler -------------------------------------------------------------------------
 
 
 def _ids(rows: list[Due]) -> list[int]:
@@ -213,11 +235,17 @@ def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: Door) -> Non
     assert _ids(theirs.pop_due(late, 2)) == [1, 2]
     assert _ids(mine.pop_due(late, 2)) == [3]
     mine.add([due(number, number) for number in (1, 2, 4)])
-    assert _ids(theirs.pop_due(late, 3)) == [4], "what another popped is not brought again by the next look ahead"
+    assert _ids(theirs.pop_due(late, 3)) == [4], (
+        "what another popped is not brought again by the next look ahead"
+    )
 
 
 def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
-    door: Door, settings: Any, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    door: Door,
+    settings: Any,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(redis_client, "PAUSE", 0.3)
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}

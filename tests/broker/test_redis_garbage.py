@@ -1,4 +1,6 @@
-"""Whatever stands in the keys of the due index, schedulers go on: it is removed and reported, and tasks are found."""
+"""Whatever stands in the keys of the due index, schedulers go on: it is removed and reported, and
+tasks are found.
+"""
 
 import uuid
 from datetime import timedelta
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.due_index import loader, redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, keys, scope
 from django_durable_tasks.due_index.redis_client import Door
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import wake_channel
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -26,11 +28,32 @@ from tests.waiting import until
 
 __all__ = ["door"]
 ODD_MEMBERS = [
-    b"q_default|0|3|not-a-uuid", b"", b"|", b"|||", b"\xff\xfe|0|3|\x80", b"\xff|0|3|" + str(uuid.uuid4()).encode(),
-    b"mail|high|3|" + str(uuid.uuid4()).encode(), str(uuid.uuid4()).encode(), b'{"queue": "mail"}', b"\x00" * 50,
-    b"v2|mail|0|3|extra|" + str(uuid.uuid4()).encode() + b"|", b"%s %d {0}",
-]  # fmt: skip
-ODD_MARKS = [b"not-a-number", b"", b"-", b"1e3", b"nan", b"inf", b"\xff\xfe", b" 12", b"9" * 40, b"007", b"12.0"]
+    b"q_default|0|3|not-a-uuid",
+    b"",
+    b"|",
+    b"|||",
+    b"\xff\xfe|0|3|\x80",
+    b"\xff|0|3|" + str(uuid.uuid4()).encode(),
+    b"mail|high|3|" + str(uuid.uuid4()).encode(),
+    str(uuid.uuid4()).encode(),
+    b'{"queue": "mail"}',
+    b"\x00" * 50,
+    b"v2|mail|0|3|extra|" + str(uuid.uuid4()).encode() + b"|",
+    b"%s %d {0}",
+]
+ODD_MARKS = [
+    b"not-a-number",
+    b"",
+    b"-",
+    b"1e3",
+    b"nan",
+    b"inf",
+    b"\xff\xfe",
+    b" 12",
+    b"9" * 40,
+    b"007",
+    b"12.0",
+]
 
 
 def _entry(index: RedisDueIndex) -> None:
@@ -57,14 +80,18 @@ def test_a_member_that_cannot_be_read_is_removed_and_counted(
 
 
 @pytest.mark.parametrize("mark", ODD_MARKS)
-def test_a_mark_that_cannot_be_read_is_none_and_the_set_is_filled_again(door: Door, mark: bytes) -> None:
+def test_a_mark_that_cannot_be_read_is_none_and_the_set_is_filled_again(
+    door: Door, mark: bytes
+) -> None:
     index = RedisDueIndex(door)
     door.client.set(keys()[2], mark)
     index.next_at()
     assert index.filled_until is None
     wanted = rows_due(5)
     assert loader.fill(database_now()) == 1
-    assert [row.task_id for row in index.pop_due(database_now() + timedelta(seconds=10), 10)] == wanted
+    assert [
+        row.task_id for row in index.pop_due(database_now() + timedelta(seconds=10), 10)
+    ] == wanted
     assert index.filled_until is not None
 
 
@@ -79,10 +106,13 @@ def test_a_mark_that_promises_years_is_not_believed(door: Door) -> None:
 def test_a_key_of_another_type_is_replaced(door: Door, kind: str, number: int) -> None:
     key, client = keys()[number], door.client
     acts: dict[str, Any] = {
-        "text": lambda: client.set(key, "x"), "list": lambda: client.rpush(key, "x"),
-        "set": lambda: client.sadd(key, "x"), "hash": lambda: client.hset(key, "x", "y"),
-        "zset": lambda: client.zadd(key, {"x": 1}), "stream": lambda: client.xadd(key, {"x": "y"}),
-    }  # fmt: skip
+        "text": lambda: client.set(key, "x"),
+        "list": lambda: client.rpush(key, "x"),
+        "set": lambda: client.sadd(key, "x"),
+        "hash": lambda: client.hset(key, "x", "y"),
+        "zset": lambda: client.zadd(key, {"x": 1}),
+        "stream": lambda: client.xadd(key, {"x": "y"}),
+    }
     acts[kind]()
     index = RedisDueIndex(door)
     index.next_at()
@@ -95,7 +125,9 @@ def test_a_key_of_another_type_is_replaced(door: Door, kind: str, number: int) -
 
 
 _BYTES = st.one_of(st.binary(max_size=60), st.sampled_from(ODD_MEMBERS + ODD_MARKS))
-_SCORES = st.one_of(st.floats(allow_nan=False), st.integers(-(10**15), 10**15), st.sampled_from(["-inf", "+inf"]))
+_SCORES = st.one_of(
+    st.floats(allow_nan=False), st.integers(-(10**15), 10**15), st.sampled_from(["-inf", "+inf"])
+)
 _DEEDS = st.lists(
     st.one_of(
         st.tuples(st.just("zadd"), st.integers(0, 2), _BYTES, _SCORES),
@@ -104,8 +136,9 @@ _DEEDS = st.lists(
         st.tuples(st.just("rpush"), st.integers(0, 2), _BYTES, st.just(0)),
         st.tuples(st.just("publish"), st.just(0), _BYTES, st.just(0)),
     ),
-    min_size=1, max_size=12,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+)
 
 
 def _do(client: Any, verb: str, number: int, value: bytes, more: Any) -> None:
@@ -122,15 +155,21 @@ def _do(client: Any, verb: str, number: int, value: bytes, more: Any) -> None:
         getattr(client, verb)(key, value)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(deeds=_DEEDS)
-def test_a_scheduler_dispatches_whatever_its_keys_hold(door: Door, deeds: list[tuple[str, int, bytes, Any]]) -> None:
+def test_a_scheduler_dispatches_whatever_its_keys_hold(
+    door: Door, deeds: list[tuple[str, int, bytes, Any]]
+) -> None:
     scheduler = Scheduler("one")
     row = bodies.add.schedule(1, 2)
     for verb, number, value, more in deeds:
         _do(door.client, verb, number, value, more)
         scheduler.round()
-    until(lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1], within=30)
+    until(
+        lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1], within=30
+    )
     loader.fill(database_now())
     assert scheduler.steps.failing() == []
     durable("verify", "--only", "due-index", "--repair", "--yes")
@@ -141,13 +180,18 @@ def test_verify_removes_members_that_are_never_due(door: Door) -> None:
         door.client.zadd(keys()[0], {member: ("+inf", 10**17, 4.5e12 + 0.5)[number % 3]})
     assert "not-a-uuid" in durable("verify", "--only", "due-entries").out
     durable("verify", "--only", "due-entries", "--repair", "--yes")
-    # Three have an id that may be that of a task of another installation with a database of this name.
+    # Three have an id that may be that of a task of another installation with a database of this
+    # name.
     assert len(RedisDueIndex(door)) == 3
 
 
 @pytest.mark.timeout(300)
-def test_run_scheduler_survives_garbage_under_a_load(rows: None, settings: Any, tmp_path: Path) -> None:
-    """A process with its threads: members, marks, types and messages of the channel, while tasks go on to run."""
+def test_run_scheduler_survives_garbage_under_a_load(
+    rows: None, settings: Any, tmp_path: Path
+) -> None:
+    """A process with its threads: members, marks, types and messages of the channel, while tasks go
+    on to run.
+    """
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     redis_client.hang_up()
     door = redis_client.door()

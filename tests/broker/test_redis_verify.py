@@ -1,4 +1,6 @@
-"""``durable verify`` compares the due index in Redis with the rows, mends both ways, and says when it cannot look."""
+"""``durable verify`` compares the due index in Redis with the rows, mends both ways, and says when
+it cannot look.
+"""
 
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -12,9 +14,9 @@ from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, memb
 from django_durable_tasks.due_index.redis_client import Door
 from django_durable_tasks.due_index.redis_entries import RedisEntries
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle import verifying
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.verifying_walks import look
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.verify import runner
+from django_durable_tasks.engine.verify.check import look
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_redis_away import frozen, url
@@ -28,13 +30,13 @@ CHECKS = ["due-entries", "due-missing"]
 
 
 def _look() -> list[tuple[str, Any]]:
-    answers = verifying.verify(verifying.chosen(["due-index"]))
+    answers = runner.verify(runner.chosen(["due-index"]))
     assert not [answer.error for answer in answers if answer.error]
     return [(finding.check, finding.key) for answer in answers for finding in answer.findings]
 
 
 def _mend() -> list[tuple[str, str]]:
-    deeds = verifying.repair(verifying.verify(verifying.chosen(["due-index"])))
+    deeds = runner.repair(runner.verify(runner.chosen(["due-index"])))
     return [(deed.finding.check, deed.done or deed.left) for deed in deeds]
 
 
@@ -71,12 +73,18 @@ def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
             "the task is SUCCESS",
         ),
         (
-            lambda pk: Task.objects.unguarded().filter(pk=pk).update(due_at=datetime(2100, 1, 1, tzinfo=UTC)),
+            lambda pk: (
+                Task.objects.unguarded()
+                .filter(pk=pk)
+                .update(due_at=datetime(2100, 1, 1, tzinfo=UTC))
+            ),
             "2100-01-01",
         ),
     ],
 )
-def test_entries_that_say_nothing_are_found_and_removed(door: Door, damage: Any, right: str) -> None:
+def test_entries_that_say_nothing_are_found_and_removed(
+    door: Door, damage: Any, right: str
+) -> None:
     good, bad = _filled(50, 60)
     member = member_of(_due(bad))
     damage(bad)
@@ -127,7 +135,9 @@ def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(d
     soon, moved, gone, later = _filled(3, 60, 70, 310)
     RedisDueIndex(door).discard([soon, moved, later])
     Task.objects.unguarded().filter(pk=moved).update(updated_at=database_now())
-    Task.objects.unguarded().filter(pk=gone).update(status="SUCCESS", due_at=None, updated_at=database_now())
+    Task.objects.unguarded().filter(pk=gone).update(
+        status="SUCCESS", due_at=None, updated_at=database_now()
+    )
     assert _look() == []
 
 
@@ -151,9 +161,12 @@ def test_a_change_between_look_and_repair_stands(door: Door) -> None:
 def test_the_walk_sees_every_entry_by_pages(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_entries, "_BATCH", 7)
     now = database_now()
-    strangers = [Due(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1) for number in range(1, 1_001)]
+    strangers = [
+        Due(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)
+        for number in range(1, 1_001)
+    ]
     RedisDueIndex(door).add(strangers)
-    answers = verifying.verify(verifying.chosen(["due-entries"]))
+    answers = runner.verify(runner.chosen(["due-entries"]))
     assert {finding.key for finding in answers[0].findings} == {member_of(due) for due in strangers}
 
 
@@ -162,7 +175,7 @@ def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: Door)
     Task.objects.unguarded().filter(pk=theirs).delete()
     answer = durable("verify", "--only", "due-index")
     assert (answer.code, "none, because there is no such task" in answer.out) == (1, True)
-    [deed] = verifying.repair(verifying.verify(verifying.chosen(["due-index"])))
+    [deed] = runner.repair(runner.verify(runner.chosen(["due-index"])))
     assert (deed.done, "another installation" in deed.left) == ("", True)
     assert theirs in RedisEntries(door).members([theirs])
 
@@ -170,7 +183,7 @@ def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: Door)
 def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: Door) -> None:
     [held] = _filled(60)
     RedisDueIndex(door).discard([held])
-    [missing] = verifying.verify(verifying.chosen(["due-missing"]))
+    [missing] = runner.verify(runner.chosen(["due-missing"]))
     assert missing.check.repair is not None
     Task.objects.unguarded().filter(pk=held).update(due_at=datetime(9999, 1, 1, tzinfo=UTC))
     assert missing.check.repair(look(), missing.findings) == {}
@@ -182,21 +195,30 @@ def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(doo
     RedisDueIndex(door).discard([lost])
     node = a_node(region="south", stopped=100.0, seen=100.0)
     assert _look() == []
-    assert durable("verify", "--only", "due-index").out.count("regions 'south' change the same rows") == len(CHECKS)
+    assert durable("verify", "--only", "due-index").out.count(
+        "regions 'south' change the same tasks"
+    ) == len(CHECKS)
     Node.objects.filter(pk=node.pk).update(last_seen_at=database_now() - timedelta(seconds=1_000))
     assert _look() == [("due-missing", lost)]
 
 
-def test_while_redis_is_away_these_checks_say_so_and_the_others_look(door: Door, settings: Any, url: str) -> None:
+def test_while_redis_is_away_these_checks_say_so_and_the_others_look(
+    door: Door, settings: Any, url: str
+) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
     redis_client.hang_up()
     ids = _filled(60)
-    Task.objects.unguarded().filter(pk=ids[0]).update(attempts=-1, status="SUCCESS", due_at=None, completed_at=None)
+    Task.objects.unguarded().filter(pk=ids[0]).update(
+        attempts=-1, status="SUCCESS", due_at=None, completed_at=None
+    )
     with frozen(url):
         answer = durable("verify", "--format", "json")
     told = {row["check"]: row for row in answer.told["checks"]}
     assert (answer.code, answer.told["complete"]) == (2, False)
-    assert ["Redis does not serve (TimeoutError)" in told[name]["error"] for name in CHECKS] == [True, True]
+    assert ["Redis does not serve (TimeoutError)" in told[name]["error"] for name in CHECKS] == [
+        True,
+        True,
+    ]
     assert told["completion-times"]["findings"] == 1
 
 
@@ -216,7 +238,7 @@ def test_a_row_whose_shard_is_mended_is_known_in_the_set_by_its_right_one(
     Task.objects.unguarded().filter(pk=row).update(shard_key=wrong.shard)
     RedisDueIndex(door).add([wrong])
     monkeypatch.setattr(ports, "due", OnCommitNotifier())
-    [deed] = verifying.repair(verifying.verify(verifying.chosen(["shard-keys"])))
+    [deed] = runner.repair(runner.verify(runner.chosen(["shard-keys"])))
     assert deed.done == "written"
     assert _due(row) == right
     assert RedisEntries(door).members([row]) == {row: member_of(right)}

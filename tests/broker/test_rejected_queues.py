@@ -1,4 +1,6 @@
-"""A queue that the broker rejects waits for itself: others go on, in the same batch too, and no breaker opens."""
+"""A queue that the broker rejects waits for itself: others go on, in the same batch too, and no
+breaker opens.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from celery import Celery
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from django_durable_tasks.celery import dispatcher, publisher
-from django_durable_tasks.celery.envelope import celery_id_of
+from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher
+from django_durable_tasks.celery.publishing.message_id import celery_id_of
 from django_durable_tasks.exceptions import BrokerUnavailable
 from tests.broker.rejecting import WAYS, Way, another_kind
-from tests.broker.routes import application, forget, rings, waiting
+from tests.broker.routes import application, forget, messages, waiting
 from tests.processes.proxy import proxy_to
 from tests.vendors import address, broker_settings
 from tests.waiting import until
@@ -53,16 +55,18 @@ def test_a_batch_of_several_queues_gives_back_only_what_was_rejected(
     app: Celery, names: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = names
-    batch = [ring for _ in range(3) for queue in names for ring in rings(queue)]
+    batch = [message for _ in range(3) for queue in names for message in messages(queue)]
     refused = publisher.publish(batch)
-    assert {one.ring for one in refused} == {ring for ring in batch if ring.queue == bad}
+    assert {one.message for one in refused} == {
+        message for message in batch if message.queue == bad
+    }
     assert all(one.delay > 0 for one in refused)
-    assert publisher.breaker.closed()
-    assert list(publisher.backoff.reasons()) == [bad]
+    assert broker_outage.breaker.closed()
+    assert list(broker_outage.backoff.reasons()) == [bad]
     until(lambda: _in(app, good) == 3, within=10)
     for _ in range(3):
-        assert len(publisher.publish(rings(bad, 2))) == 2
-        assert publisher.publish(rings(good, 2)) == []
+        assert len(publisher.publish(messages(bad, 2))) == 2
+        assert publisher.publish(messages(good, 2)) == []
     assert caplog.text.count(REJECTS) == 1
     assert bad in caplog.text
 
@@ -73,35 +77,34 @@ def test_a_queue_whose_delay_is_over_is_tried_again_and_reported_once(
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.001}
     _, bad = names
     for _ in range(3):
-        until(lambda: publisher.backoff.allows(bad), within=10)
-        assert len(publisher.publish(rings(bad, number=2))) == 2
+        until(lambda: broker_outage.backoff.allows(bad), within=10)
+        assert len(publisher.publish(messages(bad, number=2))) == 2
     assert caplog.text.count(REJECTS) == 1
-    assert publisher.backoff.knows(bad)
+    assert broker_outage.backoff.knows(bad)
 
 
 def test_a_single_message_of_a_rejected_queue_that_was_published_before_is_noticed(
     app: Celery, names: tuple[str, str]
 ) -> None:
     _, bad = names
-    (again,) = rings(bad)
+    (again,) = messages(bad)
     again = type(again)(again.task_id, 1, 2, again.name, bad, 0)
-    assert [one.ring for one in publisher.publish([again])] == [again]
-    assert publisher.breaker.closed()
+    assert [one.message for one in publisher.publish([again])] == [again]
+    assert broker_outage.breaker.closed()
 
 
 def test_a_queue_that_celery_does_not_know_is_rejected_alone(names: tuple[str, str]) -> None:
     good, bad = names
     with application(task_queues=[Queue(good)], task_create_missing_queues=False) as app:
-        refused = publisher.publish([*rings(good, 2), *rings(bad), *rings(good)])
-        assert [one.ring.queue for one in refused] == [bad]
+        refused = publisher.publish([*messages(good, 2), *messages(bad), *messages(good)])
+        assert [one.message.queue for one in refused] == [bad]
         until(lambda: waiting(app) == {good: 3}, within=10)
-        assert publisher.breaker.closed()
+        assert broker_outage.breaker.closed()
 
 
 def test_a_repaired_queue_is_accepted_again_and_reported_once(
-    names: tuple[str, str], broker: str, caplog: pytest.LogCaptureFixture,
-    settings: Any,
-) -> None:  # fmt: skip
+    names: tuple[str, str], broker: str, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
     if broker != "rabbitmq":
         pytest.skip("the same code for each broker; RabbitMQ's queue is the easiest to repair")
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.01}
@@ -109,33 +112,40 @@ def test_a_repaired_queue_is_accepted_again_and_reported_once(
     queue, exists = another_kind(bad)
     with application(task_queues=[queue]) as app:
         exists(app)
-        assert publisher.publish(rings(bad))
+        assert publisher.publish(messages(bad))
         with app.connection_for_write() as connection:
             queue(connection.channel()).delete()
-        until(lambda: not publisher.publish(rings(bad)), within=10)
+        until(lambda: not publisher.publish(messages(bad)), within=10)
         assert (caplog.text.count(REJECTS), caplog.text.count(ACCEPTS)) == (1, 1)
         assert waiting(app) == {bad: 1}
 
 
 @pytest.mark.parametrize("part", [b"queue.declare", b"publish"])
-def test_a_queue_of_which_nothing_is_heard_is_rejected_alone(names: tuple[str, str], broker: str, part: bytes) -> None:
-    """A quorum queue without a majority answers neither a declaration nor a message; the connection does."""
+def test_a_queue_of_which_nothing_is_heard_is_rejected_alone(
+    names: tuple[str, str], broker: str, part: bytes
+) -> None:
+    """A quorum queue without a majority answers neither a declaration nor a message; the connection
+    does.
+    """
     if broker != "rabbitmq":
         pytest.skip("only RabbitMQ answers for each queue by itself")
     good, bad = names
-    with proxy_to(address("rabbitmq")) as proxy, application(proxy.url, task_queues=[Queue(good), Queue(bad)]):
+    with (
+        proxy_to(address("rabbitmq")) as proxy,
+        application(proxy.url, task_queues=[Queue(good), Queue(bad)]),
+    ):
         if part == b"publish":
-            assert publisher.publish(rings(bad, 2)) == []
+            assert publisher.publish(messages(bad, 2)) == []
         proxy.swallow(lambda data: bad.encode() in data)
-        refused = publisher.publish([*rings(bad, 2)])
-        assert {one.ring.queue for one in refused} == {bad}
-        assert publisher.breaker.closed()
-        assert publisher.publish(rings(good, 3)) == []
+        refused = publisher.publish([*messages(bad, 2)])
+        assert {one.message.queue for one in refused} == {bad}
+        assert broker_outage.breaker.closed()
+        assert publisher.publish(messages(good, 3)) == []
         forget()
 
 
 def test_a_message_that_cannot_be_encoded_holds_up_no_other(names: tuple[str, str]) -> None:
-    batch = rings(names[0], 3)
+    batch = messages(names[0], 3)
 
     def spoil(headers: dict[str, Any], **_: Any) -> None:
         if headers["id"] == celery_id_of(batch[1]):
@@ -147,22 +157,28 @@ def test_a_message_that_cannot_be_encoded_holds_up_no_other(names: tuple[str, st
             refused = dispatcher._publish(batch)
         finally:
             before_task_publish.disconnect(spoil)
-        assert [one.ring for one in refused] == [batch[1]]
+        assert [one.message for one in refused] == [batch[1]]
         until(lambda: waiting(app)[names[0]] >= 2, within=10)
-        assert publisher.breaker.closed()
-        assert publisher.backoff.reasons() == {}
+        assert broker_outage.breaker.closed()
+        assert broker_outage.backoff.reasons() == {}
 
 
-def test_a_lost_broker_opens_the_breaker_and_blames_no_queue(names: tuple[str, str], broker: str) -> None:
+def test_a_lost_broker_opens_the_breaker_and_blames_no_queue(
+    names: tuple[str, str], broker: str
+) -> None:
     if broker == "filesystem":
         pytest.skip("a folder has no connection; test_broker_away cuts it")
     good, _ = names
     with proxy_to(address(broker)) as proxy:
-        url = proxy.url if broker == "rabbitmq" else proxy.url.rstrip("/") + broker_settings(broker, Path())[0][-3:]
+        url = (
+            proxy.url
+            if broker == "rabbitmq"
+            else proxy.url.rstrip("/") + broker_settings(broker, Path())[0][-3:]
+        )
         with application(url, task_queues=[Queue(good)]):
-            assert publisher.publish(rings(good, 2)) == []
+            assert publisher.publish(messages(good, 2)) == []
             proxy.cut()
             with pytest.raises(BrokerUnavailable):
-                publisher.publish(rings(good, 2))
-            assert not publisher.breaker.closed()
-            assert publisher.backoff.reasons() == {}
+                publisher.publish(messages(good, 2))
+            assert not broker_outage.breaker.closed()
+            assert broker_outage.backoff.reasons() == {}

@@ -1,4 +1,6 @@
-"""A message reaches the queue to which Celery itself sends the task, and no other, whatever the queues look like."""
+"""A message reaches the queue to which Celery itself sends the task, and no other, whatever the
+queues look like.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from celery import Celery
 from kombu import Exchange, Queue
 
-from django_durable_tasks.celery import publisher, routing
-from tests.broker.routes import NAME, application, declare, increase, rings, waiting
+from django_durable_tasks.celery.publishing import publisher, routing
+from tests.broker.routes import NAME, application, declare, increase, messages, waiting
 from tests.waiting import until
 
 
@@ -37,14 +39,20 @@ def _topic(a: str, b: str) -> dict[str, Any]:
 
 
 def _router(a: str, b: str) -> dict[str, Any]:
-    def route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **more: Any) -> dict[str, Any] | None:
+    def route(
+        name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **more: Any
+    ) -> dict[str, Any] | None:
         return {"queue": a} if name == NAME else None
 
     return {"task_queues": [Queue(a), Queue(b)], "task_routes": (route,)}
 
 
 def _priorities(a: str, b: str) -> dict[str, Any]:
-    return {"task_queues": [Queue(a), Queue(b)], "task_routes": {NAME: a}, "task_queue_max_priority": 10}
+    return {
+        "task_queues": [Queue(a), Queue(b)],
+        "task_routes": {NAME: a},
+        "task_queue_max_priority": 10,
+    }
 
 
 def _made_on_demand(a: str, b: str) -> dict[str, Any]:
@@ -53,17 +61,31 @@ def _made_on_demand(a: str, b: str) -> dict[str, Any]:
 
 def _quorum(a: str, b: str) -> dict[str, Any]:
     kind = {"x-queue-type": "quorum"}
-    return {"task_queues": [Queue(a, queue_arguments=kind), Queue(b, queue_arguments=kind)], "task_routes": {NAME: a}}
+    return {
+        "task_queues": [Queue(a, queue_arguments=kind), Queue(b, queue_arguments=kind)],
+        "task_routes": {NAME: a},
+    }
 
 
 @pytest.fixture
 def names() -> tuple[str, str]:
-    """Name two queues of this test alone: Kombu's pools of connections remember what they declared."""
+    """Name two queues of this test alone: Kombu's pools of connections remember what they
+    declared.
+    """
     run = uuid.uuid4().hex[:8]
     return f"durable-{run}-a", f"durable-{run}-b"
 
 
-CONFIGURATIONS = [_bare, _same_key, _own_exchanges, _topic, _router, _priorities, _made_on_demand, _quorum]
+CONFIGURATIONS = [
+    _bare,
+    _same_key,
+    _own_exchanges,
+    _topic,
+    _router,
+    _priorities,
+    _made_on_demand,
+    _quorum,
+]
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda made: made.__name__.strip("_"))
@@ -78,9 +100,9 @@ def test_a_message_reaches_the_queue_that_celery_sends_the_task_to_and_no_other(
         declare(app)
         by_celery = Celery.send_task.__wrapped__  # ours makes a row of a durable task's name
         sent = _sent(app, lambda: [by_celery(app, NAME, (1, 2)) for _ in range(number)])
-        ours = _sent(app, lambda: publisher.publish(rings(routing.queue_of(NAME, None), number)))
+        ours = _sent(app, lambda: publisher.publish(messages(routing.queue_of(NAME, None), number)))
         assert ours == sent == {a: number}
-        named = _sent(app, lambda: publisher.publish(rings(routing.queue_of(NAME, b), number)))
+        named = _sent(app, lambda: publisher.publish(messages(routing.queue_of(NAME, b), number)))
         assert named == {b: number}
 
 
@@ -95,4 +117,4 @@ def test_an_alias_names_the_same_queue(names: tuple[str, str]) -> None:
     a, b = names
     with application(task_queues=[Queue(a, alias="short"), Queue(b)]) as app:
         declare(app)
-        assert _sent(app, lambda: publisher.publish(rings("short", 2))) == {a: 2}
+        assert _sent(app, lambda: publisher.publish(messages("short", 2))) == {a: 2}

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.notifier.message import CHANNEL
-from tests.broker.test_wakeups import Sleeper, sleeping, soon
+from tests.broker.listening_schedulers import Sleeper, sleeping, soon
 from tests.project import bodies
 from tests.waiting import until
 
@@ -18,12 +18,19 @@ pytestmark = pytest.mark.postgresql
 
 _PAYLOADS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200),
-    st.builds("{}|{}|{}|{}".format, st.sampled_from(["", "eu"]), st.sampled_from(["rows", "duties", "test", "odd"]),
-              st.one_of(st.integers().map(str), st.sampled_from(["٣", "1e9", "9" * 14])), st.text("|x", max_size=3)),
-)  # fmt: skip
+    st.builds(
+        "{}|{}|{}|{}".format,
+        st.sampled_from(["", "eu"]),
+        st.sampled_from(["rows", "duties", "test", "odd"]),
+        st.one_of(st.integers().map(str), st.sampled_from(["٣", "1e9", "9" * 14])),
+        st.text("|x", max_size=3),
+    ),
+)
 
 
-@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(payloads=st.lists(_PAYLOADS, min_size=1, max_size=10))
 def test_no_payload_ends_the_listener(listening: Sleeper, payloads: list[str]) -> None:
     with connection.cursor() as cursor:

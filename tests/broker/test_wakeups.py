@@ -1,90 +1,32 @@
-"""A row that is due soon wakes schedulers at once: by PostgreSQL, by Redis, or the state says why it does not."""
+"""A row that is due soon wakes schedulers at once: by PostgreSQL, by Redis, or the state says why
+it does not.
+"""
 
 import re
-import threading
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.utils import timezone
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.lifecycle import transitions
-from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.notifier import listener, notify_on_commit
 from django_durable_tasks.notifier.listener import Wakeups
 from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification
-from tests.broker.test_due_index import REDIS
-from tests.broker.test_redis_away import frozen, url
+from tests.broker.listening_schedulers import BY_POSTGRESQL, Sleeper, sleeping, soon, telling_fresh
 from tests.processes.fleet import SHORT
 from tests.project import bodies
 from tests.waiting import until
 
-__all__ = ["url"]
-BY_POSTGRESQL, BY_BOTH = "listening (PostgreSQL)", "listening (Redis, PostgreSQL)"
-CALM = {**SHORT, "FAST_PATH": False}
+__all__ = ["sleeping"]
 
 
-class Sleeper:
-    """What a scheduler does with wake-ups: it records them, and how many waiting rows it could see then."""
-
-    def __init__(self) -> None:
-        self.woken: list[datetime] = []
-        self.saw: list[int] = []
-        self.duties = threading.Event()
-        self.wakeups = Wakeups(self.wake, self.duties.set)
-
-    def wake(self, at: datetime) -> None:
-        """Record a wake-up."""
-        with own():
-            self.saw.append(Task.objects.pending().count())
-        self.woken.append(at)
-
-    def heard(self, at: datetime) -> bool:
-        """Return whether a wake-up was for this instant, to the millisecond."""
-        return any(abs(woken - at) <= timedelta(milliseconds=1) for woken in self.woken)
-
-
-@pytest.fixture
-def sleeping(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sleeper]]:
-    """Give what makes a sleeper that listens under these settings."""
-    monkeypatch.setattr(listener, "_TEST_EVERY", 0.3)
-    monkeypatch.setattr(redis_client, "PAUSE", 0.3)
-    monkeypatch.setattr(listener, "_LONGEST_PAUSE", 0.3)
-    started: list[Sleeper] = []
-
-    def start(state: str = BY_POSTGRESQL, **keys: Any) -> Sleeper:
-        settings.DURABLE_TASKS = {**CALM, **keys}
-        sleeper = Sleeper()
-        started.append(sleeper)
-        sleeper.wakeups.start()
-        until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
-        return sleeper
-
-    redis_client.hang_up()
-    telling_fresh(monkeypatch)
-    yield start
-    for sleeper in started:
-        sleeper.wakeups.stop(10)
-    redis_client.hang_up()
-
-
-def telling_fresh(patch: pytest.MonkeyPatch) -> None:
-    """Let this process tell without waiting for what an earlier test told."""
-    patch.setattr(ports, "due", notify_on_commit.OnCommitNotifier())
-
-
-def soon(seconds: float = 0.3) -> datetime:
-    """Give an instant that is soon."""
-    return timezone.now() + timedelta(seconds=seconds)
-
-
-def test_a_row_that_is_due_soon_wakes_and_a_later_one_does_not(sleeping: Callable[..., Sleeper]) -> None:
+def test_a_row_that_is_due_soon_wakes_and_a_later_one_does_not(
+    sleeping: Callable[..., Sleeper],
+) -> None:
     sleeper, later, at = sleeping(), soon(60), soon()
     assert re.fullmatch(r"PostgreSQL \(self-test passed \d+ s ago\)", sleeper.wakeups.told)
     bodies.add.schedule(1, 2, run_at=later)
@@ -132,12 +74,23 @@ def test_nothing_is_told_of_what_was_rolled_back(sleeping: Callable[..., Sleeper
     assert not sleeper.heard(inner)
 
 
-def test_a_transaction_of_many_rows_tells_once_for_the_first(sleeping: Callable[..., Sleeper]) -> None:
+def test_a_transaction_of_many_rows_tells_once_for_the_first(
+    sleeping: Callable[..., Sleeper],
+) -> None:
     sleeper, first = sleeping(), soon(0.2)
     with transaction.atomic():
         for number in range(50):
             bodies.add.schedule(number, 1, run_at=first + timedelta(milliseconds=49 - number))
-        assert len([hook for _, hook, *_ in connection.run_on_commit if isinstance(hook, notify_on_commit._Batch)]) == 1
+        assert (
+            len(
+                [
+                    hook
+                    for _, hook, *_ in connection.run_on_commit
+                    if isinstance(hook, notify_on_commit._Batch)
+                ]
+            )
+            == 1
+        )
     until(lambda: sleeper.heard(first), within=20)
 
 
@@ -218,7 +171,8 @@ def test_a_listener_whose_backend_was_ended_listens_again(sleeping: Callable[...
     sleeper, at = sleeping(), soon()
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = %s AND datname = current_database()",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = %s AND datname ="
+            " current_database()",
             [f"LISTEN {CHANNEL}"],
         )
         assert cursor.rowcount == 1
@@ -237,10 +191,16 @@ def test_notifications_that_do_not_arrive_are_found_out(
     monkeypatch.setattr(listener, "_DEAF_PAUSE", 0.3)
     deaf = {**connections.settings["default"], "NAME": "postgres"}
     monkeypatch.setitem(connections.settings, "deaf", deaf)
-    sleeper = sleeping("polling every 0.2 s (a notification to itself did not come", LISTEN_DATABASE="deaf")
+    sleeper = sleeping(
+        "polling every 0.2 s (a notification to itself did not come", LISTEN_DATABASE="deaf"
+    )
     assert not sleeper.wakeups.listening
-    assert sleeper.wakeups.told.startswith("polling every 0.2 s: PostgreSQL: a notification to itself did not come")
-    monkeypatch.setitem(connections.settings, "deaf", {**deaf, "NAME": connections.settings["default"]["NAME"]})
+    assert sleeper.wakeups.told.startswith(
+        "polling every 0.2 s: PostgreSQL: a notification to itself did not come"
+    )
+    monkeypatch.setitem(
+        connections.settings, "deaf", {**deaf, "NAME": connections.settings["default"]["NAME"]}
+    )
     until(lambda: sleeper.wakeups.state == BY_POSTGRESQL, within=20)
 
 
@@ -254,114 +214,43 @@ def test_behind_a_pooler_by_djangos_own_mark_nobody_listens(
     assert "polling" not in Wakeups(lambda at: None).told
 
 
-def test_notes_of_another_region_and_noise_wake_nobody(sleeping: Callable[..., Sleeper], settings: Any) -> None:
+def test_notes_of_another_region_and_noise_wake_nobody(
+    sleeping: Callable[..., Sleeper], settings: Any
+) -> None:
     sleeper, at = sleeping(REGION="eu"), soon()
     with connection.cursor() as cursor:
-        for payload in ("us|rows|1|x", "", "eu|rows|1e999|x", "eu|rows|" + "9" * 40, "eu|nothing|1|", "eu|rows"):
+        for payload in (
+            "us|rows|1|x",
+            "",
+            "eu|rows|1e999|x",
+            "eu|rows|" + "9" * 40,
+            "eu|nothing|1|",
+            "eu|rows",
+        ):
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
     notify_on_commit.send_by_postgresql(Notification(Kind.ROWS, at))
     until(lambda: sleeper.heard(at), within=20)
     assert all(woken >= at for woken in sleeper.woken)
 
 
-def test_a_listener_stops_at_once_and_leaves_no_connection(sleeping: Callable[..., Sleeper]) -> None:
+def test_a_listener_stops_at_once_and_leaves_no_connection(
+    sleeping: Callable[..., Sleeper],
+) -> None:
     sleeper = sleeping()
     sleeper.wakeups.stop(10)
     assert not any(listener.is_alive() for listener in sleeper.wakeups._listeners)
-    until(lambda: _listening() == 0, within=20, message="the server has ended the connection that was closed")
+    until(
+        lambda: _listening() == 0,
+        within=20,
+        message="the server has ended the connection that was closed",
+    )
 
 
 def _listening() -> int:
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query = %s AND datname = current_database()",
+            "SELECT count(*) FROM pg_stat_activity WHERE query = %s AND datname ="
+            " current_database()",
             [f"LISTEN {CHANNEL}"],
         )
         return int(cursor.fetchone()[0])
-
-
-# With Redis -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisDueIndex]:
-    """Give the shared index under REDIS_URL, empty."""
-    settings.DURABLE_TASKS = {**CALM, "REDIS_URL": REDIS}
-    redis_client.hang_up()
-    telling_fresh(monkeypatch)
-    door = redis_client.door()
-    assert door is not None
-    index = RedisDueIndex(door)
-    door.client.delete(*index._keys)
-    yield index
-    door.client.delete(*index._keys)
-    redis_client.hang_up()
-
-
-def known(index: RedisDueIndex) -> dict[Any, datetime]:
-    """Take everything out of the index: which rows, and when."""
-    return {due.task_id: due.at for due in index.pop_due(datetime(2100, 1, 1, tzinfo=UTC), 1_000)}
-
-
-def test_births_moves_and_cancels_keep_the_index_in_redis(index: RedisDueIndex) -> None:
-    stays, _, moves, _ = (
-        bodies.add.using(key=key, run_at=soon(60)).schedule(1, 2) for key in ("stays", "goes", "moves", "leaves")
-    )
-    bodies.add.schedule(1, 2, run_at=soon(3600))
-    comes = bodies.add.using(key="comes", run_at=soon(3600)).schedule(1, 2)
-    Task.objects.cancel("goes")
-    Task.objects.reschedule("moves", soon(90))
-    Task.objects.reschedule("leaves", soon(3600))
-    Task.objects.reschedule("comes", soon(120))
-    bodies.add.using(key="stays", run_at=soon(45), priority=7).schedule(3, 4)
-    found = known(index)
-    assert set(found) == {stays.pk, moves.pk, comes.pk}
-    for task_id, at in found.items():
-        alarm = Task.objects.get(pk=task_id).due_at
-        assert alarm is not None
-        assert timedelta(0) <= at - alarm < timedelta(milliseconds=1)
-
-
-def test_every_verb_by_which_a_row_waits_no_more_takes_its_entry_away(index: RedisDueIndex) -> None:
-    verbs: list[Callable[[Any], Any]] = [
-        lambda question: transitions.force_complete(question, "by hand"),
-        lambda question: transitions.cancel(question, "by hand"),
-        lambda question: transitions.skip(question, "by hand"),
-        lambda question: transitions.expire(question, 1),
-        transitions.hold_back,
-    ]
-    for verb in verbs:
-        waiting, stays = (bodies.add.schedule(1, 2, run_at=soon(60)).pk for _ in range(2))
-        verb(transitions.tasks().filter(pk=waiting))
-        assert Task.objects.get(pk=waiting).status != "PENDING"
-        assert set(known(index)) == {stays}
-
-
-def test_a_row_that_waits_again_in_the_same_transaction_keeps_its_entry(index: RedisDueIndex) -> None:
-    row = bodies.add.schedule(1, 2, run_at=soon(60)).pk
-    with transaction.atomic():
-        ports.due.moved([row])
-        with transaction.atomic():  # what is told in a savepoint is heard after what the transaction around it tells
-            ports.due.gone([row])
-        ports.due.moved([row])
-    assert set(known(index)) == {row}
-
-
-def test_the_index_in_redis_hears_of_nothing_that_was_rolled_back(index: RedisDueIndex) -> None:
-    with transaction.atomic():
-        bodies.add.schedule(1, 2, run_at=soon(60))
-        transaction.set_rollback(True)
-    assert known(index) == {}
-
-
-def test_wake_ups_come_by_redis_and_by_postgresql_while_it_is_frozen(
-    sleeping: Callable[..., Sleeper], url: str
-) -> None:
-    sleeper, first, second = sleeping(BY_BOTH, REDIS_URL=url), soon(), soon(0.5)
-    bodies.add.schedule(1, 2, run_at=first)
-    until(lambda: sleeper.heard(first), within=20)
-    with frozen(url):
-        bodies.add.schedule(1, 2, run_at=second)
-        until(lambda: sleeper.heard(second), within=20)
-        until(lambda: sleeper.wakeups.state == BY_POSTGRESQL, within=20)
-    until(lambda: sleeper.wakeups.state == BY_BOTH, within=30)

@@ -1,4 +1,6 @@
-"""Schedulers that would not look for an hour start what is due soon, because they are told; and survive not being."""
+"""Schedulers that would not look for an hour start what is due soon, because they are told; and
+survive not being.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +14,7 @@ from django.utils import timezone
 
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.lifecycle import dependencies
+from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from django_durable_tasks.workflows import Workflow
 from tests.broker.test_redis_away import frozen, url
@@ -40,12 +42,16 @@ def soon(seconds: float = 0.3) -> Any:
     return timezone.now() + timedelta(seconds=seconds)
 
 
-def test_a_sleeping_scheduler_starts_what_is_due_soon_moved_or_now(telling: Any, tmp_path: Path) -> None:
+def test_a_sleeping_scheduler_starts_what_is_due_soon_moved_or_now(
+    telling: Any, tmp_path: Path
+) -> None:
     with fleet_in(tmp_path, SLEEPY) as fleet:
         fleet.worker(slots=2)
         scheduler = fleet.scheduler()
         fleet.ready()
-        until(lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20)
+        until(
+            lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20
+        )
         assert ended(bodies.add.schedule(1, 2)).result == 3
         assert ended(bodies.add.schedule(3, 4, run_at=soon())).result == 7
         task = bodies.add.using(key="report", run_at=soon(86_400)).schedule(5, 6)
@@ -54,7 +60,9 @@ def test_a_sleeping_scheduler_starts_what_is_due_soon_moved_or_now(telling: Any,
 
 
 def woken(act: Callable[[], Any], seen: Callable[[], Any]) -> None:
-    """Do it until it is seen: a wake-up is a hint, and one may be lost on a machine that is short of time."""
+    """Do it until it is seen: a wake-up is a hint, and one may be lost on a machine that is short
+    of time.
+    """
     for _ in range(5):
         act()
         with suppress(AssertionError):
@@ -67,16 +75,20 @@ def woken(act: Callable[[], Any], seen: Callable[[], Any]) -> None:
 def test_a_sleeping_leader_tells_endings_that_were_left_to_it_and_counts_workflows(
     telling: Any, tmp_path: Path
 ) -> None:
-    """More dependents than a worker tells by itself, and the end of a workflow; nobody polls for an hour."""
+    """More dependents than a worker tells by itself, and the end of a workflow; nobody polls for an
+    hour.
+    """
     with fleet_in(tmp_path, SLEEPY) as fleet:
         fleet.worker(slots=2)
         scheduler = fleet.scheduler()
         fleet.ready()
-        until(lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20)
+        until(
+            lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20
+        )
 
         def wait_for_one() -> None:
             upstream = bodies.add.using(run_at=soon(3)).schedule(1, 2)
-            for number in range(dependencies.SMALL + 1):
+            for number in range(resolve.SMALL + 1):
                 bodies.add.using(depends_on=[upstream], queue="nobody").schedule(number, 1)
 
         def run_one() -> None:
@@ -94,9 +106,16 @@ def test_a_sleeping_leader_fires_a_schedule_that_was_just_declared_changed_or_re
     with fleet_in(tmp_path, SLEEPY) as fleet:
         scheduler = fleet.scheduler()
         fleet.ready()
-        until(lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20)
+        until(
+            lambda: "Notifications are received through PostgreSQL" in scheduler.said(), within=20
+        )
         fires = partial(
-            RecurringTask.objects.upsert, name="soon", task=bodies.add, args=[1, 2], queue="nobody", overlap="ALLOW"
+            RecurringTask.objects.upsert,
+            name="soon",
+            task=bodies.add,
+            args=[1, 2],
+            queue="nobody",
+            overlap="ALLOW",
         )
 
         def fired() -> int:
@@ -123,12 +142,18 @@ def test_two_schedulers_share_the_set_in_redis_and_go_on_while_it_is_frozen_or_e
         door = redis_client.door()
         assert door is not None
         index = RedisDueIndex(door)
-        until(lambda: index.next_at() or index.filled_until, within=20, message="the leader fills the set")
+        until(
+            lambda: index.next_at() or index.filled_until,
+            within=20,
+            message="the leader fills the set",
+        )
         tasks = [bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)]
         door.client.flushall()
         tasks += [bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)]
         with frozen(url):
-            tasks += [bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)]
+            tasks += [
+                bodies.add.schedule(number, 1, run_at=soon(0.1 * number)) for number in range(10)
+            ]
             assert all(ended(task).status == "SUCCESS" for task in tasks)
         assert all(logged(task) == ["SUCCESS"] for task in tasks)
         assert len(index) == 0

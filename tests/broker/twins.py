@@ -1,7 +1,8 @@
-"""Plain Celery tasks, twins of the durable ones in tests/project/canvas.py: one canvas can be run by both.
+"""Plain Celery tasks, twins of the durable ones in tests/project/canvas.py: one canvas can be run
+by both.
 
-They belong to an application of their own, with Redis as its broker and result backend, and know nothing of Django.
-Every run writes what it received and what became of it.
+They belong to an application of their own, with Redis as its broker and result backend, and know
+nothing of Django. Every run writes what it received and what became of it.
 """
 
 from __future__ import annotations
@@ -22,22 +23,43 @@ QUEUE = f"twins-{os.environ.get('TEST_RUN', 'alone')}"
 REDIS = broker_settings("redis", Path(tempfile.gettempdir()))[0]
 
 twins = Celery("twins", broker=REDIS, backend=REDIS, set_as_current=False)
-# Acknowledged at its end, a message is seen as long as its task may send others: that tells when a canvas is over.
+# Acknowledged at its end, a message is seen as long as its task may send others: that tells when a
+# canvas is over.
 twins.conf.update(
-    task_default_queue=QUEUE, task_acks_late=True, worker_prefetch_multiplier=1, result_expires=600,
-    broker_connection_retry_on_startup=True, broker_transport_options={"global_keyprefix": f"{QUEUE}:"},
-)  # fmt: skip
+    task_default_queue=QUEUE,
+    task_acks_late=True,
+    worker_prefetch_multiplier=1,
+    result_expires=600,
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={"global_keyprefix": f"{QUEUE}:"},
+)
 
 
 class Refused(Exception):
     """What a failing twin raises."""
 
 
-def ran(task_id: str, received: tuple[Any, ...], named: dict[str, Any], label: str, book: str, fail: bool) -> str:
+def ran(
+    task_id: str,
+    received: tuple[Any, ...],
+    named: dict[str, Any],
+    label: str,
+    book: str,
+    fail: bool,
+) -> str:
     """Record a run, and return an expression that tells the whole history of its arguments."""
-    shown = ", ".join([*map(_told, received), *(f"{key}={_told(value)}" for key, value in sorted(named.items()))])
+    shown = ", ".join(
+        [*map(_told, received), *(f"{key}={_told(value)}" for key, value in sorted(named.items()))]
+    )
     answer = f"{label}({shown})"
-    line = {"book": book, "label": label, "received": received, "answer": answer, "failed": fail, "task": task_id}
+    line = {
+        "book": book,
+        "label": label,
+        "received": received,
+        "answer": answer,
+        "failed": fail,
+        "task": task_id,
+    }
     file = os.open(os.environ[NOTEBOOK], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.write(file, f"{json.dumps(line)}\n".encode())
     os.close(file)
@@ -53,11 +75,16 @@ def ran_in_a_map(received: tuple[Any, ...]) -> str:
 
 
 def noted(notebook: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Return what ran for each page, sorted: its expression, whether it failed, and which tasks its ids are of.
+    """Return what ran for each page, sorted: its expression, whether it failed, and which tasks its
+    ids are of.
 
     "?" is a task that never ran: of a chord's body Celery hands on the id all the same.
     """
-    lines = [json.loads(line) for line in notebook.read_text().splitlines()] if notebook.exists() else []
+    lines = (
+        [json.loads(line) for line in notebook.read_text().splitlines()]
+        if notebook.exists()
+        else []
+    )
     labels = {line["task"]: line["label"] for line in lines}
     found: dict[str, list[tuple[Any, ...]]] = {}
     for line in lines:
@@ -82,7 +109,9 @@ def is_an_id(value: Any) -> bool:
 
 
 @twins.task(bind=True, name="twins.step")
-def step(self: Any, /, *received: Any, label: str, book: str, fail: bool = False, **named: Any) -> str:
+def step(
+    self: Any, /, *received: Any, label: str, book: str, fail: bool = False, **named: Any
+) -> str:
     """Record the arguments and return them as an expression."""
     return ran(self.request.id, received, named, label, book, fail)
 

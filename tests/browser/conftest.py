@@ -1,4 +1,6 @@
-"""A real browser without a screen, and the site it looks at, under a strict Content-Security-Policy."""
+"""A real browser without a screen, and the site it looks at, under a strict
+Content-Security-Policy.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,23 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 
-from django_durable_tasks.lifecycle import connections
+from django_durable_tasks.engine.db import connections
 from tests.factories import first_rows
 from tests.waiting import until
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-         "--window-size=1500,1000")  # fmt: skip
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--window-size=1500,1000",
+)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +42,10 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
-        pytest.skip("NO BROWSER: the admin was not looked at. Install the packages chromium and chromium-driver.")
+        pytest.skip(
+            "NO BROWSER: the admin was not looked at. Install the packages chromium and"
+            " chromium-driver."
+        )
     options = ChromeOptions()
     options.binary_location = browser
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
@@ -74,7 +88,7 @@ class Visit:
         """Press the button, or the link that looks like one, that says this."""
         self.chrome.find_element(
             By.XPATH,
-            f"//*[self::button or self::a or self::input[@type='submit']]"
+            "//*[self::button or self::a or self::input[@type='submit']]"
             f"[contains(normalize-space(.), '{text}') or contains(@value, '{text}')]",
         ).click()
 
@@ -95,7 +109,9 @@ class Visit:
 
     def text(self) -> str:
         """Return what the page shows; nothing while it changes to the next."""
-        shown: str = self.chrome.execute_script("return document.body ? document.body.innerText : ''")
+        shown: str = self.chrome.execute_script(
+            "return document.body ? document.body.innerText : ''"
+        )
         return shown
 
     def shows(self, text: str) -> None:
@@ -112,7 +128,9 @@ class Visit:
 
 
 @pytest.fixture
-def visit(chromium: Chrome, site_address: str, transactional_db: None, tmp_path: Path) -> Iterator[Visit]:
+def visit(
+    chromium: Chrome, site_address: str, transactional_db: None, tmp_path: Path
+) -> Iterator[Visit]:
     """Give a visit that begins logged out, without complaints, on a site with its first rows."""
     first_rows()
     chromium.delete_all_cookies()

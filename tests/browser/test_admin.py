@@ -1,4 +1,6 @@
-"""An operator in a real browser: sees why a task did not run, replays it, edits its arguments, pauses its queue."""
+"""An operator in a real browser: sees why a task did not run, replays it, edits its arguments,
+pauses its queue.
+"""
 
 import pytest
 from django.urls import reverse
@@ -11,7 +13,9 @@ from tests.factories import a_log_row, a_node, a_paused_queue, a_task, many_task
 pytestmark = pytest.mark.timeout(300)
 
 APP = "/admin/django_durable_tasks/"
-TRACEBACK = "Traceback (most recent call last):\n  File tasks.py, line 41\nBroken: the card was declined"
+TRACEBACK = (
+    "Traceback (most recent call last):\n  File tasks.py, line 41\nBroken: the card was declined"
+)
 EVIL = "<script>window.stolen=1</script></script><img src=x onerror=window.stolen=1>"
 
 
@@ -25,14 +29,14 @@ def test_an_operator_sees_why_a_task_failed_and_replays_it(visit: Visit) -> None
     visit.follow("Dead letters")
     visit.shows("EXHAUSTED")
     visit.find("#result_list th a").click()
-    visit.shows("Replay: run again now")
+    visit.shows("Replay tasks")
     assert "the card was declined" not in visit.text()
     visit.find(".durable-fold summary").click()
     visit.shows("the card was declined")
-    visit.press("Replay: run again now…")
-    visit.shows("This is about 1 row.")
+    visit.press("Replay tasks…")
+    visit.shows("This changes 1 row.")
     visit.find("input[type='submit'][value^='Yes']").click()
-    visit.shows("1 task runs again now.")
+    visit.shows("Replayed 1 task.")
     assert Task.objects.get(pk=task.pk).status == Status.PENDING
     letter = DeadLetter.objects.get()
     assert (letter.resolution, letter.resolved_by) == (Resolution.REPLAYED, "ann")
@@ -43,14 +47,14 @@ def test_an_operator_pauses_a_queue_with_a_reason_and_resumes_it(visit: Visit) -
     visit.log_in()
     visit.go(f"{APP}queuecontrol/")
     visit.find("a[href$='pause/?queue=payments']").click()
-    visit.shows("3 tasks are held at once")
+    visit.shows("3 tasks wait.")
     visit.write("reason", "the bank is down")
-    visit.find("[type='submit'][value='Pause']").click()
-    visit.shows("Queue payments is paused")
+    visit.find("[type='submit'][value='Pause queue']").click()
+    visit.shows("Paused queue payments.")
     assert "by ann: the bank is down" in visit.text()
     assert QueueControl.objects.get().paused_at is not None
     visit.press("Resume")
-    visit.shows("Queue payments goes on.")
+    visit.shows("Resumed queue payments.")
     assert QueueControl.objects.get().paused_at is None
 
 
@@ -61,11 +65,11 @@ def test_an_operator_cancels_the_chosen_tasks_after_reading_what_it_means(visit:
     visit.find("#action-toggle").click()
     visit.find("select[name='action'] option[value='cancel']").click()
     visit.find("button[name='index']").click()
-    visit.shows("This is about 3 rows")
+    visit.shows("This changes 3 rows")
     assert Task.objects.filter(status=Status.PENDING).count() == 3
     visit.write("reason", "wrong tariff")
     visit.press("Yes: Cancel tasks (3)")
-    visit.shows("3 tasks were cancelled.")
+    visit.shows("Cancelled 3 tasks.")
     assert Task.objects.filter(status=Status.CANCELLED).count() == 3
 
 
@@ -74,31 +78,45 @@ def test_an_operator_edits_the_arguments_of_a_failed_task(visit: Visit) -> None:
     visit.log_in()
     visit.go(reverse("admin:django_durable_tasks_task_change", args=[task.pk]))
     visit.press("Replay with edited arguments")
-    visit.shows("A JSON list, by position.")
+    visit.shows("A JSON list of the positional arguments.")
     visit.write("args", "[1, 2, 3]")
-    visit.find("[type='submit'][value='Replay']").click()
+    visit.find("[type='submit'][value='Replay with edited arguments']").click()
     visit.shows("too many positional arguments")
     visit.write("args", "[1, 2]")
-    visit.find("[type='submit'][value='Replay']").click()
-    visit.shows("The task runs again now with edited arguments.")
+    visit.find("[type='submit'][value='Replay with edited arguments']").click()
+    visit.shows("Replayed the task with edited arguments.")
     assert Task.objects.get(pk=task.pk).args == [1, 2]
 
 
 def _addresses() -> list[str]:
-    task = a_task(Status.FAILED, name=EVIL, queue=EVIL, args=[EVIL], kwargs={EVIL: EVIL}, last_error=EVIL)
+    task = a_task(
+        Status.FAILED, name=EVIL, queue=EVIL, args=[EVIL], kwargs={EVIL: EVIL}, last_error=EVIL
+    )
     log = a_log_row(task, error_message=EVIL, traceback=EVIL, worker=EVIL)
     node = a_node(name=EVIL, queues=[EVIL])
     a_paused_queue(EVIL, reason=EVIL)
     rows = [task, log, DeadLetter.objects.get(), node]
-    lists = ("task", "taskexecutionlog", "deadletter", "queuecontrol", "node", "schedulerlease", "tenant")
+    lists = (
+        "task",
+        "taskexecutionlog",
+        "deadletter",
+        "queuecontrol",
+        "node",
+        "schedulerlease",
+        "tenant",
+    )
     return [
         *(f"{APP}{row._meta.model_name}/{row.pk}/change/" for row in rows),
         *(f"{APP}{name}/" for name in lists),
-        f"{APP}task/overview/", f"{APP}task/{task.pk}/replay/", APP,
-    ]  # fmt: skip
+        f"{APP}task/overview/",
+        f"{APP}task/{task.pk}/replay/",
+        APP,
+    ]
 
 
-def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(visit: Visit) -> None:
+def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(
+    visit: Visit,
+) -> None:
     addresses = _addresses()
     visit.log_in()
     visit.complaints()

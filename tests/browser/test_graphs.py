@@ -1,4 +1,6 @@
-"""An operator in a real browser: looks at a graph, previews what would change and does it, links tasks, opens gates."""
+"""An operator in a real browser: looks at a graph, previews what would change and does it, links
+tasks, opens gates.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,18 @@ EVIL = "<script>window.stolen=1</script><img src=x onerror=window.stolen=1>"
 
 
 def a_nightly_run() -> WorkflowRun:
-    """Start a workflow that is half done: one task failed, one runs, one waits for a person, a part of it waits."""
+    """Start a workflow that is half done: one task failed, one runs, one waits for a person, a part
+    of it waits.
+    """
     inner = Workflow("reports")
     inner.add(noop, step="render")
     inner.add(noop, step="mail")
     wf = Workflow("nightly", on_failure=echo)
     first = wf.add(noop, step="extract")
-    rates, bookings = wf.add(noop, after=first, step="rates"), wf.add(noop, after=first, step="bookings")
+    rates, bookings = (
+        wf.add(noop, after=first, step="rates"),
+        wf.add(noop, after=first, step="bookings"),
+    )
     load = wf.add(noop, after={rates: "MUST_SUCCEED", bookings: "MUST_FINISH"}, step="load")
     wf.add(noop, after=load, step="close-books", approval="the controller signs")
     wf.add_workflow(inner, after=load, step="reports")
@@ -61,7 +68,7 @@ def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit
     visit.shows("Done. These are the 7 rows that changed.")
     assert stands(of(run, "load"), of(run, "rates")) == ["CANCELLED", "RUNNING"]
     visit.press("Back")
-    visit.shows("It was asked to stop")
+    visit.shows("cancellation was requested")
     visit.follow("load")
     visit.shows("CANCELLED by ann: wrong tariff")
 
@@ -82,22 +89,24 @@ def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> Non
     visit.press("Add a dependency")
     visit.shows("Tasks never wait for each other in a circle.")
     visit.write("upstream", str(of(run, "close-books").pk))
-    visit.press("Show what it would change")
+    visit.press("Show the changes")
     visit.shows("The tasks would wait for each other: ")
     assert "load" in visit.text()
     assert "close-books" in visit.text()
     edges = TaskDependency.objects.count()
     other = a_task(name="billing.rates")
     visit.write("upstream", str(other.pk))
-    visit.press("Show what it would change")
-    visit.shows("Nothing was written yet.")
+    visit.press("Show the changes")
+    visit.shows("Nothing is changed yet.")
     assert TaskDependency.objects.count() == edges
     visit.press("Add the dependency")
     visit.shows("Now load waits for billing.rates (MUST_SUCCEED). 1 row changed: 1 stays BLOCKED.")
     assert TaskDependency.objects.filter(task=of(run, "load").pk, depends_on=other.pk).exists()
-    visit.find(f"a[href*='/taskdependency/{TaskDependency.objects.latest('pk').pk}/remove/']").click()
+    visit.find(
+        f"a[href*='/taskdependency/{TaskDependency.objects.latest('pk').pk}/remove/']"
+    ).click()
     visit.shows("no longer waits for billing.rates")
-    visit.press("Show what it would change")
+    visit.press("Show the changes")
     visit.press("Yes: Remove the dependency (1)")
     visit.shows("Done. This is the row that changed.")
     assert TaskDependency.objects.count() == edges
@@ -141,17 +150,22 @@ def test_an_operator_retries_what_failed(visit: Visit) -> None:
     run = a_nightly_run()
     visit.log_in()
     visit.go(_page(run))
-    visit.press("Retry the workflow")
-    visit.shows("What failed, expired or was cancelled runs again, and what was skipped because of it.")
+    visit.press("Replay the workflow")
+    visit.shows(
+        "Tasks that failed, expired or were cancelled run again, and tasks that were skipped because"
+        " of them."
+    )
     visit.find(".durable-tabs form:nth-of-type(3) button").click()
-    visit.shows("Everything that has ended runs again")
+    visit.shows("All ended tasks run again")
     visit.find(".durable-tabs form:nth-of-type(1) button").click()
-    visit.press("Yes: Retry the workflow")
+    visit.press("Yes: Replay the workflow")
     visit.shows("Done.")
     assert stands(of(run, "bookings")) != ["FAILED"]
 
 
-def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(visit: Visit) -> None:
+def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(
+    visit: Visit,
+) -> None:
     wf = Workflow("hostile")
     first = wf.add(noop, step=EVIL, approval=EVIL)
     wf.add(noop, step="last", after=first)
@@ -161,10 +175,16 @@ def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text
     visit.log_in()
     visit.complaints()
     for address in (
-        f"{APP}workflowrun/", f"{APP}taskdependency/", f"{APP}taskdependency/add/", _page(run), _page(task),
-        f"{APP}workflowrun/{run.pk}/do/cancel/", f"{APP}task/{task.pk}/graph/force-run/",
-        f"{APP}taskdependency/{edge.pk}/change/", f"{APP}taskdependency/{edge.pk}/remove/",
-    ):  # fmt: skip
+        f"{APP}workflowrun/",
+        f"{APP}taskdependency/",
+        f"{APP}taskdependency/add/",
+        _page(run),
+        _page(task),
+        f"{APP}workflowrun/{run.pk}/do/cancel/",
+        f"{APP}task/{task.pk}/graph/force-run/",
+        f"{APP}taskdependency/{edge.pk}/change/",
+        f"{APP}taskdependency/{edge.pk}/remove/",
+    ):
         visit.go(address)
         assert visit.complaints() == [], address
         assert visit.chrome.execute_script("return window.stolen") is None, address

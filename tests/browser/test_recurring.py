@@ -1,12 +1,20 @@
-"""An operator in a real browser: makes a schedule after a look at its next fires, and asks why it did not run."""
+"""An operator in a real browser: makes a schedule after a look at its next fires, and asks why it
+did not run.
+"""
 
 from datetime import date
 
 import pytest
 
-from django_durable_tasks.lifecycle import calendars
-from django_durable_tasks.models import Calendar, OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.calendars import SpecialDay
+from django_durable_tasks.engine.recurring import calendars
+from django_durable_tasks.models import (
+    Calendar,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    RecurringTask,
+    Task,
+)
+from django_durable_tasks.rules.recurring.calendars import SpecialDay
 from tests.browser.conftest import Visit
 from tests.browser.test_admin import APP, EVIL
 from tests.database.recurring.schedules import a_schedule, at, fire
@@ -53,22 +61,23 @@ def test_an_operator_pauses_a_schedule_asks_why_it_did_not_run_and_resumes_it(vi
     visit.shows("every minute")
     visit.follow("nightly")
     visit.shows("The next fires, on the clocks of UTC")
-    visit.press("Pause…")
-    visit.shows("It fires nothing; what passes meanwhile is told in the ledger as PAUSED.")
+    visit.press("Pause schedule…")
+    visit.shows("It does not fire until it is resumed. Missed fire times are recorded as PAUSED.")
     visit.write("reason", "deploy")
-    visit.find("[type='submit'][value='Pause']").click()
-    visit.shows("It is paused: nothing fires until it is resumed.")
+    visit.find("[type='submit'][value='Pause schedule']").click()
+    visit.shows("Paused until it is resumed.")
     visit.write("at", "2026-03-02 09:30")
     visit.press("Ask")
     visit.shows(row.explain(at(1800)))
-    visit.press("Resume…")
-    visit.find("[type='submit'][value='Resume']").click()
-    # The page that asks says "It fires again from now on." too.
+    visit.press("Resume schedule…")
+    visit.find("[type='submit'][value='Resume schedule']").click()
     until(lambda: RecurringTask.objects.get().status == "ACTIVE", within=20)
-    visit.shows("It fires again from now on.")
+    visit.shows("Missed runs of the pause are not caught up.")
 
 
-def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(visit: Visit) -> None:
+def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(
+    visit: Visit,
+) -> None:
     row = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *")
     visit.log_in()
     visit.go(f"{LIST}{row.pk}/change/")
@@ -78,7 +87,7 @@ def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(v
     visit.find("[type='submit'].default").click()
     visit.shows("Fire times that an operator decided about")
     assert OccurrenceOverride.objects.get().action == "SKIP"
-    visit.press("Take back…")
+    visit.press("Remove…")
     visit.shows("The fire time follows the schedule again.")
     visit.find("[type='submit'].default").click()
     visit.shows("Override removed")
@@ -92,15 +101,17 @@ def test_an_operator_backfills_after_reading_what_it_would_do(visit: Visit) -> N
     visit.go(f"{LIST}{row.pk}/do/backfill/")
     visit.write("start", "2026-03-02 09:00")
     visit.write("end", "2026-03-02 09:03")
-    visit.press("Show what it would do")
-    visit.shows("Nothing was written.")
+    visit.press("Show the changes")
+    visit.shows("Nothing is changed yet.")
     assert Task.objects.count() == 1
-    visit.find("[type='submit'][value='Backfill']").click()
-    visit.shows("Created 3 tasks, replayed 0 tasks, left 1 fire time as it is.")
+    visit.find("[type='submit'][value='Backfill schedule']").click()
+    visit.shows("Created 3 tasks, replayed 0 tasks, left 1 fire time unchanged.")
     assert Task.objects.count() == 4
 
 
-def test_an_operator_takes_holidays_in_looks_at_the_year_and_saves_the_calendar(visit: Visit) -> None:
+def test_an_operator_takes_holidays_in_looks_at_the_year_and_saves_the_calendar(
+    visit: Visit,
+) -> None:
     visit.log_in()
     visit.go("/admin/django_durable_tasks/calendar/")
     visit.press("Add calendar")
@@ -117,28 +128,49 @@ def test_an_operator_takes_holidays_in_looks_at_the_year_and_saves_the_calendar(
     visit.press("Save")
     visit.shows("Calendar bavaria is saved.")
     visit.go(f"/admin/django_durable_tasks/calendar/{Calendar.objects.get().pk}/change/?year=2026")
-    assert "Epiphany" in visit.find("td.durable-day-closed[title*='Epiphany']").get_attribute("title")
+    assert "Epiphany" in visit.find("td.durable-day-closed[title*='Epiphany']").get_attribute(
+        "title"
+    )
 
 
 def _addresses() -> list[str]:
-    calendars.upsert("office", days=[SpecialDay(date(2026, 3, 4), name=EVIL[:200])], description=EVIL)
-    given = {"description": EVIL, "kwargs": {"x": EVIL}, "queue": "q", "calendar": "office", "task": tasks.echo}
+    calendars.upsert(
+        "office", days=[SpecialDay(date(2026, 3, 4), name=EVIL[:200])], description=EVIL
+    )
+    given = {
+        "description": EVIL,
+        "kwargs": {"x": EVIL},
+        "queue": "q",
+        "calendar": "office",
+        "task": tasks.echo,
+    }
     row = a_schedule(EVIL[:200], **given)
     fire(at(3600 + 30))
     row.pause(EVIL[:200], by=EVIL)
     OccurrenceRecord.objects.unguarded().update(reason=EVIL)
-    line, calendar, task = OccurrenceRecord.objects.earliest("pk"), Calendar.objects.get(), Task.objects.get()
-    verbs = ("pause", "resume", "trigger", "override", "backfill", "withdraw", "cancel")
+    line, calendar, task = (
+        OccurrenceRecord.objects.earliest("pk"),
+        Calendar.objects.get(),
+        Task.objects.get(),
+    )
+    verbs = ("pause", "resume", "run_now", "override", "backfill", "remove_override", "cancel")
     return [
         *(f"{APP}{name}/" for name in ("recurringtask", "occurrencerecord", "calendar")),
         *(f"{APP}{one._meta.model_name}/{one.pk}/change/" for one in (row, line, calendar, task)),
-        *(f"{LIST}{row.pk}/do/{name}/" for name in verbs), f"{LIST}{row.pk}/edit/", f"{LIST}add/",
-        f"{LIST}{row.pk}/change/?at=2026-03-02+09:30", f"{APP}calendar/{calendar.pk}/edit/", f"{APP}calendar/add/",
-        f"{APP}occurrencerecord/?schedule={row.pk}&outcome=unrun", f"{APP}calendar/{calendar.pk}/change/?year=2026",
-    ]  # fmt: skip
+        *(f"{LIST}{row.pk}/do/{name}/" for name in verbs),
+        f"{LIST}{row.pk}/edit/",
+        f"{LIST}add/",
+        f"{LIST}{row.pk}/change/?at=2026-03-02+09:30",
+        f"{APP}calendar/{calendar.pk}/edit/",
+        f"{APP}calendar/add/",
+        f"{APP}occurrencerecord/?schedule={row.pk}&outcome=unrun",
+        f"{APP}calendar/{calendar.pk}/change/?year=2026",
+    ]
 
 
-def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(visit: Visit) -> None:
+def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(
+    visit: Visit,
+) -> None:
     addresses = _addresses()
     visit.log_in()
     visit.complaints()

@@ -1,7 +1,8 @@
-"""`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis and then RabbitMQ, and the verdict.
+"""`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis and then
+RabbitMQ, and the verdict.
 
-Everything runs on private servers, which are started and stopped. The exit code is 1 when an invariant was violated,
-or when nothing was fenced or dropped: then the fences were never tried.
+Everything runs on private servers, which are started and stopped. The exit code is 1 when an
+invariant was violated, or when nothing was fenced or dropped: then the fences were never tried.
 """
 
 from __future__ import annotations
@@ -27,12 +28,29 @@ from tests.runs import ROOT
 
 SHARES = {"redis": 0.6, "rabbitmq": 0.4}
 AGAIN = {
-    "worker-killed", "worker-frozen", "leader-killed", "commits-cut", "broker-flushed", "broker-frozen", "broker-alarm",
-    "broker-cut", "everything-doubled", "reordered", "garbage", "everything",
-}  # fmt: skip
+    "worker-killed",
+    "worker-frozen",
+    "leader-killed",
+    "commits-cut",
+    "broker-flushed",
+    "broker-frozen",
+    "broker-alarm",
+    "broker-cut",
+    "everything-doubled",
+    "reordered",
+    "garbage",
+    "everything",
+}
 """What strikes on the second broker too: the first one has seen what does not concern brokers."""
 MARGIN = 900
-OWN = ("TEST_RUN", "TEST_FOLDER", "TEST_DATABASE", "TEST_BROKER", "TEST_DURABLE_TASKS", "DJANGO_SETTINGS_MODULE")
+OWN = (
+    "TEST_RUN",
+    "TEST_FOLDER",
+    "TEST_DATABASE",
+    "TEST_BROKER",
+    "TEST_DURABLE_TASKS",
+    "DJANGO_SETTINGS_MODULE",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +58,8 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     catalogue = _catalogue()
     if options.list:
-        _say("\n".join(f"{one.number:3} {name:22} {', '.join(one.lanes):16} {one.what}" for name, one in catalogue))
+        for name, one in catalogue:
+            _say(f"{one.number:3} {name:22} {', '.join(one.lanes):16} {one.what}")
         return 0
     wanted = _chosen(options.faults, [name for name, _ in catalogue])
     lanes = options.broker.split(",")
@@ -51,10 +70,22 @@ def main(arguments: list[str]) -> int:
         sought = wanted if options.faults or broker == lanes[0] else wanted & AGAIN
         names = tuple(name for name, one in catalogue if name in sought and broker in one.lanes)
         share = SHARES[broker] / sum(SHARES[lane] for lane in lanes)
-        plan = Plan(broker=broker, seed=options.seed, faults=names, rate=options.rate, calm=options.calm,
-                    pace=options.pace, seconds=options.seconds * share)  # fmt: skip
+        plan = Plan(
+            broker=broker,
+            seed=options.seed,
+            faults=names,
+            rate=options.rate,
+            calm=options.calm,
+            pace=options.pace,
+            seconds=options.seconds * share,
+        )
         played.append(play_lane(plan))
-    answer = {"seed": options.seed, "seconds": time.monotonic() - began, "facts": facts(), "lanes": played}
+    answer = {
+        "seed": options.seed,
+        "seconds": time.monotonic() - began,
+        "facts": facts(),
+        "lanes": played,
+    }
     _say(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
     wrong = failures(played, tried=not options.faults)
     for line in wrong:
@@ -70,7 +101,11 @@ def failures(lanes: list[dict[str, Any]], *, tried: bool = True) -> list[str]:
     for lane in lanes:
         for name, told in lane["violations"].items():
             found += [f"{lane['broker']}: {name}: {text}" for text in told["first"]]
-        found += [f"{lane['broker']}: {lane[name]} {text}" for name, text in NONE_WANTED.items() if lane[name]]
+        found += [
+            f"{lane['broker']}: {lane[name]} {text}"
+            for name, text in NONE_WANTED.items()
+            if lane[name]
+        ]
     for name, text in SOME_WANTED.items():
         if tried and not any(lane[name] for lane in lanes):
             found.append(f"no {text}: the fences were never tried")
@@ -79,15 +114,36 @@ def failures(lanes: list[dict[str, Any]], *, tried: bool = True) -> list[str]:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--seed", default=secrets.token_hex(4), help="repeat the faults and the load of a run")
-    parser.add_argument("--faults", default="", metavar="NAMES", help="only these faults, by comma; --list names them")
+    parser.add_argument(
+        "--seed", default=secrets.token_hex(4), help="repeat the faults and the load of a run"
+    )
+    parser.add_argument(
+        "--faults",
+        default="",
+        metavar="NAMES",
+        help="only these faults, by comma; --list names them",
+    )
     parser.add_argument("--broker", default="redis,rabbitmq", help="the lanes, by comma")
-    parser.add_argument("--seconds", type=float, default=600, help="at least so long in all; each fault strikes anyhow")
-    parser.add_argument("--rate", type=float, default=45, help="tasks a second that the load asks for")
-    parser.add_argument("--calm", type=float, default=15, help="undisturbed seconds before and after the faults")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600,
+        help="at least so long in all; each fault strikes anyhow",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=45, help="tasks a second that the load asks for"
+    )
+    parser.add_argument(
+        "--calm", type=float, default=15, help="undisturbed seconds before and after the faults"
+    )
     parser.add_argument("--pace", type=float, default=1, help="stretches or shortens each fault")
     parser.add_argument("--format", choices=["text", "json"], default="text")
-    parser.add_argument("--report", type=Path, metavar="PAGE", help="write the figures between the marks of this page")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="PAGE",
+        help="write the figures between the marks of this page",
+    )
     parser.add_argument("--list", action="store_true", help="name the faults, and do nothing")
     return parser.parse_args(arguments)
 

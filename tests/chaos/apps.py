@@ -1,4 +1,6 @@
-"""The failpoints of chaos as a Django application: each process looks, before it publishes, at what is asked for."""
+"""The failpoints of chaos as a Django application: each process looks, before it publishes, at what
+is asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ VARIABLE = "CHAOS_RINGS"
 
 
 class ChaosConfig(AppConfig):
-    """Take the doorbell's wire in hand, where the environment names the file that says what to do with it."""
+    """Take the doorbell's wire in hand, where the environment names the file that says what to do
+    with it.
+    """
 
     name = "tests.chaos"
     label = "chaos"
 
     def ready(self) -> None:
-        from django_durable_tasks.celery import publisher
+        from django_durable_tasks.celery.publishing import publisher
 
         if os.environ.get("CHAOS_CLOCK"):
             sys.stderr.write(f"chaos clock {datetime.now(UTC).isoformat()}\n")
@@ -34,19 +38,23 @@ class ChaosConfig(AppConfig):
 
 
 class Wire:
-    """Sends every ring in `copies` copies, each late by up to `delay` seconds, as long as the file says so."""
+    """Sends every ring in `copies` copies, each late by up to `delay` seconds, as long as the file
+    says so.
+    """
 
     def __init__(self, orders: Path, send: Any) -> None:
         self._orders, self._send = orders, send
 
-    def publish(self, rings: Sequence[Any]) -> list[Any]:
-        """Do as ``publisher._publish_once``, or what is asked for instead; return what the last copy met."""
+    def publish(self, messages: Sequence[Any]) -> list[Any]:
+        """Do as ``publisher._publish_once``, or what is asked for instead; return what the last
+        copy met.
+        """
         orders, rejections = self._asked(), list[Any]()
         for _ in range(1 if orders is None else int(orders["copies"])):
             if orders is not None and orders["delay"]:
-                self._later(rings, float(orders["delay"]))
+                self._later(messages, float(orders["delay"]))
             else:
-                rejections = self._send(rings)
+                rejections = self._send(messages)
         return rejections
 
     def _asked(self) -> dict[str, float] | None:
@@ -56,14 +64,14 @@ class Wire:
             return None
         return asked
 
-    def _later(self, rings: Sequence[Any], delay: float) -> None:
-        for ring in rings:
-            timer = threading.Timer(random.uniform(0, delay), self._one, [ring])
+    def _later(self, messages: Sequence[Any], delay: float) -> None:
+        for message in messages:
+            timer = threading.Timer(random.uniform(0, delay), self._one, [message])
             timer.daemon = True
             timer.start()
 
-    def _one(self, ring: Any) -> None:
+    def _one(self, message: Any) -> None:
         try:
-            self._send([ring])
+            self._send([message])
         except OSError:
             return  # lost on the wire: the task is republished

@@ -1,7 +1,8 @@
-"""Durable tasks that write down when they begin and end, in a file that survives every fault of the database.
+"""Durable tasks that write down when they begin and end, in a file that survives every fault of the
+database.
 
-The hour is that of the monotonic clock, laid on the wall clock that the whole run agreed on: the wall clocks of some
-processes are wrong on purpose.
+The hour is that of the monotonic clock, laid on the wall clock that the whole run agreed on: the
+wall clocks of some processes are wrong on purpose.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from django.db import connection
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery import runs
+from django_durable_tasks.celery.execution import heartbeat
 from tests.waiting import until
 
 LEDGER, ORIGIN = "CHAOS_LEDGER", "CHAOS_ORIGIN"
@@ -44,10 +45,15 @@ def write(line: dict[str, Any]) -> None:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    live = runs.current()
+    live = heartbeat.current()
     assert live is not None
     run = live.run
-    told = {"task": str(run.task_id), "attempt": run.attempt, "run": str(run.run_id), "pid": os.getpid()}
+    told = {
+        "task": str(run.task_id),
+        "attempt": run.attempt,
+        "run": str(run.run_id),
+        "pid": os.getpid(),
+    }
     write({**told, "what": "begin", "at": now()})
     good = False
     try:
@@ -85,7 +91,7 @@ def give_up() -> None:
 def take_effect(self: Any) -> None:
     """Write a row that must be there exactly once."""
     with _written(), connection.cursor() as cursor:
-        live = runs.current()
+        live = heartbeat.current()
         assert live is not None
         cursor.execute("INSERT INTO chaos_effect (task) VALUES (%s)", [live.run.task_id])
 

@@ -1,4 +1,6 @@
-"""The figures of a history: counts that should be none, counts that should not, and how long things took."""
+"""The figures of a history: counts that should be none, counts that should not, and how long things
+took.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _COLUMNS = (KILLS, REPLIES_LOST, COMMITS_CUT, "baseline")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the run: from, to, and how many seconds later everything due had been started."""
+    """A stretch of the run: from, to, and how many seconds later everything due had been
+    started.
+    """
 
     name: str
     number: int
@@ -37,7 +41,9 @@ def figures(
     notes: Mapping[str, int],
     dropped: int,
 ) -> dict[str, Any]:
-    """Return all figures as plain values; ``told`` is what the load wrote, ``dropped`` counts refused rings."""
+    """Return all figures as plain values; ``told`` is what the load wrote, ``dropped`` counts
+    refused rings.
+    """
     return {
         "tasks": len(history.rows),
         "runs": sum(1 for _ in starts(history)),
@@ -58,14 +64,18 @@ def figures(
         "dead_letters": len(history.open_letters),
         "terms": len({term.term for term in history.terms}),
         "refused_calls": sum(1 for line in told if "refused" in line),
-        "enqueue_ms": _spread([line["took"] for line in told if "task" in line and "took" in line], 1000.0),
+        "enqueue_ms": _resolve(
+            [line["took"] for line in told if "task" in line and "took" in line], 1000.0
+        ),
         **_of_fires(history),
         "longest_gap": longest_gap(history, windows),
-        "throughput": {name: rate(history, stretch) for name, stretch in _stretches(windows).items()},
+        "throughput": {
+            name: rate(history, stretch) for name, stretch in _stretches(windows).items()
+        },
         "windows": [_shown(history, window) for window in windows],
         "statuses": dict(Counter(row.status for row in history.rows.values())),
         "notes": {name: number for name, number in notes.items() if name not in _COLUMNS},
-    }  # fmt: skip
+    }
 
 
 def _lost(history: History) -> int:
@@ -80,18 +90,29 @@ def _accepted_twice(history: History) -> int:
 
 
 def _executed_again(history: History) -> set[str]:
-    """Tasks whose body began again although it had not asked for another try: at least once means that."""
+    """Tasks whose body began again although it had not asked for another try: at least once means
+    that.
+    """
     asked = {(log.task, log.attempt) for log in history.logs if log.status == "RETRY"}
-    begun = Counter(mark.task for mark in history.marks if mark.begins and (mark.task, mark.attempt) not in asked)
+    begun = Counter(
+        mark.task
+        for mark in history.marks
+        if mark.begins and (mark.task, mark.attempt) not in asked
+    )
     return {task for task, number in begun.items() if number > 1}
 
 
 def of_past_terms(history: History) -> int:
-    """Count fires that a leader wrote when another one led already: the ledger decides, so they do no harm."""
+    """Count fires that a leader wrote when another one led already: the ledger decides, so they do
+    no harm.
+    """
     began: dict[int, float] = {}
     for term in history.terms:
         began.setdefault(term.term, term.at)
-    return sum(fire.term is not None and began.get(fire.term + 1, float("inf")) < fire.at for fire in history.fires)
+    return sum(
+        fire.term is not None and began.get(fire.term + 1, float("inf")) < fire.at
+        for fire in history.fires
+    )
 
 
 def _of_fires(history: History) -> dict[str, Any]:
@@ -101,11 +122,20 @@ def _of_fires(history: History) -> dict[str, Any]:
         "fires_of_past_terms": of_past_terms(history),
         "fires_missing": len(found.missing),
         "fires_doubled": len(found.surplus),
-        "fire_lag_ms": _spread(found.lags(), 1000.0, offset=-0.02),
-        "longest_gap_of_fires": round(max((later - earlier for earlier, later in pairwise(
-            sorted(fire.at for fire in history.fires if fire.task)
-        )), default=0.0), 2),
-    }  # fmt: skip
+        "fire_lag_ms": _resolve(found.lags(), 1000.0, offset=-0.02),
+        "longest_gap_of_fires": round(
+            max(
+                (
+                    later - earlier
+                    for earlier, later in pairwise(
+                        sorted(fire.at for fire in history.fires if fire.task)
+                    )
+                ),
+                default=0.0,
+            ),
+            2,
+        ),
+    }
 
 
 def longest_gap(history: History, windows: Sequence[Window]) -> float:
@@ -114,7 +144,9 @@ def longest_gap(history: History, windows: Sequence[Window]) -> float:
         return 0.0
     first, last = windows[0].began, windows[-1].over
     times = [change.at for change in starts(history) if first <= change.at <= last]
-    return round(max((later - earlier for earlier, later in pairwise(sorted(times))), default=0.0), 2)
+    return round(
+        max((later - earlier for earlier, later in pairwise(sorted(times))), default=0.0), 2
+    )
 
 
 def _stretches(windows: Sequence[Window]) -> dict[str, tuple[float, float]]:
@@ -128,18 +160,22 @@ def _stretches(windows: Sequence[Window]) -> dict[str, tuple[float, float]]:
 def rate(history: History, stretch: tuple[float, float]) -> float:
     """Return how many successes a second were accepted in a stretch."""
     first, last = stretch
-    done = sum(1 for change in history.changes if change.new == "SUCCESS" and first <= change.at < last)
+    done = sum(
+        1 for change in history.changes if change.new == "SUCCESS" and first <= change.at < last
+    )
     return round(done / (last - first), 1) if last > first else 0.0
 
 
 def _shown(history: History, window: Window) -> dict[str, Any]:
     return {
-        **dataclasses.asdict(window), "seconds": round(window.over - window.began, 1),
-        "recovery": round(window.recovery, 2), "rate": rate(history, (window.began, window.over)),
-    }  # fmt: skip
+        **dataclasses.asdict(window),
+        "seconds": round(window.over - window.began, 1),
+        "recovery": round(window.recovery, 2),
+        "rate": rate(history, (window.began, window.over)),
+    }
 
 
-def _spread(values: Iterable[float], scale: float, offset: float = 0.0) -> dict[str, float]:
+def _resolve(values: Iterable[float], scale: float, offset: float = 0.0) -> dict[str, float]:
     ordered = sorted(values)
     if not ordered:
         return {}

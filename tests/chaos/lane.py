@@ -1,4 +1,5 @@
-"""`python -m tests.chaos.lane PLAN ANSWER`: plays one lane, and writes what came of it as JSON to the file ANSWER.
+"""`python -m tests.chaos.lane PLAN ANSWER`: plays one lane, and writes what came of it as JSON to
+the file ANSWER.
 
 A process of its own, because Django and Celery know one database and one broker a process.
 """
@@ -54,13 +55,20 @@ def _broker(plan: Plan, folder: Path, stack: ExitStack) -> Server | RabbitMQ:
 
 
 def _settle(plan: Plan, folder: Path, postgres: str, stack: ExitStack) -> None:
-    """Name what belongs to this lane to this process and to all that it starts, and make its database."""
+    """Name what belongs to this lane to this process and to all that it starts, and make its
+    database.
+    """
     run = f"chaos-{os.getpid()}"
     os.environ |= {
-        "DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "TEST_DATABASE": "postgresql", "TEST_BROKER": plan.broker,
-        "TEST_RUN": run, "TEST_FOLDER": str(folder), "TEST_DURABLE_TASKS": json.dumps(SETTINGS),
-        "CHAOS_ROLE": "stage", variable_of("postgresql"): postgres,
-    }  # fmt: skip
+        "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
+        "TEST_DATABASE": "postgresql",
+        "TEST_BROKER": plan.broker,
+        "TEST_RUN": run,
+        "TEST_FOLDER": str(folder),
+        "TEST_DURABLE_TASKS": json.dumps(SETTINGS),
+        "CHAOS_ROLE": "stage",
+        variable_of("postgresql"): postgres,
+    }
     with psycopg.connect(postgres, autocommit=True) as session:
         session.execute(f'CREATE DATABASE "test_durable_{run}"')
     stack.callback(_drop, postgres, f"test_durable_{run}")
@@ -74,7 +82,9 @@ def _drop(postgres: str, name: str) -> None:
 def _wires(postgres: str, broker: str, stack: ExitStack) -> dict[str, Proxy]:
     servers = {"postgresql": postgres, "broker": broker, "second broker": broker}
     return {
-        f"{role} {kind}": stack.enter_context(proxy_to(address)) for role in ROLES for kind, address in servers.items()
+        f"{role} {kind}": stack.enter_context(proxy_to(address))
+        for role in ROLES
+        for kind, address in servers.items()
     }
 
 

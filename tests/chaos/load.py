@@ -1,7 +1,8 @@
-"""`python -m tests.chaos.load RATE SEED FILE STOP`: asks for tasks of every kind, and notes what was acknowledged.
+"""`python -m tests.chaos.load RATE SEED FILE STOP`: asks for tasks of every kind, and notes what
+was acknowledged.
 
-It is a web process of the project: its transactions are cut, its database goes away, its broker freezes. What was
-missed meanwhile it makes up for. It ends when the file STOP exists.
+It is a web process of the project: its transactions are cut, its database goes away, its broker
+freezes. What was missed meanwhile it makes up for. It ends when the file STOP exists.
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ class Load:
         self.book = os.open(book, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         self.made, self.keys = 0, list[str]()
         self.kinds: list[tuple[int, str, Callable[[], Iterable[Any]]]] = [
-            (44, "plain", self.plain), (10, "in a transaction", self.in_a_transaction), (8, "many", self.many),
-            (8, "later", self.later), (8, "stumbling", self.stumbling), (3, "hopeless", self.hopeless),
-            (6, "atomic", self.atomic), (4, "to be cancelled", self.to_be_cancelled), (3, "cancelling", self.cancel),
-            (4, "diamond", self.diamond), (2, "long", self.long), (1, "fan", self.fan),
-        ]  # fmt: skip
+            (44, "plain", self.plain),
+            (10, "in a transaction", self.in_a_transaction),
+            (8, "many", self.many),
+            (8, "later", self.later),
+            (8, "stumbling", self.stumbling),
+            (3, "hopeless", self.hopeless),
+            (6, "atomic", self.atomic),
+            (4, "to be cancelled", self.to_be_cancelled),
+            (3, "cancelling", self.cancel),
+            (4, "diamond", self.diamond),
+            (2, "long", self.long),
+            (1, "fan", self.fan),
+        ]
 
     def plain(self) -> Iterable[Any]:
         """One call, outside of a transaction."""
@@ -90,13 +99,18 @@ class Load:
         return []
 
     def diamond(self) -> Iterable[Any]:
-        """One before two before one; now and then one of the two is hopeless, and the last is skipped."""
+        """One before two before one; now and then one of the two is hopeless, and the last is
+        skipped.
+        """
         from django_durable_tasks import Workflow
 
         flow = Workflow("diamond")
         top = flow.add(self.bodies.work)
         good = self.random.random() < 0.8
-        sides = [flow.add(self.bodies.work if good else self.bodies.give_up, after=[top]) for _ in range(2)]
+        sides = [
+            flow.add(self.bodies.work if good else self.bodies.give_up, after=[top])
+            for _ in range(2)
+        ]
         flow.add(self.bodies.work, after=sides)
         return self._started(flow)
 
@@ -139,7 +153,9 @@ class Load:
             tasks = [str(task) for task in order()]
         except Error as error:
             connections.close_all()
-            self._write([{"kind": kind, "refused": type(error).__name__, "took": time.monotonic() - began}])
+            self._write(
+                [{"kind": kind, "refused": type(error).__name__, "took": time.monotonic() - began}]
+            )
             threading.Event().wait(0.1)
             return
         took = time.monotonic() - began

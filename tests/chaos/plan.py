@@ -7,9 +7,18 @@ import json
 from dataclasses import dataclass
 
 SETTINGS: dict[str, float] = {
-    "LEASE": 6, "HEARTBEAT": 1.5, "NODE_HEARTBEAT": 1, "NODE_TIMEOUT": 4, "LEADER_LEASE": 4, "LEADER_RENEW": 1,
-    "REPUBLISH_AFTER": 5, "POLL": 0.2, "UNKNOWN_TASK_DELAY": 1, "BROKER_BACKOFF": 1, "RESULT_WRITE_TIMEOUT": 60,
-}  # fmt: skip
+    "LEASE": 6,
+    "HEARTBEAT": 1.5,
+    "NODE_HEARTBEAT": 1,
+    "NODE_TIMEOUT": 4,
+    "LEADER_LEASE": 4,
+    "LEADER_RENEW": 1,
+    "REPUBLISH_AFTER": 5,
+    "POLL": 0.2,
+    "UNKNOWN_TASK_DELAY": 1,
+    "BROKER_BACKOFF": 1,
+    "RESULT_WRITE_TIMEOUT": 60,
+}
 """Leases and alarms are shortened, so that minutes hold many of their cycles."""
 SCHEDULES, EVERY = 10, 2.0
 
@@ -18,9 +27,10 @@ SCHEDULES, EVERY = 10, 2.0
 class Plan:
     """One lane: a load, a fleet and its faults, on PostgreSQL and one broker.
 
-    ``rate`` is tasks a second; ``calm`` how long (seconds) nothing is disturbed before the first fault and after the
-    last one; ``pace`` stretches every fault; when each has struck and ``seconds`` are not over, others follow. Without
-    ``private`` servers those of the tests are used, and left as they were: faults of a whole server are left out.
+    ``rate`` is tasks a second; ``calm`` how long (seconds) nothing is disturbed before the first
+    fault and after the last one; ``pace`` stretches every fault; when each has struck and
+    ``seconds`` are not over, others follow. Without ``private`` servers those of the tests are
+    used, and left as they were: faults of a whole server are left out.
     """
 
     broker: str

@@ -1,4 +1,6 @@
-"""Plays a lane: calm, one fault after the other with the time it takes to recover, calm, quiet; then it is judged."""
+"""Plays a lane: calm, one fault after the other with the time it takes to recover, calm, quiet;
+then it is judged.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from django.core.management import call_command
 from django.db import connection, connections
 from django.db.models import Q
 
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import close_all
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import RecurringTask, Task
 from tests.chaos import bodies, watching
 from tests.chaos.faults.catalogue import of_lane
@@ -35,7 +37,9 @@ MOST_TOLD = 20
 
 
 def play(stage: Stage) -> dict[str, Any]:
-    """Play the lane of this stage; return its figures and what was violated, as JSON can hold it."""
+    """Play the lane of this stage; return its figures and what was violated, as JSON can
+    hold it.
+    """
     set_origin(stage.folder)
     call_command("migrate", verbosity=0, interactive=False)
     watching.install()
@@ -45,7 +49,9 @@ def play(stage: Stage) -> dict[str, Any]:
         broken = violations(history)
         dropped = sum(program.said().count("Ignored message") for program in stage.fleet.programs)
         found = figures(history, windows, list(watching.lines(stage.book)), stage.notes, dropped)
-        shown = {name: {"number": len(told), "first": told[:MOST_TOLD]} for name, told in broken.items()}
+        shown = {
+            name: {"number": len(told), "first": told[:MOST_TOLD]} for name, told in broken.items()
+        }
         stories = stories_of(history, [text for told in broken.values() for text in told])
         place = {"broker": stage.plan.broker, "seed": stage.plan.seed, "servers": _servers(stage)}
         return {**place, **found, "violations": shown, "stories": stories}
@@ -59,22 +65,38 @@ def play(stage: Stage) -> dict[str, Any]:
 
 def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
     say = Telling(stage)
-    for start in (stage.scheduler, stage.scheduler, stage.worker, stage.worker, partial(stage.worker, "threads", 8)):
+    for start in (
+        stage.scheduler,
+        stage.scheduler,
+        stage.worker,
+        stage.worker,
+        partial(stage.worker, "threads", 8),
+    ):
         start()
     stage.fleet.ready()
     schedules = [_declared(number) for number in range(SCHEDULES)]
     load = stage.load()
-    until(lambda: any(watching.lines(stage.book)) or not load.alive(), within=60, message="the load begins")
+    until(
+        lambda: any(watching.lines(stage.book)) or not load.alive(),
+        within=60,
+        message="the load begins",
+    )
     assert load.alive(), load.said()[-3000:]
     stage.notes["baseline"] = _connections()
     windows = [_window(stage, "before", lambda: stage.linger(stage.plan.calm))]
-    chosen = [one for one in of_lane(stage.plan.broker, private=stage.plan.private)
-              if one.name in stage.plan.faults]  # fmt: skip
+    chosen = [
+        one
+        for one in of_lane(stage.plan.broker, private=stage.plan.private)
+        if one.name in stage.plan.faults
+    ]
     end = time.monotonic() + stage.plan.seconds
     for number, one in enumerate(_in_turn(stage, chosen, end), 1):
         say(f"{number}/{max(number, len(chosen))} {one.name}: {one.what}")
         windows.append(_struck(stage, one))
-        say(f"{number}/{max(number, len(chosen))} {one.name}: recovered after {windows[-1].recovery:.1f} s")
+        say(
+            f"{number}/{max(number, len(chosen))} {one.name}: recovered after"
+            f" {windows[-1].recovery:.1f} s"
+        )
     windows.append(_window(stage, "after", lambda: stage.linger(stage.plan.calm)))
     stage.stop.touch()
     say("quiet: the load stops, schedules are paused, what is open ends")
@@ -98,7 +120,10 @@ class Telling:
 
     def __call__(self, text: str) -> None:
         tasks = ask(Task.objects.count) or 0
-        line = f"{time.monotonic() - self._began:6.0f} s  {self._stage.plan.broker:8}  {tasks:6,} tasks  {text}\n"
+        line = (
+            f"{time.monotonic() - self._began:6.0f} s  {self._stage.plan.broker:8}  {tasks:6,}"
+            f" tasks  {text}\n"
+        )
         sys.stderr.write(line)
         sys.stderr.flush()
 
@@ -110,7 +135,9 @@ def _window(stage: Stage, name: str, act: Callable[[], object]) -> Window:
 
 
 def _struck(stage: Stage, one: Fault) -> Window:
-    """Strike, and measure how long it then takes until all that was due has been started and what ran has ended."""
+    """Strike, and measure how long it then takes until all that was due has been started and what
+    ran has ended.
+    """
     began = bodies.now()
     try:
         one.strike(stage)
@@ -134,7 +161,7 @@ def _struck(stage: Stage, one: Fault) -> Window:
     return Window(one.name, one.number, began, over, time.monotonic() - moment, one.what)
 
 
-# Schedules ----------------------------------------------------------------------------------------------------------
+# Schedules ----------------------------------------------------------------------------------------
 
 
 def _declared(number: int) -> RecurringTask:
@@ -157,7 +184,7 @@ def _paused(row: RecurringTask) -> RecurringTask:
     return found
 
 
-# Quiet --------------------------------------------------------------------------------------------------------------
+# Quiet --------------------------------------------------------------------------------------------
 
 
 def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
@@ -170,7 +197,8 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
     except AssertionError:
         stage.notes["quiet not reached"] += 1
     tables = tuple(
-        Timetable(str(row.pk), row.start_time.timestamp(), EVERY, row.watermark_at.timestamp()) for row in schedules
+        Timetable(str(row.pk), row.start_time.timestamp(), EVERY, row.watermark_at.timestamp())
+        for row in schedules
     )
     ledger = stage.folder / "ledger.jsonl"
     return watching.read(ledger, stage.book, tables, _calm(stage), bodies.take_effect.name)
@@ -191,7 +219,9 @@ def _calm(stage: Stage) -> Calm:
 
 
 def _baseline(stage: Stage) -> int:
-    """A worker opens its connections with the tasks it runs: so many more than at the beginning are no leak."""
+    """A worker opens its connections with the tasks it runs: so many more than at the beginning are
+    no leak.
+    """
     return 2 * stage.notes["baseline"] + 20
 
 
@@ -201,7 +231,10 @@ def _connections() -> int:
 
 def _sessions(condition: str) -> int:
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {condition}")
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND"
+            f" {condition}"
+        )
         (found,) = cursor.fetchone()
     return int(found)
 

@@ -1,7 +1,8 @@
-"""What a run of chaos leaves behind, as plain values: the checkers read nothing else, so any history can be made up.
+"""What a run of chaos leaves behind, as plain values: the checkers read nothing else, so any
+history can be made up.
 
-Ids are texts. ``at`` is seconds: of the wall clock, counted by the monotonic one, for what bodies wrote; of the
-database's clock for what triggers wrote. On one machine the two agree.
+Ids are texts. ``at`` is seconds: of the wall clock, counted by the monotonic one, for what bodies
+wrote; of the database's clock for what triggers wrote. On one machine the two agree.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ACCEPTED = frozenset({"SUCCESS", "FAILED", "RETRY", "LOST", "CANCELLED"})
-"""How a started attempt may have ended; FENCED endings were refused, DUPLICATE ones never started a body."""
+"""How a started attempt may have ended; FENCED endings were refused, DUPLICATE ones never started a
+body.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The leader's lease as it was written: who holds which term until when; written at; of which office."""
+    """The leader's lease as it was written: who holds which term until when; written at; of which
+    office.
+    """
 
     term: int
     holder: str
@@ -95,7 +100,9 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Fire:
-    """A line of the ledger of fires: this fire time of this schedule was born as this task, by the leader of a term."""
+    """A line of the ledger of fires: this fire time of this schedule was born as this task, by the
+    leader of a term.
+    """
 
     schedule: str
     due: float
@@ -106,7 +113,9 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A schedule as it was declared: from its first fire every so many seconds, and accounted for up to its end."""
+    """A schedule as it was declared: from its first fire every so many seconds, and accounted for
+    up to its end.
+    """
 
     schedule: str
     first: float
@@ -116,7 +125,9 @@ class Timetable:
 
     def due(self) -> list[float]:
         """Return the fire times by arithmetic alone."""
-        number = int((self.through - self.first) // self.every) + 1 if self.through >= self.first else 0
+        number = (
+            int((self.through - self.first) // self.every) + 1 if self.through >= self.first else 0
+        )
         return [self.first + index * self.every for index in range(number)]
 
 

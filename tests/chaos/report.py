@@ -1,4 +1,5 @@
-"""The report of a run, between two marks of a page of the docs; the figures are kept as JSON beside the page.
+"""The report of a run, between two marks of a page of the docs; the figures are kept as JSON beside
+the page.
 
 `python -m tests.chaos.report` writes the page anew from the figures that are kept.
 """
@@ -29,33 +30,37 @@ NONE_WANTED = {
     "fires_missing": "fires missing",
     "fires_doubled": "fires doubled",
 }
-SOME_WANTED = {"fenced_endings": "endings fenced", "dropped_rings": "rings dropped"}
+SOME_WANTED = {"fenced_endings": "endings fenced", "dropped_rings": "messages ignored"}
 OTHERS = {
     "tasks": "tasks",
     "runs": "runs",
     "faults": "faults",
     "kills": "processes killed",
     "replies_lost": "replies of the database lost",
-    "commits_cut": "of these, of a COMMIT",
-    "attempts_lost": "attempts lost and given to another",
-    "executed_more_than_once": "tasks whose body began again unasked",
-    "overlapping_runs": "of these, while the first still ran",
-    "retried": "tries that failed and were repeated",
+    "commits_cut": "of these, replies to COMMIT",
+    "attempts_lost": "attempts lost and retried by another process",
+    "executed_more_than_once": "tasks whose function started again after a lost attempt",
+    "overlapping_runs": "of these, while the first run continued",
+    "retried": "failed attempts that were retried",
     "dead_letters": "dead letters",
-    "refused_calls": "calls refused while the database was away",
-    "terms": "terms of leaders",
-    "fires": "fires of schedules",
-    "fires_of_past_terms": "of these, written by a leader when another one led",
+    "refused_calls": "calls that failed while the database was unavailable",
+    "terms": "leader terms",
+    "fires": "fire times",
+    "fires_of_past_terms": "of these, written by a former leader",
 }
 
 
 def facts() -> dict[str, str]:
     """Say when and on what it was taken."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = ", ".join(f"{name} {version(name)}" for name in ("django", "celery", "kombu", "psycopg"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("django", "celery", "kombu", "psycopg")
+    )
     return {
         "taken": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, {_memory()} of memory",
+        "machine": (
+            f"{platform.system()} {platform.machine()}, {cores} cores, {_memory()} of memory"
+        ),
         "versions": f"Python {platform.python_version()}, {versions}",
     }
 
@@ -70,7 +75,7 @@ def rendered(answer: Mapping[str, Any]) -> str:
     where = answer["facts"]
     servers = dict.fromkeys(version for lane in lanes for version in lane["servers"])
     how = (
-        f"Taken {where['taken']} on {where['machine']}: load, fleet, servers and checker together. "
+        f"Taken {where['taken']} on {where['machine']}: load, fleet, servers and checker included. "
         f"Seed `{answer['seed']}`, {answer['seconds']:.0f} seconds. {where['versions']}"
         f"{''.join(f', {version}' for version in servers)}."
     )
@@ -79,7 +84,9 @@ def rendered(answer: Mapping[str, Any]) -> str:
 
 
 def write(page: Path, answer: Mapping[str, Any]) -> None:
-    """Keep the figures beside a page and put the report between its marks; raises ValueError where it has none."""
+    """Keep the figures beside a page and put the report between its marks; raises ValueError where
+    it has none.
+    """
     _put(page, rendered(answer))
     _kept(page).write_text(json.dumps(answer, indent=1) + "\n")
 
@@ -121,7 +128,10 @@ def _counts(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
     heads = ["figure", *(f"PostgreSQL × {_name(lane)}" for lane in lanes), "wanted"]
     lines = _head(heads)
     for names, wanted in ((OTHERS, ""), (NONE_WANTED, "0"), (SOME_WANTED, "> 0")):
-        lines += [_row([text, *(f"{lane[name]:,}" for lane in lanes), wanted]) for name, text in names.items()]
+        lines += [
+            _row([text, *(f"{lane[name]:,}" for lane in lanes), wanted])
+            for name, text in names.items()
+        ]
     return lines
 
 
@@ -131,10 +141,18 @@ def _times(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
         for when in ("before", "during", "after")
     ]
     rows.append(("longest time without a start (s)", [str(lane["longest_gap"]) for lane in lanes]))
-    rows.append(("longest time without a fire (s)", [str(lane["longest_gap_of_fires"]) for lane in lanes]))
+    rows.append(
+        ("longest time without a fire (s)", [str(lane["longest_gap_of_fires"]) for lane in lanes])
+    )
     rows.append(("longest recovery after a fault (s)", [str(_longest(lane)) for lane in lanes]))
-    for name, text in (("fire_lag_ms", "a fire's start is late by (ms)"), ("enqueue_ms", "a call takes (ms)")):
-        cells = [" / ".join(str(lane[name].get(share, "")) for share in ("p50", "p99", "max")) for lane in lanes]
+    for name, text in (
+        ("fire_lag_ms", "a fire's start is late by (ms)"),
+        ("enqueue_ms", "a call takes (ms)"),
+    ):
+        cells = [
+            " / ".join(str(lane[name].get(share, "")) for share in ("p50", "p99", "max"))
+            for lane in lanes
+        ]
         rows.append((f"{text}, p50 / p99 / largest", cells))
     return _head(["time", *map(_name, lanes)]) + [_row([text, *cells]) for text, cells in rows]
 
@@ -142,12 +160,18 @@ def _times(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
 def _invariants(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _head(["", "invariant", *(f"violations, {_name(lane)}" for lane in lanes)])
     for name in INVARIANTS:
-        lines.append(_row([name, meaning(name), *(str(lane["violations"][name]["number"]) for lane in lanes)]))
+        lines.append(
+            _row(
+                [name, meaning(name), *(str(lane["violations"][name]["number"]) for lane in lanes)]
+            )
+        )
     return lines
 
 
 def _faults(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = _head(["broker", "fault", "seconds", "recovered after (s)", "successes a second meanwhile"])
+    lines = _head(
+        ["broker", "fault", "seconds", "recovered after (s)", "successes a second meanwhile"]
+    )
     for lane in lanes:
         for window in lane["windows"]:
             if window["number"]:

@@ -23,10 +23,14 @@ PATIENCE = 60
 class Server:
     """A server of our own: its address, and its first process."""
 
-    def __init__(self, name: str, url: str, pid: int, stack: ExitStack, argv: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str, url: str, pid: int, stack: ExitStack, argv: list[str] | None = None
+    ) -> None:
         self.name, self.url, self.pid = name, url, pid
         place = Path(f"/proc/{pid}")
-        self._argv = argv or [word.decode() for word in (place / "cmdline").read_bytes().split(b"\0") if word]
+        self._argv = argv or [
+            word.decode() for word in (place / "cmdline").read_bytes().split(b"\0") if word
+        ]
         self._owner, self._folder = place.stat(), (place / "cwd").resolve()
         stack.callback(self.end)
 
@@ -44,9 +48,15 @@ class Server:
         """Start it again as it was, and wait until it answers."""
         with (self._folder / "again.log").open("ab") as log:
             process = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
-                user=self._owner.st_uid, group=self._owner.st_gid, start_new_session=True,
-            )  # fmt: skip
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                user=self._owner.st_uid,
+                group=self._owner.st_gid,
+                start_new_session=True,
+            )
         self.pid = process.pid
         until(self.answers, within=PATIENCE, message=f"{self.name} answers again")
 
@@ -79,7 +89,16 @@ def redis_server(folder: Path, stack: ExitStack) -> Server:
     url = start_redis(folder, stack)
     with redis.Redis.from_url(url) as client:
         told: Any = client.info("server")
-    kept = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", str(folder / "redis")]
+    kept = [
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(folder / "redis"),
+    ]
     argv = [told["executable"], "--port", str(told["tcp_port"]), *kept]
     return Server("redis", url, int(told["process_id"]), stack, argv)
 
@@ -90,17 +109,25 @@ class RabbitMQ:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.url = start_rabbitmq(folder, stack)
         mark = f"RABBITMQ_MNESIA_BASE={folder / 'rabbitmq' / 'data'}".encode()
-        place = next(place for place in _processes() if mark in _read(place / "environ") and _is_beam(place))
-        words = (word.decode().partition("=") for word in _read(place / "environ").split(b"\0") if word)
+        place = next(
+            place for place in _processes() if mark in _read(place / "environ") and _is_beam(place)
+        )
+        words = (
+            word.decode().partition("=") for word in _read(place / "environ").split(b"\0") if word
+        )
         self._environment = {name: value for name, _, value in words}
         self._tool = str(_program("rabbitmq", "rabbitmqctl"))
 
     def tell(self, *words: str) -> str:
         """Run its tool."""
         answer = subprocess.run(
-            [self._tool, "--quiet", *words], env=self._environment, capture_output=True, text=True, timeout=PATIENCE,
+            [self._tool, "--quiet", *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
             check=True,
-        )  # fmt: skip
+        )
         return answer.stdout
 
 
@@ -122,8 +149,14 @@ def _is_beam(place: Path) -> bool:
 @contextmanager
 def administrator(url: str) -> Iterator[Any]:
     """Give a session that may do everything, whatever the server was told of all others."""
-    options = "-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed"
+    options = (
+        "-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed"
+    )
     with psycopg.connect(
-        url, autocommit=True, connect_timeout=5, options=options, application_name="chaos-administrator"
+        url,
+        autocommit=True,
+        connect_timeout=5,
+        options=options,
+        application_name="chaos-administrator",
     ) as session:
         yield session

@@ -37,26 +37,45 @@ class Stage:
     """Where a lane plays."""
 
     def __init__(
-        self, plan: Plan, folder: Path, postgres: Server | None, broker: Server | RabbitMQ | None,
+        self,
+        plan: Plan,
+        folder: Path,
+        postgres: Server | None,
+        broker: Server | RabbitMQ | None,
         wires: dict[str, Proxy],
-    ) -> None:  # fmt: skip
-        self.plan, self.folder, self.postgres, self.broker, self.wires = plan, folder, postgres, broker, wires
+    ) -> None:
+        self.plan, self.folder, self.postgres, self.broker, self.wires = (
+            plan,
+            folder,
+            postgres,
+            broker,
+            wires,
+        )
         self.random = random.Random(f"{plan.seed}/{plan.broker}")
-        self.orders, self.book, self.stop = folder / "rings.json", folder / "enqueued.jsonl", folder / "stop"
+        self.orders, self.book, self.stop = (
+            folder / "rings.json",
+            folder / "enqueued.jsonl",
+            folder / "stop",
+        )
         self.schedulers, self.workers, self.gone = list[Program](), list[Program](), list[Program]()
         self.notes: Counter[str] = Counter()
         self.loader: Program | None = None
         self.roles, self._numbers = dict[str, str](), count(1)
         self.fleet = Fleet(
-            folder, SETTINGS, DJANGO_SETTINGS_MODULE="tests.chaos.settings", **{VARIABLE: str(self.orders)}
+            folder,
+            SETTINGS,
+            DJANGO_SETTINGS_MODULE="tests.chaos.settings",
+            **{VARIABLE: str(self.orders)},
         )
 
-    # Who plays ------------------------------------------------------------------------------------------------------
+    # Who plays ------------------------------------------------------------------------------------
 
     def scheduler(self, **environment: str) -> Program:
         """Start one more scheduler."""
         role = f"scheduler-{next(self._numbers)}"
-        program = self.fleet.scheduler(**{**self.wired("scheduler"), "CHAOS_ROLE": role, **environment})
+        program = self.fleet.scheduler(
+            **{**self.wired("scheduler"), "CHAOS_ROLE": role, **environment}
+        )
         self.roles[program.name] = role
         self.schedulers.append(program)
         return program
@@ -73,7 +92,11 @@ class Stage:
         program = Program(
             "load",
             ["-m", "tests.chaos.load", str(self.plan.rate), seed, str(self.book), str(self.stop)],
-            {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings", **self.wired("web"), VARIABLE: str(self.orders)},
+            {
+                "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
+                **self.wired("web"),
+                VARIABLE: str(self.orders),
+            },
             self.folder,
         )
         self.fleet.programs.append(program)
@@ -82,9 +105,16 @@ class Stage:
 
     def wired(self, role: str) -> dict[str, str]:
         """Name the addresses at which a process of this role finds its servers."""
-        kinds = {"postgresql": self.wires[f"{role} postgresql"], self.plan.broker: self.wires[f"{role} broker"]}
+        kinds = {
+            "postgresql": self.wires[f"{role} postgresql"],
+            self.plan.broker: self.wires[f"{role} broker"],
+        }
         addresses = {variable_of(kind): wire.url for kind, wire in kinds.items()}
-        return {"CHAOS_ROLE": role, SECOND_BROKER: self.wires[f"{role} second broker"].url, **addresses}
+        return {
+            "CHAOS_ROLE": role,
+            SECOND_BROKER: self.wires[f"{role} second broker"].url,
+            **addresses,
+        }
 
     def shifted(self, seconds: float) -> dict[str, str]:
         """Name what sets the wall clock of a process off."""
@@ -104,7 +134,9 @@ class Stage:
         return [self.wires[f"{role} postgresql"] for role in ROLES]
 
     def brokers(self) -> list[Proxy]:
-        """Give the wires to the broker, by both addresses of the list that each process is given."""
+        """Give the wires to the broker, by both addresses of the list that each process
+        is given.
+        """
         return [*self.first_brokers(), *(self.wires[f"{role} second broker"] for role in ROLES)]
 
     def first_brokers(self) -> list[Proxy]:
@@ -134,14 +166,20 @@ class Stage:
         self.gone.append(program)
 
     def mend(self, after: str) -> None:
-        """Replace what ended by itself, as a supervisor would; how often that was needed, after what, is told."""
+        """Replace what ended by itself, as a supervisor would; how often that was needed, after
+        what, is told.
+        """
         if self.loader is not None and not self.loader.alive():
             self.notes["loads that ended by themselves"] += 1
             self.load()
         for program in [one for one in [*self.schedulers, *self.workers] if not one.alive()]:
             scheduler = program in self.schedulers
-            self.notes[f"{'schedulers' if scheduler else 'workers'} that ended by themselves, {after}"] += 1
-            sys.stderr.write(f"{program.name} ended by itself, {after}:\n{program.said()[-1500:]}\n")
+            self.notes[
+                f"{'schedulers' if scheduler else 'workers'} that ended by themselves, {after}"
+            ] += 1
+            sys.stderr.write(
+                f"{program.name} ended by itself, {after}:\n{program.said()[-1500:]}\n"
+            )
             self.struck(program)
             if scheduler:
                 self.scheduler()
@@ -154,7 +192,7 @@ class Stage:
         """Give the workers whose bodies run in children."""
         return [worker for worker in self.workers if "prefork" in worker.arguments]
 
-    # What happens ---------------------------------------------------------------------------------------------------
+    # What happens ---------------------------------------------------------------------------------
 
     def linger(self, seconds: float) -> None:
         """Let a fault last."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.chaos.invariants.order import children_wait_for_their_parents, fires_match_their_windows
-from tests.chaos.invariants.paths import all_is_quiet, dead_letters_match, paths_are_legal, terms_do_not_overlap
+from tests.chaos.invariants.paths import (
+    all_is_quiet,
+    dead_letters_match,
+    paths_are_legal,
+    terms_do_not_overlap,
+)
 from tests.chaos.invariants.runs import (
     attempts_are_counted,
     effects_happen_once,
@@ -38,12 +43,21 @@ def violations(history: History) -> dict[str, list[str]]:
 
 
 def meaning(name: str) -> str:
-    """Return what an invariant says, in its own words."""
-    return (INVARIANTS[name].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
+    """Return the first paragraph of an invariant's description."""
+    return " ".join((INVARIANTS[name].__doc__ or "").partition("\n\n")[0].split()).partition(": ")[
+        2
+    ]
 
 
 def stories_of(history: History, told: list[str], most: int = 5) -> dict[str, list[str]]:
-    """Return all that is known of the first tasks that violations name: for whoever must find out why."""
-    tasks = list(dict.fromkeys(word for text in told for word in text.split() if word in history.rows))[:most]
+    """Return all that is known of the first tasks that violations name: for whoever must find out
+    why.
+    """
+    tasks = list(
+        dict.fromkeys(word for text in told for word in text.split() if word in history.rows)
+    )[:most]
     everything: list[Change | Log | Mark] = [*history.changes, *history.logs, *history.marks]
-    return {task: [str(history.rows[task]), *(str(one) for one in everything if one.task == task)] for task in tasks}
+    return {
+        task: [str(history.rows[task]), *(str(one) for one in everything if one.task == task)]
+        for task in tasks
+    }

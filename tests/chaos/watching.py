@@ -1,4 +1,6 @@
-"""The test-only tables and triggers of PostgreSQL that write the history down, and how it is read back."""
+"""The test-only tables and triggers of PostgreSQL that write the history down, and how it is read
+back.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,26 @@ from typing import Any
 
 from django.db import connection
 
-from django_durable_tasks.models import DeadLetter, OccurrenceRecord, Task, TaskDependency, TaskExecutionLog
-from tests.chaos.records import Calm, Change, Edge, Enqueued, Fire, History, Log, Mark, Row, Term, Timetable
+from django_durable_tasks.models import (
+    DeadLetter,
+    OccurrenceRecord,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+)
+from tests.chaos.records import (
+    Calm,
+    Change,
+    Edge,
+    Enqueued,
+    Fire,
+    History,
+    Log,
+    Mark,
+    Row,
+    Term,
+    Timetable,
+)
 
 _TABLES = """
 CREATE TABLE chaos_effect (task uuid NOT NULL);
@@ -57,10 +77,14 @@ def install() -> None:
         cursor.execute(_TABLES + _TASKS + _TERMS)
 
 
-def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm, effects: str) -> History:
+def read(
+    ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm, effects: str
+) -> History:
     """Read everything back; ``effects`` is the name of the task whose bodies write effects."""
     return History(
-        enqueued=tuple(Enqueued(line["task"], line["kind"]) for line in lines(enqueued) if "task" in line),
+        enqueued=tuple(
+            Enqueued(line["task"], line["kind"]) for line in lines(enqueued) if "task" in line
+        ),
         marks=tuple(_marks(ledger)),
         changes=tuple(_changes()),
         rows={row.task: row for row in _rows(effects)},
@@ -68,14 +92,17 @@ def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: 
         open_letters=tuple(map(str, DeadLetter.objects.open().values_list("open_task", flat=True))),
         effects=tuple(str(task) for (task,) in _asked("SELECT task FROM chaos_effect")),
         edges=tuple(_edges()),
-        terms=tuple(Term(*found) for found in _asked(
-            "SELECT term, holder::text, extract(epoch FROM expires_at)::float8, extract(epoch FROM at)::float8,"
-            " office FROM chaos_term ORDER BY seq"
-        )),
+        terms=tuple(
+            Term(*found)
+            for found in _asked(
+                "SELECT term, holder::text, extract(epoch FROM expires_at)::float8, extract(epoch"
+                " FROM at)::float8, office FROM chaos_term ORDER BY seq"
+            )
+        ),
         fires=tuple(_fires()),
         timetables=timetables,
         calm=calm,
-    )  # fmt: skip
+    )
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -96,7 +123,9 @@ def _asked(sql: str) -> list[tuple[Any, ...]]:
 def _marks(ledger: Path) -> Iterator[Mark]:
     for line in lines(ledger):
         begins = line["what"] == "begin"
-        yield Mark(line["task"], line["attempt"], line["run"], begins, line["at"], line.get("good", True))
+        yield Mark(
+            line["task"], line["attempt"], line["run"], begins, line["at"], line.get("good", True)
+        )
 
 
 def _changes() -> Iterator[Change]:
@@ -108,7 +137,17 @@ def _changes() -> Iterator[Change]:
 
 
 def _rows(effects: str) -> Iterator[Row]:
-    names = ("id", "status", "attempts", "failures", "crashes", "max_attempts", "max_crashes", "reason", "name")
+    names = (
+        "id",
+        "status",
+        "attempts",
+        "failures",
+        "crashes",
+        "max_attempts",
+        "max_crashes",
+        "reason",
+        "name",
+    )
     for row in Task.objects.order_by().values(*names):
         task, name = str(row.pop("id")), row.pop("name")
         yield Row(task, **row, atomic=name == effects)
@@ -128,5 +167,9 @@ def _edges() -> Iterator[Edge]:
 
 def _fires() -> Iterator[Fire]:
     names = ("recurring_task_id", "fire_time", "task_id", "term", "created_at")
-    for schedule, due, task, term, at in OccurrenceRecord.objects.order_by("id").values_list(*names):
-        yield Fire(str(schedule), due.timestamp(), str(task) if task else None, term, at.timestamp())
+    for schedule, due, task, term, at in OccurrenceRecord.objects.order_by("id").values_list(
+        *names
+    ):
+        yield Fire(
+            str(schedule), due.timestamp(), str(task) if task else None, term, at.timestamp()
+        )

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_durable_tasks.celery import doorbell, publisher
-from django_durable_tasks.lifecycle import connections, limits
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage
+from django_durable_tasks.engine.db import connections
+from django_durable_tasks.engine.limits import backpressure
 from tests.factories import first_rows
 
 
 @pytest.fixture(autouse=True)
 def clean_engine(transactional_db: None) -> Iterator[None]:
     """Begin with the rows of the migrations and a fresh view, and leave no connection behind."""
-    limits.forget_picture()
-    publisher.breaker.succeeded()
-    publisher.backoff.forget()
+    backpressure.forget_picture()
+    broker_outage.breaker.succeeded()
+    broker_outage.backoff.forget()
     first_rows()
     yield
     connections.close_all()
-    doorbell.hang_up()
+    broker_connection.hang_up()

@@ -48,7 +48,11 @@ def elsewhere(act: Callable[[], Any]) -> Any:
     """Do this on another connection, for which waiting for a lock is an error."""
 
     def impatiently() -> Any:
-        limit = "SET lock_timeout = 1000" if connection.vendor == "postgresql" else "SET innodb_lock_wait_timeout = 1"
+        limit = (
+            "SET lock_timeout = 1000"
+            if connection.vendor == "postgresql"
+            else "SET innodb_lock_wait_timeout = 1"
+        )
         with connection.cursor() as cursor:
             cursor.execute(limit)
         return act()
@@ -58,7 +62,9 @@ def elsewhere(act: Callable[[], Any]) -> Any:
 
 @contextmanager
 def one_lost_reply() -> Iterator[list[int]]:
-    """Let the next COMMIT of this thread's connection stand while its reply is lost; tells how many were lost."""
+    """Let the next COMMIT of this thread's connection stand while its reply is lost; tells how many
+    were lost.
+    """
     lost: list[int] = []
     wrapper = connection
     commit = wrapper._commit  # type: ignore[attr-defined]
@@ -72,7 +78,9 @@ def one_lost_reply() -> Iterator[list[int]]:
             lost.append(1)
             raise OperationalError("the connection was closed before the reply to COMMIT came")
 
-    def autocommitted(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+    def autocommitted(
+        execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
+    ) -> Any:
         answer = execute(sql, params, many, context)
         writes = any(word in sql for word in ("INSERT ", "UPDATE "))
         if writes and not wrapper.in_atomic_block:

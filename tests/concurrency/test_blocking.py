@@ -1,4 +1,6 @@
-"""A claim under way holds up no insert, and an insert under way no claim: neither gaps nor other rows are locked."""
+"""A claim under way holds up no insert, and an insert under way no claim: neither gaps nor other
+rows are locked.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
-from django_durable_tasks.lifecycle import attempts, claims, dead_letters
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts, claim, dead_letters
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import no_errors, race
@@ -31,7 +33,11 @@ def _no_fast_path() -> Iterator[None]:
 
 def _impatient() -> None:
     """Make waiting for a lock an error instead of a delay."""
-    limit = "SET lock_timeout = 1000" if connection.vendor == "postgresql" else "SET innodb_lock_wait_timeout = 1"
+    limit = (
+        "SET lock_timeout = 1000"
+        if connection.vendor == "postgresql"
+        else "SET innodb_lock_wait_timeout = 1"
+    )
     with connection.cursor() as cursor:
         cursor.execute(limit)
 
@@ -52,7 +58,7 @@ def _elsewhere(act: Any) -> Any:
 
 
 def _claim() -> list[Any]:
-    return [ring.task_id for ring in claims.claim(QUEUE, database_now(), 3, PLACE.node)]
+    return [message.task_id for message in claim.claim(QUEUE, database_now(), 3, PLACE.node)]
 
 
 def _insert() -> Any:
@@ -86,7 +92,8 @@ def test_a_second_claim_steps_over_what_the_first_holds(vendor: str) -> None:
     rows = many_tasks(6)
     with _held(_claim) as first:
         second = _elsewhere(_claim)
-        # MariaDB finds before it locks, so a second claim may find only held rows; it comes again at its next tick.
+        # MariaDB finds before it locks, so a second claim may find only held rows; it comes again
+        # at its next tick.
         assert len(second) == 3 or vendor == "mariadb"
     third = _claim()
     assert sorted([*first, *second, *third]) == [row.pk for row in rows]
@@ -100,7 +107,9 @@ def test_a_claim_that_finds_only_held_rows_waits_for_nobody() -> None:
 
 def test_starts_and_endings_of_one_row_hold_up_no_other_row() -> None:
     queued, running = many_tasks(2, Status.QUEUED), many_tasks(4, Status.RUNNING)
-    with _held(lambda: (start(queued[0]), end(running[0], outcome=FAILURE), end(running[1], outcome=CRASH))):
+    with _held(
+        lambda: (start(queued[0]), end(running[0], outcome=FAILURE), end(running[1], outcome=CRASH))
+    ):
         assert _elsewhere(lambda: start(queued[1])) is not None
         assert _elsewhere(lambda: attempts.succeed(a_run(running[2]), None, "w"))
         assert _elsewhere(lambda: end(running[3], outcome=CRASH))

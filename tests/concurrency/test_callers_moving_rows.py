@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_durable_tasks.lifecycle import attempts, graph_operations
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import elsewhere
@@ -17,7 +18,8 @@ from tests.database.lifecycle.moves import FAILURE
 from tests.factories import QUEUE, a_run, a_task, many_tasks
 from tests.project.tasks import noop
 
-# SQLite has one writer at a time: there every transaction that has written blocks all others (docs: limits).
+# SQLite has one writer at a time: there every transaction that has written blocks all others (docs:
+# limits).
 pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 
 
@@ -42,13 +44,14 @@ def test_a_cancelled_branch_reaches_a_task_whose_run_fails_while_it_is_looked_fo
         return fails.pop() if fails and "cancel_requested_at" in sql and " IS NULL" in sql else None
 
     with transaction.atomic(), _before_statements(fail_once):
-        assert graph_operations.cancel_branch(row, by="ann").asked == (row.pk,)
+        assert operations.cancel_branch(row, by="ann").asked == (row.pk,)
     assert (fails, stands(row)) == ([], ["CANCELLED"])
 
 
 def test_many_tasks_of_which_some_start_while_they_are_locked_can_be_depended_on() -> None:
     rows = {row.pk.hex: row for row in many_tasks(300, Status.QUEUED)}
-    # InnoDB keeps the locks of a savepoint that is rolled back: after the first try no other task can start.
+    # InnoDB keeps the locks of a savepoint that is rolled back: after the first try no other task
+    # can start.
     most = len(rows) if connection.vendor == "postgresql" else 1
     started: list[str] = []
 

@@ -1,4 +1,6 @@
-"""What a caller's open transaction wants of a RUNNING task blocks neither its heartbeat nor its ending."""
+"""What a caller's open transaction wants of a RUNNING task blocks neither its heartbeat nor its
+ending.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,24 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.dependencies import edit
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions, requests
+from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import attempts, dead_letters, graph_operations, linking, task_requests
-from django_durable_tasks.lifecycle.nodes import Vigil
 from django_durable_tasks.models import Task, TaskDependency, TaskRequest, WorkflowRun
-from django_durable_tasks.rules.building import edges_to
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.duties import apply_requests
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
 from tests.concurrency.racing import elsewhere, no_errors, race
 from tests.database.graphs.playing import HOPELESS, begin, recount, stands, tell
 from tests.database.lifecycle.moves import FAILURE, question
 from tests.factories import QUEUE, a_run, a_task
 from tests.project.tasks import noop, unique_latest
 
-# SQLite has one writer at a time: there every transaction that has written blocks all others (docs: limits).
+# SQLite has one writer at a time: there every transaction that has written blocks all others (docs:
+# limits).
 pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 KEY = "nightly"
 UNIQUE = "tests.project.tasks.unique_latest:a"
@@ -56,31 +61,31 @@ def _workflow(row: Task) -> Any:
 
 
 def _link(row: Task) -> Any:
-    return linking.link(a_task(due=3600).pk, edges_to([row]))
+    return edit.link(a_task(due=3600).pk, edges_to([row]))
 
 
 def _refused_link(row: Task) -> None:
     with pytest.raises(TransitionRefused):
-        linking.link(row.pk, edges_to([a_task()]))
+        edit.link(row.pk, edges_to([a_task()]))
 
 
 def _refused_hold(row: Task) -> None:
     with pytest.raises(TransitionRefused):
-        graph_operations.hold(row, by="ann")
+        operations.hold(row, by="ann")
 
 
 def _refused_completion(row: Task) -> None:
     waits = a_task(Status.PENDING)
     with pytest.raises(TransitionRefused, match="outside of a transaction"):
-        dead_letters.force_complete(question(row, waits), by="ann")
+        operator_actions.force_complete(question(row, waits), by="ann")
     with pytest.raises(TransitionRefused, match="outside of a transaction"):
-        graph_operations.force_complete(question(row, waits), by="ann")
+        operations.force_complete(question(row, waits), by="ann")
     assert stands(waits) == ["PENDING"]
 
 
 def _force_run(row: Task) -> None:
     with pytest.raises(TransitionRefused):
-        graph_operations.force_run(question(row), by="ann")
+        operations.force_run(question(row), by="ann")
 
 
 def _replay(row: Task) -> None:
@@ -114,7 +119,7 @@ def _cancel(row: Task) -> Any:
 
 
 def _cancel_branch(row: Task) -> Any:
-    assert graph_operations.cancel_branch(row, by="ann").asked == (row.pk,)
+    assert operations.cancel_branch(row, by="ann").asked == (row.pk,)
 
 
 def _reschedule(row: Task) -> Any:
@@ -122,9 +127,22 @@ def _reschedule(row: Task) -> Any:
 
 
 WISHES = [
-    _depends_on, _depends_on_under_a_key, _workflow, _link, _refused_link, _refused_hold, _refused_completion,
-    _force_run, _replay, _replay_above, _same_key, _replace, _cancel, _cancel_branch, _reschedule,
-]  # fmt: skip
+    _depends_on,
+    _depends_on_under_a_key,
+    _workflow,
+    _link,
+    _refused_link,
+    _refused_hold,
+    _refused_completion,
+    _force_run,
+    _replay,
+    _replay_above,
+    _same_key,
+    _replace,
+    _cancel,
+    _cancel_branch,
+    _reschedule,
+]
 
 
 def _name_for(wish: Any) -> dict[str, Any]:
@@ -135,7 +153,9 @@ def _name_for(wish: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
-def test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending(wish: Any, fails: bool) -> None:
+def test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending(
+    wish: Any, fails: bool
+) -> None:
     run = a_run(_running(**_name_for(wish)))
     with transaction.atomic():
         wish(Task.objects.get(pk=run.task_id))
@@ -154,7 +174,9 @@ def _dependent(upstream: uuid.UUID) -> Task:
     return found
 
 
-def test_a_dependent_is_released_though_its_upstream_ended_inside_the_transaction_that_created_it() -> None:
+def test_a_dependent_is_released_though_its_upstream_ended_inside_the_transaction_that_created_it() -> (
+    None
+):
     run = begin(a_task())
     with transaction.atomic():
         below = _dependent(run.task_id)
@@ -180,7 +202,12 @@ def test_a_dependent_of_a_deleted_upstream_is_not_left_waiting() -> None:
     run = begin(a_task())
     with transaction.atomic():
         below = _dependent(run.task_id)
-        elsewhere(lambda: (attempts.succeed(run, None, "w"), Task.objects.unguarded().filter(pk=run.task_id).delete()))
+        elsewhere(
+            lambda: (
+                attempts.succeed(run, None, "w"),
+                Task.objects.unguarded().filter(pk=run.task_id).delete(),
+            )
+        )
     tell()
     assert stands(below) == ["SKIPPED"]
 
@@ -232,11 +259,19 @@ def test_a_key_passes_to_the_new_task_when_the_transaction_has_committed() -> No
         assert again.pk == new.pk
     old.refresh_from_db()
     new.refresh_from_db()
-    assert (old.open_key, old.status, new.open_key, new.key, new.priority) == (None, "RUNNING", KEY, KEY, 7)
+    assert (old.open_key, old.status, new.open_key, new.key, new.priority) == (
+        None,
+        "RUNNING",
+        KEY,
+        KEY,
+        7,
+    )
     assert Task.objects.count() == 2
 
 
-def test_a_task_that_was_created_and_cancelled_by_its_key_in_one_transaction_is_cancelled_alone() -> None:
+def test_a_task_that_was_created_and_cancelled_by_its_key_in_one_transaction_is_cancelled_alone() -> (
+    None
+):
     old = _running(key=KEY)
     with transaction.atomic():
         new = _same_key(old)
@@ -257,7 +292,7 @@ def test_two_transactions_that_want_the_key_of_a_running_task_leave_one_waiting_
             return row.pk
 
         made = no_errors(race([lambda number=number: schedule(number) for number in range(4)]))  # type: ignore[misc]
-        task_requests.apply_left(10)
+        requests.apply_left(10)
         (waiting,) = Task.objects.filter(status__in=(Status.PENDING, Status.QUEUED))
         assert waiting.open_key == KEY
         assert set(made) == {waiting.pk}
@@ -276,7 +311,9 @@ def test_a_key_that_was_free_meanwhile_belongs_to_the_call_that_came_last() -> N
 
 
 @pytest.mark.parametrize("call", [_same_key, _replace])
-def test_a_call_that_is_committed_after_a_later_one_has_started_is_not_replaced_by_it(call: Any) -> None:
+def test_a_call_that_is_committed_after_a_later_one_has_started_is_not_replaced_by_it(
+    call: Any,
+) -> None:
     old, marker = _running(**_name_for(call)), "open_unique_key" if call is _replace else "open_key"
     with transaction.atomic():
         first = call(old)
@@ -318,7 +355,7 @@ def test_what_a_process_left_that_died_after_its_commit_is_applied_by_the_leader
             new = _same_key(old)
             connection.run_on_commit.clear()
         assert TaskRequest.objects.count() == 3
-        assert apply_requests(timezone.now(), Vigil()) == 3
+        assert apply_requests(timezone.now(), HeartbeatMonitor()) == 3
         assert not TaskRequest.objects.exists()
         assert attempts.succeed(left, None, "w")
         tell()
@@ -336,8 +373,8 @@ def test_a_request_for_a_task_that_is_locked_is_left_until_it_is_free() -> None:
         connection.run_on_commit.clear()
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=row.pk)
-        assert elsewhere(lambda: task_requests.apply_left(10)) == 0
-    assert task_requests.apply_left(10) == 1
+        assert elsewhere(lambda: requests.apply_left(10)) == 0
+    assert requests.apply_left(10) == 1
     row.refresh_from_db()
     assert row.cancel_requested_at is not None
 
@@ -356,7 +393,7 @@ def test_a_request_that_cannot_be_applied_keeps_no_other_from_being_applied() ->
         return execute(sql, params, *rest)
 
     with connection.execute_wrapper(refuse):
-        assert task_requests.apply_left(10) == 1
+        assert requests.apply_left(10) == 1
     row.refresh_from_db()
     assert row.cancel_requested_at is not None
     assert TaskRequest.objects.get().task_id == spoilt.pk

@@ -1,4 +1,6 @@
-"""Two who lock the same rows in opposite orders: the database ends one of them, and it is done again."""
+"""Two who lock the same rows in opposite orders: the database ends one of them, and it is done
+again.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from functools import partial
 import pytest
 from django.db import OperationalError
 
-from django_durable_tasks.lifecycle import transitions
-from django_durable_tasks.lifecycle.deadlocks import code_of, through_deadlocks
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.deadlocks import code_of, retry_on_deadlock
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import a_task
 
@@ -18,14 +21,16 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 
 
 class _Crossing:
-    """A transaction that locks two rows, in the second of which it meets its rival the first time."""
+    """A transaction that locks two rows, in the second of which it meets its rival the
+    first time.
+    """
 
     def __init__(self, meeting: threading.Barrier, first: uuid.UUID, second: uuid.UUID) -> None:
         self.meeting, self.first, self.second = meeting, first, second
         self.begun = 0
 
     def act(self) -> int:
-        with transitions.atomic():
+        with tables.atomic():
             self.begun += 1
             transitions.lock_rows([self.first])
             if self.begun == 1:
@@ -42,7 +47,7 @@ def _rivals() -> list[_Crossing]:
 
 def test_a_verb_that_the_database_ended_is_done_again() -> None:
     rivals = _rivals()
-    begun = no_errors(race([through_deadlocks(rival.act) for rival in rivals]))
+    begun = no_errors(race([retry_on_deadlock(rival.act) for rival in rivals]))
     assert sorted(begun) == [1, 2]
 
 
@@ -53,8 +58,8 @@ def test_without_it_one_of_them_is_lost() -> None:
 
 
 def _inside(rival: _Crossing) -> int:
-    with transitions.atomic():
-        return through_deadlocks(rival.act)()
+    with tables.atomic():
+        return retry_on_deadlock(rival.act)()
 
 
 def test_inside_a_transaction_of_the_caller_it_is_the_callers_affair() -> None:

@@ -1,4 +1,6 @@
-"""Two deploys sync at once, or a deploy and an operator: each schedule once, and the operator's hand is kept."""
+"""Two deploys sync at once, or a deploy and an operator: each schedule once, and the operator's
+hand is kept.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery import wiring
-from django_durable_tasks.lifecycle import declared, imports
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.contrib.beat import importer
+from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.declarations import CODE
+from django_durable_tasks.rules.recurring.declarations import CODE
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.factories import NOOP
 
@@ -23,7 +26,7 @@ NAMES = [f"schedule-{number}" for number in range(6)]
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin without declarations."""
-    wiring.load_tasks()
+    inspect.load_tasks()
     monkeypatch.setattr(registry, "_declarations", {})
     return iter([None])
 
@@ -34,39 +37,47 @@ def _declare(interval: int) -> None:
         registry.declare(Declaration(name, NOOP, {"interval": interval}, CODE), _declare)
 
 
-def _acts(answers: list[list[declared.Step]]) -> Counter[str]:
+def _acts(answers: list[list[sync.Step]]) -> Counter[str]:
     return Counter(str(step.act) for steps in answers for step in steps)
 
 
 def test_deploys_at_once_make_change_and_leave_each_schedule_once() -> None:
     for number in range(ROUNDS // 2):
         _declare(60 + number)
-        assert _acts(no_errors(race([declared.apply] * RACERS)))["CREATE"] == len(NAMES)
+        assert _acts(no_errors(race([sync.apply] * RACERS)))["CREATE"] == len(NAMES)
         _declare(600 + number)
-        assert _acts(no_errors(race([declared.apply] * RACERS))) == {"CHANGE": len(NAMES)}
-        assert set(RecurringTask.objects.values_list("interval_seconds", "revision")) == {(600.0 + number, 1)}
+        assert _acts(no_errors(race([sync.apply] * RACERS))) == {"CHANGE": len(NAMES)}
+        assert set(RecurringTask.objects.values_list("interval_seconds", "revision")) == {
+            (600.0 + number, 1)
+        }
         registry._declarations.clear()
-        assert _acts(no_errors(race([declared.apply] * RACERS))) == {"PAUSE": len(NAMES)}
-        assert set(RecurringTask.objects.values_list("status", "status_reason")) == {("PAUSED", "UNDECLARED")}
+        assert _acts(no_errors(race([sync.apply] * RACERS))) == {"PAUSE": len(NAMES)}
+        assert set(RecurringTask.objects.values_list("status", "status_reason")) == {
+            ("PAUSED", "UNDECLARED")
+        }
         assert RecurringTask.objects.count() == len(NAMES)
         RecurringTask.objects.unguarded().all().delete()
 
 
 def test_an_operator_who_pauses_while_a_deploy_changes_is_heard() -> None:
     _declare(60)
-    declared.apply()
+    sync.apply()
     for number in range(ROUNDS):
         _declare(600 + number)
         row = RecurringTask.objects.get(name=NAMES[number % len(NAMES)])
-        no_errors(race([declared.apply, lambda row=row: row.pause("deploy", by="anna")]))  # type: ignore[misc]
+        no_errors(race([sync.apply, lambda row=row: row.pause("deploy", by="anna")]))  # type: ignore[misc]
         row.refresh_from_db()
-        assert (row.status, row.status_reason, row.interval_seconds) == ("PAUSED", "deploy", 600.0 + number)
+        assert (row.status, row.status_reason, row.interval_seconds) == (
+            "PAUSED",
+            "deploy",
+            600.0 + number,
+        )
         row.resume()
 
 
 def test_imports_at_once_leave_one_row() -> None:
     for number in range(ROUNDS):
         name = f"of-beat-{number}"
-        act = lambda name=name: imports.take_over(name, NOOP, {"interval": 60.0}).pk  # noqa: E731
+        act = lambda name=name: importer.take_over(name, NOOP, {"interval": 60.0}).pk  # noqa: E731
         assert len(set(no_errors(race([act] * RACERS)))) == 1
         assert RecurringTask.objects.filter(name=name).count() == 1

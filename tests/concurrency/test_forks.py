@@ -1,4 +1,6 @@
-"""A process that forks while one of its threads writes to SQLite bears children that can write, too."""
+"""A process that forks while one of its threads writes to SQLite bears children that can write,
+too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from threading import Event, Thread
 import pytest
 from django.db import connections, transaction
 
-from django_durable_tasks.lifecycle import nodes
-from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.models import NodeKind, QueueControl
 from tests.factories import a_node
 
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite]
 
 def _write_until(stop: Event, begun: Event) -> None:
     while not stop.wait(0.02):  # SQLite has no queue: without a gap nobody else would ever write
-        with own(), transaction.atomic():
+        with dedicated_connection(), transaction.atomic():
             QueueControl.objects.update_or_create(name="busy")
             begun.set()
             sum(range(300_000))
@@ -28,7 +30,7 @@ def _child_writes() -> bool:
     child = os.fork()
     if child == 0:
         try:
-            with own():
+            with dedicated_connection():
                 written = QueueControl.objects.filter(name="busy").update(reason="child")
         except BaseException:  # noqa: BLE001 - nothing of the parent's tests may go on in the child
             os._exit(1)
@@ -51,7 +53,7 @@ def test_children_of_a_process_that_writes_can_write() -> None:
 
 def test_a_fork_inside_our_own_block_does_not_wait_for_itself() -> None:
     node = a_node(kind=NodeKind.SCHEDULER)
-    with own():
+    with dedicated_connection():
         child = os.fork()
         if child == 0:
             os._exit(0)

@@ -1,4 +1,6 @@
-"""Eight workers run one random graph to its end while tasks fail, are cancelled, replayed, and edges are added."""
+"""Eight workers run one random graph to its end while tasks fail, are cancelled, replayed, and
+edges are added.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,15 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.engine.dependencies import edges, edit, resolve
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.engine.workflows import followups, operations, runs
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle import (
-    attempts,
-    cancellation,
-    dead_letters,
-    dependencies,
-    edges,
-    graph_operations,
-    linking,
-    workflow_runs,
-)
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
-from django_durable_tasks.rules.building import Growth, edges_to
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, LogStatus, Status
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import no_errors, race
 from tests.database.graphs.playing import HOPELESS, recount, tell
 from tests.database.lifecycle.moves import FAILURE, PLACE
@@ -45,7 +41,9 @@ def _graph(dice: random.Random) -> WorkflowRun:
         join: Any = dice.choice(["ALL", "ALL", "ANY", len(above)]) if above else "ALL"
         policy = dice.choice(["SKIP", "SKIP", "FAIL", "WAIT", "RUN"])
         task = noop.using(queue=QUEUE)
-        steps.append(wf.add(task, step=f"s{number}", after=after, join=join, on_upstream_failure=policy))
+        steps.append(
+            wf.add(task, step=f"s{number}", after=after, join=join, on_upstream_failure=policy)
+        )
     return wf.start()
 
 
@@ -75,16 +73,20 @@ class _Crew:
             return False
         self.started.append(run)
         if dice.random() < failing:
-            accepted = attempts.fail(run, dice.choice([HOPELESS, HOPELESS, FAILURE]), "w") is not None
+            accepted = (
+                attempts.fail(run, dice.choice([HOPELESS, HOPELESS, FAILURE]), "w") is not None
+            )
         else:
             growth = Growth("growth")
             growth.add(noop.using(queue=QUEUE))
-            accepted = attempts.succeed(run, None, "w", (growth,) if failing and dice.random() < 0.05 else ())
+            accepted = followups.succeed(
+                run, None, "w", (growth,) if failing and dice.random() < 0.05 else ()
+            )
         if accepted:
             self.accepted.append(run)
         else:
             attempts.fence(run, "w")
-        dependencies.spread_of(run.task_id)
+        resolve.resolve_endings_of(run.task_id)
         return True
 
     def until_stopped(self, number: int) -> None:
@@ -92,13 +94,13 @@ class _Crew:
         dice = random.Random(number)
         while not self.stop.is_set():
             if not self.work(dice, 0.15):
-                dependencies.spread(dice.randint(1, 20))
-                workflow_runs.fold(dice.randint(1, 50))
+                resolve.resolve_endings(dice.randint(1, 20))
+                runs.count_endings(dice.randint(1, 50))
 
     def until_done(self, number: int) -> None:
         """Work without a failure until there is nothing to do."""
         dice = random.Random(number)
-        while self.work(dice, 0.0) or dependencies.spread(50).notes or workflow_runs.fold(50):
+        while self.work(dice, 0.0) or resolve.resolve_endings(50).events or runs.count_endings(50):
             pass
 
 
@@ -110,26 +112,27 @@ def _operate(dice: random.Random, crew: _Crew) -> None:
             these = Task.objects.filter(pk__in=dice.sample(ids, 5))
             low, high = these[0], these[3]
             deeds: list[Callable[[], Any]] = [
-                partial(cancellation.cancel, these, by="bob"),
+                partial(operator_actions.cancel, these, by="bob"),
                 partial(dead_letters.replay, these, by="bob"),
                 partial(dead_letters.replay, Task.objects.filter(status__in=REPLAYABLE), by="bob"),
-                partial(dead_letters.force_complete, these, by="bob"),
-                partial(linking.link, low.pk, edges_to([high])),
-                partial(linking.link, high.pk, edges_to([low])),
-                partial(linking.place_gate, low.pk, "HOLD", by="bob"),
-                partial(graph_operations.force_run, these, by="bob"),
+                partial(operator_actions.force_complete, these, by="bob"),
+                partial(edit.link, low.pk, edges_to([high])),
+                partial(edit.link, high.pk, edges_to([low])),
+                partial(edit.place_gate, low.pk, "HOLD", by="bob"),
+                partial(operations.force_run, these, by="bob"),
             ]
             try:
                 dice.choice(deeds)()
             except DurableTasksError:
-                continue  # refused: it has started, it would close a circle, something stands against it
+                # refused: it has started, it would close a circle, something stands against it
+                continue
     finally:
         crew.stop.set()
 
 
 def _let_all_go() -> None:
     for row in TaskDependency.objects.gates().unresolved():
-        linking.open_gate(row.task_id, str(row.gate), by="bob")
+        edit.open_gate(row.task_id, str(row.gate), by="bob")
     for row in Task.objects.filter(status__in=REPLAYABLE):
         try:
             dead_letters.replay(Task.objects.filter(pk=row.pk), by="bob")
@@ -144,7 +147,9 @@ def _let_all_go() -> None:
 def test_a_random_graph_runs_to_its_end_whatever_is_done_to_it_meanwhile(seed: int) -> None:
     run, crew = _graph(random.Random(seed)), _Crew()
     operators = [partial(_operate, random.Random(f"{seed} bob"), crew)]
-    no_errors(race([*(partial(crew.until_stopped, number) for number in range(WORKERS)), *operators]))
+    no_errors(
+        race([*(partial(crew.until_stopped, number) for number in range(WORKERS)), *operators])
+    )
     tell()
     assert not recount()
     _let_all_go()
@@ -164,7 +169,9 @@ def test_a_random_graph_runs_to_its_end_whatever_is_done_to_it_meanwhile(seed: i
 
 def _each_body_ran_once_an_attempt(crew: _Crew) -> None:
     started = Counter(run.task_id for run in crew.started)
-    assert started == Counter(dict(Task.objects.filter(attempts__gt=0).values_list("pk", "attempts")))
+    assert started == Counter(
+        dict(Task.objects.filter(attempts__gt=0).values_list("pk", "attempts"))
+    )
     assert len({(run.task_id, run.attempt) for run in crew.started}) == len(crew.started)
     logged = TaskExecutionLog.objects.exclude(status=LogStatus.FENCED).exclude(run_id=None)
     ran = Counter(logged.values_list("run_id", flat=True))
@@ -174,13 +181,25 @@ def _each_body_ran_once_an_attempt(crew: _Crew) -> None:
 def _told_of(row: Task) -> str:
     """Tell what stands above a row, for whoever reads a failure."""
     above = TaskDependency.objects.filter(task=row).values_list(
-        "pk", "depends_on__status", "depends_on__epoch", "dependency_type", "gate", "outcome", "met", "resolved_at"
+        "pk",
+        "depends_on__status",
+        "depends_on__epoch",
+        "dependency_type",
+        "gate",
+        "outcome",
+        "met",
+        "resolved_at",
     )
-    return f"{row.step} {row.unresolved_dependencies_count} {row.join_count} {row.reason}: {list(above)}"
+    return (
+        f"{row.step} {row.unresolved_dependencies_count} {row.join_count} {row.reason}:"
+        f" {list(above)}"
+    )
 
 
 def _waits_for_a_replay(row: Task) -> bool:
-    """Whether each thing that holds it is an upstream that ended otherwise, or waits for such a one itself."""
+    """Whether each thing that holds it is an upstream that ended otherwise, or waits for such a one
+    itself.
+    """
     holding = TaskDependency.objects.filter(task=row).unresolved()
     ups = Task.objects.filter(pk__in=holding.values("depends_on"))
     return bool(ups) and all(up.status in (Status.BLOCKED, *REPLAYABLE) for up in ups)

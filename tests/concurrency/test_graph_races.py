@@ -1,4 +1,6 @@
-"""Whatever races in a graph: each task is released once, no ending and no edge is lost, no circle closes."""
+"""Whatever races in a graph: each task is released once, no ending and no edge is lost, no circle
+closes.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,27 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db import deadlocks
+from django_durable_tasks.engine.dependencies import edges, edit, locked_subgraph, resolve
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.engine.workflows import followups, operations, runs
 from django_durable_tasks.exceptions import DependencyCycle
-from django_durable_tasks.lifecycle import (
-    attempts,
-    dead_letters,
-    deadlocks,
-    dependencies,
-    edges,
-    graph_operations,
-    linking,
-    reopening,
-    workflow_runs,
-)
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.building import Growth, edges_to
-from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.graphs.playing import HOPELESS, begin, fail, of, question, recount, stands, succeed, tell
+from tests.database.graphs.playing import (
+    HOPELESS,
+    begin,
+    fail,
+    of,
+    question,
+    recount,
+    stands,
+    succeed,
+    tell,
+)
 from tests.factories import QUEUE, a_task
 from tests.project.tasks import echo, noop
 
@@ -41,12 +47,12 @@ def _after(*upstreams: Any, **options: Any) -> Task:
 def _end(run: Run, *, well: bool = True) -> None:
     """End a run and tell its dependents, as a worker does."""
     assert attempts.succeed(run, None, "w") if well else attempts.fail(run, HOPELESS, "w")
-    dependencies.spread_of(run.task_id)
+    resolve.resolve_endings_of(run.task_id)
 
 
 def _link(low: Task, *high: Task) -> int | type[Exception]:
     try:
-        return linking.link(low.pk, edges_to(list(high)))
+        return edit.link(low.pk, edges_to(list(high)))
     except DependencyCycle as refused:
         return type(refused)
 
@@ -55,10 +61,12 @@ def test_two_upstreams_that_end_at_the_same_instant_release_once() -> None:
     for _ in range(MANY):
         ups = [begin(a_task()) for _ in range(2)]
         downs = [_after(*(run.task_id for run in order)) for order in (ups, ups[::-1])]
-        sweeps = [partial(dependencies.spread, 1), partial(dependencies.spread, 9)]
+        sweeps = [partial(resolve.resolve_endings, 1), partial(resolve.resolve_endings, 9)]
         no_errors(race([*(partial(_end, run) for run in ups), *sweeps]))
         tell()
-        found = list(Task.objects.filter(pk__in=[down.pk for down in downs]).values_list("status", "epoch"))
+        found = list(
+            Task.objects.filter(pk__in=[down.pk for down in downs]).values_list("status", "epoch")
+        )
         assert [(status in READY, epoch) for status, epoch in found] == [(True, 1)] * 2
         assert not edges.endings().exists()
 
@@ -73,7 +81,7 @@ def test_an_edge_that_is_added_between_a_replays_look_and_its_locks_waits_again(
     Task.objects.unguarded().filter(pk=up.pk).update(due_at=up.created_at)
     fail(up)
     tell()
-    look, linked = reopening._with_all_below, list[Any]()
+    look, linked = locked_subgraph._with_all_below, list[Any]()
 
     def looked(asked: set[uuid.UUID]) -> list[uuid.UUID]:
         found = look(asked)
@@ -82,17 +90,21 @@ def test_an_edge_that_is_added_between_a_replays_look_and_its_locks_waits_again(
             no_errors(race([tell]))
         return found
 
-    monkeypatch.setattr(reopening, "_with_all_below", looked)
+    monkeypatch.setattr(locked_subgraph, "_with_all_below", looked)
     dead_letters.replay(question(up), by="anna")
     assert linked
-    assert list(TaskDependency.objects.filter(depends_on=up.pk).values_list("outcome", flat=True)) == [None, None]
+    assert list(
+        TaskDependency.objects.filter(depends_on=up.pk).values_list("outcome", flat=True)
+    ) == [None, None]
     succeed(up)
     tell()
     assert [one in READY for one in stands(before, low)] == [True, True]
     assert not recount()
 
 
-def test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(deadlocks, "_TRIES", 1)  # doing it again would hide a circle
     for _ in range(ROUNDS // 2):
         ups = [begin(a_task()) for _ in range(6)]
@@ -100,7 +112,7 @@ def test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle(m
         downs = [_after(*keys) for _ in range(20)]
 
         def sweep() -> None:
-            while dependencies.spread(1).notes:
+            while resolve.resolve_endings(1).events:
                 pass
 
         no_errors(race([*(partial(_end, run) for run in ups), sweep, sweep]))
@@ -114,9 +126,9 @@ def test_an_ending_that_is_noted_twice_counts_once() -> None:
         down = _after(up, a_task())
         succeed(up)
         ending = edges.endings().get(task_id=up.pk)
-        edges.note_again({up.pk: (ending.epoch, ending.status)})
-        no_errors(race([partial(dependencies.spread, 1)] * 3))
-        edges.note_again({up.pk: (ending.epoch, ending.status)})
+        edges.insert_events_again({up.pk: (ending.epoch, ending.status)})
+        no_errors(race([partial(resolve.resolve_endings, 1)] * 3))
+        edges.insert_events_again({up.pk: (ending.epoch, ending.status)})
         tell()
         down.refresh_from_db()
         assert (down.status, down.unresolved_dependencies_count) == ("BLOCKED", 1)
@@ -128,7 +140,7 @@ def test_endings_that_are_told_together_count_as_many() -> None:
         ups = [a_task() for _ in range(5)]
         down = _after(*ups, on_upstream_failure=policy)
         succeed(*ups[:3])
-        no_errors(race([partial(dependencies.spread, 9)] * 2))
+        no_errors(race([partial(resolve.resolve_endings, 9)] * 2))
         assert not recount()
         if policy == "WAIT":
             fail(ups[3])
@@ -138,12 +150,16 @@ def test_endings_that_are_told_together_count_as_many() -> None:
 
 
 @pytest.mark.parametrize(("well", "expected"), [(True, READY), (False, ("SKIPPED",))])
-def test_an_edge_that_is_added_while_its_upstream_ends_is_never_lost(well: bool, expected: tuple[str, ...]) -> None:
+def test_an_edge_that_is_added_while_its_upstream_ends_is_never_lost(
+    well: bool, expected: tuple[str, ...]
+) -> None:
     for number in range(MANY):
         up, other = begin(a_task()), a_task()
         low, upstream = _after(other) if number % 2 else a_task(), Task.objects.get(pk=up.task_id)
         adds: list[Callable[[], Any]] = [partial(_link, low, upstream), partial(_after, up.task_id)]
-        _, _, born, _ = no_errors(race([partial(_end, up, well=well), *adds, partial(dependencies.spread, 9)]))
+        _, _, born, _ = no_errors(
+            race([partial(_end, up, well=well), *adds, partial(resolve.resolve_endings, 9)])
+        )
         succeed(other)
         tell()
         assert set(stands(low, born)) <= set(expected)
@@ -154,8 +170,12 @@ def test_edges_that_together_close_a_circle_are_not_all_added() -> None:
     for length in (2, 2, 2, 3, 3, 4):
         for _ in range(ROUNDS // 2):
             rows = [a_task() for _ in range(length)]
-            answers = no_errors(race([partial(_link, row, rows[place - 1]) for place, row in enumerate(rows)]))
-            assert sorted(map(str, answers)) == sorted(map(str, [1] * (length - 1) + [DependencyCycle]))
+            answers = no_errors(
+                race([partial(_link, row, rows[place - 1]) for place, row in enumerate(rows)])
+            )
+            assert sorted(map(str, answers)) == sorted(
+                map(str, [1] * (length - 1) + [DependencyCycle])
+            )
             assert TaskDependency.objects.filter(task__in=rows).count() == length - 1
 
 
@@ -178,7 +198,7 @@ def test_a_cause_is_replayed_while_what_it_caused_is_still_told() -> None:
 
         def cascade() -> None:
             for _ in range(8):
-                dependencies.spread(2)
+                resolve.resolve_endings(2)
 
         def replay(rows: list[Task] = rows) -> None:
             dead_letters.replay(question(rows[0]), by="bob")
@@ -206,18 +226,24 @@ def _grow(run: Run, *outside: Task) -> bool:
     growth = Growth("growth")
     first = growth.add(noop, step="one", after=list(outside))
     growth.add(noop, step="two", after=first)
-    return attempts.succeed(run, None, "w", (growth,))
+    return followups.succeed(run, None, "w", (growth,))
 
 
 def test_a_workflow_that_grows_while_it_is_cancelled_runs_nothing_afterwards() -> None:
     for number in range(MANY):
         run, body = _growing()
         outside = [a_task()] if number % 2 else []
-        cancel = partial(graph_operations.cancel_workflow, run, by="bob")
-        told, _, _ = no_errors(race([partial(_grow, body, *outside), cancel, partial(dependencies.spread, 9)]))
+        cancel = partial(operations.cancel_workflow, run, by="bob")
+        told, _, _ = no_errors(
+            race([partial(_grow, body, *outside), cancel, partial(resolve.resolve_endings, 9)])
+        )
         assert told
         tell()
-        left = set(Task.objects.filter(workflow=run.pk).exclude(pk=body.task_id).values_list("status", flat=True))
+        left = set(
+            Task.objects.filter(workflow=run.pk)
+            .exclude(pk=body.task_id)
+            .values_list("status", flat=True)
+        )
         assert left <= {"CANCELLED", "SKIPPED"}
         run.refresh_from_db()
         assert run.status == "CANCELLED"
@@ -230,10 +256,20 @@ def test_a_body_that_adds_tasks_races_whoever_holds_what_waits_for_it() -> None:
         run, body = _growing()
         low = of(run, "low")
         moves: list[Callable[[], Any]] = [
-            partial(_grow, body, up), partial(_link, low, up), partial(linking.place_gate, low.pk, "HOLD", by="bob"),
-            partial(dead_letters.force_complete, Task.objects.filter(pk__in=[up.pk, low.pk]), by="bob"),
-            partial(dead_letters.replay, Task.objects.filter(pk__in=[up.pk, body.task_id, low.pk]), by="bob"),
-        ]  # fmt: skip
+            partial(_grow, body, up),
+            partial(_link, low, up),
+            partial(edit.place_gate, low.pk, "HOLD", by="bob"),
+            partial(
+                operator_actions.force_complete,
+                Task.objects.filter(pk__in=[up.pk, low.pk]),
+                by="bob",
+            ),
+            partial(
+                dead_letters.replay,
+                Task.objects.filter(pk__in=[up.pk, body.task_id, low.pk]),
+                by="bob",
+            ),
+        ]
         answers = race(moves)
         assert answers[0] is True, answers
         assert not [answer for answer in answers if "eadlock" in str(answer)], answers
@@ -251,10 +287,23 @@ def test_endings_are_counted_once_by_whoever_counts_them() -> None:
 
         def count() -> None:
             for _ in range(5):
-                workflow_runs.fold(2)
+                runs.count_endings(2)
 
-        replay = partial(dead_letters.replay, Task.objects.filter(pk__in=[row.pk for row in rows[4:6]]), by="bob")
-        no_errors(race([count, count, partial(succeed, *rows[:2]), partial(succeed, *rows[2:4]), replay, count]))
+        replay = partial(
+            dead_letters.replay, Task.objects.filter(pk__in=[row.pk for row in rows[4:6]]), by="bob"
+        )
+        no_errors(
+            race(
+                [
+                    count,
+                    count,
+                    partial(succeed, *rows[:2]),
+                    partial(succeed, *rows[2:4]),
+                    replay,
+                    count,
+                ]
+            )
+        )
         tell()
         assert not recount()
         succeed(*rows[4:6])
@@ -266,7 +315,9 @@ def test_endings_are_counted_once_by_whoever_counts_them() -> None:
         assert Task.objects.filter(idempotency_key=f"workflow-{run.pk}-on_complete").count() == 1
 
 
-def test_a_run_is_never_taken_for_complete_by_whoever_counts_an_ending_before_an_older_return() -> None:
+def test_a_run_is_never_taken_for_complete_by_whoever_counts_an_ending_before_an_older_return() -> (
+    None
+):
     for _ in range(MANY):
         wf = Workflow("early", on_failure=echo)
         wf.add(noop, step="a")
@@ -276,7 +327,7 @@ def test_a_run_is_never_taken_for_complete_by_whoever_counts_an_ending_before_an
         tell()
         dead_letters.replay(question(of(run, "a")), by="bob")
         succeed(of(run, "a"))
-        no_errors(race([partial(workflow_runs.fold, 1)] * 3))
+        no_errors(race([partial(runs.count_endings, 1)] * 3))
         tell()
         run.refresh_from_db()
         assert (run.status, run.succeeded, run.failed) == ("RUNNING", 1, 0)

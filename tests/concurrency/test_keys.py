@@ -1,4 +1,6 @@
-"""Two calls with one key at the same moment: one row, one answer, and no error but the one that was asked for."""
+"""Two calls with one key at the same moment: one row, one answer, and no error but the one that was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import IdempotencyConflict, UniqueConflict
-from django_durable_tasks.lifecycle import claims
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import ROUNDS, no_errors, race
@@ -49,9 +51,9 @@ def test_upserts_over_an_open_row_leave_one_of_the_calls_whole() -> None:
         row = tasks.add.using(queue=QUEUE, key=key, run_at=_later()).schedule(9, 9)
 
         def upsert(number: int, key: str = key) -> uuid.UUID:
-            made: Task = tasks.add.using(queue=QUEUE, key=key, run_at=_later(), priority=number).schedule(
-                number, number
-            )
+            made: Task = tasks.add.using(
+                queue=QUEUE, key=key, run_at=_later(), priority=number
+            ).schedule(number, number)
             return made.pk
 
         made = no_errors(race([partial(upsert, number) for number in range(RACERS)]))
@@ -64,7 +66,9 @@ def test_calls_with_one_idempotency_key_return_one_row() -> None:
     for key in _keys():
 
         def call(key: str = key) -> uuid.UUID:
-            row: Task = tasks.add.using(queue=QUEUE, idempotency_key=key, run_at=_later()).schedule(1, 2)
+            row: Task = tasks.add.using(queue=QUEUE, idempotency_key=key, run_at=_later()).schedule(
+                1, 2
+            )
             return row.pk
 
         assert len(set(no_errors(race([call] * RACERS)))) == 1
@@ -75,12 +79,16 @@ def test_of_different_payloads_under_one_idempotency_key_one_wins() -> None:
     for key in _keys():
 
         def call(number: int, key: str = key) -> Any:
-            return tasks.add.using(queue=QUEUE, idempotency_key=key, run_at=_later()).schedule(number, 0)
+            return tasks.add.using(queue=QUEUE, idempotency_key=key, run_at=_later()).schedule(
+                number, 0
+            )
 
         answers = race([partial(call, number) for number in range(RACERS)])
         winners = [answer for answer in answers if isinstance(answer, Task)]
         assert len(winners) == 1
-        assert [type(answer) for answer in answers if answer not in winners] == [IdempotencyConflict] * (RACERS - 1)
+        assert [type(answer) for answer in answers if answer not in winners] == [
+            IdempotencyConflict
+        ] * (RACERS - 1)
 
 
 def test_unique_calls_share_one_open_row() -> None:
@@ -100,7 +108,9 @@ def test_of_unique_calls_that_raise_one_is_accepted() -> None:
             return tasks.unique_or_raise.using(queue=QUEUE, run_at=_later()).schedule(key)
 
         answers = race([call] * RACERS)
-        assert sorted(type(answer).__name__ for answer in answers) == ["Task"] + ["UniqueConflict"] * (RACERS - 1)
+        assert sorted(type(answer).__name__ for answer in answers) == ["Task"] + [
+            "UniqueConflict"
+        ] * (RACERS - 1)
         assert all(isinstance(answer, Task | UniqueConflict) for answer in answers)
 
 
@@ -136,7 +146,8 @@ def test_a_call_inside_a_transaction_waits_for_the_holder_of_its_key(fails: bool
         first, second = race([inside, outside])
         assert isinstance(second, uuid.UUID), second
         if isinstance(first, OperationalError):
-            # MariaDB may roll a whole transaction back for the key that the last round deleted; its caller is told.
+            # MariaDB may roll a whole transaction back for the key that the last round deleted; its
+            # caller is told.
             assert connection.vendor == "mysql"
         else:
             assert isinstance(first, _Abort) if fails else first == second
@@ -148,13 +159,15 @@ ENDS: dict[str, tuple[Status, Any]] = {
     "retry": (Status.RUNNING, partial(end, outcome=FAILURE)),
     "exhaust": (Status.RUNNING, partial(end, outcome=HOPELESS)),
     "start": (Status.QUEUED, start),
-    "claim": (Status.PENDING, lambda row: claims.claim(QUEUE, database_now(), 10, PLACE.node)),
+    "claim": (Status.PENDING, lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node)),
     "cancel": (Status.PENDING, lambda row: Task.objects.cancel(row.key)),
 }
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_upsert_that_meets_a_move_of_its_row_leaves_one_open_row_under_the_key(name: str) -> None:
+def test_an_upsert_that_meets_a_move_of_its_row_leaves_one_open_row_under_the_key(
+    name: str,
+) -> None:
     status, move = ENDS[name]
     for key in _keys():
         row = a_task(status, name="tests.project.tasks.add", args=[1, 1], key=key)
@@ -174,7 +187,13 @@ def test_a_replacing_call_that_meets_a_move_of_its_holder_is_the_open_one(name: 
     status, move = ENDS[name]
     for key in _keys():
         unique = f"tests.project.tasks.unique_latest:{key}"
-        row = a_task(status, name="tests.project.tasks.unique_latest", args=[key], unique_key=unique, key=f"k-{key}")
+        row = a_task(
+            status,
+            name="tests.project.tasks.unique_latest",
+            args=[key],
+            unique_key=unique,
+            key=f"k-{key}",
+        )
         call = tasks.unique_latest.using(queue=QUEUE, run_at=_later())
         made, _ = no_errors(race([partial(call.schedule, key), partial(move, row)]))
         assert [holder.pk for holder in Task.objects.filter(open_unique_key=unique)] == [made.pk]
@@ -204,7 +223,9 @@ def test_a_key_that_was_just_let_go_is_taken_by_one_of_many() -> None:
         Task.objects.unguarded().filter(key="again").update(open_key=None)
 
         def call(key: str = key) -> uuid.UUID:
-            row: Task = tasks.add.using(queue=QUEUE, key="again", run_at=_later()).schedule(1, len(key))
+            row: Task = tasks.add.using(queue=QUEUE, key="again", run_at=_later()).schedule(
+                1, len(key)
+            )
             return row.pk
 
         assert len(set(no_errors(race([call] * RACERS)))) == 1

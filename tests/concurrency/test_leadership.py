@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from django_durable_tasks.lifecycle import leadership
+from django_durable_tasks.engine.cluster import leadership
 from django_durable_tasks.models import SchedulerLease
+from django_durable_tasks.models.lease import lease_name
 from tests.concurrency.racing import ROUNDS, no_errors, race
 
 
@@ -19,9 +20,11 @@ def test_each_term_is_won_once() -> None:
         SchedulerLease.objects.update(expires_at=datetime(2000, 1, 1, tzinfo=UTC))
         holders = [uuid.uuid4() for _ in range(6)]
         terms = no_errors(race([partial(leadership.take, holder, 60.0) for holder in holders]))
-        winners = [(holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None]
+        winners = [
+            (holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None
+        ]
         assert len(winners) == 1
-        lease = SchedulerLease.objects.get(name=leadership.LEADER)
+        lease = SchedulerLease.objects.get(name=lease_name())
         assert (lease.holder, lease.term) == winners[0]
         won[winners[0][1]] += 1
     assert set(won.values()) == {1}
@@ -33,10 +36,12 @@ def test_the_office_of_a_new_region_is_founded_once_and_taken_once(settings: Any
         settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REGION": f"r{number}"}
         holders = [uuid.uuid4() for _ in range(6)]
         terms = no_errors(race([partial(leadership.take, holder, 60.0) for holder in holders]))
-        winners = [(holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None]
+        winners = [
+            (holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None
+        ]
         lease = SchedulerLease.objects.get(name=f"leader@r{number}")
         assert winners == [(lease.holder, 1)]
-    SchedulerLease.objects.exclude(name=leadership.LEADER).delete()
+    SchedulerLease.objects.exclude(name=lease_name()).delete()
 
 
 def test_a_resignation_and_a_take_over_leave_one_leader() -> None:
@@ -45,8 +50,13 @@ def test_a_resignation_and_a_take_over_leave_one_leader() -> None:
     assert term is not None
     rivals = [uuid.uuid4() for _ in range(5)]
     answers = no_errors(
-        race([partial(leadership.resign, first, term), *(partial(leadership.take, rival, 60.0) for rival in rivals)])
+        race(
+            [
+                partial(leadership.resign, first, term),
+                *(partial(leadership.take, rival, 60.0) for rival in rivals),
+            ]
+        )
     )
     assert answers[0]
     assert sum(found is not None for found in answers[1:]) <= 1
-    assert SchedulerLease.objects.get(name=leadership.LEADER).term in (term, term + 1)
+    assert SchedulerLease.objects.get(name=lease_name()).term in (term, term + 1)

@@ -1,4 +1,6 @@
-"""Whoever claims at once, a scope never has more rows under way than its limit, and a rate never more starts."""
+"""Whoever claims at once, a scope never has more rows under way than its limit, and a rate never
+more starts.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,14 @@ import pytest
 from django.db import Error, OperationalError, connection
 from django.db import connections as dj_connections
 
-from django_durable_tasks.lifecycle import (
-    allowances,
-    attempts,
-    claims,
-    connections,
-    holders,
-    letting_go,
-    limits,
-    transitions,
-)
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import connections, tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure, config, release, usage
+from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.limit_bucket import LOCK, LimitBucket
-from django_durable_tasks.rules.limits import Allowance, rate_of
+from django_durable_tasks.rules.limits.options import Allowance, rate_of
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks
@@ -34,13 +30,15 @@ from tests.factories import NOOP, QUEUE, a_tenant, many_tasks
 _ROUNDS = 6
 
 
-def _limit(scope: str, places: int | None = None, rate: str = "", burst: float | None = None) -> None:
+def _limit(
+    scope: str, places: int | None = None, rate: str = "", burst: float | None = None
+) -> None:
     Limit.objects.create(scope=scope, max_concurrency=places, rate=rate, burst=burst)
-    limits.forget_picture()
+    backpressure.forget_picture()
 
 
 def _claim(queue: str = QUEUE) -> int:
-    return len(claims.claim(queue, database_now(), 10, uuid.uuid4()))
+    return len(claim.claim(queue, database_now(), 10, uuid.uuid4()))
 
 
 def _end_some() -> None:
@@ -49,7 +47,9 @@ def _end_some() -> None:
 
 
 @pytest.mark.parametrize("racers", [2, 8])
-@pytest.mark.parametrize("scope", [f"task:{NOOP}", "tenant:1", "key:acme", f"queue:{QUEUE}", "global"])
+@pytest.mark.parametrize(
+    "scope", [f"task:{NOOP}", "tenant:1", "key:acme", f"queue:{QUEUE}", "global"]
+)
 def test_claims_at_once_never_exceed_the_places_of_a_scope(scope: str, racers: int) -> None:
     queues = [QUEUE, QUEUE if scope.startswith("queue:") else "other"]
     for queue in queues:
@@ -59,7 +59,7 @@ def test_claims_at_once_never_exceed_the_places_of_a_scope(scope: str, racers: i
         no_errors(race([partial(_claim, queues[number % 2]) for number in range(racers)]))
         assert Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING]).count() <= 3
         _end_some()
-        no_errors(race([partial(letting_go.let_go, database_now(), 50)] * 2))
+        no_errors(race([partial(release.let_go, database_now(), 50)] * 2))
     _claim()
     assert Task.objects.queued().count() == 3
 
@@ -81,7 +81,7 @@ def test_claims_at_once_never_exceed_the_places_of_a_scope_by_weight(scope: str)
         no_errors(race([partial(_claim, queues[number % 2]) for number in range(6)]))
         assert _weight_under_way() <= 5
         _end_some()
-        no_errors(race([partial(letting_go.let_go, database_now(), 50)] * 2))
+        no_errors(race([partial(release.let_go, database_now(), 50)] * 2))
     assert Task.objects.exclude(status=Status.PENDING).count() > _ROUNDS
 
 
@@ -101,11 +101,16 @@ def test_a_heavy_row_starts_although_light_ones_come_and_go_at_once() -> None:
             _claim,
             partial(_claim, "other"),
             partial(_claim, "other"),
-            partial(letting_go.let_go, database_now(), 50),
+            partial(release.let_go, database_now(), 50),
         ]
         no_errors(race(acts))
-        waiting, rounds = Task.objects.filter(pk=heavy.pk, status=Status.PENDING).exists(), rounds + 1
-        light = Task.objects.queued().filter(weight=1).order_by("pk").values_list("pk", flat=True)[:2]
+        waiting, rounds = (
+            Task.objects.filter(pk=heavy.pk, status=Status.PENDING).exists(),
+            rounds + 1,
+        )
+        light = (
+            Task.objects.queued().filter(weight=1).order_by("pk").values_list("pk", flat=True)[:2]
+        )
         transitions.cancel(Task.objects.filter(pk__in=list(light)), "DONE")
         assert rounds < 60, "light rows keep the heavy one waiting"
     assert Task.objects.filter(weight=1, status=Status.PENDING).exists()
@@ -121,11 +126,14 @@ def test_claims_at_once_never_exceed_the_rate_of_a_key(monkeypatch: pytest.Monke
     many_tasks(30, limit_key="acme")
     many_tasks(30, limit_key="zenith")
     coded = {NOOP: Allowance(None, rate_of("rate_limit", "1/d"))}
-    monkeypatch.setattr(allowances, "read", lambda: allowances.Book({}, coded))
-    limits.forget_picture()
+    monkeypatch.setattr(config, "read", lambda: config.Book({}, coded))
+    backpressure.forget_picture()
     for _ in range(3):
         no_errors(race([_claim] * 6))
-    assert Counter(Task.objects.queued().values_list("limit_key", flat=True)) == {"acme": 1, "zenith": 1}
+    assert Counter(Task.objects.queued().values_list("limit_key", flat=True)) == {
+        "acme": 1,
+        "zenith": 1,
+    }
 
 
 def test_claims_of_tenants_who_take_turns_never_exceed_the_rate_of_their_queue() -> None:
@@ -133,7 +141,7 @@ def test_claims_of_tenants_who_take_turns_never_exceed_the_rate_of_their_queue()
         many_tasks(30, tenant=tenant)
     _limit(f"queue:{QUEUE}", rate="1/d", burst=6)
     for _ in range(3):
-        no_errors(race([_claim, _claim, _claim, partial(letting_go.let_go, database_now(), 50)]))
+        no_errors(race([_claim, _claim, _claim, partial(release.let_go, database_now(), 50)]))
     assert Task.objects.queued().count() == 6
     assert Task.objects.queued().values("tenant_id").distinct().count() == 2
 
@@ -141,10 +149,10 @@ def test_claims_of_tenants_who_take_turns_never_exceed_the_rate_of_their_queue()
 def test_rows_that_are_taken_at_once_never_exceed_the_places_of_a_scope() -> None:
     many_tasks(20, weight=2)
     _limit(f"task:{NOOP}", 5)
-    place = attempts.Place(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+    place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 
     def take() -> int:
-        return len(attempts.take(transitions.tasks().due(database_now()), 10, place))
+        return len(attempts.take(tables.tasks().due(database_now()), 10, place))
 
     assert sum(no_errors(race([take] * 6))) == 2
     assert Task.objects.running().count() == 2
@@ -153,10 +161,10 @@ def test_rows_that_are_taken_at_once_never_exceed_the_places_of_a_scope() -> Non
 def test_rows_that_are_taken_at_once_cost_a_token_each() -> None:
     many_tasks(60)
     _limit(f"task:{NOOP}", rate="1/d", burst=40)
-    place = attempts.Place(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+    place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 
     def take() -> int:
-        return len(attempts.take(transitions.tasks().due(database_now()), 5, place))
+        return len(attempts.take(tables.tasks().due(database_now()), 5, place))
 
     for _ in range(3):
         no_errors(race([take] * 6))
@@ -171,8 +179,8 @@ def _frozen_holder(patience: connections.Patience) -> Iterator[None]:
     holds, may_go = threading.Event(), threading.Event()
 
     def freeze() -> None:
-        with suppress(Error), connections.own(patience), transitions.atomic():
-            holders.hold_lock()
+        with suppress(Error), connections.dedicated_connection(patience), tables.atomic():
+            usage.hold_lock()
             holds.set()
             assert may_go.wait(WITHIN)
 
@@ -192,7 +200,10 @@ def test_who_waits_for_the_lock_of_a_frozen_scheduler_gives_up() -> None:
     many_tasks(3)
     _limit(f"task:{NOOP}", 2)
     with _frozen_holder(connections.WORK):
-        with pytest.raises(OperationalError), connections.own(connections.Patience(lock=1.0)):
+        with (
+            pytest.raises(OperationalError),
+            connections.dedicated_connection(connections.Patience(lock=1.0)),
+        ):
             _claim()
         assert not Task.objects.queued().exists()
     assert _claim() == 2
@@ -203,19 +214,27 @@ def test_who_waits_for_the_lock_of_a_frozen_scheduler_gives_up() -> None:
 def test_a_frozen_scheduler_is_ended_by_the_database_and_others_go_on() -> None:
     many_tasks(3)
     _limit(f"task:{NOOP}", 2)
-    with _frozen_holder(connections.Patience(idle=1.0)), connections.own(connections.Patience(lock=WITHIN)):
+    with (
+        _frozen_holder(connections.Patience(idle=1.0)),
+        connections.dedicated_connection(connections.Patience(lock=WITHIN)),
+    ):
         assert _claim() == 2
 
 
 @pytest.mark.postgresql
-def test_behind_a_pooler_the_transaction_itself_has_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_pooler_the_transaction_itself_has_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pooled = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
     monkeypatch.setitem(dj_connections.settings, "default", pooled)
     connections.close_all()
-    asked = "SELECT current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout')"
-    with connections.own(), dj_connections["default"].cursor() as cursor:
-        with transitions.atomic():
-            holders.hold_lock()
+    asked = (
+        "SELECT current_setting('lock_timeout'),"
+        " current_setting('idle_in_transaction_session_timeout')"
+    )
+    with connections.dedicated_connection(), dj_connections["default"].cursor() as cursor:
+        with tables.atomic():
+            usage.hold_lock()
             cursor.execute(asked)
             assert cursor.fetchone() == ("5s", "10s")
         cursor.execute(asked)
@@ -230,7 +249,12 @@ def test_claims_and_verbs_of_operators_do_not_wait_for_each_other_for_ever() -> 
         return transitions.cancel(Task.objects.filter(name=NOOP).order_by("pk"), "BY_HAND")
 
     for _ in range(_ROUNDS):
-        acts: list[Callable[[], int]] = [_claim, _claim, partial(letting_go.let_go, database_now(), 50), cancel]
+        acts: list[Callable[[], int]] = [
+            _claim,
+            _claim,
+            partial(release.let_go, database_now(), 50),
+            cancel,
+        ]
         answers = Counter(type(answer).__name__ for answer in race(acts))
         assert answers == {"int": 4}
         many_tasks(60)
@@ -246,7 +270,7 @@ def test_the_lock_is_made_again_where_its_row_is_gone() -> None:
 
 @pytest.mark.postgresql
 def test_without_the_lock_the_limit_would_be_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "hold_lock", lambda: None)
+    monkeypatch.setattr(usage, "hold_lock", lambda: None)
     _limit(f"task:{NOOP}", 1)
     most = 0
     for _ in range(20):

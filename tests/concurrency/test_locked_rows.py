@@ -1,4 +1,6 @@
-"""Rows that a transaction of the project has locked do not hide the rows behind them from sweeps and claims."""
+"""Rows that a transaction of the project has locked do not hide the rows behind them from sweeps
+and claims.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,21 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from django_durable_tasks.lifecycle import (
-    ageing,
-    attempts,
-    claims,
-    overlap,
-    recovery,
-    recurrence,
-    retention,
-    transitions,
-    zone_tables,
-)
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import Patience, own
-from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import Patience, dedicated_connection
+from django_durable_tasks.engine.limits import overlap, priority_aging
+from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.recurring import trigger, tzdata
+from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.models.task import NEVER
-from django_durable_tasks.rules.recurring import Fate
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.recurring.policies import Fate
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.duties import RecomputeFires
+from django_durable_tasks.scheduler.maintenance import republish
+from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
 from tests.database.lifecycle.moves import CRASH, PLACE
 from tests.database.recurring.schedules import START, a_schedule
 from tests.factories import QUEUE, a_task
@@ -69,23 +67,28 @@ def _due(past: float) -> Task:
 
 
 SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
-    "republish": (_overdue, lambda: recovery.republish_overdue(database_now(), LIMIT)),
+    "republish": (_overdue, lambda: republish.republish_overdue(database_now(), LIMIT)),
     "lose": (
         lambda past: a_task(Status.RUNNING, due=-past),
-        lambda: attempts.end_runs(transitions.tasks().running(), lambda _: CRASH, limit=LIMIT),
+        lambda: attempts.end_runs(tables.tasks().running(), lambda _: CRASH, limit=LIMIT),
     ),
-    "expire": (_due, lambda: transitions.expire(transitions.tasks().due(database_now()), LIMIT)),
-    "age": (_due, lambda: ageing.age(database_now(), 0.0, LIMIT)),
-    "claim": (_due, lambda: claims.claim(QUEUE, database_now(), LIMIT, PLACE.node)),
-    "take": (_due, lambda: attempts.take(transitions.tasks().due(database_now()), LIMIT, PLACE)),
+    "expire": (_due, lambda: transitions.expire(tables.tasks().due(database_now()), LIMIT)),
+    "age": (_due, lambda: priority_aging.age(database_now(), 0.0, LIMIT)),
+    "claim": (_due, lambda: claim.claim(QUEUE, database_now(), LIMIT, PLACE.node)),
+    "take": (_due, lambda: attempts.take(tables.tasks().due(database_now()), LIMIT, PLACE)),
 }
 
 
 def _states() -> dict[Any, tuple[Any, ...]]:
-    return {row[0]: row for row in Task.objects.values_list("pk", "status", "priority", "epoch", "publish_count")}
+    return {
+        row[0]: row
+        for row in Task.objects.values_list("pk", "status", "priority", "epoch", "publish_count")
+    }
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows"
+)
 @pytest.mark.parametrize("name", sorted(SWEEPS))
 def test_a_sweep_looks_past_locked_rows(name: str) -> None:
     make, sweep = SWEEPS[name]
@@ -101,23 +104,36 @@ def test_a_sweep_looks_past_locked_rows(name: str) -> None:
 @pytest.mark.postgresql
 def test_recurring_tasks_behind_locked_ones_are_triggered() -> None:
     now = database_now()
-    rows = [a_schedule(f"nightly-{number}", start_time=now - timedelta(seconds=50 - number), interval=3600)
-            for number in range(LOCKED + FREE)]  # fmt: skip
+    rows = [
+        a_schedule(
+            f"nightly-{number}", start_time=now - timedelta(seconds=50 - number), interval=3600
+        )
+        for number in range(LOCKED + FREE)
+    ]
     with _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]):
-        recurrence.fire_due(now, LIMIT)
-    fired = {row.pk for row in RecurringTask.objects.all() if row.next_run_at is None or row.next_run_at > now}
+        trigger.fire_due(now, LIMIT)
+    fired = {
+        row.pk
+        for row in RecurringTask.objects.all()
+        if row.next_run_at is None or row.next_run_at > now
+    }
     assert fired == {row.pk for row in rows[LOCKED:]}
 
 
 @pytest.mark.postgresql
 def test_a_locked_task_that_waits_for_its_overlap_slot_does_not_keep_those_of_other_slots() -> None:
     waiting = [a_task(overlap_key=f"slot-{number}", due_at=NEVER) for number in range(LOCKED + 1)]
-    with _locked(Task, [row.pk for row in waiting[:LOCKED]]), own(Patience(lock=0.2)):
+    with (
+        _locked(Task, [row.pk for row in waiting[:LOCKED]]),
+        dedicated_connection(Patience(lock=0.2)),
+    ):
         assert overlap.release(LOCKED + 1) == 1
     assert Task.objects.get(pk=waiting[LOCKED].pk).due_at < NEVER
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows"
+)
 def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> None:
     rows = [a_schedule(f"nightly-{number}") for number in range(LOCKED + FREE)]
     for row in rows:
@@ -125,20 +141,30 @@ def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> 
             recurring_task=row, fire_time=START, outcome=Fate.MISSED, created_at=START
         )
     after_retention = START + timedelta(days=5_000)
-    with _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]), own(Patience(lock=0.2)):
-        assert retention.prune_ledger(after_retention, LIMIT) == FREE
-        assert retention.prune_ledger(after_retention, LIMIT) == 0
-    assert {row.pk for row in RecurringTask.objects.all() if row.ledger_from} == {row.pk for row in rows[LOCKED:]}
-    assert sum(retention.prune_ledger(after_retention, LIMIT) for _ in range(LOCKED)) == LOCKED
+    with (
+        _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]),
+        dedicated_connection(Patience(lock=0.2)),
+    ):
+        assert recurring_retention.prune_ledger(after_retention, LIMIT) == FREE
+        assert recurring_retention.prune_ledger(after_retention, LIMIT) == 0
+    assert {row.pk for row in RecurringTask.objects.all() if row.ledger_from} == {
+        row.pk for row in rows[LOCKED:]
+    }
+    assert (
+        sum(recurring_retention.prune_ledger(after_retention, LIMIT) for _ in range(LOCKED))
+        == LOCKED
+    )
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows"
+)
 def test_a_locked_recurring_task_is_computed_by_new_zone_tables_later() -> None:
     rows = [a_schedule(f"nightly-{number}") for number in range(LOCKED)]
     RecurringTask.objects.unguarded().update(tzdata_version="2020a")
-    recompute, vigil = RecomputeFires(), Vigil()
+    recompute, monitor = RecomputeFireTimes(), HeartbeatMonitor()
     with _locked(RecurringTask, [row.pk for row in rows]):
-        assert recompute(START, vigil) == 0
+        assert recompute(START, monitor) == 0
     recompute._again_at = 0.0
-    assert recompute(START, vigil) == LOCKED
-    assert not zone_tables.computed_elsewhere().exists()
+    assert recompute(START, monitor) == LOCKED
+    assert not tzdata.computed_elsewhere().exists()

@@ -1,4 +1,6 @@
-"""A COMMIT whose reply was lost stands: the ending is read back by its run id, accepted once and counted once."""
+"""A COMMIT whose reply was lost stands: the ending is read back by its run id, accepted once and
+counted once.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,13 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import OperationalError
 
-from django_durable_tasks.celery import handlers
-from django_durable_tasks.celery.runs import LiveRun
-from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.celery.execution import signal_handlers
+from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.followups import Schedule
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.workflows.followups import Schedule
 from tests.concurrency.racing import one_lost_reply
 from tests.database.lifecycle.moves import FAILURE
 from tests.delivery import deliver
@@ -26,11 +28,15 @@ def _live(row: Task) -> LiveRun:
     return LiveRun(a_run(row), lease=60.0, timeout=None, worker="worker@host", eager=True)
 
 
-@pytest.mark.parametrize("followups", [(), (Schedule(tasks.noop), Schedule(tasks.noop))], ids=["plain", "follow-ups"])
-def test_a_success_whose_reply_was_lost_stands_and_is_not_fenced(followups: tuple[Schedule, ...]) -> None:
+@pytest.mark.parametrize(
+    "followups", [(), (Schedule(tasks.noop), Schedule(tasks.noop))], ids=["plain", "follow-ups"]
+)
+def test_a_success_whose_reply_was_lost_stands_and_is_not_fenced(
+    followups: tuple[Schedule, ...],
+) -> None:
     live = _live(row := a_task(Status.RUNNING))
     with one_lost_reply() as lost:
-        verdict = handlers.close(live, SUCCESS, followups)
+        verdict = signal_handlers.close(live, SUCCESS, followups)
     assert lost
     assert verdict is not None
     assert verdict.status == Status.SUCCESS
@@ -48,10 +54,12 @@ def test_a_success_whose_reply_was_lost_stands_and_is_not_fenced(followups: tupl
         (Outcome(kind=Kind.IGNORED), Status.CANCELLED, LogStatus.CANCELLED),
     ],
 )
-def test_another_ending_whose_reply_was_lost_is_counted_once(outcome: Outcome, status: Status, log: LogStatus) -> None:
+def test_another_ending_whose_reply_was_lost_is_counted_once(
+    outcome: Outcome, status: Status, log: LogStatus
+) -> None:
     live = _live(row := a_task(Status.RUNNING))
     with one_lost_reply() as lost:
-        verdict = handlers.close(live, outcome)
+        verdict = signal_handlers.close(live, outcome)
     assert lost
     assert verdict is not None
     assert verdict.status == status

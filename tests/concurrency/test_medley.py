@@ -1,4 +1,6 @@
-"""Schedulers, workers, sweepers and operators at once on the same rows: no deadlock, and the books stay straight."""
+"""Schedulers, workers, sweepers and operators at once on the same rows: no deadlock, and the books
+stay straight.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,18 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, recovery
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.leases import leases
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import (
+    attempts,
+    claim,
+    dead_letters,
+    operator_actions,
+)
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
 from tests.database.lifecycle.moves import FAILURE, PLACE
 from tests.factories import QUEUE, many_tasks
@@ -31,8 +39,8 @@ def _some(dice: random.Random) -> Any:
 
 def _schedule(dice: random.Random) -> None:
     now = database_now() + timedelta(hours=1)
-    claims.claim(QUEUE, now, dice.randint(1, 6), PLACE.node)
-    recovery.republish_overdue(now, 4)
+    claim.claim(QUEUE, now, dice.randint(1, 6), PLACE.node)
+    republish.republish_overdue(now, 4)
 
 
 def _work(dice: random.Random) -> None:
@@ -41,7 +49,11 @@ def _work(dice: random.Random) -> None:
     if not isinstance(run, Run):
         return
     attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
-    told = attempts.succeed(run, None, "w") if dice.random() < 0.3 else attempts.fail(run, FAILURE, "w")
+    told = (
+        attempts.succeed(run, None, "w")
+        if dice.random() < 0.3
+        else attempts.fail(run, FAILURE, "w")
+    )
     if not told:
         attempts.fence(run, "w")
 
@@ -49,15 +61,17 @@ def _work(dice: random.Random) -> None:
 def _sweep(dice: random.Random) -> None:
     seen = leases()
     some = dice.sample(sorted(seen), min(len(seen), dice.randint(1, 6)))
-    recovery.lose({task: seen[task] for task in some}, recovery.OVER)
+    reap_dead_nodes.mark_lost({task: seen[task] for task in some}, reap_dead_nodes.LEASE_EXPIRED)
 
 
 def _operate(dice: random.Random) -> None:
     verbs: list[Callable[[], Any]] = [
-        lambda: cancellation.cancel(_some(dice), by="bob"),
+        lambda: operator_actions.cancel(_some(dice), by="bob"),
         lambda: dead_letters.replay(_some(dice), by="bob"),
-        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=_some(dice)), by="bob", reason=""),
-        lambda: claims.republish(_some(dice), database_now(), 3),
+        lambda: dead_letters.discard(
+            DeadLetter.objects.filter(task__in=_some(dice)), by="bob", reason=""
+        ),
+        lambda: claim.republish(_some(dice), database_now(), 3),
     ]
     dice.choice(verbs)()
 

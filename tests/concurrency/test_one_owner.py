@@ -1,4 +1,6 @@
-"""Whatever races for a row, one start and one ending of each attempt are accepted, and no cancel is lost."""
+"""Whatever races for a row, one start and one ending of each attempt are accepted, and no cancel is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,24 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, transitions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts, claim, dead_letters, operator_actions
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.runs import Run
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, heartbeat, question, start, succeed
+from tests.database.lifecycle.moves import (
+    CRASH,
+    FAILURE,
+    HOPELESS,
+    PLACE,
+    end,
+    heartbeat,
+    question,
+    start,
+    succeed,
+)
 from tests.factories import QUEUE, a_run, a_task, many_tasks
 
 ENDINGS: dict[str, Callable[[Task], Any]] = {
@@ -26,7 +39,7 @@ ENDINGS: dict[str, Callable[[Task], Any]] = {
     "fail": partial(end, outcome=FAILURE),
     "exhaust": partial(end, outcome=HOPELESS),
     "lose": partial(end, outcome=CRASH),
-    "force_complete": lambda row: dead_letters.force_complete(question(row), by="bob"),
+    "force_complete": lambda row: operator_actions.force_complete(question(row), by="bob"),
 }
 
 
@@ -40,7 +53,9 @@ def test_messages_of_one_epoch_start_one_run(racers: int) -> None:
         assert (row.attempts, row.epoch) == (1, 2)
 
 
-@pytest.mark.parametrize("names", [*itertools.combinations(ENDINGS, 2), tuple(ENDINGS)], ids="-".join)
+@pytest.mark.parametrize(
+    "names", [*itertools.combinations(ENDINGS, 2), tuple(ENDINGS)], ids="-".join
+)
 def test_one_ending_of_a_run_is_accepted(names: tuple[str, ...]) -> None:
     for _ in range(3):
         row = a_task(Status.RUNNING)
@@ -48,7 +63,8 @@ def test_one_ending_of_a_run_is_accepted(names: tuple[str, ...]) -> None:
         operator = names[told.index(found)] if (found := next(iter(filter(None, told)))) else ""
         row.refresh_from_db()
         accepted = sum(bool(answer) for answer in told)
-        # An operator may complete a row that has just ended otherwise: that is a second move, not a second ending.
+        # An operator may complete a row that has just ended otherwise: that is a second move, not a
+        # second ending.
         assert accepted == 1 or ("force_complete" in names and accepted == 2), (operator, told)
         assert row.epoch == 2 + accepted
         assert row.executions.exclude(status=LogStatus.FENCED).count() == accepted
@@ -66,13 +82,13 @@ def test_a_failure_is_not_fenced_by_a_heartbeat_that_holds_the_row() -> None:
 
 
 def _cancel(row: Task) -> int:
-    return cancellation.cancel(question(row), by="bob").total
+    return operator_actions.cancel(question(row), by="bob").total
 
 
 MOVES: dict[str, tuple[Status, Callable[[Task], Any]]] = {
-    "claim": (Status.PENDING, lambda row: claims.claim(QUEUE, database_now(), 10, PLACE.node)),
+    "claim": (Status.PENDING, lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node)),
     "hand_back": (Status.QUEUED, lambda row: transitions.hand_back(question(row), 0)),
-    "republish": (Status.QUEUED, lambda row: claims.republish(question(row), database_now(), 10)),
+    "republish": (Status.QUEUED, lambda row: claim.republish(question(row), database_now(), 10)),
     "start": (Status.QUEUED, start),
     "retry": (Status.RUNNING, partial(end, outcome=FAILURE)),
     "lose": (Status.RUNNING, partial(end, outcome=CRASH)),
@@ -114,16 +130,20 @@ def test_a_replay_and_a_discard_close_the_case_once() -> None:
     for _ in range(ROUNDS):
         row = a_task(Status.FAILED)
         letters = DeadLetter.objects.filter(task=row)
-        no_errors(race([
-            partial(dead_letters.replay, question(row), by="bob"),
-            partial(dead_letters.discard, letters, by="eve", reason=""),
-        ]))  # fmt: skip
+        no_errors(
+            race(
+                [
+                    partial(dead_letters.replay, question(row), by="bob"),
+                    partial(dead_letters.discard, letters, by="eve", reason=""),
+                ]
+            )
+        )
         assert letters.get().open_task is None
         row.refresh_from_db()
         assert row.status == Status.PENDING
 
 
-# Claims ------------------------------------------------------------------------------------------------------------
+# Claims -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["claim", "take"])
@@ -145,7 +165,8 @@ def test_claimers_never_take_the_same_row_and_together_take_all(verb: str) -> No
     counted = Counter(itertools.chain.from_iterable(taken))
     assert max(batches) <= 7
     assert set(counted.values()) == {1}
-    # A claimer that saw only rows which others held may have left; what it left is due and is taken next.
+    # A claimer that saw only rows which others held may have left; what it left is due and is taken
+    # next.
     while batch := _batch(verb, uuid.uuid4()):
         counted.update(batch)
     assert counted == Counter(row.pk for row in rows)
@@ -154,8 +175,8 @@ def test_claimers_never_take_the_same_row_and_together_take_all(verb: str) -> No
 
 def _batch(verb: str, node: uuid.UUID) -> list[uuid.UUID]:
     if verb == "claim":
-        return [ring.task_id for ring in claims.claim(QUEUE, database_now(), 7, node)]
-    place = attempts.Place(node=node, worker="w", lease=60.0)
+        return [message.task_id for message in claim.claim(QUEUE, database_now(), 7, node)]
+    place = attempts.RunLocation(node=node, worker="w", lease=60.0)
     runs: list[Run] = attempts.take(Task.objects.due(database_now()), 7, place)
     return [run.task_id for run in runs]
 
@@ -163,9 +184,16 @@ def _batch(verb: str, node: uuid.UUID) -> list[uuid.UUID]:
 def test_two_sweepers_ring_each_overdue_row_once() -> None:
     many_tasks(30, Status.QUEUED, due=-1)
     rung = no_errors(
-        race([lambda: claims.republish(Task.objects.republish_due(database_now()), database_now(), 30)] * 3)
+        race(
+            [
+                lambda: claim.republish(
+                    Task.objects.republish_due(database_now()), database_now(), 30
+                )
+            ]
+            * 3
+        )
     )
-    counted = Counter(ring.task_id for rings in rung for ring in rings)
+    counted = Counter(message.task_id for messages in rung for message in messages)
     assert set(counted.values()) <= {1}
     assert set(Task.objects.values_list("publish_count", flat=True)) <= {1, 2}
 

@@ -1,15 +1,23 @@
-"""Operators at the same recurring task at once, with each other and with a leader: one word counts, none is lost."""
+"""Operators at the same recurring task at once, with each other and with a leader: one word counts,
+none is lost.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import partial
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import calendars
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import Calendar, OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.calendars import SpecialDay
+from django_durable_tasks.models import (
+    Calendar,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    RecurringTask,
+    Task,
+)
+from django_durable_tasks.rules.recurring.calendars import SpecialDay
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.recurring.schedules import DAILY, START, a_schedule, at, born, fire, tomorrow
 
@@ -19,7 +27,10 @@ OPERATORS = 4
 def test_a_request_that_comes_from_several_sides_at_once_runs_once() -> None:
     for number in range(ROUNDS):
         row = a_schedule(f"{number}", overlap="ALLOW")
-        ask = [partial(RecurringTask.objects.get(pk=row.pk).trigger_now, request_id="deploy") for _ in range(OPERATORS)]
+        ask = [
+            partial(RecurringTask.objects.get(pk=row.pk).trigger_now, request_id="deploy")
+            for _ in range(OPERATORS)
+        ]
         found = no_errors(race(ask))
         assert len({task.pk for task in found}) == 1
         assert Task.objects.filter(recurring_task=row).count() == 1
@@ -29,7 +40,9 @@ def test_a_request_that_comes_from_several_sides_at_once_runs_once() -> None:
 def test_runs_by_hand_that_come_at_once_share_one_overlap_key() -> None:
     for number in range(ROUNDS):
         row = a_schedule(f"{number}", overlap="SKIP")
-        no_errors(race([RecurringTask.objects.get(pk=row.pk).trigger_now for _ in range(OPERATORS)]))
+        no_errors(
+            race([RecurringTask.objects.get(pk=row.pk).trigger_now for _ in range(OPERATORS)])
+        )
         mine = Task.objects.filter(recurring_task=row)
         assert (mine.count(), mine.waiting_for_overlap().count()) == (OPERATORS, OPERATORS - 1)
 
@@ -37,7 +50,10 @@ def test_runs_by_hand_that_come_at_once_share_one_overlap_key() -> None:
 def test_backfills_of_one_range_at_once_bear_each_fire_once() -> None:
     for number in range(ROUNDS // 2):
         row = a_schedule(f"{number}", overlap="ALLOW")
-        fill = [partial(RecurringTask.objects.get(pk=row.pk).backfill, START, at(600)) for _ in range(OPERATORS)]
+        fill = [
+            partial(RecurringTask.objects.get(pk=row.pk).backfill, START, at(600))
+            for _ in range(OPERATORS)
+        ]
         reports = no_errors(race(fill))
         assert sorted(report.born for report in reports) == [0, 0, 0, 11]
         assert born(row) == [at(60 * minute) for minute in range(11)]
@@ -56,7 +72,8 @@ def _skip(row: RecurringTask, when: datetime) -> bool:
 def test_a_fire_that_is_skipped_while_a_leader_comes_to_it_runs_or_is_told_as_skipped() -> None:
     for number in range(ROUNDS):
         row = a_schedule(f"{number}", overlap="ALLOW")
-        # A leader whose clock is ahead of the database's comes to a fire that for the operator still lies ahead.
+        # A leader whose clock is ahead of the database's comes to a fire that for the operator
+        # still lies ahead.
         when = START + timedelta(days=365 * 50)
         RecurringTask.objects.unguarded().filter(pk=row.pk).update(
             watermark_at=when - timedelta(seconds=30), next_run_at=when
@@ -83,7 +100,13 @@ def test_a_calendar_that_changes_under_leaders_leaves_each_schedule_at_its_next_
     for number in range(ROUNDS // 2):
         begun = START + timedelta(days=7 * number)
         rows = [
-            a_schedule(f"{number} {name}", cron="0 9 * * *", start_time=begun, calendar="office", overlap="ALLOW")
+            a_schedule(
+                f"{number} {name}",
+                cron="0 9 * * *",
+                start_time=begun,
+                calendar="office",
+                overlap="ALLOW",
+            )
             for name in range(5)
         ]
         tuesday, wednesday = begun + timedelta(days=1), begun + timedelta(days=2)

@@ -1,4 +1,6 @@
-"""A task that starts while a caller's transaction waits for its row is not left locked by that transaction."""
+"""A task that starts while a caller's transaction waits for its row is not left locked by that
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.lifecycle import attempts, cancellation
-from django_durable_tasks.lifecycle.transitions.guards import TRIES
+from django_durable_tasks.engine.tasks import attempts, operator_actions
+from django_durable_tasks.engine.transitions.guarded_update import TRIES
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.runs import Run
 from tests.concurrency.racing import elsewhere, no_errors, race
 from tests.database.graphs.playing import begin, recount, stands, tell
 from tests.factories import QUEUE, a_task
@@ -51,14 +53,19 @@ def _reschedule(row: Task) -> None:
 
 
 def _somebody_waits_for_a_lock() -> bool:
-    waiting = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    waiting = (
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND"
+        " wait_event_type = 'Lock'"
+    )
     with connection.cursor() as cursor:
         cursor.execute(waiting)
         return bool(cursor.fetchone()[0])
 
 
 @pytest.mark.parametrize("wish", [_depends_on, _cancel, _reschedule])
-def test_a_task_that_starts_while_its_lock_is_waited_for_is_not_left_locked(wish: Callable[[Task], None]) -> None:
+def test_a_task_that_starts_while_its_lock_is_waited_for_is_not_left_locked(
+    wish: Callable[[Task], None],
+) -> None:
     row = a_task(Status.QUEUED, key=KEY)
     begun, runs = threading.Event(), list[Run]()
 
@@ -80,7 +87,11 @@ def test_a_task_that_starts_while_its_lock_is_waited_for_is_not_left_locked(wish
 
 
 def test_tasks_that_start_one_at_every_try_to_lock_them_are_not_left_locked() -> None:
-    rows, runs, starters = [a_task(Status.QUEUED) for _ in range(9)], list[Run](), list[threading.Thread]()
+    rows, runs, starters = (
+        [a_task(Status.QUEUED) for _ in range(9)],
+        list[Run](),
+        list[threading.Thread](),
+    )
 
     def start_slowly(row: Task, begun: threading.Event) -> None:
         with transaction.atomic():
@@ -92,14 +103,18 @@ def test_tasks_that_start_one_at_every_try_to_lock_them_are_not_left_locked() ->
     def start_another_one(execute: Any, sql: str, *rest: Any) -> Any:
         if sql.endswith("FOR NO KEY UPDATE") and len(starters) < TRIES + 1:
             begun = threading.Event()
-            starters.append(threading.Thread(target=start_slowly, args=(rows[len(starters)], begun), daemon=True))
+            starters.append(
+                threading.Thread(
+                    target=start_slowly, args=(rows[len(starters)], begun), daemon=True
+                )
+            )
             starters[-1].start()
             assert begun.wait(30)
         return execute(sql, *rest)
 
     with transaction.atomic():
         with connection.execute_wrapper(start_another_one):
-            done = cancellation.cancel(Task.objects.filter(pk__in=[row.pk for row in rows]))
+            done = operator_actions.cancel(Task.objects.filter(pk__in=[row.pk for row in rows]))
         assert (done.at_once, done.asked) == (3, 6)
         for starter in starters:
             starter.join(30)

@@ -1,4 +1,6 @@
-"""Requests to RUNNING tasks are applied by sets, within time limits, and none stops those after it."""
+"""Requests to RUNNING tasks are applied by sets, within time limits, and none stops those
+after it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from django_durable_tasks.lifecycle import cancellation, task_requests
-from django_durable_tasks.lifecycle.connections import close_all, own
-from django_durable_tasks.lifecycle.transitions.requests import _AfterCommit
+from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
+from django_durable_tasks.engine.tasks import operator_actions, requests
+from django_durable_tasks.engine.transitions.requests import _AfterCommit
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import elsewhere
@@ -19,7 +21,9 @@ from tests.project.tasks import noop
 
 
 def _ask_to_stop(*rows: Task) -> None:
-    TaskRequest.objects.bulk_create([TaskRequest(kind=RequestKind.CANCEL, task_id=row.pk) for row in rows])
+    TaskRequest.objects.bulk_create(
+        [TaskRequest(kind=RequestKind.CANCEL, task_id=row.pk) for row in rows]
+    )
 
 
 def _hooks() -> int:
@@ -32,7 +36,7 @@ def test_one_hook_applies_all_that_a_transaction_requested() -> None:
         for row in rows:
             noop.using(queue=QUEUE, depends_on=[row]).schedule()
         with transaction.atomic():
-            cancellation.cancel(question(*rows))
+            operator_actions.cancel(question(*rows))
         assert _hooks() == 1
     assert not TaskRequest.objects.exists()
     assert Task.objects.filter(has_dependents=True).exclude(cancel_requested_at=None).count() == 20
@@ -42,9 +46,9 @@ def test_what_is_requested_after_a_rolled_back_savepoint_is_applied() -> None:
     forgotten, kept = many_tasks(2, Status.RUNNING)
     with transaction.atomic():
         with transaction.atomic():
-            cancellation.cancel(question(forgotten))
+            operator_actions.cancel(question(forgotten))
             transaction.set_rollback(True)
-        cancellation.cancel(question(kept))
+        operator_actions.cancel(question(kept))
     assert [row.pk for row in Task.objects.exclude(cancel_requested_at=None)] == [kept.pk]
     assert not TaskRequest.objects.exists()
 
@@ -56,9 +60,9 @@ def test_locked_tasks_do_not_stop_the_requests_behind_theirs() -> None:
     _ask_to_stop(*rows)
     with transaction.atomic():
         list(question(*rows[:5]).select_for_update())
-        assert elsewhere(lambda: task_requests.apply_left(2)) == 1
+        assert elsewhere(lambda: requests.apply_left(2)) == 1
     assert [row.pk for row in Task.objects.exclude(cancel_requested_at=None)] == [rows[5].pk]
-    assert task_requests.apply_left(2) == 5
+    assert requests.apply_left(2) == 5
 
 
 @pytest.mark.postgresql
@@ -68,7 +72,10 @@ def test_behind_a_pooler_requests_are_applied_within_time_limits(
 ) -> None:
     row = a_task(Status.RUNNING, key="nightly")
     TaskRequest.objects.create(kind=kind, task_id=row.pk, tenant_id=row.tenant_id, key="nightly")
-    behind_a_pooler: dict[str, Any] = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
+    behind_a_pooler: dict[str, Any] = {
+        **connection.settings_dict,
+        "DISABLE_SERVER_SIDE_CURSORS": True,
+    }
     monkeypatch.setitem(connections.settings, "default", behind_a_pooler)
     limits = list[tuple[str, ...]]()
 
@@ -83,7 +90,7 @@ def test_behind_a_pooler_requests_are_applied_within_time_limits(
         return execute(sql, params, many, context)
 
     close_all()
-    with own(), connections["default"].execute_wrapper(look):
-        assert task_requests.apply_left(10) == 1
+    with dedicated_connection(), connections["default"].execute_wrapper(look):
+        assert requests.apply_left(10) == 1
     close_all()
     assert limits == [("5s", "15s", "10s")]

@@ -1,4 +1,6 @@
-"""Leaders, operators and workers on the same recurring rows at once: each fire once, and no word is undone."""
+"""Leaders, operators and workers on the same recurring rows at once: each fire once, and no word is
+undone.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import claims, overlap, retention
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import ROUNDS, no_errors, race
@@ -38,16 +42,20 @@ def _fire_until_nothing_is_due(now: datetime, limit: int) -> int:
 
 
 def _books_are_straight(row: RecurringTask) -> None:
-    """Every birth has its line and every line of a birth its task, one a fire time; the count is that of births."""
+    """Every birth has its line and every line of a birth its task, one a fire time; the count is
+    that of births.
+    """
     row.refresh_from_db()
     lines = OccurrenceRecord.objects.filter(recurring_task=row, task__isnull=False)
     runs = Task.objects.filter(recurring_task=row)
-    assert Counter(lines.values_list("task_id", flat=True)) == Counter(runs.values_list("pk", flat=True))
+    assert Counter(lines.values_list("task_id", flat=True)) == Counter(
+        runs.values_list("pk", flat=True)
+    )
     by_schedule = lines.filter(unique_fire_time__isnull=False)
     assert max(Counter(by_schedule.values_list("fire_time", flat=True)).values(), default=1) == 1
 
 
-# Leaders alone -----------------------------------------------------------------------------------------------------
+# Leaders alone ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 100])
@@ -83,7 +91,7 @@ def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_
         back.update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
 
     def prune() -> None:
-        while retention.prune_ledger(database_now(), 2):
+        while recurring_retention.prune_ledger(database_now(), 2):
             pass
 
     set_back()
@@ -117,7 +125,7 @@ def test_leaders_whose_watermarks_are_set_back_under_them_double_nothing() -> No
         assert row.runs_count == 6
 
 
-# Leaders and operators ---------------------------------------------------------------------------------------------
+# Leaders and operators ----------------------------------------------------------------------------
 
 
 def _pause(row: RecurringTask, dice: random.Random) -> None:
@@ -137,7 +145,9 @@ VERBS: dict[str, Callable[[RecurringTask, random.Random], Any]] = {
 
 
 def _upsert(row: RecurringTask, **given: Any) -> RecurringTask:
-    found: RecurringTask = RecurringTask.objects.upsert(name=row.name, **{"task": row.task, **given})
+    found: RecurringTask = RecurringTask.objects.upsert(
+        name=row.name, **{"task": row.task, **given}
+    )
     return found
 
 
@@ -192,9 +202,14 @@ def _active(row: RecurringTask, _: Any) -> None:
 
 
 AFTER: dict[str, Callable[[RecurringTask, Any], None]] = {
-    "pause": _still_paused, "resume": _active, "edit when": _planned_anew, "edit what": _changed,
-    "trigger": _run_once_more, "trigger once": _run_once_more, "backfill": _fired_or_backfilled,
-}  # fmt: skip
+    "pause": _still_paused,
+    "resume": _active,
+    "edit when": _planned_anew,
+    "edit what": _changed,
+    "trigger": _run_once_more,
+    "trigger once": _run_once_more,
+    "backfill": _fired_or_backfilled,
+}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -203,9 +218,13 @@ def test_a_verb_in_the_middle_of_a_tick_doubles_nothing_and_is_not_undone(verb: 
         row = a_schedule(f"{number}", task=tasks.add, args=[1, 1], **ALL)
         if verb == "resume":
             row.pause("deploy")
-            RecurringTask.objects.unguarded().filter(pk=row.pk).update(paused_until=at(100), next_run_at=at(100))
+            RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+                paused_until=at(100), next_run_at=at(100)
+            )
         leaders = [partial(_fire_until_nothing_is_due, at(310), 2)] * 2
-        *_, answer = no_errors(race([*leaders, partial(_operate, verb, row, random.Random(number))]))
+        *_, answer = no_errors(
+            race([*leaders, partial(_operate, verb, row, random.Random(number))])
+        )
         _books_are_straight(row)
         AFTER[verb](row, answer)
 
@@ -214,14 +233,17 @@ def _somebody_waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND"
+            " wait_event_type = 'Lock'"
         )
         return bool(cursor.fetchone()[0])
 
 
 @pytest.mark.postgresql
 def test_a_pause_that_comes_while_a_tick_decides_stands() -> None:
-    """It falls between reading and writing: it waits for the tick, or else the tick must not write over it."""
+    """It falls between reading and writing: it waits for the tick, or else the tick must not write
+    over it.
+    """
     row = a_schedule(**ALL)
     operator = threading.Thread(target=partial(race, [lambda: row.pause("deploy", by="anna")]))
 
@@ -235,7 +257,12 @@ def test_a_pause_that_comes_while_a_tick_decides_stands() -> None:
         assert fire(at(10)) == 1
     operator.join()
     row.refresh_from_db()
-    assert (row.status, row.status_reason, row.status_by, row.next_run_at) == ("PAUSED", "deploy", "anna", None)
+    assert (row.status, row.status_reason, row.status_by, row.next_run_at) == (
+        "PAUSED",
+        "deploy",
+        "anna",
+        None,
+    )
     assert fire(at(600)) == 0
     assert born(row) == [START]
 
@@ -249,7 +276,7 @@ def _meddle(rows: list[RecurringTask], dice: random.Random) -> None:
 
 
 def _work(dice: random.Random) -> None:
-    claims.claim(QUEUE, database_now() + timedelta(hours=2), 3, PLACE.node)
+    claim.claim(QUEUE, database_now() + timedelta(hours=2), 3, PLACE.node)
     row = Task.objects.queued().order_by("pk").first()
     if row is not None and start(row) is not None:
         row.refresh_from_db()
@@ -259,13 +286,21 @@ def _work(dice: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_all_at_once_neither_deadlock_nor_lose_or_double_a_fire(seed: int) -> None:
-    rows = [a_schedule(f"row {name}", task=tasks.add, args=[1, 1], **{**ALL, "overlap": overlap})
-            for name, overlap in enumerate(["ALLOW", "SKIP", "QUEUE_ALL", "CANCEL_RUNNING"])]  # fmt: skip
+    rows = [
+        a_schedule(f"row {name}", task=tasks.add, args=[1, 1], **{**ALL, "overlap": overlap})
+        for name, overlap in enumerate(["ALLOW", "SKIP", "QUEUE_ALL", "CANCEL_RUNNING"])
+    ]
     now = database_now()
     for row in rows:
         begin(row, now - timedelta(hours=1))
 
-    roles: list[Callable[[random.Random], Any]] = [_lead, _lead, partial(_meddle, rows), partial(_meddle, rows), _work]
+    roles: list[Callable[[random.Random], Any]] = [
+        _lead,
+        _lead,
+        partial(_meddle, rows),
+        partial(_meddle, rows),
+        _work,
+    ]
 
     def play(number: int) -> None:
         dice = random.Random(f"{seed} {number}")
@@ -278,7 +313,7 @@ def test_all_at_once_neither_deadlock_nor_lose_or_double_a_fire(seed: int) -> No
         assert row.error == ""
 
 
-# Slots -------------------------------------------------------------------------------------------------------------
+# Slots --------------------------------------------------------------------------------------------
 
 
 def test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn() -> None:
@@ -288,11 +323,13 @@ def test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn
         assert fire(at(3)) == 4
         # As a replay, or a sweep that went twice, would leave them: all due.
         Task.objects.unguarded().filter(recurring_task=row).update(due_at=START)
-        rings = no_errors(race([partial(claims.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS))
-        published = [ring.task_id for batch in rings for ring in batch]
+        messages = no_errors(
+            race([partial(claim.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS)
+        )
+        published = [message.task_id for batch in messages for message in batch]
         queued = list(Task.objects.queued().values_list("pk", flat=True))
         assert queued == published
         assert len(published) <= 1
         overlap.release(10)
-        claims.claim(QUEUE, database_now(), 2, PLACE.node)
+        claim.claim(QUEUE, database_now(), 2, PLACE.node)
         assert Task.objects.filter(status=Status.QUEUED).count() == 1

@@ -1,4 +1,6 @@
-"""``durable verify`` beside everything that moves rows: it finds nothing there, waits for nobody, and repairs once."""
+"""``durable verify`` beside everything that moves rows: it finds nothing there, waits for nobody,
+and repairs once.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,16 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.recurring import trigger
+from django_durable_tasks.engine.tasks import attempts, claim, dead_letters, operator_actions
+from django_durable_tasks.engine.verify import runner
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import (
-    attempts,
-    cancellation,
-    claims,
-    dead_letters,
-    dependencies,
-    recurrence,
-    verifying,
-    workflow_runs,
-)
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import REPLAYABLE, Status
+from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.workflows import Workflow
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.database.damages import DAMAGES
@@ -42,7 +39,7 @@ STEPS = 40
 
 
 def _findings(*only: str) -> list[str]:
-    answers = verifying.verify(verifying.chosen(only))
+    answers = runner.verify(runner.chosen(only))
     assert not [answer.error for answer in answers if answer.error]
     return [f"{finding.check}: {finding.text}" for answer in answers for finding in answer.findings]
 
@@ -58,9 +55,14 @@ def _schedule(dice: random.Random) -> None:
 
 
 def _work(dice: random.Random) -> None:
-    queues = Task.objects.filter(status=Status.PENDING).order_by().values_list("queue", flat=True).distinct()
+    queues = (
+        Task.objects.filter(status=Status.PENDING)
+        .order_by()
+        .values_list("queue", flat=True)
+        .distinct()
+    )
     for queue in list(queues):
-        claims.claim(queue, database_now(), 3, PLACE.node)
+        claim.claim(queue, database_now(), 3, PLACE.node)
     for row in list(Task.objects.filter(status=Status.QUEUED).order_by("?")[:3]):
         run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
         if isinstance(run, Run):
@@ -75,16 +77,16 @@ def _end(run: Run, dice: random.Random) -> None:
 
 
 def _lead(dice: random.Random) -> None:
-    dependencies.spread(20)
-    workflow_runs.fold(20)
-    recurrence.fire_due(database_now(), 5, 3)
+    resolve.resolve_endings(20)
+    runs.count_endings(20)
+    trigger.fire_due(database_now(), 5, 3)
 
 
 def _operate(dice: random.Random) -> None:
     rows = list(Task.objects.order_by("?")[:2])
     ended = list(Task.objects.filter(status__in=REPLAYABLE).order_by("?")[:1])
     verbs: list[Callable[[], Any]] = [
-        lambda: cancellation.cancel(question(*rows), by="bob"),
+        lambda: operator_actions.cancel(question(*rows), by="bob"),
         lambda: dead_letters.replay(question(*ended), by="bob"),
         lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=rows), by="bob", reason=""),
     ]
@@ -127,7 +129,10 @@ def test_of_rows_that_move_all_the_time_nothing_is_found() -> None:
 def test_a_move_between_any_two_statements_of_a_look_is_no_finding() -> None:
     led(since=1)
     a_schedule("often", interval=0.05, start_time=ago(5), overlap="ALLOW")
-    dice, movers = random.Random(7), itertools.cycle([_schedule, _work, _lead, _work, _lead, _operate])
+    dice, movers = (
+        random.Random(7),
+        itertools.cycle([_schedule, _work, _lead, _work, _lead, _operate]),
+    )
     moves: list[None] = []
 
     def moving(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -147,14 +152,16 @@ def test_a_move_between_any_two_statements_of_a_look_is_no_finding() -> None:
     assert _findings() == []
 
 
-@pytest.mark.parametrize("name", ["dependency-counts", "dead-letters-missing", "duplicate-endings", "unresolved-edges"])
+@pytest.mark.parametrize(
+    "name", ["dependency-counts", "dead-letters-missing", "duplicate-endings", "unresolved-edges"]
+)
 def test_two_repairs_at_once_mend_a_row_once(name: str) -> None:
     led()
     for _ in range(1 if name == "duplicate-endings" else 5):
         DAMAGES[name]()
 
     def repair() -> list[Any]:
-        return verifying.repair(verifying.verify(verifying.chosen([name])))
+        return runner.repair(runner.verify(runner.chosen([name])))
 
     no_errors(race([repair, repair, repair]))
     repair()
@@ -164,7 +171,9 @@ def test_two_repairs_at_once_mend_a_row_once(name: str) -> None:
 
 
 def _held_elsewhere(row: Task | WorkflowRun, act: Callable[[], Any]) -> Any:
-    """Do something while another transaction holds the row; return what it did, once that has ended too."""
+    """Do something while another transaction holds the row; return what it did, once that has ended
+    too.
+    """
     held, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -202,8 +211,11 @@ def test_a_repair_leaves_a_row_that_somebody_holds() -> None:
     led()
     row = a_task(Status.FAILED)
     DeadLetter.objects.unguarded().filter(task=row).delete()
-    answers = verifying.verify(verifying.chosen(["dead-letters-missing"]))
-    [deed] = _held_elsewhere(row, partial(verifying.repair, answers))
-    assert (deed.done, deed.left) == ("", "Somebody holds it: look again.")
-    [deed] = verifying.repair(answers)
+    answers = runner.verify(runner.chosen(["dead-letters-missing"]))
+    [deed] = _held_elsewhere(row, partial(runner.repair, answers))
+    assert (deed.done, deed.left) == (
+        "",
+        "The row is locked by another transaction. Run the check again.",
+    )
+    [deed] = runner.repair(answers)
     assert deed.done == "opened a dead letter"

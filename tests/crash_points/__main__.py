@@ -1,7 +1,9 @@
-"""`python -m tests.crash_points`: every crash point of the stories, with what came of a blow before and after it.
+"""`python -m tests.crash_points`: every crash point of the stories, with what came of a blow before
+and after it.
 
-TEST_DATABASE chooses the database. The exit code is 1 when a promise was broken. The broker is a folder: what a dead
-process had published outlives it. With ``--listen`` the stories are read from standard input, one a line.
+TEST_DATABASE chooses the database. The exit code is 1 when a promise was broken. The broker is a
+folder: what a dead process had published outlives it. With ``--listen`` the stories are read from
+standard input, one a line.
 """
 
 from __future__ import annotations
@@ -24,10 +26,16 @@ if TYPE_CHECKING:
 NAMES = ("create", "dispatch", "start", "ending", "release", "trigger")
 KEPT = dict.fromkeys(("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED"))
 SHORT: dict[str, object] = {
-    "LEASE": 10, "HEARTBEAT": 5, "NODE_HEARTBEAT": 10, "RESULT_WRITE_TIMEOUT": 20, "BROKER_BACKOFF": 0.05,
+    "LEASE": 10,
+    "HEARTBEAT": 5,
+    "NODE_HEARTBEAT": 10,
+    "RESULT_WRITE_TIMEOUT": 20,
+    "BROKER_BACKOFF": 0.05,
     "RETENTION": KEPT,
-}  # fmt: skip
-"""One look at the nodes is contact enough for the lease of a run: time passes in the rows, not on the clock."""
+}
+"""One look at the nodes is contact enough for the lease of a run: time passes in the rows, not on
+the clock.
+"""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,10 +50,18 @@ def main(arguments: list[str]) -> int:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.crash_points", description=__doc__)
-    parser.add_argument("--story", action="append", choices=NAMES, help="which story; all of them by default")
+    parser.add_argument(
+        "--story", action="append", choices=NAMES, help="which story; all of them by default"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table")
-    parser.add_argument("--full", action="store_true", help="every blow at every point, not only those that can differ")
-    parser.add_argument("--listen", action="store_true", help="answer each story named on standard input by a line")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="every blow at every point, not only those that can differ",
+    )
+    parser.add_argument(
+        "--listen", action="store_true", help="answer each story named on standard input by a line"
+    )
     return parser.parse_args(arguments)
 
 
@@ -70,7 +86,9 @@ def _set_up(folder: Path) -> None:
 
 
 def _tell_each_wake_up() -> None:
-    """Let the limiter of wake-ups pass them all: a point must not depend on whether the one before is 50 ms ago."""
+    """Let the limiter of wake-ups pass them all: a point must not depend on whether the one before
+    is 50 ms ago.
+    """
     from django_durable_tasks.notifier import notify_on_commit
 
     def always(self: notify_on_commit.Limiter) -> bool:

@@ -1,4 +1,6 @@
-"""What may befall a process in the middle of its work: it dies, or its connection does; nothing of it is played."""
+"""What may befall a process in the middle of its work: it dies, or its connection does; nothing of
+it is played.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,17 @@ def drop(when: str, tell: Callable[[], Any], wrapper: Any) -> Any:
 
 
 def _terminate(wrapper: Any) -> None:
-    """Let the server end the session, as an operator or a fail-over does; returns when it is gone."""
+    """Let the server end the session, as an operator or a fail-over does; returns when it
+    is gone.
+    """
     driver, postgresql = wrapper.connection, wrapper.vendor == "postgresql"
     number = driver.info.backend_pid if postgresql else driver.thread_id()
     operator = wrapper.copy()
     try:
         with operator.cursor() as cursor:
-            cursor.execute(f"SELECT pg_terminate_backend({number}, 5000)" if postgresql else f"KILL {number}")
+            cursor.execute(
+                f"SELECT pg_terminate_backend({number}, 5000)" if postgresql else f"KILL {number}"
+            )
         if not postgresql:
             until(lambda: not _listed(operator, number), within=10, message="the session is gone")
     finally:
@@ -50,12 +56,16 @@ def _terminate(wrapper: Any) -> None:
 
 def _listed(operator: Any, number: int) -> bool:
     with operator.cursor() as cursor:
-        cursor.execute("SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s", [number])
+        cursor.execute(
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s", [number]
+        )
         return bool(cursor.fetchone()[0])
 
 
 def _deafen(wrapper: Any) -> None:
-    """Close the reading half of the socket: what is sent arrives and is done, and no reply is ever read."""
+    """Close the reading half of the socket: what is sent arrives and is done, and no reply is ever
+    read.
+    """
     if wrapper.vendor == "mysql":
         wrapper.connection._sock.shutdown(socket.SHUT_RD)
         return

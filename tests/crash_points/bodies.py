@@ -9,7 +9,13 @@ from django.contrib.auth.models import Group
 from django_durable_tasks import Schedule, durable_task
 from tests.factories import QUEUE
 
-OPTIONS: dict[str, Any] = {"queue": QUEUE, "backoff": "FIXED", "backoff_base": 60, "jitter": False, "max_crashes": 9}
+OPTIONS: dict[str, Any] = {
+    "queue": QUEUE,
+    "backoff": "FIXED",
+    "backoff_base": 60,
+    "jitter": False,
+    "max_crashes": 9,
+}
 
 
 class Told(Exception):

@@ -11,9 +11,15 @@ from typing import Any
 from django.db import connection
 from django.db.models import Max, Sum
 
-from django_durable_tasks.lifecycle import limits
-from django_durable_tasks.lifecycle.connections import close_all
-from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceRecord, Task, TaskExecutionLog, WorkflowRun
+from django_durable_tasks.engine.db.connections import close_all
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    OccurrenceRecord,
+    Task,
+    TaskExecutionLog,
+    WorkflowRun,
+)
 from tests.crash_points import promises
 from tests.crash_points.forks import Fate, in_child
 from tests.crash_points.stories import STORIES, Story
@@ -24,7 +30,9 @@ from tests.factories import QUEUE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of one blow at one point: how many rows were left by the one it fell on, and what was broken."""
+    """What came of one blow at one point: how many rows were left by the one it fell on, and what
+    was broken.
+    """
 
     story: str
     variant: str
@@ -36,7 +44,9 @@ class Verdict:
 
 
 def explore(name: str, *, full: bool = False) -> Iterator[Verdict]:
-    """Disturb all stories of this name at each of their points; raises AssertionError when one fails undisturbed."""
+    """Disturb all stories of this name at each of their points; raises AssertionError when one
+    fails undisturbed.
+    """
     for story in STORIES[name]:
         yield from _explore(name, story, full)
 
@@ -48,9 +58,14 @@ def _explore(name: str, story: Story, full: bool) -> Iterator[Verdict]:
         point = points[fault.number]
         broken = [*_unlike(fate, fault, points), *_too_early(point), *broken]
         yield Verdict(
-            story=name, variant=story.name, number=fault.number, point=point, fault=fault, left=left,
+            story=name,
+            variant=story.name,
+            number=fault.number,
+            point=point,
+            fault=fault,
+            left=left,
             broken=tuple(broken),
-        )  # fmt: skip
+        )
 
 
 def _undisturbed(story: Story) -> tuple[list[Point], list[Any]]:
@@ -75,9 +90,10 @@ def _undisturbed(story: Story) -> tuple[list[Point], list[Any]]:
 def _faults(points: list[Point], full: bool) -> Iterator[Fault]:
     """Choose the blows: all of them, or those that can differ.
 
-    The short form strikes where what is told lasts. Before a statement inside a transaction is, to the rows and to the
-    broker, after the last thing that lasted; and after one thing that lasts is before the next one that does. The
-    broker is lost once a batch, with the reply to its last message.
+    The short form strikes where what is told lasts. Before a statement inside a transaction is, to
+    the rows and to the broker, after the last thing that lasted; and after one thing that lasts is
+    before the next one that does. The broker is lost once a batch, with the reply to its last
+    message.
     """
     for number, point in enumerate(points):
         if not (full or point.lasts):
@@ -93,7 +109,9 @@ def _faults(points: list[Point], full: bool) -> Iterator[Fault]:
 
 
 def _drops(point: Point, full: bool) -> tuple[str, ...]:
-    """Choose when a connection is dropped: SQLite has none, and a new one costs MySQL's driver twice as much."""
+    """Choose when a connection is dropped: SQLite has none, and a new one costs MySQL's driver
+    twice as much.
+    """
     if connection.vendor == "sqlite" and point.kind != "publish":
         return ()
     return ("before", "after") if full or connection.vendor == "postgresql" else ("after",)
@@ -113,8 +131,9 @@ def _disturbed(story: Story, fault: Fault, right: list[Any]) -> tuple[Fate, bool
 
 
 def _do(story: Story, scene: Any, fault: Fault | None, line: int) -> None:
-    # With the state of the queue known beforehand the fast path is open or not whenever the background thread reads it.
-    limits.fast_path_open("", QUEUE, DEFAULT_TENANT_ID)
+    # With the state of the queue known beforehand the fast path is open or not whenever the
+    # background thread reads it.
+    backpressure.FastPath().is_open("", QUEUE, DEFAULT_TENANT_ID)
     close_all()  # what is opened from here on is recorded
     listen(fault, line)
     story.deed(scene)
@@ -122,11 +141,17 @@ def _do(story: Story, scene: Any, fault: Fault | None, line: int) -> None:
 
 def _ended(story: Story, scene: Any) -> list[str]:
     fate = in_child(lambda _: go_on(lambda: story.again(scene)))
-    return [] if fate.done else [f"those who went on failed ({fate.status}): {' / '.join(fate.said[-3:])}"]
+    return (
+        []
+        if fate.done
+        else [f"those who went on failed ({fate.status}): {' / '.join(fate.said[-3:])}"]
+    )
 
 
 def _unlike(fate: Fate, fault: Fault, points: list[Point]) -> list[str]:
-    """Return what is wrong with the blow itself: it must fall, and at the point that was recorded."""
+    """Return what is wrong with the blow itself: it must fall, and at the point that was
+    recorded.
+    """
     here = json.loads(fate.said[fault.number]) if len(fate.said) > fault.number else None
     there = points[fault.number]
     if here is None or (here["kind"], here["place"]) != (there.kind, there.place):
@@ -137,12 +162,18 @@ def _unlike(fate: Fate, fault: Fault, points: list[Point]) -> list[str]:
 
 
 def _too_early(point: Point) -> list[str]:
-    return ["a message was told inside a transaction"] if point.kind == "publish" and point.within else []
+    return (
+        ["a message was told inside a transaction"]
+        if point.kind == "publish" and point.within
+        else []
+    )
 
 
 def _trace() -> Any:
     """Return what shows whether anything was written."""
-    tasks = Task.objects.aggregate(Max("updated_at"), Sum("epoch"), Sum("publish_count"), Sum("attempts"))
+    tasks = Task.objects.aggregate(
+        Max("updated_at"), Sum("epoch"), Sum("publish_count"), Sum("attempts")
+    )
     counted = WorkflowRun.objects.aggregate(Sum("total"), Sum("succeeded"))
     tables = (Task, TaskExecutionLog, OccurrenceRecord)
     return tasks, counted, [table.objects.count() for table in tables]

@@ -1,4 +1,6 @@
-"""Processes that cost a fork: children of this one, which is warm, with connections of their own."""
+"""Processes that cost a fork: children of this one, which is warm, with connections of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.utils import InterfaceError
 
-from django_durable_tasks.celery import doorbell
+from django_durable_tasks.celery.publishing import broker_connection
+from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.exceptions import BrokerUnavailable
-from django_durable_tasks.lifecycle.connections import close_all
 
 PATIENCE = 60  # seconds, after which a child that hangs is killed by its alarm
 DONE, FAILED, AWAY = 0, 1, 2
@@ -59,9 +61,11 @@ def in_child(act: Callable[[int], None]) -> Fate:
 
 
 def _let_go() -> None:
-    """Close what a child must not inherit: messages' doors, and SQLite, whose locks belong to a process."""
+    """Close what a child must not inherit: messages' doors, and SQLite, whose locks belong to a
+    process.
+    """
     close_all()
-    doorbell.hang_up()
+    broker_connection.hang_up()
     for wrapper in connections.all(initialized_only=True):
         if wrapper.vendor == "sqlite":
             wrapper.close()

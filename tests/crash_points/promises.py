@@ -1,4 +1,6 @@
-"""The first five promises, asked of the rows once nothing is left to do: each broken one is a sentence."""
+"""The first five promises, asked of the rows once nothing is left to do: each broken one is a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ Row = dict[str, Any]
 def broken() -> list[str]:
     """Return what is wrong; empty when all five promises were kept."""
     rows = {row["id"]: row for row in Task.objects.values()}
-    return [*_lost(rows), *_endings(rows), *_fires(rows), *_dependents(rows), *_dead_letters(rows), *recount()]
+    return [
+        *_lost(rows),
+        *_endings(rows),
+        *_fires(rows),
+        *_dependents(rows),
+        *_dead_letters(rows),
+        *recount(),
+    ]
 
 
 def _lost(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
@@ -46,7 +55,10 @@ def _endings(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
     for row in rows.values():
         attempts = sorted(attempt for attempt, _ in told[row["id"]])
         if attempts != list(range(1, row["attempts"] + 1)):
-            yield f"2: {row['name']} was started {row['attempts']} times, and these attempts were ended: {attempts}"
+            yield (
+                f"2: {row['name']} was started {row['attempts']} times, and these attempts were"
+                f" ended: {attempts}"
+            )
         successes = [status for _, status in told[row["id"]]].count("SUCCESS")
         if successes != (row["status"] == "SUCCESS"):
             yield f"2: {row['name']} is {row['status']} and has succeeded {successes} times"
@@ -56,12 +68,20 @@ def _endings(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
 
 def _fires(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
     """The third: one occurrence per recurring task and fire time, and the ledger knows it."""
-    born = [(row["recurring_task_id"], row["fire_time"]) for row in rows.values() if row["recurring_task_id"]]
+    born = [
+        (row["recurring_task_id"], row["fire_time"])
+        for row in rows.values()
+        if row["recurring_task_id"]
+    ]
     yield from (
-        f"3: the fire of {fire} was born {number} times" for fire, number in Counter(born).items() if number > 1
+        f"3: the fire of {fire} was born {number} times"
+        for fire, number in Counter(born).items()
+        if number > 1
     )
     lines = OccurrenceRecord.objects.single().filter(task__isnull=False)
-    known = {(task_id, fire_time) for task_id, fire_time in lines.values_list("task_id", "fire_time")}
+    known = {
+        (task_id, fire_time) for task_id, fire_time in lines.values_list("task_id", "fire_time")
+    }
     ran = {(row["id"], row["fire_time"]) for row in rows.values() if row["recurring_task_id"]}
     yield from (f"3: the ledger knows {fire}, which was never born" for _, fire in known - ran)
     yield from (f"3: {fire} was born, and the ledger does not know it" for _, fire in ran - known)
@@ -71,19 +91,37 @@ def _dependents(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
     """The fourth: dependents are released once, when their join is met."""
     if EndingEvent.objects.exists():
         yield f"4: {EndingEvent.objects.count()} endings were told to nobody"
-    for edge in TaskDependency.objects.exclude(depends_on=None).values("task_id", "depends_on_id", "outcome"):
+    for edge in TaskDependency.objects.exclude(depends_on=None).values(
+        "task_id", "depends_on_id", "outcome"
+    ):
         below, above = rows[edge["task_id"]], rows[edge["depends_on_id"]]
-        if below["started_at"] and not (above["completed_at"] and above["completed_at"] <= below["started_at"]):
-            yield f"4: {below['step'] or below['name']} was let go before {above['step'] or above['name']} had ended"
+        if below["started_at"] and not (
+            above["completed_at"] and above["completed_at"] <= below["started_at"]
+        ):
+            yield (
+                f"4: {below['step'] or below['name']} was let go before"
+                f" {above['step'] or above['name']} had ended"
+            )
         if edge["outcome"] != above["status"]:
-            yield f"4: {below['step']} believes that {above['step']} is {edge['outcome']}: it is {above['status']}"
+            yield (
+                f"4: {below['step']} believes that {above['step']} is {edge['outcome']}: it is"
+                f" {above['status']}"
+            )
 
 
 def _dead_letters(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
-    """The fifth: exactly one open dead letter for each that gave up, and the traceback of each try."""
+    """The fifth: exactly one open dead letter for each that gave up, and the traceback of
+    each try.
+    """
     letters = Counter(DeadLetter.objects.filter(resolved_at=None).values_list("task_id", flat=True))
     for row in rows.values():
         if letters[row["id"]] != (row["status"] == "FAILED"):
-            yield f"5: {row['name']} is {row['status']} and has {letters[row['id']]} open dead letters"
+            yield (
+                f"5: {row['name']} is {row['status']} and has {letters[row['id']]} open dead"
+                " letters"
+            )
     silent = TaskExecutionLog.objects.filter(status__in=("FAILED", "RETRY"), traceback="")
-    yield from (f"5: attempt {log.attempt_number} of {log.task_id} failed and kept no traceback" for log in silent)
+    yield from (
+        f"5: attempt {log.attempt_number} of {log.task_id} failed and kept no traceback"
+        for log in silent
+    )

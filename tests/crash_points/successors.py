@@ -1,4 +1,6 @@
-"""Those who go on after a process died: a worker, a scheduler that leads, and time, until nothing is left to do."""
+"""Those who go on after a process died: a worker, a scheduler that leads, and time, until nothing
+is left to do.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from django.db import DatabaseError, connection
 from django.db.models import F
 from django.db.utils import InterfaceError
 
-from django_durable_tasks.celery import runs
-from django_durable_tasks.celery.envelope import HEADER
+from django_durable_tasks.celery.execution import heartbeat
+from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -30,7 +32,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.crash_points.bodies import Told
 from tests.factories import QUEUE
@@ -42,15 +44,24 @@ OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 AN_HOUR = timedelta(hours=1)
 _TABLES: tuple[Any, ...] = (
-    EndingEvent, TaskDependency, TaskExecutionLog, DeadLetter, OccurrenceRecord, Task, RecurringTask, WorkflowRun,
-    QueueControl, Group,
-)  # fmt: skip
+    EndingEvent,
+    TaskDependency,
+    TaskExecutionLog,
+    DeadLetter,
+    OccurrenceRecord,
+    Task,
+    RecurringTask,
+    WorkflowRun,
+    QueueControl,
+    Group,
+)
 
 
 def begin_anew() -> None:
     """Leave neither rows nor messages of an earlier point, and no leader.
 
-    The server may still hold what a dead process had locked: it is waited for until the server has noticed.
+    The server may still hold what a dead process had locked: it is waited for until the server has
+    noticed.
     """
     until(_emptied, within=30, message="the tables are empty")
     # Not the folders: this process knows that it has made them, and its children believe it.
@@ -72,7 +83,8 @@ def _emptied() -> bool:
 def go_on(again: Callable[[], None]) -> None:
     """Do what is left, round by round, once the caller has done ``again`` what it was not told of.
 
-    Raises AssertionError when something is left after many rounds, in which every deadline came more than once.
+    Raises AssertionError when something is left after many rounds, in which every deadline came
+    more than once.
     """
     until(lambda: _answered(again), within=20, message="the caller is answered")
     for _ in range(ROUNDS):
@@ -82,7 +94,11 @@ def go_on(again: Callable[[], None]) -> None:
         if _settled():
             return
         _let_time_pass()
-    open_rows = list(Task.objects.filter(status__in=OPEN).values_list("name", "queue", "status", "attempts", "reason"))
+    open_rows = list(
+        Task.objects.filter(status__in=OPEN).values_list(
+            "name", "queue", "status", "attempts", "reason"
+        )
+    )
     raise AssertionError(f"left undone: {open_rows}, {EndingEvent.objects.count()} endings untold")
 
 
@@ -96,8 +112,10 @@ def _answered(again: Callable[[], None]) -> bool:
 
 def _lead() -> None:
     scheduler = Scheduler("successor")
-    for _ in range(LOOKS):  # it does not lead yet, so its rounds only look: leases are judged by looks in a row
-        scheduler.maintenance._look_at = 0.0
+    for _ in range(
+        LOOKS
+    ):  # it does not lead yet, so its rounds only look: leases are judged by looks in a row
+        scheduler.maintenance._read_at = 0.0
         scheduler.maintenance.round()
     scheduler.leader.step()
     scheduler.triggering.round()
@@ -107,14 +125,20 @@ def _lead() -> None:
 
 
 def _settled() -> bool:
-    left = Task.objects.filter(status__in=OPEN), EndingEvent.objects.all(), WorkflowRun.objects.filter(status="RUNNING")
+    left = (
+        Task.objects.filter(status__in=OPEN),
+        EndingEvent.objects.all(),
+        WorkflowRun.objects.filter(status="RUNNING"),
+    )
     return not any(rows.exists() for rows in left)
 
 
 def _let_time_pass() -> None:
     """Let every deadline come; nobody who died comes back, so nobody else's time has to pass."""
     Task.objects.unguarded().filter(due_at__lt=NEVER).update(due_at=F("due_at") - AN_HOUR)
-    Task.objects.unguarded().filter(lease_until__isnull=False).update(lease_until=F("lease_until") - AN_HOUR)
+    Task.objects.unguarded().filter(lease_until__isnull=False).update(
+        lease_until=F("lease_until") - AN_HOUR
+    )
 
 
 def _work() -> None:
@@ -127,15 +151,23 @@ def _work() -> None:
                 deliver(message.headers["task"], message.headers[HEADER])
 
 
-def deliver(name: str, ring: str) -> None:
+def deliver(name: str, message: str) -> None:
     """Hand a message to its task: gate, body, close; what the body raises has been told by then."""
     task: Any = current_app.tasks[name]
-    headers = {HEADER: ring}
-    task.push_request(id=ring, called_directly=False, is_eager=False, args=[], kwargs={}, headers=headers, **headers)
+    headers = {HEADER: message}
+    task.push_request(
+        id=message,
+        called_directly=False,
+        is_eager=False,
+        args=[],
+        kwargs={},
+        headers=headers,
+        **headers,
+    )
     try:
         task()
     except (Ignore, CeleryRetry, Told):
         return
     finally:
         task.pop_request()
-        runs.forget(ring)
+        heartbeat.forget(message)

@@ -13,16 +13,30 @@ _WIDEST = 48
 
 
 def table(found: Sequence[Verdict]) -> str:
-    """Return the table, the number of points and blows, and a sentence for each promise that was broken.
+    """Return the table, the number of points and blows, and a sentence for each promise that was
+    broken.
 
-    A blow is ``kept: nothing`` or ``kept: rows`` by what the one it fell on had left behind; ``BROKEN``; or empty where
-    it was not tried.
+    A blow is ``kept: nothing`` or ``kept: rows`` by what the one it fell on had left behind;
+    ``BROKEN``; or empty where it was not tried.
     """
     lines = [HEAD, *(_line(list(group)) for _, group in groupby(found, _point))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    broken = [f"{_name(one)}, {one.fault.blow} {one.fault.when}: {why}" for one in found for why in one.broken]
-    return "\n".join([*text, f"{len(lines) - 1} points, {len(found)} blows, {len(broken)} broken promises", *broken])
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    broken = [
+        f"{_name(one)}, {one.fault.blow} {one.fault.when}: {why}"
+        for one in found
+        for why in one.broken
+    ]
+    return "\n".join(
+        [
+            *text,
+            f"{len(lines) - 1} points, {len(found)} blows, {len(broken)} broken promises",
+            *broken,
+        ]
+    )
 
 
 def _point(verdict: Verdict) -> tuple[str, str, int]:
@@ -35,7 +49,11 @@ def _name(verdict: Verdict) -> str:
 
 def _line(group: Sequence[Verdict]) -> tuple[str, ...]:
     first, by_blow = group[0], {(one.fault.blow, one.fault.when): one for one in group}
-    words = first.point.words if len(first.point.words) <= _WIDEST else f"{first.point.words[: _WIDEST - 1]}…"
+    words = (
+        first.point.words
+        if len(first.point.words) <= _WIDEST
+        else f"{first.point.words[: _WIDEST - 1]}…"
+    )
     cells = (_cell(by_blow[blow]) if blow in by_blow else "" for blow in BLOWS)
     return f"{first.story}: {first.variant}", str(first.number), first.point.place, words, *cells
 

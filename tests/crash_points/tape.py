@@ -1,7 +1,9 @@
-"""The tape: what a process tells its database and its broker, one point after the other, and what befalls it at one.
+"""The tape: what a process tells its database and its broker, one point after the other, and what
+befalls it at one.
 
-A session's own settings (``SET``, ``PRAGMA``) are no points: whoever dies there has told nothing yet. Nor are
-statements of other threads, such as the one that reads the state of queues: they come at any time.
+A session's own settings (``SET``, ``PRAGMA``) are no points: whoever dies there has told nothing
+yet. Nor are statements of other threads, such as the one that reads the state of queues: they come
+at any time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 from django.db.backends.signals import connection_created
 
-from django_durable_tasks.celery import filesystem
+from django_durable_tasks.celery.transports import filesystem
 from tests.crash_points import blows
 
 SETTINGS = ("SET ", "PRAGMA ", "/*", "SHOW ", "SELECT @@")
@@ -29,7 +31,8 @@ _PASSED_BY = ("connections", "statements", "guards", "announcing")
 class Point:
     """One thing told: a statement, a COMMIT or a message.
 
-    It ``lasts`` when it stands once it is told; ``within``: a transaction was open, of whose end nobody knew yet.
+    It ``lasts`` when it stands once it is told; ``within``: a transaction was open, of whose end
+    nobody knew yet.
     """
 
     kind: str
@@ -41,7 +44,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a point: by ``kill`` the process dies, by ``drop`` its connection; ``before`` or ``after``."""
+    """What happens at a point: by ``kill`` the process dies, by ``drop`` its connection; ``before``
+    or ``after``.
+    """
 
     blow: str
     when: str
@@ -61,7 +66,9 @@ class Tape:
         """Hear a connection that was opened just now."""
         commit = type(connection)._commit
         connection._commit = lambda: self.commit(connection, lambda: commit(connection))
-        connection.execute_wrappers.append(lambda execute, *words: self.statement(connection, execute, *words))
+        connection.execute_wrappers.append(
+            lambda execute, *words: self.statement(connection, execute, *words)
+        )
         self._connections.append(connection)
 
     def statement(self, wrapper: Any, execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
@@ -80,7 +87,9 @@ class Tape:
         """Tell the broker a message."""
         return self._told("publish", f"message to {queue}", True, put, None)
 
-    def _told(self, kind: str, words: str, lasts: bool, tell: Callable[[], Any], wrapper: Any) -> Any:
+    def _told(
+        self, kind: str, words: str, lasts: bool, tell: Callable[[], Any], wrapper: Any
+    ) -> Any:
         if self._deaf or threading.get_ident() != self._thread:
             return tell()
         self._number += 1
@@ -105,7 +114,9 @@ class Tape:
 
 
 def _place() -> str:
-    """Return the function of the engine that tells it, past those that every statement goes through."""
+    """Return the function of the engine that tells it, past those that every statement goes
+    through.
+    """
     frame: Any = sys._getframe(3)
     while frame is not None:
         file = Path(frame.f_code.co_filename)
@@ -116,7 +127,9 @@ def _place() -> str:
 
 
 def listen(fault: Fault | None, line: int) -> None:
-    """Hear everything that this process tells on connections that it opens from now on, for the rest of its life."""
+    """Hear everything that this process tells on connections that it opens from now on, for the
+    rest of its life.
+    """
     tape = Tape(fault, line)
     connection_created.connect(tape.connected, weak=False)
     put: Any = filesystem.Channel._put

@@ -1,6 +1,8 @@
-"""Whoever dies, or loses a connection, at any point of the engine's deeds leaves rows with which others keep promises.
+"""Whoever dies, or loses a connection, at any point of the engine's deeds leaves rows with which
+others keep promises.
 
-``python -m tests.crash_points --story ending`` prints the same as a table, with ``--full`` for every blow.
+``python -m tests.crash_points --story ending`` prints the same as a table, with ``--full`` for
+every blow.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from tests.runs import ROOT
 Verdicts = list[dict[str, Any]]
 KILLS = {("kill", "before"), ("kill", "after")}
 BLOWS = {
-    "postgresql": KILLS | {("drop", "before"), ("drop", "after")}, "mysql": KILLS | {("drop", "after")},
+    "postgresql": KILLS | {("drop", "before"), ("drop", "after")},
+    "mysql": KILLS | {("drop", "after")},
     "sqlite": KILLS,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +34,12 @@ def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
     """Give what explores a story in a process that is warm, and forks one for each blow."""
     connection.close()
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.crash_points", "--listen"], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "tests.crash_points", "--listen"],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as program:  # fmt: skip
+    ) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         ask, answers = program.stdin, program.stdout
@@ -52,20 +58,29 @@ def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("story", NAMES)
-def test_no_blow_at_any_point_breaks_a_promise(db: None, story: str, explored: Callable[[str], Verdicts]) -> None:
+def test_no_blow_at_any_point_breaks_a_promise(
+    db: None, story: str, explored: Callable[[str], Verdicts]
+) -> None:
     verdicts = explored(story)
-    broken = [(one["variant"], one["number"], one["point"]["place"], one["fault"], one["broken"]) for one in verdicts]
+    broken = [
+        (one["variant"], one["number"], one["point"]["place"], one["fault"], one["broken"])
+        for one in verdicts
+    ]
     assert not [line for line in broken if line[-1]]
     assert {one["variant"] for one in verdicts} == {variant.name for variant in STORIES[story]}
     _the_blows_fell(verdicts)
 
 
 def _the_blows_fell(verdicts: Verdicts) -> None:
-    """What dies before its first lasting thing leaves nothing, and what dies after a COMMIT leaves its rows."""
+    """What dies before its first lasting thing leaves nothing, and what dies after a COMMIT leaves
+    its rows.
+    """
     fell = {(one["fault"]["blow"], one["fault"]["when"]) for one in verdicts}
     assert fell >= BLOWS[connection.vendor]
     for variant in {one["variant"] for one in verdicts}:
-        killed = [one for one in verdicts if one["variant"] == variant and one["fault"]["blow"] == "kill"]
+        killed = [
+            one for one in verdicts if one["variant"] == variant and one["fault"]["blow"] == "kill"
+        ]
         first, last = killed[0], killed[-1]
         assert first["fault"]["when"] == "before"
         assert not first["left"], first

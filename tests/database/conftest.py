@@ -1,4 +1,6 @@
-"""What every test with a database finds: the first rows, an empty test queue, and no memory of an earlier test."""
+"""What every test with a database finds: the first rows, an empty test queue, and no memory of an
+earlier test.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_durable_tasks.celery import doorbell, publisher
-from django_durable_tasks.lifecycle import connections, limits
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage
+from django_durable_tasks.engine.db import connections
+from django_durable_tasks.engine.limits import backpressure
 from tests.factories import QUEUE, first_rows
 from tests.messages import take_rings
 from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed by name
@@ -15,10 +18,12 @@ from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed b
 
 @pytest.fixture(autouse=True)
 def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Begin with a fresh view of queues and broker, and leave no connection and no message behind."""
-    limits.forget_picture()
-    publisher.breaker.succeeded()
-    publisher.backoff.forget()
+    """Begin with a fresh view of queues and broker, and leave no connection and no
+    message behind.
+    """
+    backpressure.forget_picture()
+    broker_outage.breaker.succeeded()
+    broker_outage.backoff.forget()
     mark = request.node.get_closest_marker("django_db")
     transactional = mark is not None and mark.kwargs.get("transaction", False)
     if mark is not None:
@@ -28,4 +33,4 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
         take_rings(QUEUE)
     yield
     connections.close_all()
-    doorbell.hang_up()
+    broker_connection.hang_up()

@@ -1,4 +1,5 @@
-"""Damages, one for each check of ``durable verify``: what a bug, a person or a restore may do to a row.
+"""Damages, one for each check of ``durable verify``: what a bug, a person or a restore may do to a
+row.
 
 Each writes rows past the engine, and returns the primary key of the row that is to be found.
 """
@@ -26,10 +27,16 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.playing import of, succeed
-from tests.database.healthy_rows import a_fired_schedule, a_waiting_task, a_workflow, ago, an_ended_workflow
+from tests.database.healthy_rows import (
+    a_fired_schedule,
+    a_waiting_task,
+    a_workflow,
+    ago,
+    an_ended_workflow,
+)
 from tests.factories import a_dead_letter, a_node, a_task
 
 
@@ -44,7 +51,9 @@ def _miscounted_task() -> Any:
 
 def _blocked_by_nothing() -> Any:
     row = a_waiting_task()
-    TaskDependency.objects.unguarded().filter(task=row).update(resolved_at=ago(1), outcome="FORCED", met=True)
+    TaskDependency.objects.unguarded().filter(task=row).update(
+        resolved_at=ago(1), outcome="FORCED", met=True
+    )
     return _alter(Task.objects.all(), row.pk, unresolved_dependencies_count=0)
 
 
@@ -54,7 +63,9 @@ def _untold_edge() -> Any:
 
 def _early_edge() -> Any:
     edge = TaskDependency.objects.get(task=a_waiting_task()).pk
-    return _alter(TaskDependency.objects.all(), edge, resolved_at=ago(1), outcome="SUCCESS", met=True)
+    return _alter(
+        TaskDependency.objects.all(), edge, resolved_at=ago(1), outcome="SUCCESS", met=True
+    )
 
 
 def _unmarked_upstream() -> Any:
@@ -90,12 +101,16 @@ def _miscounted_run() -> Any:
 
 
 def _misjudged_run() -> Any:
-    return _alter(WorkflowRun.objects.all(), an_ended_workflow().pk, status="RUNNING", completed_at=None)
+    return _alter(
+        WorkflowRun.objects.all(), an_ended_workflow().pk, status="RUNNING", completed_at=None
+    )
 
 
 def _abandoned_start() -> Any:
     run = a_workflow()
-    Task.objects.unguarded().filter(workflow=run, step="first").update(status="BLOCKED", due_at=None)
+    Task.objects.unguarded().filter(workflow=run, step="first").update(
+        status="BLOCKED", due_at=None
+    )
     return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
 
 
@@ -151,11 +166,18 @@ def _late_next_run() -> Any:
 
 def _late_schedule() -> Any:
     row = a_fired_schedule()
-    return _alter(RecurringTask.objects.all(), row.pk, watermark_at=ago(9_000), next_run_at=ago(600))
+    return _alter(
+        RecurringTask.objects.all(), row.pk, watermark_at=ago(9_000), next_run_at=ago(600)
+    )
 
 
 def _quarantined_row() -> Any:
-    values = {"status": "PAUSED", "status_reason": "QUARANTINED", "next_run_at": None, "error": "Broken: no"}
+    values = {
+        "status": "PAUSED",
+        "status_reason": "QUARANTINED",
+        "next_run_at": None,
+        "error": "Broken: no",
+    }
     return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, **values)
 
 
@@ -207,7 +229,9 @@ def _scheduler_that_serves_too_little() -> Any:
 
 
 def _orphan_log_row() -> Any:
-    row = TaskExecutionLog(task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1))
+    row = TaskExecutionLog(
+        task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1)
+    )
     TaskExecutionLog.objects.unguarded().bulk_create([row])
     return row.pk
 
@@ -238,11 +262,11 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
     "unresolved-edges": _untold_edge,
-    "edges-told-early": _early_edge,
+    "edges-resolved-early": _early_edge,
     "has-dependents-flag": _unmarked_upstream,
     "duplicate-endings": _second_note,
-    "notes-waiting": _lying_note,
-    "orphan-notes": _orphan_note,
+    "ending-events-waiting": _lying_note,
+    "orphan-ending-events": _orphan_note,
     "workflow-counts": _miscounted_run,
     "workflow-status": _misjudged_run,
     "workflow-starts": _abandoned_start,
@@ -251,7 +275,7 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "key-markers": _ended_holder_of_a_key,
     "completion-times": _ended_nobody_knows_when,
     "attempts": _fallen_attempts,
-    "silent-runs": _silent_run,
+    "expired-leases": _silent_run,
     "not-republished": _unrung_row,
     "unpublished": _unpublished_row,
     "stuck-on-overlap": _held_row,
@@ -262,22 +286,31 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "quarantined": _quarantined_row,
     "runs-counts": _miscounted_schedule,
     "occurrence-tasks": _fire_without_task,
-    "occurrence-lines": _task_without_line,
-    "first-rows": _missing_lease,
+    "occurrence-entries": _task_without_line,
+    "seed-rows": _missing_lease,
     "leases": _endless_lease,
-    "silent-nodes": _silent_node,
+    "nodes-without-heartbeat": _silent_node,
     "shard-keys": _row_in_a_wrong_shard,
     "unserved-shards": _region_with_holes,
     "shard-maps": _scheduler_that_serves_too_little,
-    "orphan-log-rows": _orphan_log_row,
+    "orphan-log-entries": _orphan_log_row,
     "orphan-edges": _orphan_edge,
-    "orphan-lines": _orphan_line,
+    "orphan-ledger-entries": _orphan_line,
     "orphan-overrides": _orphan_override,
     "shadow-rows": _old_fire_of_beat,
 }
-FOR_PEOPLE = frozenset({
-    "unpublished", "late-schedules", "quarantined", "occurrence-tasks", "unserved-shards", "shard-maps",
-})  # fmt: skip
+FOR_PEOPLE = frozenset(
+    {
+        "unpublished",
+        "late-schedules",
+        "quarantined",
+        "occurrence-tasks",
+        "unserved-shards",
+        "shard-maps",
+    }
+)
 """The checks whose findings nothing can mend by itself."""
 IN_REDIS = frozenset({"due-entries", "due-missing"})
-"""The checks that have something to look at only where there is Redis; their damages are done beside it."""
+"""The checks that have something to look at only where there is Redis; their damages are done
+beside it.
+"""

@@ -1,12 +1,21 @@
-"""Rows of every kind and status as the engine leaves them, and a leader: nothing for ``durable verify``."""
+"""Rows of every kind and status as the engine leaves them, and a leader: nothing for ``durable
+verify``.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from django_durable_tasks.lifecycle import cancellation
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import NodeKind, RecurringTask, SchedulerLease, ShadowFire, Task, TaskDependency
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.models import (
+    NodeKind,
+    RecurringTask,
+    SchedulerLease,
+    ShadowFire,
+    Task,
+    TaskDependency,
+)
 from django_durable_tasks.models import WorkflowRun as Run
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.workflows import Workflow
@@ -27,7 +36,9 @@ def ago(seconds: float) -> datetime:
 def led(*, since: float = LONG) -> None:
     """Let a scheduler lead, unbroken for so long (seconds)."""
     holder = a_node(NodeKind.SCHEDULER).pk
-    SchedulerLease.objects.update(holder=holder, term=3, acquired_at=ago(since), expires_at=ago(-30))
+    SchedulerLease.objects.update(
+        holder=holder, term=3, acquired_at=ago(since), expires_at=ago(-30)
+    )
 
 
 def a_waiting_task(*upstreams: Task) -> Task:
@@ -89,10 +100,12 @@ def write_healthy_rows() -> None:
 def _write_graphs() -> None:
     a_waiting_task()
     an_ended_workflow("done")
-    failed, under_way, cancelled, noted, running = (a_workflow(f"flow-{number}") for number in range(5))
+    failed, under_way, cancelled, noted, running = (
+        a_workflow(f"flow-{number}") for number in range(5)
+    )
     fail(of(failed, "first"))
     succeed(of(under_way, "first"))
-    cancellation.cancel(question(of(cancelled, "first")))
+    operator_actions.cancel(question(of(cancelled, "first")))
     tell()
     succeed(of(noted, "first"))
     begin(of(running, "first"))

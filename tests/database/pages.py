@@ -1,4 +1,6 @@
-"""How many pages of the database the statements of a call touch, and by which nodes of their plans (PostgreSQL)."""
+"""How many pages of the database the statements of a call touch, and by which nodes of their plans
+(PostgreSQL).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from django.db import connection
 
 @dataclass
 class Touched:
-    """What the statements of one call touched; ``whole`` names tables that were read from end to end."""
+    """What the statements of one call touched; ``whole`` names tables that were read from end to
+    end.
+    """
 
     result: Any = None
     pages: int = 0
@@ -19,7 +23,9 @@ class Touched:
     whole: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
-        return f"{self.pages} pages, {self.whole}, " + "\n".join(f"{number}: {sql}" for number, sql in self.statements)
+        return f"{self.pages} pages, {self.whole}, " + "\n".join(
+            f"{number}: {sql}" for number, sql in self.statements
+        )
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -29,7 +35,9 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def touched_by(act: Callable[[], Any]) -> Touched:
-    """Call ``act`` and return what its SELECTs touched: each is explained with its own parameters before it runs."""
+    """Call ``act`` and return what its SELECTs touched: each is explained with its own parameters
+    before it runs.
+    """
     found = Touched()
 
     def explained(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
@@ -42,7 +50,9 @@ def touched_by(act: Callable[[], Any]) -> Touched:
             found.statements.append((pages, sql))
             scans = (node for node in _nodes(plan) if node["Node Type"].endswith("Seq Scan"))
             # An empty or one-page table is best read whole.
-            found.whole |= {scan["Relation Name"] for scan in scans if scan["Shared Hit Blocks"] > 10}
+            found.whole |= {
+                scan["Relation Name"] for scan in scans if scan["Shared Hit Blocks"] > 10
+            }
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(explained):

@@ -1,4 +1,6 @@
-"""The check of the database connects to it, and finds servers that are too old or set up to lose."""
+"""The check of the database connects to it, and finds servers that are too old or set up
+to lose.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +64,19 @@ def test_a_server_that_django_itself_refuses_is_an_error(monkeypatch: pytest.Mon
 
 
 def test_the_floors_are_the_promised_ones() -> None:
-    assert OLDEST == {"PostgreSQL": (14,), "MySQL": (8, 0, 13), "MariaDB": (10, 6), "SQLite": (3, 35)}
+    assert OLDEST == {
+        "PostgreSQL": (14,),
+        "MySQL": (8, 0, 13),
+        "MariaDB": (10, 6),
+        "SQLite": (3, 35),
+    }
 
 
 @pytest.fixture
 def elsewhere(settings: Any) -> Iterator[Any]:
-    """Give a maker of a second connection with other options, which the check then finds as the default one."""
+    """Give a maker of a second connection with other options, which the check then finds as the
+    default one.
+    """
     before, made = connections["default"], list[BaseDatabaseWrapper]()
 
     def connect(**changes: Any) -> None:
@@ -114,7 +123,9 @@ def test_atomic_tasks_under_a_stricter_isolation_level_are_an_error(
 
 
 @pytest.mark.sqlite
-def test_a_file_without_wal_or_immediate_transactions_is_a_warning(elsewhere: Any, tmp_path: Path) -> None:
+def test_a_file_without_wal_or_immediate_transactions_is_a_warning(
+    elsewhere: Any, tmp_path: Path
+) -> None:
     elsewhere(NAME=str(tmp_path / "plain.sqlite3"), OPTIONS={})
     [message] = check_database(databases=["default"])
     assert message.id == "durable_tasks.W008"

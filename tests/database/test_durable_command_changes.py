@@ -1,4 +1,6 @@
-"""``durable cancel, retry, replay, discard, force-complete``: what moves, what is left alone, who is written down."""
+"""``durable cancel, retry, replay, discard, force-complete``: what moves, what is left alone, who
+is written down.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import OPEN, Status
 from tests.database.durable_command import durable, told
@@ -29,12 +31,17 @@ def _letter(row: Task) -> DeadLetter:
     return DeadLetter.objects.get(task=row)
 
 
-# Cancel -----------------------------------------------------------------------------------------------------------
+# Cancel -------------------------------------------------------------------------------------------
 
 
 def test_a_waiting_task_is_cancelled_by_its_id() -> None:
     row = a_task()
-    assert told("cancel", row.pk) == {"verb": "cancel", "cancelled": 1, "asked": 0, "left_alone": []}
+    assert told("cancel", row.pk) == {
+        "verb": "cancel",
+        "cancelled": 1,
+        "asked": 0,
+        "left_alone": [],
+    }
     assert _status(row) == "CANCELLED"
     assert Task.objects.get(pk=row.pk).reason == f"CANCELLED by {ME}"
 
@@ -52,9 +59,10 @@ def test_an_ended_and_an_unknown_task_are_left_alone_and_exit_with_2() -> None:
     answer = durable("cancel", row.pk, missing, "--format", "json")
     assert answer.code == 2
     assert answer.told["left_alone"] == [
-        {"id": str(row.pk), "why": "it is SUCCESS"}, {"id": str(missing), "why": "there is no such task"},
-    ]  # fmt: skip
-    assert "left alone" in durable("cancel", row.pk).out
+        {"id": str(row.pk), "why": "it is SUCCESS"},
+        {"id": str(missing), "why": "there is no such task"},
+    ]
+    assert "left unchanged" in durable("cancel", row.pk).out
 
 
 def test_some_of_several_ids_are_enough_for_0() -> None:
@@ -66,7 +74,7 @@ def test_filters_change_nothing_unseen() -> None:
     rows = many_tasks(3, queue="mail")
     answer = durable("cancel", "--queue", "mail")
     assert answer.code == 2
-    assert "would change 3 rows: see them with --dry-run, do it with --yes" in answer.err
+    assert "would change 3 rows: show them with --dry-run, confirm with --yes" in answer.err
     assert {_status(row) for row in rows} == {"PENDING"}
 
 
@@ -80,7 +88,9 @@ def test_a_dry_run_shows_exactly_what_would_change() -> None:
     assert Task.objects.filter(status__in=OPEN).count() == 4
     assert "cancel would change 3 rows:" in durable("cancel", "--queue", "mail", "--dry-run").out
     told("cancel", "--queue", "mail", "--yes")
-    assert set(Task.objects.filter(status="CANCELLED").values_list("pk", flat=True)) == {row.pk for row in rows}
+    assert set(Task.objects.filter(status="CANCELLED").values_list("pk", flat=True)) == {
+        row.pk for row in rows
+    }
 
 
 def test_one_row_picked_by_a_filter_needs_no_yes() -> None:
@@ -91,7 +101,7 @@ def test_one_row_picked_by_a_filter_needs_no_yes() -> None:
 
 def test_a_key_means_ended_tasks_too() -> None:
     row = a_task(Status.EXPIRED, key="post-42")
-    assert told("retry", "--key", "post-42")["replayed"] == 1
+    assert told("replay", "--key", "post-42")["replayed"] == 1
     assert _status(row) == "PENDING"
 
 
@@ -106,7 +116,9 @@ def test_every_filter_of_cancel_narrows() -> None:
     wanted = a_task(Status.QUEUED, queue="mail", name="shop.tasks.mail", tenant=tenant)
     a_task()
     for words in (("--name", "shop.tasks.mail"), ("--tenant", tenant.slug), ("--status", "QUEUED")):
-        assert [row["id"] for row in told("cancel", *words, "--dry-run")["would_change"]] == [str(wanted.pk)]
+        assert [row["id"] for row in told("cancel", *words, "--dry-run")["would_change"]] == [
+            str(wanted.pk)
+        ]
 
 
 def test_rows_are_named_by_ids_or_filters_and_never_by_both_or_neither() -> None:
@@ -115,7 +127,7 @@ def test_rows_are_named_by_ids_or_filters_and_never_by_both_or_neither() -> None
         for verb in ("cancel", "retry", "replay"):
             answer = durable(verb, *words)
             assert answer.code == 2
-            assert "one of the two" in answer.err
+            assert "either by their ids or by filters" in answer.err
 
 
 def test_many_rows_move_in_batches_of_the_setting_with_progress(settings: Any) -> None:
@@ -137,7 +149,7 @@ def test_a_batch_costs_the_statements_of_one_row() -> None:
     assert statements("one") == statements("many")
 
 
-# Retry and replay -------------------------------------------------------------------------------------------------
+# Retry and replay ---------------------------------------------------------------------------------
 
 
 def test_a_waiting_try_is_released_and_keeps_its_budgets() -> None:
@@ -150,10 +162,20 @@ def test_a_waiting_try_is_released_and_keeps_its_budgets() -> None:
     assert (row.status, row.failures, row.run_at) == ("PENDING", 2, asked_for)
 
 
-def test_an_ended_task_is_retried_by_a_replay() -> None:
+def test_an_ended_task_is_not_retried_but_replayed() -> None:
     row = a_task(Status.FAILED)
-    assert told("retry", row.pk) == {"verb": "retry", "released": 0, "replayed": 1, "left_alone": []}
+    answer = durable("retry", row.pk, "--format", "json")
+    assert answer.code == 2
+    assert answer.told["left_alone"] == [{"id": str(row.pk), "why": "it is FAILED"}]
+    assert told("replay", row.pk) == {"verb": "replay", "replayed": 1, "left_alone": []}
     assert _status(row) == "PENDING"
+
+
+def test_a_status_selects_ended_tasks_without_a_dead_letter_too() -> None:
+    expired = a_task(Status.EXPIRED, queue="mail")
+    failed = a_task(Status.FAILED, queue="mail")
+    assert told("replay", "--queue", "mail", "--status", "EXPIRED")["replayed"] == 1
+    assert (_status(expired), _status(failed)) == ("PENDING", "FAILED")
 
 
 def test_a_task_that_never_failed_is_not_hurried() -> None:
@@ -188,7 +210,9 @@ def test_filters_of_a_replay_pick_open_dead_letters_only() -> None:
     told("discard", discarded.pk, "--reason", "old")
     a_task(Status.CANCELLED, queue="mail")
     for words in (("--queue", "mail"), ("--name", "shop.tasks.mail"), ("--fingerprint", "f" * 16)):
-        assert [row["id"] for row in told("replay", *words, "--dry-run")["would_change"]] == [str(wanted.pk)]
+        assert [row["id"] for row in told("replay", *words, "--dry-run")["would_change"]] == [
+            str(wanted.pk)
+        ]
     assert told("replay", "--queue", "mail")["replayed"] == 1
     assert _status(discarded) == "FAILED"
 
@@ -236,7 +260,7 @@ def test_one_refused_row_does_not_hold_up_the_others() -> None:
     assert durable("replay", held.pk).code == 2
 
 
-# Discard and force-complete ---------------------------------------------------------------------------------------
+# Discard and force-complete -----------------------------------------------------------------------
 
 
 def test_a_discard_needs_a_note() -> None:
@@ -262,7 +286,9 @@ def test_dead_letters_are_discarded_in_bulk_by_filters() -> None:
     assert durable("discard", "--queue", "mail", "--reason", "old").code == 2
     seen = told("discard", "--queue", "mail", "--reason", "old", "--dry-run")
     assert {row["task_id"] for row in seen["would_change"]} == {str(row.pk) for row in rows}
-    assert "FINGERPRINT" in durable("discard", "--queue", "mail", "--reason", "old", "--dry-run").out
+    assert (
+        "FINGERPRINT" in durable("discard", "--queue", "mail", "--reason", "old", "--dry-run").out
+    )
     assert told("discard", "--queue", "mail", "--reason", "old", "--yes")["discarded"] == 3
     assert DeadLetter.objects.open().count() == 1
 
@@ -285,13 +311,17 @@ def test_a_success_is_not_completed_again() -> None:
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "replay", "discard", "force-complete"])
 def test_a_dry_run_of_every_verb_writes_nothing(verb: str) -> None:
-    row = a_task(Status.FAILED if verb != "cancel" else Status.PENDING)
-    if verb == "cancel":
+    ended = verb not in ("cancel", "retry")
+    row = a_task(Status.FAILED) if ended else a_task(failures=1, due=500)
+    if not ended:
         a_dead_letter(row)
     before = Task.objects.values().get(pk=row.pk), DeadLetter.objects.values().get(task=row)
     words = ("--reason", "x") if verb == "discard" else ()
     assert len(told(verb, row.pk, "--dry-run", *words)["would_change"]) == 1
-    assert (Task.objects.values().get(pk=row.pk), DeadLetter.objects.values().get(task=row)) == before
+    assert (
+        Task.objects.values().get(pk=row.pk),
+        DeadLetter.objects.values().get(task=row),
+    ) == before
 
 
 def test_filters_that_pick_nothing_change_nothing_and_exit_with_0() -> None:

@@ -1,4 +1,6 @@
-"""``durable graph, force-run, approve, hold, depend``, whole workflows by ``cancel`` and ``retry``, lists of them."""
+"""``durable graph, force-run, approve, hold, depend``, whole workflows by ``cancel`` and ``retry``,
+lists of them.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ def _failed() -> WorkflowRun:
 
 
 def _dump() -> list[object]:
-    return [list(table.objects.order_by("pk").values()) for table in (Task, TaskDependency, WorkflowRun)]
+    return [
+        list(table.objects.order_by("pk").values()) for table in (Task, TaskDependency, WorkflowRun)
+    ]
 
 
-# Diagrams ---------------------------------------------------------------------------------------------------------
+# Diagrams -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -72,7 +76,10 @@ def test_a_diagram_shows_runs_inside_as_groups_and_closed_gates_as_reasons() -> 
     outer = Workflow("outer")
     outer.add_workflow(inner, step="inner")
     run = outer.start()
-    nodes = {node["label"]: node for node in json.loads(durable("graph", run.pk, "--format", "json").out)["nodes"]}
+    nodes = {
+        node["label"]: node
+        for node in json.loads(durable("graph", run.pk, "--format", "json").out)["nodes"]
+    }
     assert (nodes["leaf"]["group"], nodes["inner"]["group"]) == ("in-ner", "")
     assert nodes["leaf"]["reason"] == "waits for APPROVAL: four eyes"
 
@@ -89,7 +96,7 @@ def test_an_unknown_graph_is_refused() -> None:
     assert "neither a workflow run nor a task" in answer.err
 
 
-# Whole workflows --------------------------------------------------------------------------------------------------
+# Whole workflows ----------------------------------------------------------------------------------
 
 
 def test_a_workflow_is_cancelled_after_it_was_shown_or_confirmed() -> None:
@@ -101,10 +108,12 @@ def test_a_workflow_is_cancelled_after_it_was_shown_or_confirmed() -> None:
     assert seen["would_ask"] == [str(of(run, "first").pk)]
     refused = durable("cancel", "--workflow", run.pk)
     assert refused.code == 2
-    assert "cancel would change 3 rows: see them with --dry-run, do it with --yes" in refused.err
+    assert "cancel would change 3 rows: show them with --dry-run, confirm with --yes" in refused.err
     assert _dump() == before
     done = told("cancel", "--workflow", run.pk, "--yes", "--reason", "no use", "--by", "ann")
-    assert done["changed"] == [{**row, "reason": "CANCELLED by ann: no use"} for row in seen["would_change"]]
+    assert done["changed"] == [
+        {**row, "reason": "CANCELLED by ann: no use"} for row in seen["would_change"]
+    ]
     assert done["asked"] == seen["would_ask"]
     assert durable("cancel", "--workflow", run.pk, "--yes").code == 2
 
@@ -116,15 +125,19 @@ def test_a_branch_is_cancelled() -> None:
     assert of(run, "third").reason == f"CANCELLED by {ME}"
 
 
-@pytest.mark.parametrize(("words", "steps"), [
-    ((), ["second", "third"]), (("--mode", "FAILED_AND_DOWNSTREAM"), ["second", "third"]),
-    (("--mode", "ALL"), ["first", "second", "third"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ((), ["second", "third"]),
+        (("--mode", "FAILED_AND_DOWNSTREAM"), ["second", "third"]),
+        (("--mode", "ALL"), ["first", "second", "third"]),
+    ],
+)
 def test_a_workflow_is_retried(words: tuple[str, ...], steps: list[str]) -> None:
     run = _failed()
-    seen = told("retry", "--workflow", run.pk, "--dry-run", "--reason", "disk", *words)
+    seen = told("replay", "--workflow", run.pk, "--dry-run", "--reason", "disk", *words)
     assert sorted(row["step"] for row in seen["would_change"]) == steps
-    done = told("retry", "--workflow", run.pk, "--yes", "--reason", "disk", *words)
+    done = told("replay", "--workflow", run.pk, "--yes", "--reason", "disk", *words)
     assert done["changed"] == seen["would_change"]
     tell()
     assert WorkflowRun.objects.get().status == "RUNNING"
@@ -133,17 +146,27 @@ def test_a_workflow_is_retried(words: tuple[str, ...], steps: list[str]) -> None
 
 def test_all_from_one_task_on_runs_again() -> None:
     run = _failed()
-    done = told("retry", "--from", of(run, "first").pk, "--yes")
+    done = told("replay", "--from", of(run, "first").pk, "--yes")
     assert {row["step"]: row["before"] for row in done["changed"]} == {
-        "first": "SUCCESS", "second": "FAILED", "third": "SKIPPED"}  # fmt: skip
+        "first": "SUCCESS",
+        "second": "FAILED",
+        "third": "SKIPPED",
+    }
 
 
-@pytest.mark.parametrize("words", [
-    ("cancel", "--workflow", "{run}", "--queue", "mail"), ("cancel", "--workflow", "{run}", "--branch", "{run}"),
-    ("retry", "--workflow", "{run}", "{run}"), ("retry", "--mode", "ALL", "--queue", "mail"),
-    ("retry", "--from", "{run}", "--limit", "3"), ("cancel", "--workflow", str(uuid.uuid4())),
-    ("retry", "--from", str(uuid.uuid4())), ("retry", "--workflow", "{run}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cancel", "--workflow", "{run}", "--queue", "mail"),
+        ("cancel", "--workflow", "{run}", "--branch", "{run}"),
+        ("replay", "--workflow", "{run}", "{run}"),
+        ("replay", "--mode", "ALL", "--queue", "mail"),
+        ("replay", "--from", "{run}", "--limit", "3"),
+        ("cancel", "--workflow", str(uuid.uuid4())),
+        ("replay", "--from", str(uuid.uuid4())),
+        ("replay", "--workflow", "{run}"),
+    ],
+)
 def test_what_is_said_twice_or_of_nothing_is_refused(words: tuple[str, ...]) -> None:
     run = _chain("first", "second")
     before = _dump()
@@ -153,17 +176,21 @@ def test_what_is_said_twice_or_of_nothing_is_refused(words: tuple[str, ...]) -> 
     assert _dump() == before
 
 
-# Single tasks -----------------------------------------------------------------------------------------------------
+# Single tasks -------------------------------------------------------------------------------------
 
 
 def test_a_skipped_task_is_forced_to_run_and_others_are_left_alone() -> None:
     run, other = _failed(), a_task()
     seen = told("force-run", of(run, "third").pk, other.pk, "--dry-run")
     assert [(row["step"], row["before"], row["after"]) for row in seen["would_change"]] == [
-        ("third", "SKIPPED", "PENDING")]  # fmt: skip
+        ("third", "SKIPPED", "PENDING")
+    ]
     assert stands(of(run, "third")) == ["SKIPPED"]
     done = told("force-run", of(run, "third").pk, other.pk, "--reason", "by mail")
-    assert (done["forced"], done["left_alone"]) == (1, [{"id": str(other.pk), "why": "it is PENDING"}])
+    assert (done["forced"], done["left_alone"]) == (
+        1,
+        [{"id": str(other.pk), "why": "it is PENDING"}],
+    )
     assert of(run, "third").reason == f"forced by {ME}: by mail"
     assert durable("force-run", other.pk).code == 2
     assert "Name the tasks by their ids" in durable("force-run").err
@@ -195,7 +222,10 @@ def test_a_rejected_task_takes_what_waits_for_it_along() -> None:
     wf.add(noop, step="low", after=wf.add(noop, step="high", approval="four eyes"))
     run = wf.start()
     done = told("reject", of(run, "high").pk, "--reason", "wrong month")
-    assert {row["step"]: row["after"] for row in done["changed"]} == {"high": "CANCELLED", "low": "SKIPPED"}
+    assert {row["step"]: row["after"] for row in done["changed"]} == {
+        "high": "CANCELLED",
+        "low": "SKIPPED",
+    }
 
 
 def test_a_task_is_held_and_let_go() -> None:
@@ -209,20 +239,29 @@ def test_a_task_is_held_and_let_go() -> None:
 
 def test_an_edge_is_added_shown_refused_and_removed() -> None:
     run, row = _chain("first", "second"), a_task()
-    seen = told("depend", row.pk, "--on", of(run, "second").pk, "--type", "MUST_FINISH", "--dry-run")
+    seen = told(
+        "depend", row.pk, "--on", of(run, "second").pk, "--type", "MUST_FINISH", "--dry-run"
+    )
     assert not TaskDependency.objects.filter(task=row).exists()
-    done = told("depend", row.pk, "--on", of(run, "second").pk, "--type", "MUST_FINISH", "--policy", "FAIL")
+    done = told(
+        "depend", row.pk, "--on", of(run, "second").pk, "--type", "MUST_FINISH", "--policy", "FAIL"
+    )
     assert done["changed"] == seen["would_change"]
     assert TaskDependency.objects.get(task=row).on_upstream_failure == "FAIL"
     circle = durable("depend", of(run, "first").pk, "--on", row.pk)
     assert circle.code == 2
     assert "would wait for each other: first" in circle.err
-    assert durable("depend", row.pk, "--on", of(run, "second").pk, "--remove", "--type", "MUST_FAIL").code == 2
+    assert (
+        durable(
+            "depend", row.pk, "--on", of(run, "second").pk, "--remove", "--type", "MUST_FAIL"
+        ).code
+        == 2
+    )
     told("depend", row.pk, "--on", of(run, "second").pk, "--remove")
     assert stands(row)[0] in WAITS
 
 
-# Looking ----------------------------------------------------------------------------------------------------------
+# Looking ------------------------------------------------------------------------------------------
 
 
 def test_workflows_are_listed_with_their_progress() -> None:
@@ -231,22 +270,35 @@ def test_workflows_are_listed_with_their_progress() -> None:
     other.add(noop)
     other.start()
     (row,) = told("list", "workflows", "--name", "nightly")
-    assert (row["id"], row["status"], row["ended"], row["total"], row["failed"]) == (str(run.pk), "FAILED", 3, 3, 1)
+    assert (row["id"], row["status"], row["ended"], row["total"], row["failed"]) == (
+        str(run.pk),
+        "FAILED",
+        3,
+        3,
+        1,
+    )
     assert len(told("list", "workflows")) == 2
-    assert [row["name"] for row in told("list", "workflows", "--status", "RUNNING", "--limit", 5)] == ["other"]
+    assert [
+        row["name"] for row in told("list", "workflows", "--status", "RUNNING", "--limit", 5)
+    ] == ["other"]
     assert "NAME" in durable("list", "workflows").out
 
 
 def test_a_status_that_no_run_or_no_task_has_is_refused() -> None:
     assert "No workflow run is BLOCKED" in durable("list", "workflows", "--status", "BLOCKED").err
     assert "No task is STARTING" in durable("list", "--status", "STARTING").err
-    assert "--queue does not narrow workflows" in durable("list", "workflows", "--queue", "mail").err
+    assert (
+        "--queue does not narrow workflows" in durable("list", "workflows", "--queue", "mail").err
+    )
 
 
 def test_a_run_is_shown_with_its_progress_and_its_failures() -> None:
     run = _failed()
     shown = told("show", run.pk)
-    assert (shown["name"], shown["statuses"]) == ("nightly", {"SUCCESS": 1, "FAILED": 1, "SKIPPED": 1})
+    assert (shown["name"], shown["statuses"]) == (
+        "nightly",
+        {"SUCCESS": 1, "FAILED": 1, "SKIPPED": 1},
+    )
     assert [step["step"] for step in shown["failed_tasks"]] == ["second"]
     text = durable("show", run.pk).out
     assert "nightly: FAILED, 3 of 3 tasks have ended" in text
@@ -270,5 +322,8 @@ def test_a_closed_gate_and_a_deleted_upstream_are_shown() -> None:
     run = _chain("first", "second", hold="month end")
     Task.objects.unguarded().filter(step="first").delete()
     edges = told("show", of(run, "second").pk)["graph"]["waits_for"]
-    assert {edge["gate"] or edge["status"]: edge["note"] for edge in edges} == {"HOLD": "month end", "DELETED": ""}
+    assert {edge["gate"] or edge["status"]: edge["note"] for edge in edges} == {
+        "HOLD": "month end",
+        "DELETED": "",
+    }
     assert "month end" in durable("show", of(run, "second").pk).out

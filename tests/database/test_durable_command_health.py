@@ -1,4 +1,6 @@
-"""``durable health``, ``status`` and the admin: a node that lives and does nothing, and a clock that is far off."""
+"""``durable health``, ``status`` and the admin: a node that lives and does nothing, and a clock
+that is far off.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ import pytest
 from django.db import OperationalError
 from django.urls import reverse
 
-from django_durable_tasks.lifecycle import leadership, liveness, nodes
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.nodes import NodeReport
-from django_durable_tasks.management.durable import probing
+from django_durable_tasks.engine.cluster import health, leadership, nodes
+from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.management.durable import health as health_command
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -30,8 +32,14 @@ def _ago(seconds: float) -> Any:
 
 
 def _worker(*, idle: float = LONG, busy: int = 0, **fields: Any) -> Node:
-    told = {"started_at": _ago(3_600), "last_start_at": _ago(idle), "concurrency": 2, "queues": [QUEUE],
-            "active": {"number": busy, "ids": []}, "versions": nodes.versions()}  # fmt: skip
+    told = {
+        "started_at": _ago(3_600),
+        "last_start_at": _ago(idle),
+        "concurrency": 2,
+        "queues": [QUEUE],
+        "active": {"number": busy, "ids": []},
+        "versions": nodes.versions(),
+    }
     return a_node(**{**told, **fields})
 
 
@@ -47,7 +55,7 @@ def _waits(since: float = LONG, **fields: Any) -> Task:
 
 
 def _stalled() -> set[Any]:
-    return set(liveness.stalled(Node.objects.alive(), database_now()))
+    return set(health.stalled(Node.objects.alive(), database_now()))
 
 
 def test_a_worker_that_starts_nothing_while_rows_wait_has_stalled() -> None:
@@ -59,9 +67,18 @@ def test_a_worker_that_starts_nothing_while_rows_wait_has_stalled() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"draining": True}, {"versions": None}, {"active": None}, {"queues": ["other"]}, {"seen": 3_600.0}]
+    "fields",
+    [
+        {"draining": True},
+        {"versions": None},
+        {"active": None},
+        {"queues": ["other"]},
+        {"seen": 3_600.0},
+    ],
 )
-def test_a_worker_is_not_called_stalled_where_it_drains_tells_nothing_or_has_nothing_to_do(fields: Any) -> None:
+def test_a_worker_is_not_called_stalled_where_it_drains_tells_nothing_or_has_nothing_to_do(
+    fields: Any,
+) -> None:
     _waits()
     _worker(**fields)
     assert _stalled() == set()
@@ -166,13 +183,13 @@ def away(*_: Any) -> Any:
 
 def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     _scheduler(name="a", idle=LONG)
-    monkeypatch.setattr(probing, "own", away)
+    monkeypatch.setattr(health_command, "dedicated_connection", away)
     answer = durable("health", "--node", "a")
     assert answer.code == 0
-    assert "nobody can tell" in answer.err
+    assert "the state of the nodes is unknown" in answer.err
 
 
-# What a heartbeat tells --------------------------------------------------------------------------------------------
+# What a heartbeat tells ---------------------------------------------------------------------------
 
 
 def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_queries: Any) -> None:
@@ -183,13 +200,23 @@ def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_qu
         assert nodes.beat(node.pk, report)
     told = Node.objects.get(pk=node.pk)
     assert told.active == {"number": 25, "ids": [str(one) for one in tasks[:20]]}
-    assert (told.shards, told.skew, told.draining, told.last_start_at) == ([1, 3], -0.25, False, None)
+    assert (told.shards, told.skew, told.draining, told.last_start_at) == (
+        [1, 3],
+        -0.25,
+        False,
+        None,
+    )
     assert told.last_scan_at is not None
     assert told.last_scan_at < database_now()
     assert nodes.beat(node.pk, NodeReport(draining=True))
     assert nodes.beat(node.pk)
     kept = Node.objects.get(pk=node.pk)
-    assert (kept.shards, kept.skew, kept.draining, kept.last_scan_at) == ([1, 3], -0.25, True, told.last_scan_at)
+    assert (kept.shards, kept.skew, kept.draining, kept.last_scan_at) == (
+        [1, 3],
+        -0.25,
+        True,
+        told.last_scan_at,
+    )
 
 
 def test_a_heartbeat_tells_where_a_scheduler_finds_rows_and_what_wakes_it() -> None:
@@ -220,4 +247,10 @@ def test_a_node_that_drains_counts_no_slots() -> None:
 def test_a_node_says_which_releases_it_runs() -> None:
     node = a_node()
     nodes.register(node.pk, "a", NodeKind.WORKER)
-    assert set(Node.objects.get(pk=node.pk).versions or {}) == {"package", "python", "tzdata", "django", "celery"}
+    assert set(Node.objects.get(pk=node.pk).versions or {}) == {
+        "package",
+        "python",
+        "tzdata",
+        "django",
+        "celery",
+    }

@@ -38,8 +38,12 @@ def test_tasks_are_narrowed_by_each_filter() -> None:
     tenant = a_tenant()
     wanted = a_task(Status.CANCELLED, queue="mail", name="shop.tasks.mail", tenant=tenant)
     a_task()
-    for words in (("--status", "CANCELLED"), ("--queue", "mail"), ("--name", "shop.tasks.mail"),
-                  ("--tenant", tenant.slug)):  # fmt: skip
+    for words in (
+        ("--status", "CANCELLED"),
+        ("--queue", "mail"),
+        ("--name", "shop.tasks.mail"),
+        ("--tenant", tenant.slug),
+    ):
         assert _ids(*words) == [str(wanted.pk)]
     keyed = a_task(key="post-42")
     assert _ids("--key", "post-42") == [str(keyed.pk)]

@@ -16,12 +16,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery import publisher
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.management.commands.durable import VERBS, Command
+from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from django_durable_tasks.models import QueueControl, Task
-from django_durable_tasks.rules.identifiers import first_uuid7_of
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
 from tests.database.durable_command import durable, told
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.house.sources import ROOT
@@ -33,7 +33,11 @@ pytestmark = pytest.mark.django_db
 def test_a_queue_is_paused_with_name_and_reason_and_goes_on() -> None:
     a_task(queue="mail")
     answer = durable("pause", "mail", "--reason", "a move")
-    assert (answer.code, answer.out.strip(), answer.err) == (0, "mail is paused", "")
+    assert (answer.code, answer.out.strip(), answer.err) == (
+        0,
+        "Paused queue mail. Running tasks continue.",
+        "",
+    )
     mark = QueueControl.objects.get(name="mail")
     assert (mark.paused_by, mark.reason) == (getpass.getuser(), "a move")
     assert mark.paused_at is not None
@@ -44,7 +48,7 @@ def test_a_queue_is_paused_with_name_and_reason_and_goes_on() -> None:
 def test_a_queue_that_nobody_knows_is_paused_with_a_remark() -> None:
     answer = durable("pause", "mial")
     assert answer.code == 0
-    assert "No task waits in a queue 'mial'" in answer.err
+    assert "No task waits in queue 'mial'" in answer.err
     a_node(queues=["mail"])
     assert durable("pause", "mail").err == ""
 
@@ -60,7 +64,7 @@ def test_a_name_that_no_queue_can_have_is_refused() -> None:
     assert "queue=" in answer.err
 
 
-# Ring -------------------------------------------------------------------------------------------------------------
+# Ring ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
@@ -71,9 +75,16 @@ def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
     a_task()
     a_task(Status.RUNNING)
     answer = durable("republish", "--queue", QUEUE, "--format", "json")
-    assert answer.told == {"verb": "republish", "republished": {QUEUE: 5}, "rejected": {}, "complete": True}
+    assert answer.told == {
+        "verb": "republish",
+        "republished": {QUEUE: 5},
+        "rejected": {},
+        "complete": True,
+    }
     assert answer.err.splitlines() == ["2 of 5", "4 of 5", "5 of 5"]
-    assert sorted((ring.task_id, ring.epoch) for ring in take_rings(QUEUE)) == [(row.pk, row.epoch) for row in rows]
+    assert sorted((message.task_id, message.epoch) for message in take_rings(QUEUE)) == [
+        (row.pk, row.epoch) for row in rows
+    ]
     for row in Task.objects.filter(pk__in=[row.pk for row in rows]):
         assert (row.status, row.epoch, row.publish_count) == ("QUEUED", 1, 2)
     assert set(Task.objects.filter(queue="other").values_list("publish_count", flat=True)) == {1}
@@ -83,7 +94,10 @@ def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
 def test_all_queues_are_rung_when_asked() -> None:
     a_task(Status.QUEUED)
     a_task(Status.QUEUED, queue=f"{QUEUE}-other")
-    assert told("republish", "--all", "--dry-run")["would_republish"] == {QUEUE: 1, f"{QUEUE}-other": 1}
+    assert told("republish", "--all", "--dry-run")["would_republish"] == {
+        QUEUE: 1,
+        f"{QUEUE}-other": 1,
+    }
     assert take_rings(QUEUE) == []
     assert told("republish", "--all")["republished"] == {QUEUE: 1, f"{QUEUE}-other": 1}
     assert len(take_rings(QUEUE)) == len(take_rings(f"{QUEUE}-other")) == 1
@@ -96,15 +110,15 @@ def test_a_ring_needs_a_queue_or_all() -> None:
 
 def test_a_broker_that_is_away_is_told_and_the_rows_stay() -> None:
     row = a_task(Status.QUEUED)
-    publisher.breaker.failed(OSError())
+    broker_outage.breaker.failed(OSError())
     answer = durable("republish", "--all", "--format", "json")
     assert answer.code == 1
     assert answer.told == {"verb": "republish", "republished": {}, "complete": False}
-    assert "The broker does not take them" in answer.err
+    assert "The broker does not accept messages" in answer.err
     assert Task.objects.get(pk=row.pk).status == "QUEUED"
 
 
-# Prune ------------------------------------------------------------------------------------------------------------
+# Prune --------------------------------------------------------------------------------------------
 
 
 def _old(number: int, status: Status = Status.SUCCESS) -> list[Task]:
@@ -134,11 +148,13 @@ def test_what_is_kept_for_ever_is_not_counted(settings: Any) -> None:
     assert told("prune")["deleted"] == 0
 
 
-# What every verb has ----------------------------------------------------------------------------------------------
+# What every verb has ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_examples_and_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", SUBCOMMANDS)
+def test_every_verb_has_help_with_examples_and_exit_codes(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         Command().run_from_argv(["manage.py", "durable", verb, "--help"])
     assert not ended.value.code
@@ -152,8 +168,12 @@ def test_every_verb_has_help_with_examples_and_exit_codes(verb: str, capsys: pyt
 def test_help_is_printed_in_a_shell() -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "django", "durable", "status", "--help"],
-        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+    )
     assert "exit codes:" in answer.stdout
 
 
@@ -161,8 +181,12 @@ def test_help_is_printed_in_a_shell() -> None:
 def test_wrong_usage_exits_with_2_in_a_shell(words: tuple[str, ...]) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "django", "durable", *words],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert "usage:" in answer.stderr
@@ -179,19 +203,28 @@ def test_a_database_that_does_not_answer_exits_with_1(tmp_path: Path, vendor: st
     elsewhere = {**os.environ, "TEST_RUN": "missing", "TEST_FOLDER": str(tmp_path)}
     answer = subprocess.run(
         [sys.executable, "-m", "django", "durable", "status", "--format", "json"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=elsewhere,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env=elsewhere,
+    )
     assert answer.returncode == 1, answer
     assert answer.stdout == ""
     # SQLite makes an empty file of a database that is missing.
-    problem = "run `manage.py migrate`" if vendor == "sqlite" else "The database refused or does not answer"
+    problem = (
+        "run `manage.py migrate`"
+        if vendor == "sqlite"
+        else "The database refused or does not answer"
+    )
     assert problem in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
 def test_every_example_of_every_verb_can_be_parsed() -> None:
     parser = Command().create_parser("manage.py", "durable")
-    for verb in VERBS.values():
+    for verb in SUBCOMMANDS.values():
         for example in verb.examples:
             assert parser.parse_args(shlex.split(example)).verb == verb.name
 

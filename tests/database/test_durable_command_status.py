@@ -10,9 +10,10 @@ from celery import current_app
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import leadership, nodes, queues
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.nodes import NodeReport
+from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import misrouted
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.rules.states import Status
 from tests.celery_told import celery_told
@@ -64,7 +65,10 @@ def test_a_silent_scheduler_is_no_live_one() -> None:
     node = a_node(NodeKind.SCHEDULER, seen=3_600)
     leadership.take(node.pk, 60)
     assert len(_problems()) == 1
-    assert f"Node {node.name} is silent." in durable("status", "--format", "json").told["warnings"]
+    assert (
+        f"Node {node.name} missed its heartbeats."
+        in durable("status", "--format", "json").told["warnings"]
+    )
 
 
 def test_a_lease_that_ended_is_no_leader(leader: Node) -> None:
@@ -75,7 +79,9 @@ def test_a_lease_that_ended_is_no_leader(leader: Node) -> None:
 @pytest.mark.parametrize("status", [Status.PENDING, Status.QUEUED])
 def test_a_task_that_is_due_for_too_long_exits_with_1(leader: Node, status: Status) -> None:
     row = a_task(status, due=-61)
-    Task.objects.unguarded().filter(pk=row.pk).update(updated_at=database_now() - timedelta(seconds=61))
+    Task.objects.unguarded().filter(pk=row.pk).update(
+        updated_at=database_now() - timedelta(seconds=61)
+    )
     [problem] = _problems()
     assert "the oldest due task waits since 61 s" in problem
 
@@ -90,7 +96,11 @@ def test_what_waits_in_a_paused_queue_is_a_warning(leader: Node) -> None:
 def test_the_thresholds_are_settings(leader: Node, settings: Any) -> None:
     a_task(due=-61)
     a_task(Status.FAILED)
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "OLDEST_DUE_MAX": 120, "DEAD_LETTERS_MAX": 1}
+    settings.DURABLE_TASKS = {
+        **settings.DURABLE_TASKS,
+        "OLDEST_DUE_MAX": 120,
+        "DEAD_LETTERS_MAX": 1,
+    }
     assert _problems() == []
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "OLDEST_DUE_MAX": 30, "DEAD_LETTERS_MAX": 0}
     assert len(_problems()) == 2
@@ -102,7 +112,11 @@ def test_open_dead_letters_exit_with_1(leader: Node) -> None:
 
 
 def test_an_overdue_run_is_a_warning(leader: Node) -> None:
-    a_task(Status.RUNNING, started_at=database_now() - timedelta(hours=1), expected_duration=timedelta(minutes=1))
+    a_task(
+        Status.RUNNING,
+        started_at=database_now() - timedelta(hours=1),
+        expected_duration=timedelta(minutes=1),
+    )
     assert _problems() == []
     assert "1 runs take longer than their expected duration" in _warnings()
 
@@ -119,7 +133,10 @@ def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) ->
     nodes.beat(leader.pk, NodeReport(rejected_queues={"cards": "PreconditionFailed: x-queue-type"}))
     found = durable("status", "--format", "json").told
     assert found["problems"] == [
-        "Queue cards: the broker rejects its messages (PreconditionFailed: x-queue-type); 3 tasks wait."
+        (
+            "Queue cards: the broker rejects its messages (PreconditionFailed: x-queue-type); 3 tasks"
+            " wait."
+        )
     ]
     assert [row["rejected"] for row in found["queues"]] == ["PreconditionFailed: x-queue-type"]
     nodes.beat(leader.pk, NodeReport(rejected_queues={}))
@@ -127,7 +144,7 @@ def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) ->
 
 
 def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: Node) -> None:
-    queues.count_misrouted("cards", "mails")
+    misrouted.count_misrouted("cards", "mails")
     assert "Queue cards: 1 messages for its tasks were consumed from another queue" in _warnings()
     assert "from mails" in _warnings()
     QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
@@ -190,9 +207,15 @@ def test_where_schedulers_find_rows_and_what_wakes_them_is_shown(leader: Node) -
 
 
 def test_a_scheduler_that_polls_though_it_should_be_told_is_a_warning(leader: Node) -> None:
-    a_node(NodeKind.SCHEDULER, wakeups_state="none, polling every 1 s: SQLite sends no notifications", seen=3_600)
-    states = {"index_state": "polling every 1 s: Redis does not serve (TimeoutError)",
-              "wakeups_state": "polling every 1 s: PostgreSQL: a notification to itself did not come"}  # fmt: skip
+    a_node(
+        NodeKind.SCHEDULER,
+        wakeups_state="none, polling every 1 s: SQLite sends no notifications",
+        seen=3_600,
+    )
+    states = {
+        "index_state": "polling every 1 s: Redis does not serve (TimeoutError)",
+        "wakeups_state": "polling every 1 s: PostgreSQL: a notification to itself did not come",
+    }
     Node.objects.filter(pk=leader.pk).update(**states)
     assert durable("status").code == 0
     warned = _warnings()
@@ -216,9 +239,7 @@ def test_a_file_has_no_limit_of_connections(leader: Node) -> None:
 
 def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(leader: Node) -> None:
     def statements() -> int:
-        with CaptureQueriesContext(
-            connection,
-        ) as captured:
+        with CaptureQueriesContext(connection) as captured:
             durable("status")
         return len(captured)
 

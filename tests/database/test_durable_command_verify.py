@@ -1,4 +1,6 @@
-"""``durable verify`` as an operator types it: what it prints, what it asks first, its exit codes."""
+"""``durable verify`` as an operator types it: what it prints, what it asks first, its
+exit codes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from django_durable_tasks.lifecycle.verifying import CHECKS
+from django_durable_tasks.engine.verify.runner import CHECKS
 from django_durable_tasks.models import DeadLetter, Task
 from tests.database.damages import DAMAGES
 from tests.database.durable_command import durable
@@ -37,11 +39,22 @@ def test_a_finding_is_told_in_a_sentence_and_exits_with_1() -> None:
     key = DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--only", "tasks")
     assert answer.code == 1
-    assert f"BROKEN task {key}: dead_letters is none that is open; right is one, because it is FAILED." in answer.out
+    assert (
+        f"BROKEN task {key}: dead_letters is none that is open; right is one, because it is FAILED."
+        in answer.out
+    )
     assert "--repair: open one" in answer.out
     [finding] = durable("verify", "--format", "json").told["findings"]
-    assert (finding["check"], finding["table"], finding["key"]) == ("dead-letters-missing", "task", str(key))
-    assert (finding["severity"], finding["field"], finding["repair"]) == ("BROKEN", "dead_letters", "open one")
+    assert (finding["check"], finding["table"], finding["key"]) == (
+        "dead-letters-missing",
+        "task",
+        str(key),
+    )
+    assert (finding["severity"], finding["field"], finding["repair"]) == (
+        "BROKEN",
+        "dead_letters",
+        "open one",
+    )
 
 
 def test_a_repair_is_shown_first_then_confirmed_then_done_and_not_done_twice() -> None:
@@ -49,7 +62,10 @@ def test_a_repair_is_shown_first_then_confirmed_then_done_and_not_done_twice() -
     DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--repair")
     assert (answer.code, DeadLetter.objects.count()) == (2, 0)
-    assert "Findings that would be repaired: 1. See them with --repair --dry-run, do it with --yes." in answer.err
+    assert (
+        "Findings that would be repaired: 1. See them with --repair --dry-run, do it with --yes."
+        in answer.err
+    )
     shown = durable("verify", "--repair", "--dry-run")
     assert (shown.code, DeadLetter.objects.count()) == (1, 0)
     assert "would repair: open one" in shown.out
@@ -73,7 +89,10 @@ def test_what_is_left_to_people_still_exits_with_1_after_a_repair() -> None:
 
 def test_a_wrong_check_and_a_wrong_limit_are_refused() -> None:
     answer = durable("verify", "--only", "watermark")
-    assert (answer.code, "There is no check 'watermark'. Did you mean 'watermarks'?" in answer.err) == (2, True)
+    assert (
+        answer.code,
+        "There is no check 'watermark'. Did you mean 'watermarks'?" in answer.err,
+    ) == (2, True)
     assert "'0' is not a whole number of 1 or more" in durable("verify", "--limit", "0").err
 
 
@@ -115,8 +134,10 @@ def test_what_could_not_be_read_exits_with_2_and_the_other_checks_look() -> None
     key = DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--format", "json")
     assert answer.code == 2
-    errors: dict[str, Any] = {row["check"]: row["error"] for row in answer.told["checks"] if row["error"]}
-    assert {"occurrence-tasks", "occurrence-lines", "orphan-lines"} <= set(errors)
-    assert "durable_tasks_occurrence" in errors["occurrence-lines"]
+    errors: dict[str, Any] = {
+        row["check"]: row["error"] for row in answer.told["checks"] if row["error"]
+    }
+    assert {"occurrence-tasks", "occurrence-entries", "orphan-ledger-entries"} <= set(errors)
+    assert "durable_tasks_occurrence" in errors["occurrence-entries"]
     assert str(key) in {finding["key"] for finding in answer.told["findings"]}
-    assert "occurrence-lines could not look: " in durable("verify").out
+    assert "occurrence-entries could not look: " in durable("verify").out

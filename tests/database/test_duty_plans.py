@@ -1,4 +1,6 @@
-"""What duties and screens read depends on what there is to do: beside a million other tasks they touch a few pages."""
+"""What duties and screens read depends on what there is to do: beside a million other tasks they
+touch a few pages.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,22 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.admin import filters
-from django_durable_tasks.lifecycle import overlap, queues, retention
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.pages import touched_by
 from tests.database.test_query_plans import _fill
 from tests.factories import a_task, a_tenant, many_tasks
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
 MILLION = 1_000_000
 FEW = 300
 
@@ -56,7 +64,9 @@ _WRITERS = {"future": _future, "young": _young_under_callers_ids, "kept longer":
 
 @pytest.mark.parametrize("million", list(_WRITERS), indirect=True)
 def test_pruning_touches_what_is_over_its_retention(million: None, settings: Any) -> None:
-    settings.DURABLE_TASKS = {"RETENTION": {"SUCCESS": 7 * 86_400, "FAILED": 90 * 86_400, "CANCELLED": 86_400}}
+    settings.DURABLE_TASKS = {
+        "RETENTION": {"SUCCESS": 7 * 86_400, "FAILED": 90 * 86_400, "CANCELLED": 86_400}
+    }
     now = database_now()
     nothing = touched_by(lambda: retention.prune(now, 500))
     assert nothing.result == 0

@@ -1,4 +1,6 @@
-"""What the migrations write stands again after a flush: without the lease's row nobody could ever lead."""
+"""What the migrations write stands again after a flush: without the lease's row nobody could ever
+lead.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import uuid
 import pytest
 from django.core.management import call_command
 
-from django_durable_tasks.lifecycle import leadership
+from django_durable_tasks.engine.cluster import leadership
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 
 

@@ -1,4 +1,6 @@
-"""Rows that only the engine writes are refused to be written otherwise, by an error that names the right method."""
+"""Rows that only the engine writes are refused to be written otherwise, by an error that names the
+right method.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
 GUARDED = {
-    model for model in apps.get_app_config("django_durable_tasks").get_models() if issubclass(model, GuardedModel)
+    model
+    for model in apps.get_app_config("django_durable_tasks").get_models()
+    if issubclass(model, GuardedModel)
 }
 WRITES: dict[str, Callable[[Any], Any]] = {
     "create": lambda rows: rows.create(),
@@ -35,16 +39,26 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 def test_what_the_engine_keeps_consistent_is_guarded() -> None:
     assert {model.__name__ for model in GUARDED} == {
-        "Calendar", "CalendarDay", "DeadLetter", "OccurrenceOverride", "OccurrenceRecord", "RecurringTask", "Task",
-        "TaskDependency", "TaskExecutionLog", "WorkflowRun",
-    }  # fmt: skip
+        "Calendar",
+        "CalendarDay",
+        "DeadLetter",
+        "OccurrenceOverride",
+        "OccurrenceRecord",
+        "RecurringTask",
+        "Task",
+        "TaskDependency",
+        "TaskExecutionLog",
+        "WorkflowRun",
+    }
 
 
 @pytest.mark.parametrize("model", sorted(GUARDED, key=str))
 def test_every_write_is_refused_and_the_right_method_is_named(model: type[GuardedModel]) -> None:
     rows: Any = model._default_manager
     for name, write in WRITES.items():
-        with pytest.raises(GuardedModelError, match=rf"^{model.__name__}: {name}\(\) is refused.*\. .+\(") as refused:
+        with pytest.raises(
+            GuardedModelError, match=rf"^{model.__name__}: {name}\(\) is refused.*\. .+\("
+        ) as refused:
             write(rows)
         assert model.instead in str(refused.value)
     row: Any = model()
@@ -92,4 +106,6 @@ def test_a_row_is_read_again_and_a_fixture_is_loaded() -> None:
 
 def test_the_guard_is_in_every_manager_of_a_guarded_model() -> None:
     for model in GUARDED:
-        assert all(isinstance(manager.all(), GuardedQuerySet) for manager in model._meta.managers), model
+        assert all(
+            isinstance(manager.all(), GuardedQuerySet) for manager in model._meta.managers
+        ), model

@@ -1,4 +1,6 @@
-"""Limits under an operator's hand: the verbs, the screen, what a waiting task says, what is refused."""
+"""Limits under an operator's hand: the verbs, the screen, what a waiting task says, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from django.contrib.messages import get_messages
 from django.test import Client, override_settings
 
 from django_durable_tasks import PerKey, checks, conf
-from django_durable_tasks.celery.explaining import sentences
+from django_durable_tasks.celery.explain import sentences
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure, config
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle import allowances, claims, limits
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Limit, Task
 from tests.database.durable_command import durable, told
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
@@ -24,8 +27,8 @@ SCOPE = f"task:{NOOP}"
 
 
 def _claim() -> int:
-    limits.forget_picture()
-    return len(claims.claim(QUEUE, database_now(), 100, uuid.uuid4()))
+    backpressure.forget_picture()
+    return len(claim.claim(QUEUE, database_now(), 100, uuid.uuid4()))
 
 
 def _says(row: Task) -> str:
@@ -35,7 +38,12 @@ def _says(row: Task) -> str:
 
 def test_a_limit_is_set_listed_and_removed() -> None:
     many_tasks(3)
-    assert durable("limit", "set", SCOPE, "--max-concurrency", "1", "--rate", "10/m", "--reason", "slow").code == 0
+    assert (
+        durable(
+            "limit", "set", SCOPE, "--max-concurrency", "1", "--rate", "10/m", "--reason", "slow"
+        ).code
+        == 0
+    )
     row = Limit.objects.get()
     assert (row.scope, row.max_concurrency, row.rate, row.note) == (SCOPE, 1, "10/m", "slow")
     assert row.set_by
@@ -78,16 +86,18 @@ def test_a_task_of_a_full_queue_says_so_where_it_stands() -> None:
     many_tasks(2)
     Limit.objects.create(scope=f"queue:{QUEUE}", max_concurrency=1)
     _claim()
-    assert f"It waits for the limit queue:{QUEUE}, 1 of 1 taken." in _says(Task.objects.pending().get())
+    assert f"It waits for the limit queue:{QUEUE}, 1 of 1 taken." in _says(
+        Task.objects.pending().get()
+    )
 
 
 def test_a_task_over_its_tenants_share_says_so() -> None:
     noisy = a_tenant()
     many_tasks(30, tenant=noisy)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 20}):
-        limits.forget_picture()
-        limits.picture()
-        claims.claim(QUEUE, database_now(), 20, uuid.uuid4())
+        backpressure.forget_picture()
+        backpressure.picture()
+        claim.claim(QUEUE, database_now(), 20, uuid.uuid4())
     assert f"fair share of queue {QUEUE}" in _says(Task.objects.parked()[0])
 
 
@@ -96,11 +106,12 @@ def test_status_tells_how_many_wait_for_which_limit() -> None:
     Limit.objects.create(scope=SCOPE, max_concurrency=1)
     _claim()
     assert (
-        f"3 tasks wait for the limit {SCOPE}, 1 of 1 taken." in durable("status", "--format", "json").told["warnings"]
+        f"3 tasks wait for the limit {SCOPE}, 1 of 1 taken."
+        in durable("status", "--format", "json").told["warnings"]
     )
 
 
-# Code and settings -------------------------------------------------------------------------------------------------
+# Code and settings --------------------------------------------------------------------------------
 
 
 def test_an_operator_counts_more_than_settings() -> None:
@@ -108,21 +119,27 @@ def test_an_operator_counts_more_than_settings() -> None:
     with override_settings(DURABLE_TASKS={"LIMITS": {SCOPE: {"max_concurrency": 1}}}):
         assert _claim() == 1
         Limit.objects.create(scope=SCOPE, max_concurrency=3)
-        allowances.forget()
+        config.forget()
         Task.objects.unguarded().parked().update(waiting_for_limit=None, due_at=database_now())
         assert _claim() == 2
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"mail": {"rate": "1/s"}}, {"global": {}}, {"global": {"rate": "fast"}}, {"global": {"speed": 1}}, {"global": 5}],
+    [
+        {"mail": {"rate": "1/s"}},
+        {"global": {}},
+        {"global": {"rate": "fast"}},
+        {"global": {"speed": 1}},
+        {"global": 5},
+    ],
 )
 def test_settings_that_are_no_limits_are_told_by_a_check(wrong: Any) -> None:
     with override_settings(DURABLE_TASKS={"LIMITS": wrong}):
         found = [message for message in checks.check_settings() if "LIMITS" in message.msg]
         assert [message.id for message in found] == ["durable_tasks.E001"]
         with pytest.raises(conf.InvalidSetting, match="LIMITS"):
-            allowances.coded()
+            config.coded()
 
 
 @pytest.mark.parametrize(("number", "key"), [(-1, "{0}"), (1, ""), (True, "{0}")])
@@ -131,7 +148,7 @@ def test_a_number_for_each_key_is_checked(number: int, key: str) -> None:
         PerKey(number, key)
 
 
-# The screen --------------------------------------------------------------------------------------------------------
+# The screen ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -143,13 +160,21 @@ def operator(client: Client) -> Client:
 
 def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
     pages = "/admin/django_durable_tasks/limit/"
-    form = {"scope": "queue:mail", "max_concurrency": "5", "rate": "", "burst": "", "note": "asked for"}
+    form = {
+        "scope": "queue:mail",
+        "max_concurrency": "5",
+        "rate": "",
+        "burst": "",
+        "note": "asked for",
+    }
     assert operator.post(f"{pages}add/", form).status_code == 302
     assert Limit.objects.get().set_by == "ann"
     assert b"queue:mail" in operator.get(pages).content
     change = f"{pages}queue_3Amail/change/"
     opened = operator.get(change).context["adminform"].form["opened"].value()
-    assert operator.post(change, {**form, "max_concurrency": "7", "opened": opened}).status_code == 302
+    assert (
+        operator.post(change, {**form, "max_concurrency": "7", "opened": opened}).status_code == 302
+    )
     assert Limit.objects.get().max_concurrency == 7
     refused = operator.post(f"{pages}add/", {**form, "scope": "mail"})
     assert b"is no scope of a limit" in refused.content

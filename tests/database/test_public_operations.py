@@ -1,4 +1,6 @@
-"""What operators do from Python: the methods of the managers and querysets, each with ``by`` and ``reason``."""
+"""What operators do from Python: the methods of the managers and querysets, each with ``by`` and
+``reason``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from django.utils import timezone
 
 from django_durable_tasks import SpecialDay, Workflow
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import Calendar, CalendarDay, DeadLetter, QueueControl, RecurringTask, Task
+from django_durable_tasks.models import (
+    Calendar,
+    CalendarDay,
+    DeadLetter,
+    QueueControl,
+    RecurringTask,
+    Task,
+)
 from django_durable_tasks.models import SpecialDay as SpecialDayOfModels
 from tests.database.graphs.playing import fail, of, tell
 from tests.factories import a_dead_letter, a_task, many_tasks
@@ -30,8 +39,16 @@ def test_an_ended_task_is_replayed_with_other_arguments() -> None:
     row = a_task("FAILED", name=add.name, args=[1, "x"])
     assert Task.objects.filter(pk=row.pk).replay(**WHY, args=[1, 2]) == [row.pk]
     replayed, letter = _now(row), row.dead_letters.get()
-    assert (replayed.status, replayed.args, replayed.reason) == ("PENDING", [1, 2], "replayed by ada: typing error")
-    assert (letter.resolution, letter.resolved_by, letter.note) == ("REPLAYED", "ada", "typing error")
+    assert (replayed.status, replayed.args, replayed.reason) == (
+        "PENDING",
+        [1, 2],
+        "replayed by ada: typing error",
+    )
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        "REPLAYED",
+        "ada",
+        "typing error",
+    )
 
 
 def test_only_the_ended_tasks_of_a_queryset_are_replayed() -> None:
@@ -78,8 +95,14 @@ def test_a_queryset_is_cancelled_and_a_key_is_too() -> None:
     assert Task.objects.filter(pk__in=[first.pk, running.pk]).cancel(**WHY) == 2
     assert Task.objects.cancel("k", **WHY) == 1
     for row in (first, keyed):
-        assert (_now(row).status, _now(row).reason) == ("CANCELLED", "CANCELLED by ada: typing error")
-    assert (_now(running).status, _now(running).cancel_requested_at is not None) == ("RUNNING", True)
+        assert (_now(row).status, _now(row).reason) == (
+            "CANCELLED",
+            "CANCELLED by ada: typing error",
+        )
+    assert (_now(running).status, _now(running).cancel_requested_at is not None) == (
+        "RUNNING",
+        True,
+    )
 
 
 def test_a_queryset_is_rescheduled_and_a_key_is_too() -> None:
@@ -112,14 +135,17 @@ def test_dead_letters_are_replayed_and_discarded() -> None:
     assert DeadLetter.objects.discard(**WHY) == 1
     assert _now(discarded).status == "FAILED"
     assert set(DeadLetter.objects.values_list("resolution", "resolved_by", "note")) == {
-        ("REPLAYED", "ada", "typing error"), ("DISCARDED", "ada", "typing error"),
-    }  # fmt: skip
+        ("REPLAYED", "ada", "typing error"),
+        ("DISCARDED", "ada", "typing error"),
+    }
 
 
 def test_one_dead_letter_is_replayed_with_other_arguments() -> None:
     row = a_task("FAILED", name=add.name, args=[1, "x"])
     a_dead_letter(row, open=False)
-    assert DeadLetter.objects.filter(task=row).replay(args=[], kwargs={"left": 1, "right": 2}, **WHY) == [row.pk]
+    assert DeadLetter.objects.filter(task=row).replay(
+        args=[], kwargs={"left": 1, "right": 2}, **WHY
+    ) == [row.pk]
     assert _now(row).kwargs == {"left": 1, "right": 2}
 
 
@@ -137,7 +163,11 @@ def test_a_calendar_is_written_whole_and_removed() -> None:
     christmas = SpecialDay(date(2030, 12, 25), name="Christmas")
     assert SpecialDay is SpecialDayOfModels
     calendar = Calendar.objects.upsert("office", working_days=[1, 2], days=[christmas], **WHY)
-    assert (calendar.working_days, calendar.updated_by, calendar.reason) == ([1, 2], "ada", "typing error")
+    assert (calendar.working_days, calendar.updated_by, calendar.reason) == (
+        [1, 2],
+        "ada",
+        "typing error",
+    )
     assert list(CalendarDay.objects.values_list("calendar", "name")) == [(calendar.pk, "Christmas")]
     RecurringTask.objects.upsert(name="daily", task=noop, cron="0 9 * * *", calendar="office")
     with pytest.raises(TransitionRefused, match="daily"):
@@ -156,7 +186,9 @@ def test_a_schedule_keeps_who_resumed_and_triggered_it_and_why() -> None:
     assert row.occurrences.get(outcome="MANUAL").reason == "by ada: typing error"
 
 
-@pytest.mark.parametrize("action", ["replay", "retry", "cancel", "force_complete", "delete", "update"])
+@pytest.mark.parametrize(
+    "action", ["replay", "retry", "cancel", "force_complete", "delete", "update"]
+)
 def test_a_template_does_not_call_what_changes_tasks(action: str) -> None:
     row = a_task("FAILED")
     shown = Template("{{ tasks." + action + " }}").render(Context({"tasks": Task.objects.all()}))

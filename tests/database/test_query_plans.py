@@ -1,4 +1,6 @@
-"""With a million rows that wait for the future, what the engine asks every second touches only what is due."""
+"""With a million rows that wait for the future, what the engine asks every second touches only what
+is due.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Min, QuerySet
 
-from django_durable_tasks.lifecycle import statements
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db import statements
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.shards import UNSERVED_AFTER
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
 from tests.factories import QUEUE, a_node, a_run, a_task
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
 
 MILLION, SOME = 1_000_000, 10_000
 _ROWS = """
@@ -42,7 +49,9 @@ SELECT (lpad(to_hex(%(born)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12,
 def _fill(status: Status, number: int, *, start: int, span: int = 86_400, **given: Any) -> None:
     values = {"queue": QUEUE, "node": None, "born": 1_700_000_000_000 + abs(start) * 1_000} | given
     with connection.cursor() as cursor:
-        cursor.execute(_ROWS, {**values, "status": status, "number": number, "from": start, "span": span})
+        cursor.execute(
+            _ROWS, {**values, "status": status, "number": number, "from": start, "span": span}
+        )
 
 
 @pytest.fixture
@@ -81,7 +90,11 @@ class _Plan:
 
     def pages(self, within: str = "") -> int:
         """Count the pages that the statement, or one of its named parts, touched."""
-        (root,) = [node for node in self.nodes if node.get("Subplan Name") == within] if within else [self.root]
+        (root,) = (
+            [node for node in self.nodes if node.get("Subplan Name") == within]
+            if within
+            else [self.root]
+        )
         return int(root["Shared Hit Blocks"]) + int(root["Shared Read Blocks"])
 
     def indexes(self) -> set[str]:
@@ -90,8 +103,11 @@ class _Plan:
 
     def reads_whole_table(self) -> bool:
         """Tell whether the task table was read from end to end."""
-        return any(node["Node Type"].endswith("Seq Scan") and node.get("Relation Name") == "durable_tasks_task"
-                   for node in self.nodes)  # fmt: skip
+        return any(
+            node["Node Type"].endswith("Seq Scan")
+            and node.get("Relation Name") == "durable_tasks_task"
+            for node in self.nodes
+        )
 
 
 def _of(question: QuerySet[Any]) -> _Plan:
@@ -107,7 +123,14 @@ def _raw(verb: str, **parameters: Any) -> _Plan:
 
 def _asked(now: datetime, shards: list[int] | None = None) -> dict[str, Any]:
     late = now - timedelta(seconds=UNSERVED_AFTER)
-    return {"now": now, "limit": 100, "node": uuid.uuid4(), "wait": 15.0, "shards": shards, "late": late}
+    return {
+        "now": now,
+        "limit": 100,
+        "node": uuid.uuid4(),
+        "wait": 15.0,
+        "shards": shards,
+        "late": late,
+    }
 
 
 @pytest.mark.parametrize("crowd", [MILLION], indirect=True)
@@ -118,7 +141,9 @@ def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -
     _by(claim, "durable_task_pending")
     assert claim.pages("CTE due") < 600
 
-    of_shards = _raw("claim", queues=[QUEUE], limits=[100], leasts=[0], **_asked(now, list(range(32))))
+    of_shards = _raw(
+        "claim", queues=[QUEUE], limits=[100], leasts=[0], **_asked(now, list(range(32)))
+    )
     _by(of_shards, "durable_task_pending")
     assert of_shards.pages("CTE due") < 600
 
@@ -127,12 +152,20 @@ def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -
     assert these.root["Actual Rows"] == 100
     _by(these, "durable_tasks_task_pkey")
     # By the rows and not by the clock: filling a million takes longer on a busy machine.
-    ahead = Task.objects.filter(queue=QUEUE, due_at__gt=now + timedelta(seconds=60), status=Status.PENDING)
+    ahead = Task.objects.filter(
+        queue=QUEUE, due_at__gt=now + timedelta(seconds=60), status=Status.PENDING
+    )
     soon = ahead.aggregate(first=Min("due_at"))["first"] + timedelta(seconds=2)
     coming = _of(Task.objects.coming(now, soon).filter(queue=QUEUE).values("pk")[:100])
     _by(coming, "durable_task_pending")
     assert coming.pages() < 300
 
+    _look_at_idle_rows(now, crowd)
+    _look_at_many_queues(now, soon)
+
+
+def _look_at_idle_rows(now: datetime, crowd: uuid.UUID) -> None:
+    """Check what is asked of a queue without due tasks, of published tasks and of runs."""
     nothing_due = _raw("claim", queues=["other"], limits=[100], leasts=[0], **_asked(now))
     assert nothing_due.root["Actual Rows"] == 0
     assert nothing_due.pages() < 100
@@ -149,7 +182,6 @@ def test_what_is_asked_every_second_touches_only_what_is_due(crowd: uuid.UUID) -
     _by(_of(Task.objects.running().owned_by([crowd]).values("pk")), "durable_task_running")
     _by(_of(Task.objects.lease_over(now).values("pk")[:100]), "durable_task_running")
     _by(_of(Task.objects.queued().order_by().values("queue").distinct()), "durable_task_queued")
-    _look_at_many_queues(now, soon)
 
 
 def _look_at_many_queues(now: datetime, soon: datetime) -> None:
@@ -186,18 +218,42 @@ def test_what_each_task_costs_does_not_grow_with_the_table(crowd: uuid.UUID) -> 
     _by(start, "durable_tasks_task_pkey")
     assert start.pages() < 100
 
-    run = a_run(running)
-    succeed = _raw("succeed", id=run.task_id, epoch=run.epoch, run_id=run.run_id, result=None, worker="w", celery_id="")
+    _look_at_a_run(a_run(running))
+    _by(
+        _of(Task.objects.filter(tenant_id=DEFAULT_TENANT_ID, open_key="key-7")),
+        "durable_task_one_open_key",
+    )
+    _by(
+        _of(Task.objects.filter(unique_key="unique-7", status=Status.SUCCESS)),
+        "durable_task_unique_key",
+    )
+
+
+def _look_at_a_run(run: Run) -> None:
+    """Check the success and the heartbeat of a run."""
+    succeed = _raw(
+        "succeed",
+        id=run.task_id,
+        epoch=run.epoch,
+        run_id=run.run_id,
+        result=None,
+        worker="w",
+        celery_id="",
+    )
     assert succeed.root["Actual Rows"] == 0  # an INSERT without RETURNING
     _by(succeed, "durable_tasks_task_pkey")
     assert succeed.pages() < 120
 
-    beat = _raw("heartbeat", ids=[run.task_id], epochs=[run.epoch], runs=[run.run_id], leases=[60.0], progress=[None])
+    beat = _raw(
+        "heartbeat",
+        ids=[run.task_id],
+        epochs=[run.epoch],
+        runs=[run.run_id],
+        leases=[60.0],
+        progress=[None],
+    )
     assert beat.root["Actual Rows"] == 1
     assert not beat.reads_whole_table()
-
-    _by(_of(Task.objects.filter(tenant_id=DEFAULT_TENANT_ID, open_key="key-7")), "durable_task_one_open_key")
-    _by(_of(Task.objects.filter(unique_key="unique-7", status=Status.SUCCESS)), "durable_task_unique_key")
 
 
 def _by(plan: _Plan, index: str) -> None:

@@ -1,4 +1,6 @@
-"""``durable verify`` finds each damage, mends what can be mended, and has nothing to say of healthy rows."""
+"""``durable verify`` finds each damage, mends what can be mended, and has nothing to say of healthy
+rows.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import verifying, verifying_walks
-from django_durable_tasks.lifecycle.verifying import CHECKS, Deed
+from django_durable_tasks.engine.verify import check as verify_check
+from django_durable_tasks.engine.verify import runner
+from django_durable_tasks.engine.verify.runner import CHECKS, Deed
 from django_durable_tasks.models import (
     DeadLetter,
     OccurrenceRecord,
@@ -17,8 +20,8 @@ from django_durable_tasks.models import (
     TaskDependency,
     WorkflowRun,
 )
-from django_durable_tasks.rules.findings import Finding, Severity
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.verify import Finding, Severity
 from tests.database.damages import DAMAGES, FOR_PEOPLE, IN_REDIS
 from tests.database.graphs.playing import of, recount, stands, succeed, tell
 from tests.database.healthy_rows import (
@@ -37,27 +40,29 @@ pytestmark = pytest.mark.django_db
 
 
 def _look(*only: str, **more: Any) -> list[Finding]:
-    answers = verifying.verify(verifying.chosen(only), **more)
+    answers = runner.verify(runner.chosen(only), **more)
     assert not [answer.error for answer in answers if answer.error]
     return [finding for answer in answers for finding in answer.findings]
 
 
 def _mend(*only: str) -> list[Deed]:
-    return verifying.repair(verifying.verify(verifying.chosen(only)))
+    return runner.repair(runner.verify(runner.chosen(only)))
 
 
 def _texts(findings: Iterable[Finding]) -> list[str]:
     return [f"{finding.check}: {finding.text}" for finding in findings]
 
 
-# All of them ------------------------------------------------------------------------------------------------------
+# All of them --------------------------------------------------------------------------------------
 
 
 def test_healthy_rows_of_every_kind_have_no_finding() -> None:
     write_healthy_rows()
     assert _texts(_look()) == []
-    answers = verifying.verify()
-    assert {answer.check.name: answer.looked_at for answer in answers}["dead-letters-missing"] == Task.objects.count()
+    answers = runner.verify()
+    assert {answer.check.name: answer.looked_at for answer in answers}[
+        "dead-letters-missing"
+    ] == Task.objects.count()
     empty = {answer.check.name for answer in answers if not answer.looked_at and not answer.note}
     assert empty <= {"orphan-overrides"}
     assert {answer.check.name for answer in answers if answer.note} == IN_REDIS
@@ -104,18 +109,21 @@ def test_what_is_for_people_is_left_with_advice(name: str) -> None:
 
 def test_many_damages_at_once_are_all_mended() -> None:
     write_healthy_rows()
-    found = {name: DAMAGES[name]() for name in ("dead-letters-missing", "attempts", "key-markers", "orphan-edges")}
+    found = {
+        name: DAMAGES[name]()
+        for name in ("dead-letters-missing", "attempts", "key-markers", "orphan-edges")
+    }
     assert {finding.check: finding.key for finding in _look()} == found
     _mend()
     assert _texts(_look()) == []
 
 
-# What moves while we look -----------------------------------------------------------------------------------------
+# What moves while we look -------------------------------------------------------------------------
 
 
 def test_a_suspicion_that_is_over_at_the_second_look_is_no_finding() -> None:
     check, key = CHECKS["dependency-counts"], DAMAGES["dependency-counts"]()
-    suspects = check.judge(verifying_walks.look(), check.rows())
+    suspects = check.judge(verify_check.look(), check.rows())
     assert [finding.key for finding in suspects] == [key]
     assert [finding.key for finding in check.confirmed(suspects, 10)] == [key]
     Task.objects.unguarded().filter(pk=key).update(unresolved_dependencies_count=1)
@@ -124,13 +132,24 @@ def test_a_suspicion_that_is_over_at_the_second_look_is_no_finding() -> None:
 
 def test_what_is_right_by_the_time_of_the_repair_is_left_alone() -> None:
     DAMAGES["dependency-counts"]()
-    answers = verifying.verify(verifying.chosen(["dependency-counts"]))
-    Task.objects.unguarded().filter(status=Status.BLOCKED).update(unresolved_dependencies_count=1, epoch=9)
-    assert [deed.done for deed in verifying.repair(answers)] == ["it is right meanwhile"]
+    answers = runner.verify(runner.chosen(["dependency-counts"]))
+    Task.objects.unguarded().filter(status=Status.BLOCKED).update(
+        unresolved_dependencies_count=1, epoch=9
+    )
+    assert [deed.done for deed in runner.repair(answers)] == ["it is right meanwhile"]
     assert Task.objects.get(status=Status.BLOCKED).epoch == 9
 
 
-@pytest.mark.parametrize("name", ["silent-runs", "not-republished", "unpublished", "stuck-on-overlap", "silent-nodes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "expired-leases",
+        "not-republished",
+        "unpublished",
+        "stuck-on-overlap",
+        "nodes-without-heartbeat",
+    ],
+)
 def test_nothing_is_called_late_under_a_reign_that_has_just_begun(name: str) -> None:
     led(since=10)
     DAMAGES[name]()
@@ -139,17 +158,17 @@ def test_nothing_is_called_late_under_a_reign_that_has_just_begun(name: str) -> 
 
 def test_without_a_leader_silent_runs_are_told_and_left_to_the_next_one() -> None:
     row = a_task(Status.RUNNING, due=-600)
-    [deed] = _mend("silent-runs")
-    assert (deed.done, "Nobody leads" in deed.left) == ("", True)
+    [deed] = _mend("expired-leases")
+    assert (deed.done, "No scheduler is the leader" in deed.left) == ("", True)
     assert Task.objects.get(pk=row.pk).status == "RUNNING"
 
 
-# Graphs -----------------------------------------------------------------------------------------------------------
+# Graphs -------------------------------------------------------------------------------------------
 
 
 def test_a_count_is_never_mended_by_an_edge_that_is_wrong_itself() -> None:
     led()
-    edge = DAMAGES["edges-told-early"]()
+    edge = DAMAGES["edges-resolved-early"]()
     [deed] = _mend("dependency-counts")
     assert "what else is wrong" in deed.left
     assert stands(TaskDependency.objects.get(pk=edge).task_id) == ["BLOCKED"]
@@ -186,7 +205,9 @@ def test_a_note_that_is_there_twice_is_counted_once() -> None:
     assert _look() == []
 
 
-@pytest.mark.parametrize(("column", "value"), [("total", 9), ("total", 1), ("failed", 1), ("succeeded", 0)])
+@pytest.mark.parametrize(
+    ("column", "value"), [("total", 9), ("total", 1), ("failed", 1), ("succeeded", 0)]
+)
 def test_counts_of_an_ended_run_are_set_right(column: str, value: int) -> None:
     led()
     run = an_ended_workflow()
@@ -229,7 +250,7 @@ def test_an_ended_run_whose_tasks_were_pruned_counts_what_is_not_there() -> None
     assert _texts(_look()) == []
 
 
-# Tasks ------------------------------------------------------------------------------------------------------------
+# Tasks --------------------------------------------------------------------------------------------
 
 
 def test_a_dead_letter_that_is_opened_again_can_be_replayed() -> None:
@@ -242,7 +263,9 @@ def test_a_dead_letter_that_is_opened_again_can_be_replayed() -> None:
 
 def test_an_older_discarded_letter_does_not_stand_for_a_later_failure() -> None:
     row = a_task(Status.FAILED)
-    DeadLetter.objects.unguarded().filter(task=row).update(open_task=None, resolution="DISCARDED", created_at=ago(600))
+    DeadLetter.objects.unguarded().filter(task=row).update(
+        open_task=None, resolution="DISCARDED", created_at=ago(600)
+    )
     assert [finding.key for finding in _look("dead-letters-missing")] == [row.pk]
 
 
@@ -289,7 +312,7 @@ def test_of_a_free_slot_the_oldest_goes_on_and_the_others_wait() -> None:
     assert _look("stuck-on-overlap") == []
 
 
-# Recurring --------------------------------------------------------------------------------------------------------
+# Recurring ----------------------------------------------------------------------------------------
 
 
 def test_a_next_fire_that_was_lost_is_computed_anew() -> None:
@@ -323,7 +346,7 @@ def test_a_fire_time_that_ran_twice_is_for_people() -> None:
     row = a_fired_schedule()
     born = Task.objects.get(recurring_task=row)
     second = a_task(recurring_task=row, fire_time=born.fire_time)
-    [deed] = _mend("occurrence-lines")
+    [deed] = _mend("occurrence-entries")
     assert (deed.finding.key, "ran twice" in deed.left) == (second.pk, True)
     assert OccurrenceRecord.objects.filter(recurring_task=row).count() == 1
 
@@ -331,12 +354,15 @@ def test_a_fire_time_that_ran_twice_is_for_people() -> None:
 def test_a_line_without_its_task_gets_it_again() -> None:
     row = a_fired_schedule()
     OccurrenceRecord.objects.unguarded().filter(recurring_task=row).update(task=None)
-    assert {finding.check for finding in _look("recurring")} == {"occurrence-tasks", "occurrence-lines"}
+    assert {finding.check for finding in _look("recurring")} == {
+        "occurrence-tasks",
+        "occurrence-entries",
+    }
     _mend("recurring")
     assert _look("recurring") == []
 
 
-# Words --------------------------------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------------------
 
 
 def test_a_finding_says_row_field_value_and_what_is_right() -> None:

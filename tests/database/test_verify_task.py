@@ -1,4 +1,6 @@
-"""The built-in audit: declared at the times of VERIFY_CRON when, run like any durable task, and never a repair."""
+"""The built-in audit: declared at the times of VERIFY_CRON when, run like any durable task, and
+never a repair.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import pytest
 
 from django_durable_tasks import conf
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.lifecycle import declared
-from django_durable_tasks.lifecycle.verifying import CHECKS
+from django_durable_tasks.engine.recurring import sync
+from django_durable_tasks.engine.verify.runner import CHECKS
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
-from django_durable_tasks.rules.findings import VERIFY_TASK
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.verify import VERIFY_TASK
 from tests.database.damages import DAMAGES
 from tests.database.healthy_rows import led
 from tests.delivery import deliver
@@ -23,7 +25,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def _steps() -> dict[str, str]:
-    return {step.name: f"{step.act} {step.reason}".strip() for step in declared.diff() if step.name == VERIFY_TASK}
+    return {
+        step.name: f"{step.act} {step.reason}".strip()
+        for step in sync.diff()
+        if step.name == VERIFY_TASK
+    }
 
 
 def _audit() -> Any:
@@ -41,7 +47,7 @@ def test_without_the_setting_no_audit_is_declared() -> None:
 def test_the_setting_declares_the_audit_and_taking_it_away_pauses_it(settings: Any) -> None:
     settings.DURABLE_TASKS = {"VERIFY_CRON": "40 3 * * *"}
     assert _steps() == {VERIFY_TASK: "CREATE"}
-    declared.apply()
+    sync.apply()
     row = RecurringTask.objects.get(name=VERIFY_TASK)
     assert (row.task, row.status, row.source) == (VERIFY_TASK, "ACTIVE", "settings")
     assert row.next_run_at is not None
@@ -54,7 +60,9 @@ def test_a_setting_that_is_no_cron_is_refused(settings: Any) -> None:
     settings.DURABLE_TASKS = {"VERIFY_CRON": "now and then"}
     assert _steps()[VERIFY_TASK].startswith("REFUSE")
     settings.DURABLE_TASKS = {"VERIFY_CRON": 5}
-    with pytest.raises(InvalidSetting, match=r"DURABLE_TASKS\['VERIFY_CRON'\] is 5: give a cron text"):
+    with pytest.raises(
+        InvalidSetting, match=r"DURABLE_TASKS\['VERIFY_CRON'\] is 5: give a cron text"
+    ):
         conf.settings()
 
 
@@ -65,7 +73,9 @@ def test_an_audit_of_healthy_tables_finds_nothing() -> None:
     assert result["checks"] == len(CHECKS)
 
 
-def test_an_audit_logs_and_counts_what_is_wrong_and_repairs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_audit_logs_and_counts_what_is_wrong_and_repairs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     led()
     key = DAMAGES["dead-letters-missing"]()
     with caplog.at_level(logging.ERROR, logger="django_durable_tasks.verify"):

@@ -1,4 +1,6 @@
-"""How ``durable verify`` walks: every row once, statements by page and never by row, within its limit."""
+"""How ``durable verify`` walks: every row once, statements by page and never by row, within its
+limit.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.engine.verify import check as verify_check
+from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle import verifying, verifying_walks
 from django_durable_tasks.models import DeadLetter, EndingEvent
 from django_durable_tasks.rules.states import Status
 from tests.database.healthy_rows import a_waiting_task, led
@@ -19,10 +22,11 @@ pytestmark = pytest.mark.django_db
 def test_every_row_is_looked_at_once_whatever_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = many_tasks(7, Status.FAILED)
     DeadLetter.objects.unguarded().all().delete()
-    monkeypatch.setattr(verifying_walks, "PAGE", 3)
+    monkeypatch.setattr(verify_check, "PAGE", 3)
     told: list[tuple[str, float]] = []
-    [answer] = verifying.verify(
-        verifying.chosen(["dead-letters-missing"]), progress=lambda table, part: told.append((table, part))
+    [answer] = runner.verify(
+        runner.chosen(["dead-letters-missing"]),
+        progress=lambda table, part: told.append((table, part)),
     )
     assert [finding.key for finding in answer.findings] == [row.pk for row in rows]
     assert answer.looked_at == 7
@@ -34,9 +38,9 @@ def test_every_row_is_looked_at_once_whatever_the_page(monkeypatch: pytest.Monke
 def test_the_limit_ends_the_search() -> None:
     many_tasks(5, Status.FAILED)
     DeadLetter.objects.unguarded().all().delete()
-    [answer] = verifying.verify(verifying.chosen(["dead-letters-missing"]), limit=2)
+    [answer] = runner.verify(runner.chosen(["dead-letters-missing"]), limit=2)
     assert (len(answer.findings), answer.more) == (2, True)
-    [answer] = verifying.verify(verifying.chosen(["dead-letters-missing"]), limit=5)
+    [answer] = runner.verify(runner.chosen(["dead-letters-missing"]), limit=5)
     assert (len(answer.findings), answer.more) == (5, False)
 
 
@@ -46,10 +50,8 @@ def test_the_number_of_statements_does_not_grow_with_the_rows() -> None:
     for _ in range(2):
         for _ in range(10):
             _write_one_of_each()
-        with CaptureQueriesContext(
-            connection,
-        ) as captured:
-            assert [answer.findings for answer in verifying.verify() if answer.findings] == []
+        with CaptureQueriesContext(connection) as captured:
+            assert [answer.findings for answer in runner.verify() if answer.findings] == []
         numbers.append(len(captured))
     assert numbers[0] == numbers[1]
 
@@ -63,7 +65,7 @@ def _write_one_of_each() -> None:
 
 
 def test_checks_are_chosen_by_name_and_group_and_a_wrong_one_is_refused_with_the_nearest() -> None:
-    assert [check.name for check in verifying.chosen(["attempts"])] == ["attempts"]
-    assert {check.group for check in verifying.chosen(["orphans", "attempts"])} == {"orphans", "tasks"}
+    assert [check.name for check in runner.chosen(["attempts"])] == ["attempts"]
+    assert {check.group for check in runner.chosen(["orphans", "attempts"])} == {"orphans", "tasks"}
     with pytest.raises(InvalidOption, match="Did you mean 'watermarks'"):
-        verifying.chosen(["watermark"])
+        runner.chosen(["watermark"])

@@ -1,4 +1,6 @@
-"""Where there is neither PostgreSQL nor Redis nothing is told, nothing listens, and the state says why."""
+"""Where there is neither PostgreSQL nor Redis nothing is told, nothing listens, and the state says
+why.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ pytestmark = pytest.mark.django_db
 
 
 def _tellers() -> int:
-    return sum(isinstance(hook, notify_on_commit._Batch) for _, hook, *_ in connection.run_on_commit)
+    return sum(
+        isinstance(hook, notify_on_commit._Batch) for _, hook, *_ in connection.run_on_commit
+    )
 
 
 def _schedule(wait: float = 0.0) -> None:
-    tasks.noop.using(queue=QUEUE, key="k", run_at=timezone.now() + timedelta(seconds=wait)).schedule()
+    tasks.noop.using(
+        queue=QUEUE, key="k", run_at=timezone.now() + timedelta(seconds=wait)
+    ).schedule()
 
 
 @pytest.mark.mariadb

@@ -1,4 +1,6 @@
-"""What a page finds: a database of its own run, and every task run where it is rung, after COMMIT."""
+"""What a page finds: a database of its own run, and every task run where it is rung,
+after COMMIT.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,19 @@ import pytest
 from celery import current_app
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery import doorbell
-from django_durable_tasks.lifecycle import connections, limits
+from django_durable_tasks.celery.publishing import broker_connection
+from django_durable_tasks.engine.db import connections
+from django_durable_tasks.engine.limits import backpressure
 from tests.factories import first_rows
 
 
 @pytest.fixture
 def eager(transactional_db: None) -> Iterator[None]:
-    """Give the first rows, run bodies in this process, and forget the schedules that a page declared."""
+    """Give the first rows, run bodies in this process, and forget the schedules that a page
+    declared.
+    """
     declared = dict(registry._declarations)
-    limits.forget_picture()
+    backpressure.forget_picture()
     first_rows()
     before = current_app.conf.task_always_eager
     current_app.conf.task_always_eager = True
@@ -26,4 +31,4 @@ def eager(transactional_db: None) -> Iterator[None]:
     registry._declarations.clear()
     registry._declarations.update(declared)
     connections.close_all()
-    doorbell.hang_up()
+    broker_connection.hang_up()

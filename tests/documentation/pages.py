@@ -18,7 +18,9 @@ _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: where it stands (line from 1), what follows its fence, and what it holds."""
+    """One fenced block: where it stands (line from 1), what follows its fence, and what
+    it holds.
+    """
 
     page: Path
     line: int

@@ -1,4 +1,6 @@
-"""Every `manage.py durable` and `manage.py run_scheduler` that a page shows can be typed as it stands."""
+"""Every `manage.py durable` and `manage.py run_scheduler` that a page shows can be typed as it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,14 @@ _STAND_INS = {"VERB", "NAME", "...", "ID", "RUN", "TASK", "QUEUE"}
 def _shown(page: Path) -> Iterator[tuple[str, str]]:
     for block in blocks(page):
         if block.language in ("sh", "console", "shell", "bash", "text", ""):
-            yield from ((found[1], found[2]) for line in block.text.splitlines() if (found := _LINE.search(line)))
-    yield from ((found[1], found[2]) for found in _INLINE.finditer(page.read_text(encoding="utf-8")))
+            yield from (
+                (found[1], found[2])
+                for line in block.text.splitlines()
+                if (found := _LINE.search(line))
+            )
+    yield from (
+        (found[1], found[2]) for found in _INLINE.finditer(page.read_text(encoding="utf-8"))
+    )
 
 
 def _words(command: str, rest: str) -> list[str] | None:
@@ -34,7 +42,9 @@ def _words(command: str, rest: str) -> list[str] | None:
     return None if stand_in or "--help" in words else words
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if "manage.py" in page.read_text()], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if "manage.py" in page.read_text()], ids=name_of
+)
 def test_every_command_of_a_page_can_be_typed(page: Path) -> None:
     for command, rest in _shown(page):
         words = _words(command, rest)

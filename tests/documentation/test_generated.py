@@ -10,4 +10,6 @@ from docs.generate import PAGES, ROOT
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_fresh(name: str) -> None:
     stands = (ROOT / name).read_text(encoding="utf-8")
-    assert stands == PAGES[name](), f"docs/{name} is stale: run `python -m docs.generate` and commit it"
+    assert stands == PAGES[name](), (
+        f"docs/{name} is stale: run `python -m docs.generate` and commit it"
+    )

@@ -18,7 +18,9 @@ def _dead(page: Path) -> list[str]:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors(target)
+        ):
             found.append(link)
     return found
 
@@ -35,7 +37,9 @@ def test_every_page_is_in_a_table_of_contents() -> None:
             if block.language == "{toctree}":
                 lines = [line.strip() for line in block.text.splitlines()]
                 entries = [line for line in lines if line and not line.startswith(":")]
-                listed |= {(page.parent / f"{entry.removesuffix('.md')}.md").resolve() for entry in entries}
+                listed |= {
+                    (page.parent / f"{entry.removesuffix('.md')}.md").resolve() for entry in entries
+                }
     written = {page for page in pages() if DOCS in page.parents and page != DOCS / "index.md"}
     assert written - listed == set()
     assert {page for page in listed if not page.exists()} == set()
@@ -43,6 +47,8 @@ def test_every_page_is_in_a_table_of_contents() -> None:
 
 def test_the_guarantees_stand_in_the_order_of_the_readme() -> None:
     promised = re.findall(r"(?m)^(\d)\. \*\*(\w+ \w+)", (ROOT / "README.md").read_text())
-    explained = re.findall(r"(?m)^## (\d)\. (\w+ \w+)", (DOCS / "explanation" / "guarantees.md").read_text())
+    explained = re.findall(
+        r"(?m)^## (\d)\. (\w+ \w+)", (DOCS / "explanation" / "guarantees.md").read_text()
+    )
     assert len(promised) >= 7
     assert explained[: len(promised)] == promised

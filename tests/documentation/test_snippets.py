@@ -1,4 +1,6 @@
-"""Every Python block of README and docs runs, page by page and in order, against the test project's database."""
+"""Every Python block of README and docs runs, page by page and in order, against the test project's
+database.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,16 @@ def _run(page: Path) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if any(map(_runs, _python(page)))], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if any(map(_runs, _python(page)))], ids=name_of
+)
 def test_every_snippet_of_a_page_runs(page: Path, eager: None) -> None:
     names = _run(page)
     if "DURABLE_TASKS" in names:
         conf.read(names["DURABLE_TASKS"])
-    cases = [case for case in names.values() if isinstance(case, type) and issubclass(case, TestCase)]
+    cases = [
+        case for case in names.values() if isinstance(case, type) and issubclass(case, TestCase)
+    ]
     for case in cases:
         if case is not TestCase:
             _expect_success(case)
@@ -61,7 +67,9 @@ def test_what_does_not_run_is_python_and_says_why() -> None:
         for block in _python(page):
             compile(block.text, f"{name_of(page)}:{block.line}", "exec")
             reason = block.rest.removeprefix(NOT_RUN).strip()
-            assert _runs(block) or len(reason.split()) > 2, f"{name_of(page)}:{block.line} gives no reason"
+            assert _runs(block) or len(reason.split()) > 2, (
+                f"{name_of(page)}:{block.line} gives no reason"
+            )
 
 
 def test_the_readme_does_what_it_says(eager: None) -> None:

@@ -1,4 +1,6 @@
-"""The tutorial, typed by a test: its files are written, its commands and shell sessions run, in an empty folder."""
+"""The tutorial, typed by a test: its files are written, its commands and shell sessions run, in an
+empty folder.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,14 @@ class Reader:
         """Type a block into the shell, line by line, at a terminal."""
         terminal, shell_side = os.openpty()
         shell = subprocess.Popen(
-            ["python", "manage.py", "shell", "-i", "python"], cwd=self.folder, env={**self.environment, "TERM": "dumb"},
-            stdin=shell_side, stdout=shell_side, stderr=shell_side, start_new_session=True,
-        )  # fmt: skip
+            ["python", "manage.py", "shell", "-i", "python"],
+            cwd=self.folder,
+            env={**self.environment, "TERM": "dumb"},
+            stdin=shell_side,
+            stdout=shell_side,
+            stderr=shell_side,
+            start_new_session=True,
+        )
         self.started[f"line {block.line}"] = shell
         os.close(shell_side)
         for line in [*block.text.splitlines(), "print('typed', 'to the end')", "exit()"]:
@@ -76,9 +83,14 @@ class Reader:
             self.started[line].wait(PATIENCE)  # started again, because the page has killed it
         with self._log().open("ab") as log:
             self.started[line] = subprocess.Popen(
-                ["sh", "-c", f"exec {line}"], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                ["sh", "-c", f"exec {line}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def _run(self, command: list[str], name: str) -> None:
         done = subprocess.run(
@@ -108,7 +120,9 @@ def _all_of(terminal: int) -> str:
     """Read a terminal until its program has ended; Linux says so by an error."""
     said, deadline = b"", time.monotonic() + PATIENCE
     with suppress(OSError):
-        while (left := deadline - time.monotonic()) > 0 and select.select([terminal], [], [], left)[0]:
+        while (left := deadline - time.monotonic()) > 0 and select.select([terminal], [], [], left)[
+            0
+        ]:
             piece = os.read(terminal, 65_536)
             if not piece:
                 break
@@ -118,7 +132,9 @@ def _all_of(terminal: int) -> str:
 
 
 def _shell_blocks() -> list[Block]:
-    return [one for one in blocks(PAGE) if one.language == "python" and _FILE.match(one.text) is None]
+    return [
+        one for one in blocks(PAGE) if one.language == "python" and _FILE.match(one.text) is None
+    ]
 
 
 @pytest.mark.parametrize("block", _shell_blocks(), ids=lambda block: f"line {block.line}")

@@ -2,12 +2,16 @@
 
 import ast
 
-INTERNAL = ("django_durable_tasks.lifecycle", "django_durable_tasks.rules")
+INTERNAL = ("django_durable_tasks.engine", "django_durable_tasks.rules")
 
 
 def internal_imports(source: str) -> list[str]:
     """Find imports of internal packages, by line."""
-    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+    nodes = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
     return [
         f"{node.lineno}: imports {name}"
         for node in nodes

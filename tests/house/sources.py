@@ -13,9 +13,15 @@ Checker = Callable[[str], list[str]]
 
 
 def python_files(*folders: str, without: frozenset[str] = frozenset()) -> list[Path]:
-    """Give the Python files under the folders, without migrations (Django writes them) and the named paths."""
+    """Give the Python files under the folders, without migrations (Django writes them) and the
+    named paths.
+    """
     files = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
-    return [file for file in files if not NOT_OURS.intersection(file.parts) and name_of(file) not in without]
+    return [
+        file
+        for file in files
+        if not NOT_OURS.intersection(file.parts) and name_of(file) not in without
+    ]
 
 
 def name_of(file: Path) -> str:
@@ -25,7 +31,11 @@ def name_of(file: Path) -> str:
 
 def findings(checker: Checker, files: list[Path]) -> list[str]:
     """Give what a checker has to say, one line a finding, each with its file."""
-    return [f"{name_of(file)}:{found}" for file in files for found in checker(file.read_text(encoding="utf-8"))]
+    return [
+        f"{name_of(file)}:{found}"
+        for file in files
+        for found in checker(file.read_text(encoding="utf-8"))
+    ]
 
 
 def expect_none(found: list[str]) -> None:
@@ -35,7 +45,9 @@ def expect_none(found: list[str]) -> None:
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Give every function of a tree, nested ones too."""
-    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    yield from (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def docstrings(tree: ast.AST) -> set[int]:
@@ -46,7 +58,9 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 
 def root_name(node: ast.AST) -> str:
-    """Give the name a chain of calls and attributes starts from: `Task` for `Task.objects.filter(...).update`."""
+    """Give the name a chain of calls and attributes starts from: `Task` for
+    `Task.objects.filter(...).update`.
+    """
     while not isinstance(node, ast.Name):
         match node:
             case ast.Attribute(value=inner) | ast.Call(func=inner) | ast.Subscript(value=inner):

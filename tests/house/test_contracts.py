@@ -13,17 +13,31 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 
 
 def _lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(LINTER), "--no-cache", "--config", str(folder / "pyproject.toml")]
+    command = [
+        sys.executable,
+        str(LINTER),
+        "--no-cache",
+        "--config",
+        str(folder / "pyproject.toml"),
+    ]
     environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "COLUMNS": "120"}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """Give a copy of the package and its contracts, to be broken."""
-    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

@@ -12,7 +12,11 @@ from tests.house.sources import PACKAGE, expect_none
 def _missing(wanted: ProjectState) -> list[str]:
     loader = MigrationLoader(None)
     changes = MigrationAutodetector(loader.project_state(), wanted).changes(graph=loader.graph)
-    return [operation.describe() for migration in changes.get(PACKAGE, []) for operation in migration.operations]
+    return [
+        operation.describe()
+        for migration in changes.get(PACKAGE, [])
+        for operation in migration.operations
+    ]
 
 
 def test_the_migrations_are_in_step_with_the_models() -> None:

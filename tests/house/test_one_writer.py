@@ -1,11 +1,19 @@
-"""Only lifecycle/transitions and lifecycle/sql write a Task's status, and SQL stands in its own files."""
+"""Only engine/transitions and engine/db/sql write a Task's status, and SQL stands in its
+own files.
+"""
 
 import pytest
 
 from tests.house.sources import PACKAGE, ROOT, expect_none, findings, name_of, python_files
-from tests.house.writers import executed_literals, misplaced_sql, savers, sql_in_python, status_writers
+from tests.house.writers import (
+    executed_literals,
+    misplaced_sql,
+    savers,
+    sql_in_python,
+    status_writers,
+)
 
-WRITER = f"{PACKAGE}/lifecycle/transitions"
+WRITER = f"{PACKAGE}/engine/transitions"
 
 
 def test_only_the_transitions_write_status() -> None:
@@ -25,7 +33,13 @@ def test_no_sql_stands_in_a_python_string() -> None:
 
 
 def test_sql_files_are_named_by_verb_and_vendor() -> None:
-    expect_none([found for file in (ROOT / PACKAGE).rglob("*.sql") for found in misplaced_sql(name_of(file))])
+    expect_none(
+        [
+            found
+            for file in (ROOT / PACKAGE).rglob("*.sql")
+            for found in misplaced_sql(name_of(file))
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,5 +94,5 @@ def test_prose_and_statements_of_the_session_are_not_sql() -> None:
 
 def test_an_sql_file_in_the_wrong_place_is_found() -> None:
     assert misplaced_sql("django_durable_tasks/models/claim.postgresql.sql")
-    assert misplaced_sql("django_durable_tasks/lifecycle/sql/claim.sql")
-    assert not misplaced_sql("django_durable_tasks/lifecycle/sql/claim_due.postgresql.sql")
+    assert misplaced_sql("django_durable_tasks/engine/db/sql/claim.sql")
+    assert not misplaced_sql("django_durable_tasks/engine/db/sql/claim_due.postgresql.sql")

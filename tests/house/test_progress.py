@@ -1,4 +1,6 @@
-"""The progress lines of a test run: what is over, what begins, and about how long the rest takes."""
+"""The progress lines of a test run: what is over, what begins, and about how long the
+rest takes.
+"""
 
 import pytest
 
@@ -26,7 +28,9 @@ def test_the_time_that_is_left_is_that_of_the_longest_lane(
     assert seconds_left(under_way, waiting, lanes) == left
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(5, "5 s"), (59, "59 s"), (60, "1 min"), (170, "3 min")])
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(5, "5 s"), (59, "59 s"), (60, "1 min"), (170, "3 min")]
+)
 def test_durations_are_given_in_minutes(seconds: float, said: str) -> None:
     assert about(seconds) == said
 
@@ -35,7 +39,10 @@ def test_a_run_is_announced_with_its_duration_and_what_is_over() -> None:
     progress = Progress([BROWSER, CHECK], 1)
     total = about(BROWSER.seconds + CHECK.seconds)
     line = progress.begins(BROWSER)
-    assert line == f"{BROWSER.title} (expected {about(BROWSER.seconds)}); 0 of 2 runs are over, about {total} left"
+    assert (
+        line == f"{BROWSER.title} (expected {about(BROWSER.seconds)}); 0 of 2 runs are over, about"
+        f" {total} left"
+    )
     progress.ends(BROWSER)
     assert progress.state() == f"1 of 2 runs are over, about {about(CHECK.seconds)} left"
     progress.ends(CHECK)

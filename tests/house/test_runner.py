@@ -1,4 +1,6 @@
-"""`python -m tests` keeps what was asked for, and does not call a thing passed that failed or did not run."""
+"""`python -m tests` keeps what was asked for, and does not call a thing passed that failed or did
+not run.
+"""
 
 import os
 import signal
@@ -20,7 +22,9 @@ from tests.waiting import until
 CHECK = Run("ruff check", "checks", ("ruff",))
 DATABASE = Run("pytest on postgresql", "database", (), ("tests/database",), "postgresql")
 PAIR = Run("pytest on postgresql × redis", "broker", (), ("tests/broker",), "postgresql", "redis")
-FILES = Run("pytest on sqlite × filesystem", "processes", (), ("tests/processes",), "sqlite", "filesystem")
+FILES = Run(
+    "pytest on sqlite × filesystem", "processes", (), ("tests/processes",), "sqlite", "filesystem"
+)
 
 SECOND_TIME = """
 from pathlib import Path
@@ -52,7 +56,9 @@ REPORT = """<testsuites><testsuite>
     ],
 )
 def test_only_keeps_the_runs_on_what_is_named(names: str, kept: list[Run]) -> None:
-    assert [run for run in (CHECK, DATABASE, PAIR, FILES) if run.chosen(frozenset(names.split(",")))] == kept
+    assert [
+        run for run in (CHECK, DATABASE, PAIR, FILES) if run.chosen(frozenset(names.split(",")))
+    ] == kept
 
 
 def test_files_need_no_server() -> None:
@@ -71,7 +77,14 @@ def test_failures_errors_and_skips_are_told_with_their_reasons(tmp_path: Path) -
 
 
 def test_skips_of_one_reason_are_one_line_with_their_number() -> None:
-    result = Result(PAIR, skips=[("a.one", "no Chromium here"), ("a.two", "no Chromium here"), ("a.other", "no zone")])
+    result = Result(
+        PAIR,
+        skips=[
+            ("a.one", "no Chromium here"),
+            ("a.two", "no Chromium here"),
+            ("a.other", "no zone"),
+        ],
+    )
     assert [line for line in closing([result], {}) if line.startswith("SKIPPED")] == [
         f"SKIPPED 2 tests such as a.one ({PAIR.title}): no Chromium here",
         f"SKIPPED a.other ({PAIR.title}): no zone",
@@ -86,7 +99,9 @@ def test_a_run_that_died_without_a_report_counts_as_one_failure(tmp_path: Path) 
 
 def test_a_missing_server_is_named_with_the_runs_it_cost() -> None:
     missing = Result(PAIR, missing=["redis"])
-    lines = list(closing([missing], {"redis": Server("redis", None, "redis-server is not installed")}))
+    lines = list(
+        closing([missing], {"redis": Server("redis", None, "redis-server is not installed")})
+    )
     assert "NOT RUN for want of redis: redis-server is not installed" in lines
     assert any(line.strip() == PAIR.title for line in lines)
     assert any("NOT RUN" in line for line in lines if line.startswith("postgresql"))
@@ -100,7 +115,9 @@ def test_a_repetition_that_would_begin_too_late_is_left_out_and_named(tmp_path: 
         (first, False, False),
     ]
     (line,) = (line for line in closing(results, {}) if line.startswith("LEFT OUT,"))
-    command = "TEST_DATABASE=sqlite TEST_BROKER=filesystem .venv/bin/python -m pytest tests/processes"
+    command = (
+        "TEST_DATABASE=sqlite TEST_BROKER=filesystem .venv/bin/python -m pytest tests/processes"
+    )
     assert line.endswith(f"{FILES.title}; run it by `{command}`")
 
 
@@ -134,7 +151,10 @@ def test_what_passes_once_more_is_unstable_and_what_does_not_stays_failed(
 
 def test_a_case_of_the_report_is_found_again_as_a_node_of_pytest() -> None:
     assert node_id(STAYS) == "tests/house/test_runner.py::test_a_check[x.y]"
-    assert node_id("tests.house.test_runner.TestClass.test_it") == "tests/house/test_runner.py::TestClass::test_it"
+    assert (
+        node_id("tests.house.test_runner.TestClass.test_it")
+        == "tests/house/test_runner.py::TestClass::test_it"
+    )
 
 
 def test_failed_tests_run_once_more_if_they_are_few(tmp_path: Path) -> None:
@@ -146,7 +166,9 @@ def test_failed_tests_run_once_more_if_they_are_few(tmp_path: Path) -> None:
         (tmp_path / "began").unlink(missing_ok=True)
         results = _results([run], {}, tmp_path, 1)
         assert results[0].failed
-        results[0].failures = [f"{test.with_suffix('')}.test_fails_the_first_time"]  # it lies outside the project
+        results[0].failures = [
+            f"{test.with_suffix('')}.test_fails_the_first_time"
+        ]  # it lies outside the project
         _repeat_failures(results, {}, tmp_path, most)
         assert len(results[0].unstable) == unstable
         assert results[0].failed == (not unstable)
@@ -171,9 +193,17 @@ def test_waiting_gives_the_answer_or_says_what_did_not_come() -> None:
         until(lambda: False, within=0.01, message="the leader to step down")
 
 
-def test_long_runs_begin_first_by_turns_with_those_that_wait_and_those_that_need_quiet_stand_apart() -> None:
-    computing = sorted((run for run in planned() if run.broker is None and not run.last), key=_seconds, reverse=True)
-    waiting = sorted((run for run in planned() if run.broker is not None), key=_seconds, reverse=True)
+def test_long_runs_begin_first_by_turns_with_those_that_wait_and_those_that_need_quiet_stand_apart() -> (
+    None
+):
+    computing = sorted(
+        (run for run in planned() if run.broker is None and not run.last),
+        key=_seconds,
+        reverse=True,
+    )
+    waiting = sorted(
+        (run for run in planned() if run.broker is not None), key=_seconds, reverse=True
+    )
     quiet = replace(PAIR, alone=True)
     assert in_turn([CHECK, quiet, *planned()], alone=True) == [quiet]
     order = in_turn([quiet, *planned()], alone=False)
@@ -227,7 +257,9 @@ until(pathlib.Path("{folder}/{other}").exists, within=60)
         return lanes.code(script, os.environ, 60, tmp_path / f"{me}.log")
 
     assert list(lanes.each(2, work, pairs)) == [0, 0]
-    assert [(tmp_path / f"{me}.log").read_text().split() for me, _ in pairs] == [["this", "is", me] for me, _ in pairs]
+    assert [(tmp_path / f"{me}.log").read_text().split() for me, _ in pairs] == [
+        ["this", "is", me] for me, _ in pairs
+    ]
 
 
 def test_a_run_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
@@ -239,7 +271,9 @@ def test_a_run_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path)
 
 
 @pytest.mark.parametrize("where", ["in a lane", "beside the lanes"])
-def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(tmp_path: Path, where: str) -> None:
+def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(
+    tmp_path: Path, where: str
+) -> None:
     notes = [tmp_path / f"note-{place}" for place in range(4)]
 
     def work(place: int) -> int | None:
@@ -248,7 +282,9 @@ def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(t
             if where == "in a lane":
                 raise KeyboardInterrupt
             return None
-        return lanes.code(_script(HOLDS.format(note=notes[place])), os.environ, 600, tmp_path / f"{place}.log")
+        return lanes.code(
+            _script(HOLDS.format(note=notes[place])), os.environ, 600, tmp_path / f"{place}.log"
+        )
 
     with pytest.raises(KeyboardInterrupt), Lanes() as lanes:
         _interrupted(lanes.each(3, work, [0, 1, 2, 3]))
@@ -259,7 +295,9 @@ def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(t
 
 
 def test_runs_accept_interrupts_though_a_shell_in_the_background_ignores_them() -> None:
-    script = _script("import signal; raise SystemExit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)")
+    script = _script(
+        "import signal; raise SystemExit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert Lanes().code(script, os.environ, 60, None) == 1

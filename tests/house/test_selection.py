@@ -16,13 +16,32 @@ from tests.vendors import BROKERS, DATABASES
 
 
 def _pairs(runs: list[Run], suite: str) -> set[tuple[str | None, str | None]]:
-    return {(run.database, run.broker) for run in runs if f"tests/{suite}" in run.folders and not run.newest}
+    return {
+        (run.database, run.broker)
+        for run in runs
+        if f"tests/{suite}" in run.folders and not run.newest
+    }
 
 
 def test_every_suite_of_the_matrix_runs_by_default_but_for_those_that_are_named() -> None:
     chosen = {run.suite for run in default_runs()}
-    assert {run.suite for run in planned()} - chosen == {"chaos", "crash_points", "mutants", "newest", "portable"}
-    assert chosen >= {"checks", "house", "unit", "documentation", "database", "broker", "processes", "browser"}
+    assert {run.suite for run in planned()} - chosen == {
+        "chaos",
+        "crash_points",
+        "mutants",
+        "newest",
+        "portable",
+    }
+    assert chosen >= {
+        "checks",
+        "house",
+        "unit",
+        "documentation",
+        "database",
+        "broker",
+        "processes",
+        "browser",
+    }
 
 
 def test_the_default_selection_uses_every_database_broker_and_server() -> None:
@@ -40,7 +59,9 @@ def test_one_broker_and_one_pair_run_completely_and_the_others_with_the_mark_smo
     for suite in ("broker", "processes"):
         assert _pairs(runs, suite) == _pairs(planned(), suite)
         assert {run.marks for run in runs if f"tests/{suite}" in run.folders} == {"", "smoke"}
-    assert [run.servers for run in runs if run.suite == PGBOUNCER] == [["postgresql", "redis", PGBOUNCER]]
+    assert [run.servers for run in runs if run.suite == PGBOUNCER] == [
+        ["postgresql", "redis", PGBOUNCER]
+    ]
     assert {pair for pair in PAIRS if pair != COMPLETE_PAIR} <= _pairs(
         [run for run in runs if run.suite in {SMOKE, PGBOUNCER}], "processes"
     )
@@ -76,11 +97,15 @@ def test_options_choose_the_runs(arguments: list[str], expected: list[Run]) -> N
         (["--kill-trials"], 1),
     ],
 )
-def test_the_default_selection_gets_a_lane_more_unless_the_number_is_given(arguments: list[str], lanes: int) -> None:
+def test_the_default_selection_gets_a_lane_more_unless_the_number_is_given(
+    arguments: list[str], lanes: int
+) -> None:
     assert _lanes(_options(arguments)) == lanes
 
 
-@pytest.mark.parametrize("arguments", [["--all", "--changed"], ["--changed", "--kill-trials"], ["--lanes", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--all", "--changed"], ["--changed", "--kill-trials"], ["--lanes", "0"]]
+)
 def test_options_that_contradict_each_other_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         _options(arguments)
@@ -89,26 +114,41 @@ def test_options_that_contradict_each_other_are_refused(arguments: list[str]) ->
 def test_the_report_names_what_the_selection_left_out_with_its_command() -> None:
     lines = list(closing([], {}, left_out_by(default_runs())))
     assert 'make test ARGS="--all"' in lines[0]
-    assert "    TEST_DATABASE=postgresql TEST_BROKER=redis .venv/bin/python -m pytest tests/mutants" in lines
-    assert "    TEST_DATABASE=sqlite TEST_BROKER=memory .venv/bin/python -m pytest -m portable tests/database" in lines
+    assert (
+        "    TEST_DATABASE=postgresql TEST_BROKER=redis .venv/bin/python -m pytest tests/mutants"
+        in lines
+    )
+    assert (
+        "    TEST_DATABASE=sqlite TEST_BROKER=memory .venv/bin/python -m pytest -m portable"
+        " tests/database" in lines
+    )
     assert lines.count('    make test ARGS="--only newest"') == 1
 
 
 def test_the_table_tells_a_smoke_set_from_a_complete_suite() -> None:
-    few = Result(next(run for run in default_runs() if run.database == "mariadb" and run.suite == SMOKE), passes=3)
-    all_of_it = Result(Run("all", "processes", (), ("tests/processes",), "mariadb", "rabbitmq"), passes=90)
+    few = Result(
+        next(run for run in default_runs() if run.database == "mariadb" and run.suite == SMOKE),
+        passes=3,
+    )
+    all_of_it = Result(
+        Run("all", "processes", (), ("tests/processes",), "mariadb", "rabbitmq"), passes=90
+    )
     for results, cell in (([few], "passed 3, smoke"), ([few, all_of_it], "passed 93")):
         (row,) = (line for line in closing(results, {}) if line.startswith("mariadb"))
         assert re.split(r"\s{2,}", row)[2] == cell
 
 
 def test_every_run_has_an_expected_duration() -> None:
-    runs = {(run.suite, run.database, run.broker) for run in [*planned(), *default_runs()] if run.folders}
+    runs = {
+        (run.suite, run.database, run.broker)
+        for run in [*planned(), *default_runs()]
+        if run.folders
+    }
     assert SECONDS.keys() == runs
     assert all(run.seconds > 0 for run in [*planned(), *default_runs()])
 
 
-# Which tests run on one database alone -------------------------------------------------------------------------------
+# Which tests run on one database alone ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,4 +185,6 @@ def test_a_question_for_the_vendor_is_found() -> None:
 
 def test_no_test_carries_the_mark_portable_by_itself() -> None:
     mark = "mark." + "portable"
-    assert [str(file) for file in Path(ROOT / "tests").rglob("*.py") if mark in file.read_text()] == []
+    assert [
+        str(file) for file in Path(ROOT / "tests").rglob("*.py") if mark in file.read_text()
+    ] == []

@@ -1,4 +1,6 @@
-"""The project names no place of the machine it was written on, and its README says the two commands."""
+"""The project names no place of the machine it was written on, and its README says the two
+commands.
+"""
 
 import re
 import subprocess
@@ -6,25 +8,51 @@ from pathlib import Path
 
 from tests.house.sources import ROOT, expect_none
 
-TEXT = {".py", ".md", ".toml", ".cfg", ".ini", ".sql", ".html", ".css", ".js", ".txt", ".yml", ".json", ".sh", ""}
+TEXT = {
+    ".py",
+    ".md",
+    ".toml",
+    ".cfg",
+    ".ini",
+    ".sql",
+    ".html",
+    ".css",
+    ".js",
+    ".txt",
+    ".yml",
+    ".json",
+    ".sh",
+    "",
+}
 PERSONAL = re.compile(r"(?<![\w.])/(?:root|home/\w+|Users/\w+)/")
-TOOLS = re.compile("|".join((r"\bsub-?" + "agents?", "chat" + "gpt", "clau" + "de", "before" + "-stop")), re.IGNORECASE)
+TOOLS = re.compile(
+    "|".join((r"\bsub-?" + "agents?", "chat" + "gpt", "clau" + "de", "before" + "-stop")),
+    re.IGNORECASE,
+)
 COMMANDS = ("make demo", "make test")
 
 
 def _ours() -> list[Path]:
     """Give the files git knows, also those not yet committed; an unpacked archive is read whole."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-    names = answer.stdout.splitlines() or [str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py")]
+    answer = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    names = answer.stdout.splitlines() or [
+        str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py")
+    ]
     files = [ROOT / name for name in names if not name.startswith(".venv/")]
     return [file for file in files if file.is_file() and file.suffix in TEXT]
 
 
 def _words(text: str, here: Path) -> list[str]:
-    """Find paths into somebody's home or into `here`, and names of tools; a short `here` would be found anywhere."""
+    """Find paths into somebody's home or into `here`, and names of tools; a short `here` would be
+    found anywhere.
+    """
     places = [re.escape(str(place)) for place in (here, here.parent) if len(place.parts) > 1]
-    pattern = re.compile("|".join([PERSONAL.pattern, *(rf"(?<![\w.]){place}/" for place in places)]))
+    pattern = re.compile(
+        "|".join([PERSONAL.pattern, *(rf"(?<![\w.]){place}/" for place in places)])
+    )
     return [match.group() for finder in (pattern, TOOLS) for match in finder.finditer(text)]
 
 

@@ -7,17 +7,30 @@ from collections.abc import Iterator
 from tests.house.sources import docstrings, root_name
 
 VENDORS = "postgresql|mysql|mariadb|sqlite"
-SQL_FILE = re.compile(rf"django_durable_tasks/lifecycle/sql/[a-z_]+\.({VENDORS})\.sql")
+SQL_FILE = re.compile(rf"django_durable_tasks/engine/db/sql/[a-z_]+\.({VENDORS})\.sql")
 STATEMENT = re.compile(
     r"\b(INSERT\s+(IGNORE\s+|OR\s+\w+\s+)?INTO|UPDATE\s+\S+\s+SET|DELETE\s+FROM|SELECT\s.*\sFROM\s|FOR\s+(NO\s+KEY\s+)?UPDATE)\b",
     re.DOTALL,
 )
-OF_THE_SESSION = ("SET", "PRAGMA", "LISTEN", "UNLISTEN", "NOTIFY", "BEGIN", "COMMIT", "ROLLBACK", "SHOW", "SELECT 1")
+OF_THE_SESSION = (
+    "SET",
+    "PRAGMA",
+    "LISTEN",
+    "UNLISTEN",
+    "NOTIFY",
+    "BEGIN",
+    "COMMIT",
+    "ROLLBACK",
+    "SHOW",
+    "SELECT 1",
+)
 CREATORS = {"create", "acreate", "bulk_create", "abulk_create", "get_or_create", "update_or_create"}
 
 
 def status_writers(source: str) -> list[str]:
-    """Find writes of a Task's status; a chain that starts from another model's name is that model's own affair."""
+    """Find writes of a Task's status; a chain that starts from another model's name is that model's
+    own affair.
+    """
     writing = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, writing)]
     return [f"{node.lineno}: {what}" for node in nodes for what in _write_of_status(node)]
@@ -54,19 +67,33 @@ def executed_literals(source: str) -> list[str]:
 
 
 def misplaced_sql(path: str) -> list[str]:
-    """Find an SQL file that is not `lifecycle/sql/<verb>.<vendor>.sql`."""
-    return [] if SQL_FILE.fullmatch(path) else [f"{path}: SQL stands in lifecycle/sql/<verb>.<vendor>.sql"]
+    """Find an SQL file that is not `engine/db/sql/<verb>.<vendor>.sql`."""
+    return (
+        []
+        if SQL_FILE.fullmatch(path)
+        else [f"{path}: SQL stands in engine/db/sql/<verb>.<vendor>.sql"]
+    )
 
 
 def _write_of_status(node: ast.stmt | ast.expr) -> Iterator[str]:
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr == "status" and not _of_another(target):
+            if (
+                isinstance(target, ast.Attribute)
+                and target.attr == "status"
+                and not _of_another(target)
+            ):
                 yield "status is assigned"
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not _of_another(node.func):
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and not _of_another(node.func)
+    ):
         verb = node.func.attr
-        if verb in {"update", "aupdate"} and any(keyword.arg == "status" for keyword in node.keywords):
+        if verb in {"update", "aupdate"} and any(
+            keyword.arg == "status" for keyword in node.keywords
+        ):
             yield "status is updated"
         if verb in {"bulk_update", "abulk_update"} and "'status'" in ast.unparse(node):
             yield "status is updated in bulk"
@@ -81,9 +108,14 @@ def _of_another(node: ast.Attribute) -> bool:
 
 def _executes_literal(node: ast.Call) -> bool:
     match node:
-        case ast.Call(func=ast.Attribute(attr="execute" | "executemany"), args=[ast.JoinedStr() as text, *_]):
+        case ast.Call(
+            func=ast.Attribute(attr="execute" | "executemany"), args=[ast.JoinedStr() as text, *_]
+        ):
             parts = [part.value for part in text.values[:1] if isinstance(part, ast.Constant)]
-        case ast.Call(func=ast.Attribute(attr="execute" | "executemany"), args=[ast.Constant(value=str(text)), *_]):
+        case ast.Call(
+            func=ast.Attribute(attr="execute" | "executemany"),
+            args=[ast.Constant(value=str(text)), *_],
+        ):
             parts = [text]
         case _:
             return False

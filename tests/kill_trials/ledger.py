@@ -1,4 +1,6 @@
-"""Where the figures of kill trials are kept: one entry a trial, newest last, in a file that stands in the docs."""
+"""Where the figures of kill trials are kept: one entry a trial, newest last, in a file that stands
+in the docs.
+"""
 
 import json
 import os
@@ -29,8 +31,11 @@ def enter(figures: dict[str, Any], database: str, broker: str, ledger: Path = LE
         "database": database,
         "broker": broker,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"Python {platform.python_version()}, Django {django.__version__}, Celery {celery.__version__},"
-        f" {connection.display_name} {'.'.join(map(str, connection.get_database_version()))}",
+        "versions": (
+            f"Python {platform.python_version()}, Django {django.__version__}, Celery"
+            f" {celery.__version__}, {connection.display_name}"
+            f" {'.'.join(map(str, connection.get_database_version()))}"
+        ),
         **figures,
     }
     ledger.parent.mkdir(parents=True, exist_ok=True)

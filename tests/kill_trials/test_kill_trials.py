@@ -1,4 +1,6 @@
-"""The nearest rival's published test, at default settings: the only worker is killed and replaced 20 times."""
+"""The nearest rival's published test, at default settings: the only worker is killed and replaced
+20 times.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -23,4 +25,9 @@ def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
     with fleet_in(tmp_path, {}) as fleet:
         figures = run(fleet, Plan(tasks=2_000, kills=20, freezes=2))
     enter(dataclasses.asdict(figures), vendor, broker)
-    assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (2_000, 0, 0, 0), figures
+    assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (
+        2_000,
+        0,
+        0,
+        0,
+    ), figures

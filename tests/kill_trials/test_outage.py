@@ -1,4 +1,6 @@
-"""The outage of the issue at full size and default settings: 90 seconds without the database, 100 runs in progress."""
+"""The outage of the issue at full size and default settings: 90 seconds without the database, 100
+runs in progress.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, Task
 from tests.processes.fleet import Program, fleet_in
 from tests.processes.proxy import proxy_to
@@ -53,7 +55,11 @@ def test_ninety_seconds_without_the_database_lose_none_of_a_hundred_runs(
         assert not Task.objects.running().filter(lease_until__gte=database_now()).exists()
         before = _beats(scheduler)
         proxy.restore()
-        until(lambda: _beats(scheduler) >= before + LOOKS, within=180, message="leases are judged again")
+        until(
+            lambda: _beats(scheduler) >= before + LOOKS,
+            within=180,
+            message="leases are judged again",
+        )
         assert (statuses(), logs()) == ({"RUNNING": RUNS}, {})
         release(held)
         for task in tasks:

@@ -1,7 +1,7 @@
 """One kill trial: the only worker is killed and replaced again and again while it drains a queue.
 
-Beside the kills, a few workers are frozen in the middle of a body, replaced, and woken when the drain is over: a killed
-process never comes back, so only these try the fences.
+Beside the kills, a few workers are frozen in the middle of a body, replaced, and woken when the
+drain is over: a killed process never comes back, so only these try the fences.
 """
 
 import os
@@ -56,11 +56,20 @@ def _wait_for(number: int, plan: Plan) -> None:
 
 
 def _next_after(seen: int, plan: Plan) -> int:
-    return until(lambda: _more_than(seen), within=plan.patience, message=f"more than {seen}: {statuses()}") - 1
+    return (
+        until(
+            lambda: _more_than(seen),
+            within=plan.patience,
+            message=f"more than {seen}: {statuses()}",
+        )
+        - 1
+    )
 
 
 def _more_than(floor: int) -> int:
-    """Return how many have ended, plus one (so that none is not taken for no), once they are more than `floor`."""
+    """Return how many have ended, plus one (so that none is not taken for no), once they are more
+    than `floor`.
+    """
     number: int = Task.objects.filter(status__in=ENDED).count()
     return number + 1 if number > floor else 0
 
@@ -68,13 +77,17 @@ def _more_than(floor: int) -> int:
 def _freeze_at_work(worker: Program, at_work: Path) -> None:
     """Freeze the worker in the middle of a body, as the body's own mark says.
 
-    A row that says RUNNING is not enough: the worker may stop before it has heard of its start, and is then refused
-    at the gate when it wakes, or after it has sent its ending, which arrives all the same.
+    A row that says RUNNING is not enough: the worker may stop before it has heard of its start, and
+    is then refused at the gate when it wakes, or after it has sent its ending, which arrives all
+    the same.
     """
 
     def caught() -> bool:
         worker.freeze()
-        if any(_belongs(int(mark.name), worker) for mark in at_work.iterdir()) and _others_may_write():
+        if (
+            any(_belongs(int(mark.name), worker) for mark in at_work.iterdir())
+            and _others_may_write()
+        ):
             return True
         worker.thaw()
         return False
@@ -83,7 +96,9 @@ def _freeze_at_work(worker: Program, at_work: Path) -> None:
 
 
 def _belongs(pid: int, worker: Program) -> bool:
-    """Tell whether this process is one of the worker's; that of a mark may have been killed long ago."""
+    """Tell whether this process is one of the worker's; that of a mark may have been killed long
+    ago.
+    """
     try:
         return os.getpgid(pid) == worker.process.pid
     except ProcessLookupError:
@@ -91,7 +106,9 @@ def _belongs(pid: int, worker: Program) -> bool:
 
 
 def _others_may_write() -> bool:
-    """Tell whether the frozen worker left the database usable: on SQLite it may sleep on the only lock there is."""
+    """Tell whether the frozen worker left the database usable: on SQLite it may sleep on the only
+    lock there is.
+    """
     try:
         Node.objects.filter(name="nobody").update(beats=0)
     except OperationalError:

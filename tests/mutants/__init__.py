@@ -20,7 +20,9 @@ _GUARD = "AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id
 
 
 def apply() -> None:
-    """Take away the guard that the environment names; raises KeyError for a name that is not known."""
+    """Take away the guard that the environment names; raises KeyError for a name that is
+    not known.
+    """
     name = os.environ.get(VARIABLE)
     if name:
         MUTANTS[name]()
@@ -28,7 +30,8 @@ def apply() -> None:
 
 def _with_the_row_s_own(*tokens: str) -> None:
     """Let an ending show what the row wants to see instead of what the run knows."""
-    from django_durable_tasks.lifecycle import attempts, transitions
+    from django_durable_tasks.engine import transitions
+    from django_durable_tasks.engine.tasks import attempts
     from django_durable_tasks.models import Task
 
     def forged(run: Any) -> Any:
@@ -41,8 +44,8 @@ def _with_the_row_s_own(*tokens: str) -> None:
 
 
 def _without_the_guard_of_endings() -> None:
-    from django_durable_tasks.lifecycle import transitions
-    from django_durable_tasks.lifecycle.statements import statement
+    from django_durable_tasks.engine import transitions
+    from django_durable_tasks.engine.db.statements import statement
 
     def unguarded(verb: str) -> str | None:
         sql = statement(verb)
@@ -61,34 +64,34 @@ def _without_run_id() -> None:
 
 
 def _without_republishing() -> None:
-    from django_durable_tasks.scheduler import duties
+    from django_durable_tasks.scheduler.maintenance import schedule
 
-    duties.republish = lambda now, vigil: 0
+    setattr(schedule, "republish", lambda now, monitor: 0)  # noqa: B010 - mypy knows it as a function
 
 
 def _without_leaving_the_heartbeat() -> None:
-    from django_durable_tasks.celery.runs import Heart
+    from django_durable_tasks.celery.execution.heartbeat import Heart
 
     setattr(Heart, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
 
 
 def _without_the_class_s_telling() -> None:
-    from django_durable_tasks.celery import handlers
-    from django_durable_tasks.lifecycle.attempts import spent
-    from django_durable_tasks.rules.endings import Outcome, Verdict, judge
+    from django_durable_tasks.celery.execution import signal_handlers
+    from django_durable_tasks.engine.tasks.attempts import spent
+    from django_durable_tasks.rules.tasks.endings import Outcome, Verdict, judge
 
     def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:
         return judge(outcome, spent(live.run))
 
-    setattr(handlers, "close", silent)  # noqa: B010 - mypy knows it as a function
+    setattr(signal_handlers, "close", silent)  # noqa: B010 - mypy knows it as a function
 
 
 def _without_the_grace_after_an_outage() -> None:
     from django_durable_tasks.conf import settings
-    from django_durable_tasks.lifecycle.nodes import Vigil
-    from django_durable_tasks.scheduler import maintenance
+    from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+    from django_durable_tasks.scheduler.maintenance import runner
 
-    class Impatient(Vigil):
+    class Impatient(HeartbeatMonitor):
         """Counts silence by the clock, and believes that it was always there."""
 
         def __init__(self) -> None:
@@ -103,9 +106,14 @@ def _without_the_grace_after_an_outage() -> None:
             self.kept = self._since(self.kept, leases or {})
 
         @staticmethod
-        def _since(before: dict[uuid.UUID, tuple[Any, float]], values: Any) -> dict[uuid.UUID, tuple[Any, float]]:
+        def _since(
+            before: dict[uuid.UUID, tuple[Any, float]], values: Any
+        ) -> dict[uuid.UUID, tuple[Any, float]]:
             new = {key: (value, time.monotonic()) for key, value in values.items()}
-            return {key: before[key] if before.get(key, (None,))[0] == new[key][0] else new[key] for key in new}
+            return {
+                key: before[key] if before.get(key, (None,))[0] == new[key][0] else new[key]
+                for key in new
+            }
 
         def missed(self) -> None:
             """Forgive nothing."""
@@ -118,40 +126,41 @@ def _without_the_grace_after_an_outage() -> None:
             oldest = time.monotonic() - looks * settings().NODE_HEARTBEAT
             return {task: (lease, 1_000) for task, (lease, at) in self.kept.items() if at < oldest}
 
-    setattr(maintenance, "Vigil", Impatient)  # noqa: B010 - mypy knows it as a class
+    setattr(runner, "HeartbeatMonitor", Impatient)  # noqa: B010 - mypy knows it as a class
 
 
-# Recurring tasks ---------------------------------------------------------------------------------------------------
+# Recurring tasks ----------------------------------------------------------------------------------
 
 
 def _without_the_unique_fire() -> None:
-    from django_durable_tasks.lifecycle import births
-    from django_durable_tasks.lifecycle.ledger import Entry
+    from django_durable_tasks.engine.recurring import occurrence_tasks
+    from django_durable_tasks.engine.recurring.ledger import Entry
 
     setattr(Entry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
-    births.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
+    occurrence_tasks.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
 
 
 def _with_the_watermark_after_the_commit() -> None:
     from django.db import transaction
 
-    from django_durable_tasks.lifecycle import recurrence, watermarks
+    from django_durable_tasks.engine.recurring import trigger, writes
 
     def later(moves: Sequence[Any]) -> None:
-        transaction.on_commit(lambda: watermarks.advance(moves))
+        transaction.on_commit(lambda: writes.advance(moves))
 
-    setattr(recurrence, "advance", later)  # noqa: B010 - mypy knows it as a function
+    setattr(trigger, "advance", later)  # noqa: B010 - mypy knows it as a function
 
 
 def _without_the_look_at_the_slot() -> None:
-    from django_durable_tasks.lifecycle import overlap
+    from django_durable_tasks.engine.limits import overlap
 
     setattr(overlap, "admitted", list)  # noqa: B010 - mypy knows it as a function
 
 
 def _with_a_tick_that_writes_what_it_read() -> None:
     """Read rows without a lock, and write them whole: the oldest way to undo a pause."""
-    from django_durable_tasks.lifecycle import recurrence, watermarks
+    from django_durable_tasks.engine.recurring import trigger as recurring_trigger
+    from django_durable_tasks.engine.recurring import writes as recurring_writes
     from django_durable_tasks.models import RecurringTask
 
     def unlocked(keys: list[Any] | None, now: datetime, limit: int) -> list[Any]:
@@ -159,15 +168,18 @@ def _with_a_tick_that_writes_what_it_read() -> None:
         return list(due[:limit] if keys is None else due.filter(pk__in=keys))
 
     def whole(moves: Sequence[Any]) -> None:
-        watermarks.advance(moves)
+        recurring_writes.advance(moves)
         for move in moves:
             RecurringTask.objects.unguarded().filter(pk=move.row.pk).update(
-                status=move.status or move.row.status, status_reason=move.reason, revision=move.row.revision,
-                next_run_at=move.next_run_at, watermark_at=move.watermark_at,
-            )  # fmt: skip
+                status=move.status or move.row.status,
+                status_reason=move.reason,
+                revision=move.row.revision,
+                next_run_at=move.next_run_at,
+                watermark_at=move.watermark_at,
+            )
 
-    setattr(recurrence, "_locked", unlocked)  # noqa: B010 - mypy knows it as a function
-    setattr(recurrence, "advance", whole)  # noqa: B010 - mypy knows it as a function
+    setattr(recurring_trigger, "_locked", unlocked)  # noqa: B010 - mypy knows it as a function
+    setattr(recurring_trigger, "advance", whole)  # noqa: B010 - mypy knows it as a function
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

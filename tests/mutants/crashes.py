@@ -1,4 +1,6 @@
-"""What one transaction holds together, torn apart: a claim and its ring, an ending and its log, and what it bears."""
+"""What one transaction holds together, torn apart: a claim and its ring, an ending and its log, and
+what it bears.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +11,39 @@ from django.db import transaction
 
 def with_a_ring_before_the_commit() -> None:
     """Publish what was claimed while its claim may still be taken back."""
-    from django_durable_tasks.celery import publisher
-    from django_durable_tasks.lifecycle import claims
+    from django_durable_tasks.celery.publishing import publisher
+    from django_durable_tasks.engine.tasks import claim as task_claim
 
-    claim = claims.claim_of
+    claim = task_claim.claim_of
 
     def hasty(*words: Any, **more: Any) -> Any:
         with transaction.atomic():
             claimed = claim(*words, **more)
-            publisher.publish(claimed.rings)
-        return claimed._replace(rings=[])
+            publisher.publish(claimed.messages)
+        return claimed._replace(messages=[])
 
-    setattr(claims, "claim_of", hasty)  # noqa: B010 - mypy knows it as a function
+    setattr(task_claim, "claim_of", hasty)  # noqa: B010 - mypy knows it as a function
 
 
 def with_an_ending_in_two_transactions() -> None:
     """Write status and budgets first, and what is told of them afterwards."""
-    from django_durable_tasks.lifecycle import records
+    from django_durable_tasks.engine.transitions import attempt_log
+    from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
 
-    log_endings, open_cases = records.log_endings, records.open_cases
-    records.log_endings = lambda closings: transaction.on_commit(lambda: log_endings(closings))
-    records.open_cases = lambda cases: transaction.on_commit(lambda: open_cases(cases))
+    log_endings, open_cases = attempt_log.log_endings, transition_dead_letters.open_many
+    attempt_log.log_endings = lambda closings: transaction.on_commit(lambda: log_endings(closings))
+    transition_dead_letters.open_many = lambda results: transaction.on_commit(
+        lambda: open_cases(results)
+    )
 
 
 def with_followups_after_the_commit() -> None:
     """Bear what a body returned once its success stands."""
-    from django_durable_tasks.lifecycle import scheduling
+    from django_durable_tasks.engine.tasks import enqueue
 
-    bear = scheduling.schedule_followup
+    bear = enqueue.schedule_followup
 
     def later(followup: Any, tenant_id: int) -> Any:
         transaction.on_commit(lambda: bear(followup, tenant_id))
 
-    setattr(scheduling, "schedule_followup", later)  # noqa: B010 - mypy knows it as a function
+    setattr(enqueue, "schedule_followup", later)  # noqa: B010 - mypy knows it as a function

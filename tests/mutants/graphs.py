@@ -1,4 +1,6 @@
-"""Guards of the graph that can be taken away: the order of locks, the lock itself, the flag of an edge, the recount."""
+"""Guards of the graph that can be taken away: the order of locks, the lock itself, the flag of an
+edge, the recount.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _FLIPS = "wants - count(*)::integer AS wants"
 
 def _with_words(*changes: tuple[str, str]) -> None:
     """Let the statement that tells endings say something else."""
-    from django_durable_tasks.lifecycle.statements import statement
-    from django_durable_tasks.lifecycle.transitions import graphs
+    from django_durable_tasks.engine.db.statements import statement
+    from django_durable_tasks.engine.transitions import dependencies as transition_dependencies
 
     def changed(verb: str) -> str | None:
         sql = statement(verb)
@@ -28,11 +30,11 @@ def _with_words(*changes: tuple[str, str]) -> None:
             sql = sql.replace(words, others)
         return sql
 
-    setattr(graphs, "statement", changed)  # noqa: B010 - mypy knows it as a function
+    setattr(transition_dependencies, "statement", changed)  # noqa: B010 - mypy knows it as a function
 
 
 def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
-    from django_durable_tasks.lifecycle import transitions
+    from django_durable_tasks.engine import transitions
 
     setattr(transitions, "lock_rows", lambda ids, **_: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
 
@@ -64,12 +66,14 @@ def without_the_flag_of_edges() -> None:
 
 def with_a_blind_counter() -> None:
     """Let each telling take one off, whatever the edges say."""
-    from django_durable_tasks.lifecycle import edges
+    from django_durable_tasks.engine.dependencies import edges
     from django_durable_tasks.models import Task
-    from django_durable_tasks.rules.graphs import Tally
+    from django_durable_tasks.rules.dependencies import Tally
 
     def one_less(children: Sequence[uuid.UUID]) -> dict[uuid.UUID, Tally]:
-        counts = Task.objects.filter(pk__in=children).values_list("pk", "unresolved_dependencies_count")
+        counts = Task.objects.filter(pk__in=children).values_list(
+            "pk", "unresolved_dependencies_count"
+        )
         return {key: Tally(unresolved=number - 1) for key, number in counts}
 
     setattr(edges, "open_tallies", one_less)  # noqa: B010 - mypy knows it as a function
@@ -78,15 +82,16 @@ def with_a_blind_counter() -> None:
 
 def with_locks_of_running_rows_in_callers_transactions() -> None:
     """Take every transaction for one of the engine's own, which is short."""
-    from django_durable_tasks.lifecycle import transitions
-    from django_durable_tasks.lifecycle.transitions import births, endings, graphs, guards
+    from django_durable_tasks.engine import transitions
+    from django_durable_tasks.engine.transitions import dependencies as transition_dependencies
+    from django_durable_tasks.engine.transitions import endings, guarded_update, inserts
 
-    for module in (transitions, births, endings, graphs, guards):
+    for module in (transitions, inserts, endings, transition_dependencies, guarded_update):
         setattr(module, "callers_transaction", lambda: False)  # noqa: B010 - a function to mypy
 
 
 def without_the_marks_of_upstreams_that_run() -> None:
     """Place an edge without a lock on its upstream, and look at the upstream no more."""
-    from django_durable_tasks.lifecycle import transitions
+    from django_durable_tasks.engine import transitions
 
     setattr(transitions, "leave_marks", lambda ids: None)  # noqa: B010 - a function to mypy

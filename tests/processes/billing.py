@@ -1,4 +1,6 @@
-"""The example's rolling restart as a test starts it: on a database and queues of its own, on any pair."""
+"""The example's rolling restart as a test starts it: on a database and queues of its own, on any
+pair.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,17 @@ _ENDING = 100
 
 @contextmanager
 def _database(vendor: str) -> Iterator[str]:
-    """Give the address of an empty database that is dropped at the end; none for SQLite, a file in its folder."""
+    """Give the address of an empty database that is dropped at the end; none for SQLite, a file in
+    its folder.
+    """
     if vendor == "sqlite":
         yield ""
         return
     name = f"{settings.DATABASES['default']['NAME']}_billing"
-    quoted, force = connection.ops.quote_name(name), " WITH (FORCE)" if vendor == "postgresql" else ""
+    quoted, force = (
+        connection.ops.quote_name(name),
+        " WITH (FORCE)" if vendor == "postgresql" else "",
+    )
     _tell(f"DROP DATABASE IF EXISTS {quoted}", f"CREATE DATABASE {quoted}")
     try:
         yield urlsplit(address(vendor))._replace(path=f"/{name}").geturl()
@@ -59,18 +66,37 @@ def _queues(broker: str) -> Iterator[dict[str, str]]:
                 channel.queue_delete(f"{prefix}{queue}")
 
 
-def rolling_restart(folder: Path, vendor: str, broker: str, options: Sequence[str], within: float) -> dict[str, Any]:
-    """Run it and return its figures; raises AssertionError with what it said when it gives none in time (seconds)."""
+def rolling_restart(
+    folder: Path, vendor: str, broker: str, options: Sequence[str], within: float
+) -> dict[str, Any]:
+    """Run it and return its figures; raises AssertionError with what it said when it gives none in
+    time (seconds).
+    """
     log = folder / "rolling.log"
     with _database(vendor) as database, _queues(broker) as queues, log.open("wb") as said:
         strangers = ("DURABLE_TASKS", "BILLING_ENTERED", "BILLING_FOLDER", "BILLING_CADENCE")
         environment = {name: value for name, value in os.environ.items() if name not in strangers}
         process = subprocess.Popen(
-            [sys.executable, ROOT / "example_project" / "manage.py", "rolling_restart", *options,
-             "--folder", folder / "billing"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=said, start_new_session=True,
-            env={**environment, "DJANGO_SETTINGS_MODULE": "config.settings", "DATABASE_URL": database, **queues},
-        )  # fmt: skip
+            [
+                sys.executable,
+                ROOT / "example_project" / "manage.py",
+                "rolling_restart",
+                *options,
+                "--folder",
+                folder / "billing",
+            ],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+            env={
+                **environment,
+                "DJANGO_SETTINGS_MODULE": "config.settings",
+                "DATABASE_URL": database,
+                **queues,
+            },
+        )
         try:
             told, _ = process.communicate(timeout=within)
         except subprocess.TimeoutExpired:

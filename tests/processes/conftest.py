@@ -1,4 +1,6 @@
-"""The fixtures of this folder, and what of it runs on one broker a database: it tries nothing of the broker."""
+"""The fixtures of this folder, and what of it runs on one broker a database: it tries nothing of
+the broker.
+"""
 
 import os
 
@@ -11,15 +13,26 @@ __all__ = ["db", "fleet", "rows", "shared_database"]
 
 HOME = {"postgresql": "rabbitmq", "mariadb": "rabbitmq", "sqlite": "filesystem"}
 ONCE_A_DATABASE = {
-    "test_draining", "test_eager", "test_fences", "test_limits", "test_long_tasks", "test_outages", "test_pools",
-    "test_recurring", "test_rolling", "test_two_databases", "test_unmigrated",
-}  # fmt: skip
+    "test_draining",
+    "test_eager",
+    "test_fences",
+    "test_limits",
+    "test_long_tasks",
+    "test_outages",
+    "test_pools",
+    "test_recurring",
+    "test_rolling",
+    "test_two_databases",
+    "test_unmigrated",
+}
 ELSEWHERE = {("postgresql", "test_recurring"): "redis", ("postgresql", "test_rolling"): "redis"}
 """Files that are at home on another broker than the rest, so that no pair has all the long ones."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs with another broker on this database; a mutant's run has chosen its tests itself."""
+    """Leave out what runs with another broker on this database; a mutant's run has chosen its tests
+    itself.
+    """
     if os.environ["TEST_BROKER"] == "memory" or VARIABLE in os.environ:
         return
     elsewhere = [item for item in items if _once_a_database(item) and not _at_home(item)]

@@ -1,4 +1,6 @@
-"""Schedules of process tests: what should have fired by the timetables alone, what the ledger tells, and what ran."""
+"""Schedules of process tests: what should have fired by the timetables alone, what the ledger
+tells, and what ran.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.lifecycle.agendas import agenda_from
-from django_durable_tasks.lifecycle.births import idempotency_key
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring.occurrence_tasks import idempotency_key
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import begin
 from tests.processes.rows import ENDED
@@ -21,9 +23,15 @@ LATENESS = timedelta(minutes=15)
 
 
 def declared(name: str, notebook: Path, *, ago: float = 0, **given: Any) -> RecurringTask:
-    """Declare a schedule whose bodies note their starts, as if that had been done so many whole seconds ago."""
-    row = RecurringTask.objects.upsert(name=name, task=bodies.note_start, args=[str(notebook)], **given)
-    return begin(row, database_now().replace(microsecond=0) - timedelta(seconds=ago)) if ago else row
+    """Declare a schedule whose bodies note their starts, as if that had been done so many whole
+    seconds ago.
+    """
+    row = RecurringTask.objects.upsert(
+        name=name, task=bodies.note_start, args=[str(notebook)], **given
+    )
+    return (
+        begin(row, database_now().replace(microsecond=0) - timedelta(seconds=ago)) if ago else row
+    )
 
 
 def again(row: RecurringTask) -> RecurringTask:
@@ -48,8 +56,12 @@ def born(row: RecurringTask) -> list[datetime]:
 
 
 def told(row: RecurringTask, times: Iterable[datetime]) -> dict[datetime, int]:
-    """Count how often the ledger tells of each of these fire times, in lines of their own and in ranges."""
-    lines = OccurrenceRecord.objects.filter(recurring_task=row).values_list("fire_time", "last_fire_time")
+    """Count how often the ledger tells of each of these fire times, in lines of their own and in
+    ranges.
+    """
+    lines = OccurrenceRecord.objects.filter(recurring_task=row).values_list(
+        "fire_time", "last_fire_time"
+    )
     spans = [(first, last or first) for first, last in lines]
     return {time: sum(first <= time <= last for first, last in spans) for time in times}
 
@@ -66,7 +78,9 @@ def advanced(rows: Iterable[RecurringTask], seconds: float = 3) -> None:
 
 
 def all_ended(within: float = 90) -> None:
-    """Wait until every task has ended; raises AssertionError with what is still open, and with the database's time."""
+    """Wait until every task has ended; raises AssertionError with what is still open, and with the
+    database's time.
+    """
     left = list[dict[str, Any]]()
 
     def nothing_left() -> bool:
@@ -76,12 +90,17 @@ def all_ended(within: float = 90) -> None:
     try:
         until(nothing_left, within=within, message="all that was born has ended")
     except AssertionError as error:
-        told = [{name: value for name, value in row.items() if value not in (None, "", 0, {}, [])} for row in left]
+        told = [
+            {name: value for name, value in row.items() if value not in (None, "", 0, {}, [])}
+            for row in left
+        ]
         raise AssertionError(f"{error}; at {database_now()} these are open: {told}") from None
 
 
 def silenced(rows: Iterable[RecurringTask]) -> list[RecurringTask]:
-    """Pause the schedules, wait until all that was born has ended, and return them as they stand."""
+    """Pause the schedules, wait until all that was born has ended, and return them as
+    they stand.
+    """
     found = list(rows)
     for row in found:
         row.pause("the end of the test")
@@ -91,7 +110,12 @@ def silenced(rows: Iterable[RecurringTask]) -> list[RecurringTask]:
 
 def ran(rows: Iterable[RecurringTask], notebook: Path) -> Matched:
     """Match what bodies noted to the fire times that the ledger gave birth to."""
-    targets = [window for row in rows for time in born(row) for window in windows(_key(row, time), [time], LATENESS)]
+    targets = [
+        window
+        for row in rows
+        for time in born(row)
+        for window in windows(_key(row, time), [time], LATENESS)
+    ]
     return matched(targets, noted(notebook))
 
 

@@ -1,4 +1,6 @@
-"""Fixtures for tests that share their database with other processes; a folder's conftest imports what it needs."""
+"""Fixtures for tests that share their database with other processes; a folder's conftest imports
+what it needs.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
-from django_durable_tasks.lifecycle.connections import close_all
+from django_durable_tasks.engine.db.connections import close_all
 from tests.processes.fleet import SHORT, Fleet, fleet_in
 from tests.processes.rows import clear_rows, forget_processes
 
@@ -17,7 +19,9 @@ __all__ = ["db", "fleet", "rows", "shared_database"]
 
 @pytest.fixture(scope="module")
 def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Let a file of tests use the database without a transaction around them: other processes read the rows."""
+    """Let a file of tests use the database without a transaction around them: other processes read
+    the rows.
+    """
     with django_db_blocker.unblock():
         clear_rows()
         forget_processes()
@@ -30,7 +34,9 @@ def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 
 @pytest.fixture
 def db(shared_database: None) -> None:
-    """Stand for pytest-django's fixture: under this name it knows that the database must be made."""
+    """Stand for pytest-django's fixture: under this name it knows that the database must
+    be made.
+    """
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Real workers and schedulers as process groups, which a test may kill, freeze and stop; always reaped at its end."""
+"""Real workers and schedulers as process groups, which a test may kill, freeze and stop; always
+reaped at its end.
+"""
 
 import ctypes
 import itertools
@@ -21,9 +23,18 @@ from tests.runs import ROOT
 from tests.waiting import until
 
 SHORT: Mapping[str, float] = {
-    "LEASE": 6, "HEARTBEAT": 1.5, "NODE_HEARTBEAT": 1, "NODE_TIMEOUT": 4, "LEADER_LEASE": 2, "LEADER_RENEW": 0.5,
-    "REPUBLISH_AFTER": 3, "POLL": 0.2, "UNKNOWN_TASK_DELAY": 1, "BROKER_BACKOFF": 1, "RESULT_WRITE_TIMEOUT": 30,
-}  # fmt: skip
+    "LEASE": 6,
+    "HEARTBEAT": 1.5,
+    "NODE_HEARTBEAT": 1,
+    "NODE_TIMEOUT": 4,
+    "LEADER_LEASE": 2,
+    "LEADER_RENEW": 0.5,
+    "REPUBLISH_AFTER": 3,
+    "POLL": 0.2,
+    "UNKNOWN_TASK_DELAY": 1,
+    "BROKER_BACKOFF": 1,
+    "RESULT_WRITE_TIMEOUT": 30,
+}
 STARTING, STOPPING = 90, 20
 _numbers = itertools.count(1)
 
@@ -35,7 +46,9 @@ def _die_with_the_tests() -> None:
 
 
 def _sqlite_can_be_written() -> bool:
-    with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=2, isolation_level=None)) as file:
+    with closing(
+        sqlite3.connect(connection.settings_dict["NAME"], timeout=2, isolation_level=None)
+    ) as file:
         try:
             file.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
@@ -47,14 +60,21 @@ def _sqlite_can_be_written() -> bool:
 class Program:
     """One process with its children as a group of its own; what it says goes to a log file."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> None:
         self.name, self.arguments, self.log = name, list(arguments), folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
                 preexec_fn=_die_with_the_tests,  # noqa: PLW1509 - two system calls, no locks
-            )  # fmt: skip
+            )
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole group."""
@@ -67,8 +87,14 @@ class Program:
         self.process.wait(STOPPING)
 
     def freeze(self) -> None:
-        """Stop the group where it stands; on SQLite never in the middle of a write, which would stop everybody."""
-        until(self._stands_still, within=STOPPING, message=f"{self.name} stands still and lets others write")
+        """Stop the group where it stands; on SQLite never in the middle of a write, which would
+        stop everybody.
+        """
+        until(
+            self._stands_still,
+            within=STOPPING,
+            message=f"{self.name} stands still and lets others write",
+        )
 
     def _stands_still(self) -> bool:
         self.signal(signal.SIGSTOP)
@@ -96,7 +122,9 @@ class Program:
 
     def node(self) -> Node | None:
         """Return the row under which it says that it lives."""
-        found: Node | None = Node.objects.alive().filter(name=self.name).order_by("-started_at").first()
+        found: Node | None = (
+            Node.objects.alive().filter(name=self.name).order_by("-started_at").first()
+        )
         return found
 
     def ready(self) -> Self:
@@ -105,7 +133,11 @@ class Program:
         def registered_or_dead() -> bool:
             return self.node() is not None or not self.alive()
 
-        until(registered_or_dead, within=STARTING, message=f"{self.name} is ready:\n{self.said()[-3000:]}")
+        until(
+            registered_or_dead,
+            within=STARTING,
+            message=f"{self.name} is ready:\n{self.said()[-3000:]}",
+        )
         assert self.alive(), f"{self.name} ended:\n{self.said()[-3000:]}"
         return self
 
@@ -113,21 +145,46 @@ class Program:
 class Fleet:
     """The processes of one test or of a file of tests."""
 
-    def __init__(self, folder: Path, short: Mapping[str, object] = SHORT, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, short: Mapping[str, object] = SHORT, **environment: str
+    ) -> None:
         self.folder, self.programs = folder, list[Program]()
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = {"TEST_DURABLE_TASKS": json.dumps(dict(short)), **environment}
 
     def worker(
-        self, *options: str, pool: str = "prefork", slots: int = 2, queues: Sequence[str] = (), **environment: str
+        self,
+        *options: str,
+        pool: str = "prefork",
+        slots: int = 2,
+        queues: Sequence[str] = (),
+        **environment: str,
     ) -> Program:
         """Start a Celery worker; ``ready()`` waits for it."""
         name = f"worker{next(_numbers)}@{os.environ['TEST_RUN']}"
         names = ",".join(queues or [settings.CELERY_TASK_DEFAULT_QUEUE])
         return self._start(
-            name, environment, "-m", "celery", "-A", "tests.project", "worker", "-n", name, "--pool", pool, "-c",
-            str(slots), "-Q", names, "--loglevel", "INFO", "--without-gossip", "--without-mingle", *options,
-        )  # fmt: skip
+            name,
+            environment,
+            "-m",
+            "celery",
+            "-A",
+            "tests.project",
+            "worker",
+            "-n",
+            name,
+            "--pool",
+            pool,
+            "-c",
+            str(slots),
+            "-Q",
+            names,
+            "--loglevel",
+            "INFO",
+            "--without-gossip",
+            "--without-mingle",
+            *options,
+        )
 
     def scheduler(self, **environment: str) -> Program:
         """Start a scheduler; ``ready()`` waits for it."""
@@ -138,9 +195,22 @@ class Fleet:
         """Start Celery's beat with the settings of this module."""
         own = {"DJANGO_SETTINGS_MODULE": module}
         return self._start(
-            f"beat{next(_numbers)}", own, "-m", "celery", "-A", "tests.project", "beat", "--loglevel", "INFO",
-            "--schedule", str(folder / "beat"), "--pidfile", "", "--max-interval", "1",
-        )  # fmt: skip
+            f"beat{next(_numbers)}",
+            own,
+            "-m",
+            "celery",
+            "-A",
+            "tests.project",
+            "beat",
+            "--loglevel",
+            "INFO",
+            "--schedule",
+            str(folder / "beat"),
+            "--pidfile",
+            "",
+            "--max-interval",
+            "1",
+        )
 
     def _start(self, name: str, environment: Mapping[str, str], *arguments: str) -> Program:
         own = {"DJANGO_SETTINGS_MODULE": "tests.settings", "TEST_LOUD": "yes"}
@@ -151,8 +221,13 @@ class Fleet:
     def leading(self) -> Program | None:
         """Return the scheduler that holds the leader's lease, None while nobody does."""
         holder = SchedulerLease.objects.values_list("holder", flat=True).first()
-        names = set(Node.objects.filter(pk=holder).values_list("name", flat=True)) if holder else set()
-        return next((program for program in self.programs if program.name in names and program.alive()), None)
+        names = (
+            set(Node.objects.filter(pk=holder).values_list("name", flat=True)) if holder else set()
+        )
+        return next(
+            (program for program in self.programs if program.name in names and program.alive()),
+            None,
+        )
 
     def ready(self) -> Self:
         """Return when all say that they live, and one leads if there is a scheduler."""
@@ -163,16 +238,21 @@ class Fleet:
         return self
 
     def end(self) -> None:
-        """Kill whatever is left, and write the end of each log: pytest prints it if the test failed."""
+        """Kill whatever is left, and write the end of each log: pytest prints it if the test
+        failed.
+        """
         for program in self.programs:
             sys.stdout.write(
-                f"--- {program.name}, {'alive' if program.alive() else 'ended'}:\n{program.said()[-3000:]}\n"
+                f"--- {program.name},"
+                f" {'alive' if program.alive() else 'ended'}:\n{program.said()[-3000:]}\n"
             )
             program.kill()
 
 
 @contextmanager
-def fleet_in(folder: Path, short: Mapping[str, object] = SHORT, **environment: str) -> Iterator[Fleet]:
+def fleet_in(
+    folder: Path, short: Mapping[str, object] = SHORT, **environment: str
+) -> Iterator[Fleet]:
     """Give a fleet, and end it whatever happens."""
     fleet = Fleet(folder, short, **environment)
     try:

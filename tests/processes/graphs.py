@@ -1,4 +1,6 @@
-"""Graphs for tests of processes, and what their rows must say when all is over, whoever died on the way."""
+"""Graphs for tests of processes, and what their rows must say when all is over, whoever died on the
+way.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,19 @@ from typing import Any
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
-from django_durable_tasks.rules.building import Step
+from django_durable_tasks.rules.workflows.step import Step
 from tests.project import nodes
 
 WIDTH = 40
 
 
 def layered(name: str, tasks: int, *, failing: bool = True) -> Workflow:
-    """Return a graph of about so many tasks in layers of WIDTH: fan-ins, joins of some, retries, growth, failures.
+    """Return a graph of about so many tasks in layers of WIDTH: fan-ins, joins of some, retries,
+    growth, failures.
 
-    Every fifth layer is gathered by one task and a sub-workflow three deep, and spread from there again. ``bad`` steps
-    fail, ``below`` ones are skipped because of them, ``after`` ones run because of them; all others succeed.
+    Every fifth layer is gathered by one task and a sub-workflow three deep, and spread from there
+    again. ``bad`` steps fail, ``below`` ones are skipped because of them, ``after`` ones run
+    because of them; all others succeed.
     """
     found = Workflow(name)
     layer = [found.add(nodes.node, step="first")]
@@ -40,7 +44,9 @@ def _one(found: Workflow, above: list[Step], number: int, place: int) -> Step:
     """Wait for up to three tasks of the layer above, for all, two or any of them."""
     ups = list(dict.fromkeys(above[(place + shift) % len(above)] for shift in (0, 1, 7)))
     join = ("ALL", "ALL", "ANY", min(2, len(ups)))[place % 4]
-    given: dict[str, Any] = {"fails": 1} if place % 9 == 4 else {"grows": 3} if place == 20 and number % 4 == 1 else {}
+    given: dict[str, Any] = (
+        {"fails": 1} if place % 9 == 4 else {"grows": 3} if place == 20 and number % 4 == 1 else {}
+    )
     return found.add(nodes.node, after=ups, join=join, step=f"node {number}.{place}", **given)
 
 
@@ -54,7 +60,9 @@ def _twigs(found: Workflow, layer: list[Step], number: int) -> None:
     below = found.add(nodes.node, after=bad, step=f"below {number}")
     found.add(nodes.node, after=[below, layer[1]], step=f"below {number} too")
     found.add(nodes.node, after={bad: "MUST_FAIL"}, step=f"after {number}")
-    found.add(nodes.node, after={bad: "MUST_FINISH", layer[2]: "MUST_SUCCEED"}, step=f"after {number} too")
+    found.add(
+        nodes.node, after={bad: "MUST_FINISH", layer[2]: "MUST_SUCCEED"}, step=f"after {number} too"
+    )
 
 
 def nested(name: str, depth: int) -> Workflow:
@@ -77,10 +85,14 @@ def tasks_of(run: WorkflowRun) -> list[Task]:
 
 
 def progress(run: WorkflowRun) -> tuple[float, bool]:
-    """Return which part of the whole has ended, as it is counted so far, and whether a run of it is open."""
+    """Return which part of the whole has ended, as it is counted so far, and whether a run of it is
+    open.
+    """
     columns = ("total", "succeeded", "failed", "cancelled", "skipped", "expired", "completed_at")
     rows = list(WorkflowRun.objects.filter(root=run.root).values_list(*columns))
-    return sum(sum(row[1:6]) for row in rows) / sum(row[0] for row in rows), any(row[6] is None for row in rows)
+    return sum(sum(row[1:6]) for row in rows) / sum(row[0] for row in rows), any(
+        row[6] is None for row in rows
+    )
 
 
 def wrongly_ended(run: WorkflowRun) -> list[str]:
@@ -96,8 +108,13 @@ def wrongly_ended(run: WorkflowRun) -> list[str]:
 def first_starts(tasks: list[Task]) -> dict[uuid.UUID, datetime]:
     """Return when the first attempt of each task that ran started, by the database's clock."""
     found: dict[uuid.UUID, datetime] = {}
-    logs = TaskExecutionLog.objects.filter(task__in=[task.pk for task in tasks], started_at__isnull=False)
-    starts = [*logs.values_list("task", "started_at"), *((task.pk, task.started_at) for task in tasks)]
+    logs = TaskExecutionLog.objects.filter(
+        task__in=[task.pk for task in tasks], started_at__isnull=False
+    )
+    starts = [
+        *logs.values_list("task", "started_at"),
+        *((task.pk, task.started_at) for task in tasks),
+    ]
     for task_id, started_at in starts:
         if started_at is not None:
             found[task_id] = min(found.get(task_id, started_at), started_at)
@@ -105,7 +122,9 @@ def first_starts(tasks: list[Task]) -> dict[uuid.UUID, datetime]:
 
 
 def started_early(run: WorkflowRun) -> list[str]:
-    """Return the tasks whose first attempt started before enough of their upstreams had ended as was asked."""
+    """Return the tasks whose first attempt started before enough of their upstreams had ended as
+    was asked.
+    """
     tasks = {task.pk: task for task in tasks_of(run)}
     above: dict[uuid.UUID, list[TaskDependency]] = defaultdict(list)
     for edge in TaskDependency.objects.filter(task__in=list(tasks), depends_on__isnull=False):
@@ -115,17 +134,23 @@ def started_early(run: WorkflowRun) -> list[str]:
         ends = sorted(
             end
             for edge in above[key]
-            if (end := tasks[edge.upstream_id].completed_at) is not None and _as_asked(edge, tasks[edge.upstream_id])
+            if (end := tasks[edge.upstream_id].completed_at) is not None
+            and _as_asked(edge, tasks[edge.upstream_id])
         )
         needs = tasks[key].join_count or len(above[key])
         if len(ends) < needs or (needs and ends[needs - 1] > started_at):
-            wrong.append(f"{tasks[key].step} started at {started_at}; {len(ends)} of {needs} upstreams: {ends}")
+            wrong.append(
+                f"{tasks[key].step} started at {started_at}; {len(ends)} of {needs} upstreams:"
+                f" {ends}"
+            )
     return wrong
 
 
 def _as_asked(edge: TaskDependency, upstream: Task) -> bool:
     asked = {"MUST_SUCCEED": ("SUCCESS",), "MUST_FAIL": ("FAILED",)}
-    return upstream.status in asked.get(edge.dependency_type, ("SUCCESS", "FAILED", "SKIPPED", "CANCELLED"))
+    return upstream.status in asked.get(
+        edge.dependency_type, ("SUCCESS", "FAILED", "SKIPPED", "CANCELLED")
+    )
 
 
 def started_after(run: WorkflowRun, instant: datetime) -> list[str]:
@@ -133,7 +158,9 @@ def started_after(run: WorkflowRun, instant: datetime) -> list[str]:
     tasks = {task.pk: task for task in tasks_of(run)}
     logs = TaskExecutionLog.objects.filter(task__in=list(tasks), started_at__gt=instant)
     late = [f"{tasks[key].step} at {at}" for key, at in logs.values_list("task", "started_at")]
-    return late + [f"{task.step} at {task.started_at}" for task in tasks.values() if _is_after(task, instant)]
+    return late + [
+        f"{task.step} at {task.started_at}" for task in tasks.values() if _is_after(task, instant)
+    ]
 
 
 def _is_after(task: Task, instant: datetime) -> bool:

@@ -1,4 +1,5 @@
-"""A web process in short: opens a transaction, waits until all others have opened theirs, and calls a task in it.
+"""A web process in short: opens a transaction, waits until all others have opened theirs, and calls
+a task in it.
 
 ``python -m tests.processes.pooled_caller FOLDER NUMBER``
 """

@@ -1,4 +1,6 @@
-"""A small TCP proxy on a private port: it cuts, refuses or swallows what goes between a process and a server."""
+"""A small TCP proxy on a private port: it cuts, refuses or swallows what goes between a process and
+a server.
+"""
 
 import socket
 import threading
@@ -36,11 +38,15 @@ class Proxy:
         self._break()
 
     def freeze(self) -> None:
-        """Swallow everything in both directions; connections stay open and new ones are accepted."""
+        """Swallow everything in both directions; connections stay open and new ones are
+        accepted.
+        """
         self._flowing.clear()
 
     def lose_replies(self, to: Callable[[bytes], bool] | None) -> None:
-        """Break a connection once the server has done what ``to`` says yes to, and before its reply gets through."""
+        """Break a connection once the server has done what ``to`` says yes to, and before its reply
+        gets through.
+        """
         self._loses = to
 
     def swallow(self, what: Callable[[bytes], bool]) -> None:
@@ -107,9 +113,11 @@ class Proxy:
         return True
 
     def _pump(
-        self, hand_on: Callable[[bytes, socket.socket, socket.socket], bool], source: socket.socket,
+        self,
+        hand_on: Callable[[bytes, socket.socket, socket.socket], bool],
+        source: socket.socket,
         target: socket.socket,
-    ) -> None:  # fmt: skip
+    ) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
                 self._flowing.wait()

@@ -10,8 +10,8 @@ from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
-from django_durable_tasks.celery import doorbell, publisher
-from django_durable_tasks.lifecycle.limits import forget_picture
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage
+from django_durable_tasks.engine.limits.backpressure import forget_picture
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -39,8 +39,8 @@ def forget_processes() -> None:
     """Forget the nodes of processes that are gone, and this process's picture of the queues."""
     Node.objects.all().delete()
     forget_picture()
-    doorbell.hang_up()
-    publisher.backoff.forget()
+    broker_connection.hang_up()
+    broker_outage.backoff.forget()
 
 
 def _emptied() -> bool:
@@ -95,7 +95,9 @@ def ended(task: Any, *, within: float = PATIENCE) -> Task:
 
 def in_status(task: Any, status: str, *, within: float = PATIENCE) -> Task:
     """Wait until the row stands there, and return it."""
-    until(lambda: row(task).status == status, within=within, message=f"{row(task).name} is {status}")
+    until(
+        lambda: row(task).status == status, within=within, message=f"{row(task).name} is {status}"
+    )
     return row(task)
 
 
@@ -116,7 +118,9 @@ def statuses() -> Counter[str]:
 
 
 def accepted_twice() -> list[tuple[uuid.UUID, int]]:
-    """Return the attempts of which more than one ending was accepted, and tasks with two successes (attempt 0)."""
+    """Return the attempts of which more than one ending was accepted, and tasks with two successes
+    (attempt 0).
+    """
     rows = TaskExecutionLog.objects.exclude(status__in=("FENCED", "DUPLICATE"))
     endings = Counter(rows.values_list("task_id", "attempt_number"))
     successes = Counter(rows.filter(status="SUCCESS").values_list("task_id", flat=True))
@@ -126,6 +130,8 @@ def accepted_twice() -> list[tuple[uuid.UUID, int]]:
 
 
 def release(folder: Path) -> None:
-    """End the runs of `bodies.hold` that hold this folder, also one that is RUNNING and has not made it yet."""
+    """End the runs of `bodies.hold` that hold this folder, also one that is RUNNING and has not
+    made it yet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "released").touch()

@@ -1,4 +1,6 @@
-"""SIGTERM: nodes finish what is in hand and leave nothing behind; and a worker that starts nothing fails its probe."""
+"""SIGTERM: nodes finish what is in hand and leave nothing behind; and a worker that starts nothing
+fails its probe.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.liveness import vitals
+from django_durable_tasks.engine.cluster.health import vitals
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, SchedulerLease, Task
 from tests.processes.fleet import SHORT, STOPPING, Fleet, Program
 from tests.processes.rows import ended, logged, release, row
@@ -29,23 +31,35 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
     held = bodies.hold.schedule(str(tmp_path / "held"))
     until(lambda: any((tmp_path / "held").glob("started-*")), within=20, message="the body runs")
     waiting = [bodies.add.schedule(number, 1) for number in range(5)]
-    until(lambda: (_row(worker).active or {}).get("ids") == [str(held.pk)], within=20, message="the node tells its run")
+    until(
+        lambda: (_row(worker).active or {}).get("ids") == [str(held.pk)],
+        within=20,
+        message="the node tells its run",
+    )
     node = _row(worker)
     assert (node.active, node.draining) == ({"number": 1, "ids": [str(held.pk)]}, False)
     assert node.started_at < (node.last_start_at or node.started_at) <= database_now()
-    until(lambda: _row(scheduler).last_scan_at is not None, within=20, message="the scheduler tells its last look")
+    until(
+        lambda: _row(scheduler).last_scan_at is not None,
+        within=20,
+        message="the scheduler tells its last look",
+    )
 
     worker.process.send_signal(signal.SIGTERM)
     until(lambda: _row(worker).draining, within=20, message="the node drains")
     assert list(Node.objects.alive().workers()) == []
-    assert not Task.objects.filter(pk__in=[task.pk for task in waiting]).exclude(status__in=["QUEUED", "PENDING"])
+    assert not Task.objects.filter(pk__in=[task.pk for task in waiting]).exclude(
+        status__in=["QUEUED", "PENDING"]
+    )
     release(tmp_path / "held")
     assert worker.process.wait(STOPPING) == 0
     assert (ended(held).status, logged(held)) == ("SUCCESS", ["SUCCESS"])
     assert (_row(worker).declared_dead, _row(worker).stopped_at is None) == (False, False)
 
     fleet.worker(slots=1).ready()
-    assert [(ended(task).result, logged(task)) for task in waiting] == [(n + 1, ["SUCCESS"]) for n in range(5)]
+    assert [(ended(task).result, logged(task)) for task in waiting] == [
+        (n + 1, ["SUCCESS"]) for n in range(5)
+    ]
     assert scheduler.terminate() == 0
     assert _row(scheduler).stopped_at is not None
     assert SchedulerLease.objects.get().expires_at < database_now()
@@ -54,7 +68,9 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
 def test_a_worker_whose_child_is_stuck_beats_and_fails_its_probe_until_it_starts_again(
     fleet: Fleet, tmp_path: Path, settings: Any
 ) -> None:
-    """Its parent beats, and its child takes nothing from the pipe: only what the node tells gives it away."""
+    """Its parent beats, and its child takes nothing from the pipe: only what the node tells gives
+    it away.
+    """
     settings.DURABLE_TASKS = {**SHORT, "STALLED_AFTER": 2}
     worker = fleet.worker(slots=1)
     fleet.scheduler()

@@ -1,4 +1,6 @@
-"""The command beside real processes: what it says of them is so, and a flushed broker is rung full again."""
+"""The command beside real processes: what it says of them is so, and a flushed broker is rung full
+again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def test_a_living_fleet_is_healthy_and_a_dead_one_is_not(fleet: Fleet) -> None:
     until(_healthy, within=20)
     seen = told("status")
     assert seen["leader"]["name"] == scheduler.name
-    assert {node["name"]: node["state"] for node in seen["nodes"]} == {worker.name: "alive", scheduler.name: "leads"}
+    assert {node["name"]: node["state"] for node in seen["nodes"]} == {
+        worker.name: "alive",
+        scheduler.name: "leads",
+    }
     assert seen["connections"]["needed"] == (1 + 3 * 2) + 7
     for program in fleet.programs:
         program.kill()

@@ -1,4 +1,6 @@
-"""Celery's eager mode: the body runs at the commit, in the caller's process, through the same gate and ending."""
+"""Celery's eager mode: the body runs at the commit, in the caller's process, through the same gate
+and ending.
+"""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -28,7 +30,11 @@ def test_a_body_runs_at_the_commit_and_not_before(eager: bool) -> None:
     with transaction.atomic():
         result = bodies.add.delay(1, 2)
         assert row(result).status == "QUEUED"
-    assert (row(result).status, result.get(timeout=1), logged(result)) == ("SUCCESS", 3, ["SUCCESS"])
+    assert (row(result).status, result.get(timeout=1), logged(result)) == (
+        "SUCCESS",
+        3,
+        ["SUCCESS"],
+    )
 
 
 def test_a_failure_is_kept_in_the_row_and_propagated_where_that_is_wanted(eager: bool) -> None:

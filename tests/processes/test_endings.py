@@ -32,7 +32,9 @@ def _case(task: Any) -> DeadLetter:
 def _spent(task: Task, reason: str, *logs: str) -> Task:
     """Check that the task failed for this reason, with one open dead letter."""
     found = ended(task)
-    assert (found.status, found.reason, logged(found)) == ("FAILED", reason, list(logs)), found.last_error
+    assert (found.status, found.reason, logged(found)) == ("FAILED", reason, list(logs)), (
+        found.last_error
+    )
     assert _case(found).reason == reason
     return found
 
@@ -40,7 +42,12 @@ def _spent(task: Task, reason: str, *logs: str) -> Task:
 @pytest.mark.smoke
 def test_a_success_is_recorded_with_its_result() -> None:
     found = ended(bodies.add.schedule(2, 3))
-    assert (found.status, found.result, found.attempts, logged(found)) == ("SUCCESS", 5, 1, ["SUCCESS"])
+    assert (found.status, found.result, found.attempts, logged(found)) == (
+        "SUCCESS",
+        5,
+        1,
+        ["SUCCESS"],
+    )
 
 
 @pytest.mark.smoke
@@ -65,7 +72,11 @@ def test_a_long_wait_is_spent_in_the_row() -> None:
 
 def test_celery_s_own_retry_is_honoured() -> None:
     found = ended(bodies.celery_retry.schedule(2))
-    assert (found.status, found.result, logged(found)) == ("SUCCESS", 3, ["RETRY", "RETRY", "SUCCESS"])
+    assert (found.status, found.result, logged(found)) == (
+        "SUCCESS",
+        3,
+        ["RETRY", "RETRY", "SUCCESS"],
+    )
 
 
 def test_autoretry_for_is_honoured() -> None:
@@ -109,8 +120,12 @@ def test_the_hard_limit_is_a_failure_told_by_the_parent() -> None:
         ("SIGSEGV", 0, 1),
     ],
 )
-def test_a_process_that_dies_under_the_body_spends_the_budget_of_crashes(how: str, code: int, crashes: int) -> None:
-    found = _spent(bodies.leave.using(max_crashes=crashes).schedule(how, code), "CRASHED", *["LOST"] * crashes)
+def test_a_process_that_dies_under_the_body_spends_the_budget_of_crashes(
+    how: str, code: int, crashes: int
+) -> None:
+    found = _spent(
+        bodies.leave.using(max_crashes=crashes).schedule(how, code), "CRASHED", *["LOST"] * crashes
+    )
     assert (found.crashes, found.failures, found.attempts) == (crashes, 0, crashes)
 
 

@@ -1,4 +1,6 @@
-"""`make demo` and `make run` as a newcomer starts them: nothing lost, nothing doubled, nothing left behind."""
+"""`make demo` and `make run` as a newcomer starts them: nothing lost, nothing doubled, nothing left
+behind.
+"""
 
 import http.client
 import json
@@ -20,7 +22,9 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.timeout(600)]
 STARTING = 300
-"""Six interpreters one after the other, and a machine that may be busy: `run` itself gives each of them a minute."""
+"""Six interpreters one after the other, and a machine that may be busy: `run` itself gives each of
+them a minute.
+"""
 MANAGE = ROOT / "example_project" / "manage.py"
 ELSEWHERE = {"DATABASE_URL", "BROKER_URL", "QUEUE_PREFIX", "DURABLE_TASKS"}
 ELSEWHERE |= {"BILLING_FOLDER", "BILLING_ENTERED", "BILLING_CADENCE"}
@@ -34,12 +38,19 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command as the leader of a group, as a terminal does; whatever happens, it gets the time to clean up."""
+    """Start a command as the leader of a group, as a terminal does; whatever happens, it gets the
+    time to clean up.
+    """
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, str(MANAGE), *arguments], env=_environment(), cwd=log.parent, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, str(MANAGE), *arguments],
+            env=_environment(),
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -55,7 +66,10 @@ def _said(log: Path) -> str:
 def _nodes(folder: Path, which: str = "1 = 1") -> list[int]:
     """Give the process groups of the schedulers and workers that ran in this folder."""
     with closing(sqlite3.connect(folder / "billing.sqlite3")) as connection:
-        return [pid for (pid,) in connection.execute(f"SELECT pid FROM durable_tasks_node WHERE {which}")]
+        return [
+            pid
+            for (pid,) in connection.execute(f"SELECT pid FROM durable_tasks_node WHERE {which}")
+        ]
 
 
 def _exists(group: int) -> bool:
@@ -79,7 +93,9 @@ def _started_run(folder: Path, log: Path, process: subprocess.Popen[bytes]) -> s
 
 
 @pytest.mark.smoke
-def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_killed(tmp_path: Path) -> None:
+def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_killed(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "said.log"
     with _started(log, "demo", "--customers", "600", "--folder", str(tmp_path / "demo")) as process:
         code = process.wait(400)
@@ -93,7 +109,11 @@ def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_ki
     assert figures["recurring fires missing"] == "0"
     assert figures["recurring fires doubled"] == "0"
     assert figures["released early"] == "0"
-    assert int(figures["workflows succeeded"]) == int(figures["workflows started"].partition(";")[0]) >= 1
+    assert (
+        int(figures["workflows succeeded"])
+        == int(figures["workflows started"].partition(";")[0])
+        >= 1
+    )
     assert int(figures["nodes of workflows"]) > 10
     wanted, leaderless = map(int, re.findall(r"\d+", figures["recurring fires expected"]))
     assert int(figures["recurring fires seen"].partition(":")[0]) == wanted > 200
@@ -109,14 +129,18 @@ def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_ki
 
 @pytest.fixture
 def hearing_hang_ups() -> Iterator[None]:
-    """Hand no ignored SIGHUP on: these tests may themselves be run by nohup, which `run` would respect."""
+    """Hand no ignored SIGHUP on: these tests may themselves be run by nohup, which `run` would
+    respect.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_run_leaves_no_process_behind(tmp_path: Path, hearing_hang_ups: None, number: signal.Signals) -> None:
+def test_a_stopped_run_leaves_no_process_behind(
+    tmp_path: Path, hearing_hang_ups: None, number: signal.Signals
+) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
     with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
         address = urlsplit(_started_run(folder, log, process))
@@ -130,7 +154,9 @@ def test_a_stopped_run_leaves_no_process_behind(tmp_path: Path, hearing_hang_ups
         site.connect()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent ended"
+)
 def test_processes_stop_by_themselves_when_run_itself_is_killed(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
     with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
@@ -162,7 +188,12 @@ def test_the_printed_login_opens_the_admin(tmp_path: Path) -> None:
         cookie = str(page.getheader("Set-Cookie")).partition(";")[0]
         assert token
         assert "admin / admin" in _said(log)
-        form = {"csrfmiddlewaretoken": token[1], "username": "admin", "password": "admin", "next": "/admin/"}
+        form = {
+            "csrfmiddlewaretoken": token[1],
+            "username": "admin",
+            "password": "admin",
+            "next": "/admin/",
+        }
         kind = {"Content-Type": "application/x-www-form-urlencoded", "Cookie": cookie}
         site.request("POST", "/admin/login/", urlencode(form), kind)
         assert (answer := site.getresponse()).status == http.HTTPStatus.FOUND
@@ -171,10 +202,29 @@ def test_the_printed_login_opens_the_admin(tmp_path: Path) -> None:
 
 
 def test_a_preview_touches_no_database(tmp_path: Path) -> None:
-    command = [sys.executable, str(MANAGE), "durable", "preview", "--cron", "30 2 * * *", "--timezone",
-               "America/New_York", "--start", "2026-03-07T00:00:00Z", "--count", "2", "--format", "json"]  # fmt: skip
-    nowhere = _environment() | {"DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "BILLING_FOLDER": str(tmp_path)}
-    answer = subprocess.run(command, env=nowhere, capture_output=True, text=True, timeout=100, check=False)
+    command = [
+        sys.executable,
+        str(MANAGE),
+        "durable",
+        "preview",
+        "--cron",
+        "30 2 * * *",
+        "--timezone",
+        "America/New_York",
+        "--start",
+        "2026-03-07T00:00:00Z",
+        "--count",
+        "2",
+        "--format",
+        "json",
+    ]
+    nowhere = _environment() | {
+        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+        "BILLING_FOLDER": str(tmp_path),
+    }
+    answer = subprocess.run(
+        command, env=nowhere, capture_output=True, text=True, timeout=100, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     fires = json.loads(answer.stdout)
     assert [fire["nominal"] for fire in fires] == ["2026-03-07T07:30:00Z", "2026-03-08T07:00:00Z"]
@@ -183,11 +233,15 @@ def test_a_preview_touches_no_database(tmp_path: Path) -> None:
 
 def test_the_tests_of_the_example_pass() -> None:
     command = [sys.executable, str(MANAGE), "test", "billing"]
-    answer = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=100, check=False)
+    answer = subprocess.run(
+        command, env=_environment(), capture_output=True, text=True, timeout=100, check=False
+    )
     assert answer.returncode == 0, answer.stderr
 
 
 def test_the_migrations_of_the_example_are_in_step_with_its_models() -> None:
     command = [sys.executable, str(MANAGE), "makemigrations", "--check", "--dry-run", "billing"]
-    answer = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=100, check=False)
+    answer = subprocess.run(
+        command, env=_environment(), capture_output=True, text=True, timeout=100, check=False
+    )
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -1,14 +1,16 @@
-"""An ending is accepted only from the run that owns the row: both its epoch and its run id are asked for."""
+"""An ending is accepted only from the run that owns the row: both its epoch and its run id are
+asked for.
+"""
 
 import uuid
 
 import pytest
 
-from django_durable_tasks.lifecycle import attempts
-from django_durable_tasks.lifecycle.attempts import Place
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.runs import Run
 from tests.processes.rows import accepted_twice, logged, row
 from tests.project import bodies
 
@@ -18,7 +20,7 @@ LOST = Outcome(kind=Kind.CRASHED, error="silent")
 
 
 def _started(task: Task) -> Run:
-    place = Place(node=uuid.uuid4(), worker="here", lease=60)
+    place = RunLocation(node=uuid.uuid4(), worker="here", lease=60)
     found = row(task)
     run = attempts.open_run(task.pk, found.epoch, place, f"{task.pk}.{found.epoch}.1", None)
     assert isinstance(run, Run), run

@@ -1,4 +1,6 @@
-"""Graphs in real workers and schedulers: small ones with all they can do, a large one while processes are killed."""
+"""Graphs in real workers and schedulers: small ones with all they can do, a large one while
+processes are killed.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from django.contrib.auth.models import Group
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import graph_operations
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskExecutionLog, WorkflowRun
 from tests.database.graphs.playing import of, recount
 from tests.processes.fleet import Fleet, Program
@@ -40,7 +42,7 @@ def _ended(run: WorkflowRun, *, within: float = SMALL) -> WorkflowRun:
     return run
 
 
-# What a graph can do -------------------------------------------------------------------------------------------------
+# What a graph can do ------------------------------------------------------------------------------
 
 
 @pytest.mark.smoke
@@ -61,14 +63,22 @@ def test_a_small_workflow_runs_with_all_that_it_can_do(fleet: Fleet) -> None:
     assert len(whole(run)) == 4
     assert of(run, "sum").result == 3
     assert set(Group.objects.filter(name__startswith="written").values_list("name", flat=True)) == {
-        "written", "written-more"}  # fmt: skip
+        "written",
+        "written-more",
+    }
     assert started_early(run) == []
     returned = _ended(WorkflowRun.objects.get(name="returned"))
     assert (returned.status, of(returned, "sum").result) == ("SUCCESS", 11)
     assert another.name == "another"
     told = Task.objects.filter(name="tests.project.nodes.report")
-    until(lambda: told.filter(status="SUCCESS").count() == 3, within=SMALL, message="all callbacks have run")
-    assert sorted(told.values_list("args", flat=True)) == sorted([[str(run.pk)], [str(run.pk)], [str(returned.pk)]])
+    until(
+        lambda: told.filter(status="SUCCESS").count() == 3,
+        within=SMALL,
+        message="all callbacks have run",
+    )
+    assert sorted(told.values_list("args", flat=True)) == sorted(
+        [[str(run.pk)], [str(run.pk)], [str(returned.pk)]]
+    )
     assert recount() == []
     Group.objects.filter(name__startswith="written").delete()
 
@@ -82,7 +92,11 @@ def test_a_soft_limit_is_a_failure_for_which_others_wait(fleet: Fleet) -> None:
     wf.add(nodes.node, after=slow, step="skipped")
     wf.add(nodes.node, after={slow: "MUST_FAIL"}, step="instead")
     run = _ended(wf.start())
-    assert [of(run, step).status for step in ("slow", "skipped", "instead")] == ["FAILED", "SKIPPED", "SUCCESS"]
+    assert [of(run, step).status for step in ("slow", "skipped", "instead")] == [
+        "FAILED",
+        "SKIPPED",
+        "SUCCESS",
+    ]
     assert (run.status, of(run, "skipped").cause) == ("FAILED", of(run, "slow").pk)
     assert ended(Task.objects.get(name="tests.project.nodes.report")).result == str(run.pk)
     assert recount() == []
@@ -93,7 +107,11 @@ def test_a_workflow_that_is_late_is_ended_by_the_leader(fleet: Fleet) -> None:
     fleet.scheduler()
     fleet.ready()
     wf = Workflow("late", deadline=2)
-    wf.add(nodes.node, after=wf.add(nodes.node.using(run_at=_tomorrow()), step="tomorrow"), step="after")
+    wf.add(
+        nodes.node,
+        after=wf.add(nodes.node.using(run_at=_tomorrow()), step="tomorrow"),
+        step="after",
+    )
     run = _ended(wf.start())
     assert (run.status, run.reason) == ("FAILED", "DEADLINE")
     assert {task.status for task in tasks_of(run)} == {"CANCELLED"}
@@ -104,11 +122,12 @@ def _tomorrow() -> datetime:
     return database_now().replace(year=database_now().year + 1, day=1)
 
 
-# Who dies ------------------------------------------------------------------------------------------------------------
+# Who dies -----------------------------------------------------------------------------------------
 
 
 class _Deaths:
-    """Kills and replaces workers and leaders, each once so much of the first graph has ended, and cancels the second.
+    """Kills and replaces workers and leaders, each once so much of the first graph has ended, and
+    cancels the second.
 
     On the way to the end nothing else is done: the rest is the machinery's.
     """
@@ -117,12 +136,16 @@ class _Deaths:
         self.fleet, self.first, self.second = fleet, first, second
         self.cancelled_at: datetime | None = None
         self._to_come: list[tuple[float, Callable[[], bool]]] = [
-            (0.1, self._kill_a_worker), (0.3, self._kill_the_leader), (0.5, self._kill_a_worker),
+            (0.1, self._kill_a_worker),
+            (0.3, self._kill_the_leader),
+            (0.5, self._kill_a_worker),
             (0.7, self._kill_the_leader),
-        ]  # fmt: skip
+        ]
 
     def all_done(self) -> bool:
-        """Do the next thing if its time has come; return whether both graphs have ended and all was done."""
+        """Do the next thing if its time has come; return whether both graphs have ended and all was
+        done.
+        """
         share, is_open = progress(self.first)
         if self._to_come and share >= self._to_come[0][0] and self._to_come[0][1]():
             self._to_come.pop(0)
@@ -135,7 +158,7 @@ class _Deaths:
         share, is_open = progress(self.second)
         assert is_open, "it was over before it could be cancelled"
         if share >= 0.3:
-            graph_operations.cancel_workflow(self.second, by="anna")
+            operations.cancel_workflow(self.second, by="anna")
             self.cancelled_at = database_now()
 
     def _kill_a_worker(self) -> bool:
@@ -158,7 +181,11 @@ class _Deaths:
         return True
 
     def _living(self, kind: str) -> list[Program]:
-        return [program for program in self.fleet.programs if program.name.startswith(kind) and program.alive()]
+        return [
+            program
+            for program in self.fleet.programs
+            if program.name.startswith(kind) and program.alive()
+        ]
 
 
 @pytest.mark.timeout(300)
@@ -173,7 +200,11 @@ def test_a_large_graph_is_finished_while_workers_and_leaders_are_killed(
     second = layered("second", SIZES[vendor] // 5, failing=False).start(priority=9)
     deaths = _Deaths(fleet, first, second)
     began = monotonic()
-    until(deaths.all_done, within=LARGE, message=f"both graphs have ended: {progress(first)}, {progress(second)}")
+    until(
+        deaths.all_done,
+        within=LARGE,
+        message=f"both graphs have ended: {progress(first)}, {progress(second)}",
+    )
     record_testsuite_property("seconds of the large graph", round(monotonic() - began, 1))
     for run in (first, second):
         run.refresh_from_db()

@@ -1,4 +1,6 @@
-"""Real schedulers and a real worker with room for more keep to a limit, from the first start to the last."""
+"""Real schedulers and a real worker with room for more keep to a limit, from the first start to the
+last.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_durable_tasks.lifecycle import limit_orders
+from django_durable_tasks.engine.limits import operator_limits
 from django_durable_tasks.models import Limit, Task
 from tests.processes.fleet import Fleet
 from tests.processes.rows import ended, release
@@ -25,8 +27,13 @@ def no_limits_are_left(rows: None) -> Iterator[None]:
 
 
 def _most_at_once(folder: Path) -> int:
-    """Return how many bodies ran at once at most, by what they wrote down at their begin and end."""
-    moments = sorted((int(file.name.split("-")[2]), file.name.startswith("started")) for file in folder.glob("*-*-*"))
+    """Return how many bodies ran at once at most, by what they wrote down at their begin
+    and end.
+    """
+    moments = sorted(
+        (int(file.name.split("-")[2]), file.name.startswith("started"))
+        for file in folder.glob("*-*-*")
+    )
     most = running = 0
     for _, begins in moments:
         running += 1 if begins else -1
@@ -35,7 +42,9 @@ def _most_at_once(folder: Path) -> int:
 
 
 def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_path: Path) -> None:
-    limit_orders.set_limit("task:tests.project.bodies.hold", max_concurrency=_PLACES, rate=None, burst=None, by="ann")
+    operator_limits.set_limit(
+        "task:tests.project.bodies.hold", max_concurrency=_PLACES, rate=None, burst=None, by="ann"
+    )
     fleet.worker(slots=4)
     fleet.scheduler()
     fleet.scheduler()
@@ -43,8 +52,16 @@ def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_
     folder = tmp_path / "held"
     tasks = [bodies.hold.schedule(str(folder)) for _ in range(_TASKS)]
     # A row runs before its body does: only two bodies that have begun are two at once.
-    until(lambda: len(list(folder.glob("started-*"))) == _PLACES, within=30, message="as many run as there are places")
-    until(lambda: Task.objects.parked().count() == _TASKS - _PLACES, within=30, message="the others are parked")
+    until(
+        lambda: len(list(folder.glob("started-*"))) == _PLACES,
+        within=30,
+        message="as many run as there are places",
+    )
+    until(
+        lambda: Task.objects.parked().count() == _TASKS - _PLACES,
+        within=30,
+        message="the others are parked",
+    )
     release(folder)
     for task in tasks:
         assert ended(task, within=60).status == "SUCCESS"

@@ -1,4 +1,6 @@
-"""Long tasks hold their own slots and nothing else, and an urgent one waits for a slot, never for a window to empty."""
+"""Long tasks hold their own slots and nothing else, and an urgent one waits for a slot, never for a
+window to empty.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ LONG, SHORT_ONES, WINDOW = 4, 36, 4
 
 
 @pytest.mark.timeout(180)
-def test_one_long_task_in_ten_delays_no_other_and_the_most_urgent_is_next(rows: None, tmp_path: Path) -> None:
+def test_one_long_task_in_ten_delays_no_other_and_the_most_urgent_is_next(
+    rows: None, tmp_path: Path
+) -> None:
     held, last = tmp_path / "held", tmp_path / "last"
     with fleet_in(tmp_path, {**SHORT, "QUEUE_WINDOW": WINDOW}) as fleet:
         fleet.worker(pool="threads", slots=LONG + 1)
         fleet.scheduler()
         fleet.ready()
         long = [_nine_and_a_long_one(held) for _ in range(LONG)]
-        until(lambda: statuses() == {"SUCCESS": SHORT_ONES, "RUNNING": LONG}, within=60, message="only long ones run")
+        until(
+            lambda: statuses() == {"SUCCESS": SHORT_ONES, "RUNNING": LONG},
+            within=60,
+            message="only long ones run",
+        )
 
         busy = in_status(bodies.hold.schedule(str(last)), "RUNNING")
         bodies.add.schedule_many([(number, 1) for number in range(30)])
@@ -33,7 +41,9 @@ def test_one_long_task_in_ten_delays_no_other_and_the_most_urgent_is_next(rows: 
         release(last)
         began = ended(urgent).started_at
         before = Task.objects.filter(started_at__gt=row(busy).started_at, started_at__lt=began)
-        assert before.count() <= WINDOW, "more started before it than had been published before it came"
+        assert before.count() <= WINDOW, (
+            "more started before it than had been published before it came"
+        )
 
         assert [row(task).status for task in long] == ["RUNNING"] * LONG
         release(held)

@@ -18,15 +18,20 @@ from tests.project import tasks
 from tests.waiting import until
 
 QUEUES = {"redis": 1_000, "rabbitmq": 100, "filesystem": 100}
-"""A worker declares its queues one by one, and RabbitMQ writes each of them, its exchange and its binding to disk."""
+"""A worker declares its queues one by one, and RabbitMQ writes each of them, its exchange and its
+binding to disk.
+"""
 DUE = 2
 
 
 @pytest.fixture
 def queues(rows: None) -> Iterator[list[str]]:
-    """Name queues of this test alone; they and the exchanges that a worker declares with them are deleted."""
+    """Name queues of this test alone; they and the exchanges that a worker declares with them are
+    deleted.
+    """
     names = [
-        f"{django_settings.CELERY_TASK_DEFAULT_QUEUE}-{number}" for number in range(QUEUES[os.environ["TEST_BROKER"]])
+        f"{django_settings.CELERY_TASK_DEFAULT_QUEUE}-{number}"
+        for number in range(QUEUES[os.environ["TEST_BROKER"]])
     ]
     yield names
     with current_app.connection_for_write() as broker:

@@ -1,6 +1,8 @@
-"""The database goes away and comes back, or takes no ending at all: no run is lost for it, none stays for ever.
+"""The database goes away and comes back, or takes no ending at all: no run is lost for it, none
+stays for ever.
 
-Nor does a result backend that is away cost an ending."""
+Nor does a result backend that is away cost an ending.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +13,8 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import LEADER, own
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection
 from django_durable_tasks.models import Node, Task
 from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
 from tests.processes.proxy import proxy_to
@@ -24,17 +26,26 @@ from tests.waiting import until
 
 RUNS = 20
 NOWHERE = "redis://127.0.0.1:1/0"
-FUNCTION = "CREATE FUNCTION refuse_success() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$"
+FUNCTION = (
+    "CREATE FUNCTION refuse_success() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not"
+    " today'; END $$"
+)
 REFUSALS = {
-    "postgresql": """
+    "postgresql": (
+        """
         CREATE CONSTRAINT TRIGGER refuse_success AFTER INSERT ON durable_tasks_execution_log
-        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.status = 'SUCCESS') EXECUTE FUNCTION refuse_success()""",
-    "mysql": """
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.status = 'SUCCESS') EXECUTE FUNCTION refuse_success()"""
+    ),
+    "mysql": (
+        """
         CREATE TRIGGER refuse_success BEFORE INSERT ON durable_tasks_execution_log FOR EACH ROW
-        IF NEW.status = 'SUCCESS' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'; END IF""",
-    "sqlite": """
+        IF NEW.status = 'SUCCESS' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'; END IF"""
+    ),
+    "sqlite": (
+        """
         CREATE TRIGGER refuse_success BEFORE INSERT ON durable_tasks_execution_log WHEN NEW.status = 'SUCCESS'
-        BEGIN SELECT RAISE(ABORT, 'not today'); END""",
+        BEGIN SELECT RAISE(ABORT, 'not today'); END"""
+    ),
 }
 
 
@@ -49,7 +60,9 @@ def _no_success_is_taken() -> Iterator[None]:
         try:
             yield
         finally:
-            cursor.execute("DROP TRIGGER refuse_success" + " ON durable_tasks_execution_log" * on_postgresql)
+            cursor.execute(
+                "DROP TRIGGER refuse_success" + " ON durable_tasks_execution_log" * on_postgresql
+            )
             if on_postgresql:
                 cursor.execute("DROP FUNCTION refuse_success()")
 
@@ -60,9 +73,15 @@ def _beats(program: Program) -> int:
 
 
 def _looked(program: Program, times: int) -> None:
-    """Wait until a scheduler has read the leases so many times from now on: it does so with each heartbeat."""
+    """Wait until a scheduler has read the leases so many times from now on: it does so with each
+    heartbeat.
+    """
     before = _beats(program)
-    until(lambda: _beats(program) >= before + times, within=30, message="the scheduler reads the leases")
+    until(
+        lambda: _beats(program) >= before + times,
+        within=30,
+        message="the scheduler reads the leases",
+    )
 
 
 def _leases_over() -> bool:
@@ -77,11 +96,17 @@ def _leases_kept() -> bool:
 @pytest.mark.smoke
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None, tmp_path: Path, vendor: str) -> None:
+def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(
+    rows: None, tmp_path: Path, vendor: str
+) -> None:
     """The scheduler comes back first, and sees every lease over and every worker silent."""
     short, place = {**SHORT, "LEASE": 8, "NODE_TIMEOUT": 8}, variable_of(vendor)
     held = tmp_path / "held"
-    with proxy_to(address(vendor)) as far, proxy_to(address(vendor)) as near, fleet_in(tmp_path, short) as fleet:
+    with (
+        proxy_to(address(vendor)) as far,
+        proxy_to(address(vendor)) as near,
+        fleet_in(tmp_path, short) as fleet,
+    ):
         fleet.worker(pool="threads", slots=RUNS, **{place: far.url})
         scheduler = fleet.scheduler(**{place: near.url})
         fleet.ready()
@@ -107,7 +132,10 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(rows: None
 def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it(
     rows: None, tmp_path: Path
 ) -> None:
-    with _no_success_is_taken(), fleet_in(tmp_path, {**SHORT, "RESULT_WRITE_TIMEOUT": 0.5}) as fleet:
+    with (
+        _no_success_is_taken(),
+        fleet_in(tmp_path, {**SHORT, "RESULT_WRITE_TIMEOUT": 0.5}) as fleet,
+    ):
         worker = fleet.worker(slots=1)
         fleet.scheduler()
         fleet.ready()
@@ -133,7 +161,9 @@ def test_an_ending_that_fails_for_a_while_is_written_after_it(fleet: Fleet) -> N
 
 
 @pytest.mark.parametrize("kind", ["solo", "prefork"])
-def test_a_result_backend_that_is_away_costs_no_ending(rows: None, tmp_path: Path, kind: str) -> None:
+def test_a_result_backend_that_is_away_costs_no_ending(
+    rows: None, tmp_path: Path, kind: str
+) -> None:
     with fleet_in(tmp_path, TEST_RESULT_BACKEND=NOWHERE) as fleet:
         worker = fleet.worker(pool=kind, slots=1)
         fleet.scheduler()
@@ -153,13 +183,13 @@ def test_a_process_that_sleeps_inside_a_transaction_gives_its_locks_back(rows: N
     this = Task.objects.filter(pk=task.pk)
 
     def sleep() -> None:
-        with own(LEADER), transaction.atomic():
+        with dedicated_connection(LEADER), transaction.atomic():
             this.select_for_update().get()
             until(_free, within=30, message="the lock is given back")
             this.exists()
 
     def _free() -> bool:
-        with own(), transaction.atomic():
+        with dedicated_connection(), transaction.atomic():
             return bool(this.select_for_update(skip_locked=True).exists())
 
     with pytest.raises(DatabaseError):

@@ -1,4 +1,6 @@
-"""Behind PgBouncer in transaction mode a call never waits for a second connection inside its transaction."""
+"""Behind PgBouncer in transaction mode a call never waits for a second connection inside its
+transaction.
+"""
 
 import subprocess
 import sys
@@ -14,14 +16,25 @@ from tests.runs import ROOT
 pytestmark = [pytest.mark.pgbouncer, pytest.mark.smoke, pytest.mark.usefixtures("rows")]
 
 
-def test_as_many_processes_in_transactions_as_the_pool_has_slots_do_not_deadlock(tmp_path: Path) -> None:
+def test_as_many_processes_in_transactions_as_the_pool_has_slots_do_not_deadlock(
+    tmp_path: Path,
+) -> None:
     callers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.processes.pooled_caller", str(tmp_path), str(pooling.SLOTS), str(number)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [
+                sys.executable,
+                "-m",
+                "tests.processes.pooled_caller",
+                str(tmp_path),
+                str(pooling.SLOTS),
+                str(number),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for number in range(pooling.SLOTS)
-    ]  # fmt: skip
+    ]
     try:
         said = [caller.communicate(timeout=90)[0].decode() for caller in callers]
     finally:

@@ -26,7 +26,11 @@ def test_a_success_and_a_failure_are_recorded(pool: Fleet, rows: None) -> None:
     assert ended(bodies.add.schedule(1, 2)).result == 3
     task = bodies.fail.schedule("no luck")
     found = ended(task)
-    assert (found.status, found.reason, logged(task)) == ("FAILED", "EXHAUSTED", ["RETRY", "FAILED"])
+    assert (found.status, found.reason, logged(task)) == (
+        "FAILED",
+        "EXHAUSTED",
+        ["RETRY", "FAILED"],
+    )
 
 
 def test_a_body_over_its_limit_is_told_when_it_looks(pool: Fleet, rows: None) -> None:
@@ -65,8 +69,12 @@ def test_a_dangerous_exception_is_an_ordinary_failure(pool: Fleet, rows: None, e
     assert ended(bodies.add.schedule(1, 2)).result == 3
 
 
-def test_the_exit_of_a_body_is_told_before_it_may_end_a_worker_that_has_no_children(pool: Fleet, rows: None) -> None:
-    """Celery's solo pool stumbles over SystemExit: on most brokers the worker ends, and an operator starts another."""
+def test_the_exit_of_a_body_is_told_before_it_may_end_a_worker_that_has_no_children(
+    pool: Fleet, rows: None
+) -> None:
+    """Celery's solo pool stumbles over SystemExit: on most brokers the worker ends, and an operator
+    starts another.
+    """
     found = ended(bodies.leave.using(max_attempts=1).schedule("sys.exit", 3))
     assert (found.status, found.reason, logged(found)) == ("FAILED", "EXHAUSTED", ["FAILED"])
     if "solo" in pool.programs[0].arguments:

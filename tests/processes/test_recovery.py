@@ -1,4 +1,6 @@
-"""Whatever process dies or freezes, its work is done, once accepted, and the office of the leader is taken over."""
+"""Whatever process dies or freezes, its work is done, once accepted, and the office of the leader
+is taken over.
+"""
 
 import signal
 from pathlib import Path
@@ -65,7 +67,9 @@ def test_a_killed_leader_is_replaced_and_work_goes_on(fleet: Fleet) -> None:
     assert ended(task).result == 3
 
 
-def test_a_leader_told_to_stop_resigns_instead_of_letting_its_lease_run_out(rows: None, tmp_path: Path) -> None:
+def test_a_leader_told_to_stop_resigns_instead_of_letting_its_lease_run_out(
+    rows: None, tmp_path: Path
+) -> None:
     with fleet_in(tmp_path, {**SHORT, "LEADER_LEASE": 300, "LEADER_RENEW": 1}) as fleet:
         SchedulerLease.objects.update(expires_at="2000-01-01T00:00:00Z")
         fleet.scheduler()
@@ -120,7 +124,8 @@ def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_nod
     (task,) = _held(tmp_path / "held")
     node = sleeper.node()
     assert node is not None
-    # Its children were born with its first id: under a dead one, every sweep would lose what they run.
+    # Its children were born with its first id: under a dead one, every sweep would lose what they
+    # run.
     assert row(task).node == node.pk
     release(tmp_path / "held")
     assert (ended(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])
@@ -128,8 +133,12 @@ def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_nod
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_the_writes_of_an_atomic_body_happen_once_though_it_runs_twice(fleet: Fleet, tmp_path: Path) -> None:
-    """On SQLite a body that sleeps in a transaction holds the only lock there is; nothing else could run."""
+def test_the_writes_of_an_atomic_body_happen_once_though_it_runs_twice(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """On SQLite a body that sleeps in a transaction holds the only lock there is; nothing else
+    could run.
+    """
     Group.objects.all().delete()
     sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
     fleet.ready()
@@ -160,10 +169,17 @@ def test_a_message_received_by_a_process_that_dies_before_the_start_is_rung_agai
         until(lambda: worker.process.poll() == -signal.SIGKILL, within=20)
         fleet.worker().ready()
     found = ended(task, within=40)
-    assert (found.status, found.attempts, found.crashes, logged(task)) == ("SUCCESS", 1, 0, ["SUCCESS"])
+    assert (found.status, found.attempts, found.crashes, logged(task)) == (
+        "SUCCESS",
+        1,
+        0,
+        ["SUCCESS"],
+    )
 
 
-def test_a_worker_told_to_stop_finishes_what_it_runs_and_says_goodbye(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_worker_told_to_stop_finishes_what_it_runs_and_says_goodbye(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     worker, _ = fleet.worker(), fleet.scheduler()
     fleet.ready()
     (task,) = _held(tmp_path / "held")

@@ -1,4 +1,6 @@
-"""Recurring tasks in real processes: each fire time once, whatever clocks say, whoever leads, dies or sleeps."""
+"""Recurring tasks in real processes: each fire time once, whatever clocks say, whoever leads, dies
+or sleeps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, OccurrenceRecord, RecurringTask
 from tests.processes.fires import advanced, again, born, declared, expected, ran, silenced, told
 from tests.processes.fleet import Fleet, Program
@@ -17,13 +19,21 @@ from tests.processes.windows import Seen, matched, noted, windows
 from tests.waiting import until
 
 BEHIND, AHEAD = -300, 300
-ALL: dict[str, Any] = {"catch_up_mode": "RUN_ALL_MISSED", "max_catchup_runs": 1_000, "overlap": "ALLOW"}
+ALL: dict[str, Any] = {
+    "catch_up_mode": "RUN_ALL_MISSED",
+    "max_catchup_runs": 1_000,
+    "overlap": "ALLOW",
+}
 QUEUED: dict[str, Any] = {**ALL, "interval": 20, "overlap": "QUEUE_ALL"}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "each second": {"interval": 1},
     "every 3 s": {"interval": 3},
     "every 4 s, spread": {"interval": 4, "jitter": 1.5},
-    "on even seconds in Berlin": {"cron": "*/2 * * * * *", "seconds": "FIRST", "timezone": "Europe/Berlin"},
+    "on even seconds in Berlin": {
+        "cron": "*/2 * * * * *",
+        "seconds": "FIRST",
+        "timezone": "Europe/Berlin",
+    },
     "by a rule": {"rrule": "FREQ=SECONDLY;INTERVAL=5", "timezone": "Australia/Lord_Howe"},
     "two together": {"parts": [{"interval": 4}, {"cron": "*/6 * * * * *", "seconds": "FIRST"}]},
 }
@@ -54,13 +64,18 @@ def _tells_its_skew(program: Program, seconds: int) -> None:
 def test_clocks_five_minutes_apart_a_sleeping_leader_and_dying_ones_miss_and_double_no_fire(
     fleet: Fleet, tmp_path: Path, vendor: str
 ) -> None:
-    """By the clock of the scheduler that is behind, the schedules have only just begun; only SQLite asks it.
+    """By the clock of the scheduler that is behind, the schedules have only just begun; only SQLite
+    asks it.
 
-    So on SQLite nobody may be ahead, elsewhere the worker and the last leader are: none of their fires is early.
+    So on SQLite nobody may be ahead, elsewhere the worker and the last leader are: none of their
+    fires is early.
     """
     notebook = tmp_path / "notes"
     ahead = {} if vendor == "sqlite" else {"TEST_CLOCK_SHIFT": str(AHEAD)}
-    rows = [declared(name, notebook, ago=-BEHIND, **{**ALL, **given}) for name, given in SCHEDULES.items()]
+    rows = [
+        declared(name, notebook, ago=-BEHIND, **{**ALL, **given})
+        for name, given in SCHEDULES.items()
+    ]
     queued = declared("one after the other", notebook, ago=-BEHIND, **QUEUED)
     worker = fleet.worker(slots=4, **ahead)
     behind = fleet.scheduler(TEST_CLOCK_SHIFT=str(BEHIND))
@@ -69,7 +84,9 @@ def test_clocks_five_minutes_apart_a_sleeping_leader_and_dying_ones_miss_and_dou
         _tells_its_skew(program, 0 if vendor == "sqlite" else shift)
     right = fleet.scheduler().ready()
     advanced(rows)
-    assert (again(rows[0]).watermark_at < database_now() + timedelta(seconds=BEHIND / 2)) == (vendor == "sqlite")
+    assert (again(rows[0]).watermark_at < database_now() + timedelta(seconds=BEHIND / 2)) == (
+        vendor == "sqlite"
+    )
     behind.freeze()
     _leads(fleet, right)
     advanced(rows)
@@ -104,7 +121,11 @@ def test_what_was_missed_while_no_scheduler_lived_is_treated_as_each_schedule_sa
     first.kill()
     second.kill()
     down = max(again(row).watermark_at for row in rows)
-    until(lambda: database_now() > down + timedelta(seconds=5), within=20, message="five seconds are missed")
+    until(
+        lambda: database_now() > down + timedelta(seconds=5),
+        within=20,
+        message="five seconds are missed",
+    )
     back = database_now() - timedelta(seconds=0.5)
     fleet.scheduler().ready()
     advanced(rows)
@@ -113,7 +134,10 @@ def test_what_was_missed_while_no_scheduler_lived_is_treated_as_each_schedule_sa
     for row in silenced(rows):
         times = expected(row, begun[row.pk], row.watermark_at)
         assert set(told(row, times).values()) == {1}, row.name
-        late[row.name] = (expected(row, down, back), [time for time in born(row) if down < time <= back])
+        late[row.name] = (
+            expected(row, down, back),
+            [time for time in born(row) if down < time <= back],
+        )
     wanted, ran_late = late["RUN_ALL_MISSED"]
     assert ran_late == wanted
     assert len(wanted) >= 4
@@ -127,9 +151,16 @@ def test_what_was_missed_while_no_scheduler_lived_is_treated_as_each_schedule_sa
 QUICK: dict[str, Any] = {"interval": 0.2, "overlap": "ALLOW"}
 
 
-def test_no_pause_is_undone_by_the_scheduler_that_fires_meanwhile(fleet: Fleet, tmp_path: Path) -> None:
-    """So many schedules fire that a tick is nearly always under way, and a pause falls into its middle."""
-    rows = [declared(f"number {number}", tmp_path / "notes", **QUICK | {"interval": 0.1}) for number in range(20)]
+def test_no_pause_is_undone_by_the_scheduler_that_fires_meanwhile(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """So many schedules fire that a tick is nearly always under way, and a pause falls into its
+    middle.
+    """
+    rows = [
+        declared(f"number {number}", tmp_path / "notes", **QUICK | {"interval": 0.1})
+        for number in range(20)
+    ]
     begun, paused, others = rows[0].watermark_at, rows[:15], rows[15:]
     fleet.scheduler()
     fleet.ready()
@@ -151,14 +182,22 @@ def test_no_pause_is_undone_by_the_scheduler_that_fires_meanwhile(fleet: Fleet, 
     assert OccurrenceRecord.objects.filter(recurring_task=first, outcome="PAUSED").count() == 3
 
 
-def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(fleet: Fleet, tmp_path: Path) -> None:
+def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     row = declared("edited", tmp_path / "notes", **QUICK)
     hour = timedelta(hours=1)
     edits: list[Callable[[], dict[str, Any]]] = [
         lambda: {"interval": 0.3, "start_time": database_now() - hour},
         lambda: {"cron": "* * * * * *", "seconds": "FIRST", "timezone": "America/New_York"},
-        lambda: {"at": [database_now() + timedelta(seconds=0.1 * number - 10) for number in range(140)]},
-        lambda: {"interval": 0.2, "start_time": database_now() - 2 * hour, "catch_up_mode": "RUN_ALL_MISSED"},
+        lambda: {
+            "at": [database_now() + timedelta(seconds=0.1 * number - 10) for number in range(140)]
+        },
+        lambda: {
+            "interval": 0.2,
+            "start_time": database_now() - 2 * hour,
+            "catch_up_mode": "RUN_ALL_MISSED",
+        },
     ]
     fleet.scheduler()
     fleet.ready()
@@ -179,9 +218,14 @@ def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(fleet: Fleet, tmp
 def test_undisturbed_schedules_run_in_their_windows(
     fleet: Fleet, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    """Here no run says for which fire time it is: a run in each window, and no other run. Lags are only recorded."""
+    """Here no run says for which fire time it is: a run in each window, and no other run. Lags are
+    only recorded.
+    """
     notebook = tmp_path / "notes"
-    rows = [declared(f"number {number}", notebook, interval=1 + number % 3, overlap="ALLOW") for number in range(12)]
+    rows = [
+        declared(f"number {number}", notebook, interval=1 + number % 3, overlap="ALLOW")
+        for number in range(12)
+    ]
     fleet.worker(slots=4)
     fleet.scheduler()
     fleet.ready()
@@ -190,9 +234,13 @@ def test_undisturbed_schedules_run_in_their_windows(
     targets = [
         window
         for row in silenced(rows)
-        for window in windows(str(row.pk), expected(row, begun[row.pk], row.watermark_at), timedelta(seconds=30))
+        for window in windows(
+            str(row.pk), expected(row, begun[row.pk], row.watermark_at), timedelta(seconds=30)
+        )
     ]
-    found = matched(targets, [Seen(str(seen.name).partition("/")[0], seen.at) for seen in noted(notebook)])
+    found = matched(
+        targets, [Seen(str(seen.name).partition("/")[0], seen.at) for seen in noted(notebook)]
+    )
     assert (found.missing, found.surplus) == ((), ())
     lags = found.lags()
     record_testsuite_property("start lag of fires, p50 (s)", round(lags[len(lags) // 2], 3))

@@ -1,4 +1,6 @@
-"""A rolling restart: the example's fifty jobs go on while each of three schedulers and three workers is replaced."""
+"""A rolling restart: the example's fifty jobs go on while each of three schedulers and three
+workers is replaced.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,17 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(300)]
 def test_a_rolling_restart_under_load_misses_and_doubles_nothing(
     db: None, tmp_path: Path, vendor: str, broker: str
 ) -> None:
-    """Here each node once, four by SIGTERM and two by SIGKILL; `make kill-test` has ten times each, on every pair."""
-    found = rolling_restart(tmp_path, vendor, broker, ("--rounds", "1", "--customers", "60"), within=240)
-    assert (found["missing"], found["doubled"], found["problems"], found["left_open"]) == ([], [], [], 0), found
+    """Here each node once, four by SIGTERM and two by SIGKILL; `make kill-test` has ten times each,
+    on every pair.
+    """
+    found = rolling_restart(
+        tmp_path, vendor, broker, ("--rounds", "1", "--customers", "60"), within=240
+    )
+    assert (found["missing"], found["doubled"], found["problems"], found["left_open"]) == (
+        [],
+        [],
+        [],
+        0,
+    ), found
     assert found["expected"] == found["seen"] > 100
     assert (found["jobs"], found["nodes"], found["terminated"], found["killed"]) == (50, 6, 4, 2)

@@ -1,4 +1,6 @@
-"""A real beat is heard by one line in its settings, and compared with what would have fired here."""
+"""A real beat is heard by one line in its settings, and compared with what would have
+fired here.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,26 @@ def test_beat_is_heard_and_what_it_does_not_fire_is_told(fleet: Fleet, tmp_path:
     )
     assert beat.alive(), beat.said()[-3000:]
     beat.kill()
-    fires = {name: list(ShadowFire.objects.filter(name=name).order_by("pk")) for name in ("plain", "durable")}
+    fires = {
+        name: list(ShadowFire.objects.filter(name=name).order_by("pk"))
+        for name in ("plain", "durable")
+    }
     assert {fire.task for fire in fires["plain"]} == {"shop.tasks.plain"}
     assert all(fire.celery_id for fire in fires["plain"])
-    assert Task.objects.filter(name=tasks.noop.name).count() in (len(fires["durable"]), len(fires["durable"]) + 1)
+    assert Task.objects.filter(name=tasks.noop.name).count() in (
+        len(fires["durable"]),
+        len(fires["durable"]) + 1,
+    )
 
     first = fires["plain"][0].heard_at - timedelta(milliseconds=100)
     last = fires["plain"][-1].heard_at + timedelta(milliseconds=100)
     for name, task in (("plain", tasks.echo), ("absent", tasks.noop)):
-        row = RecurringTask.objects.upsert(name=name, task=task, interval=1, start_time=first, source="beat")
+        row = RecurringTask.objects.upsert(
+            name=name, task=task, interval=1, start_time=first, source="beat"
+        )
         row.pause("IN_SHADOW")
-    answer = durable(
-        "shadow", "--from", first.isoformat(), "--to", last.isoformat(), "--tolerance", "5", "--format", "json"
-    )
+    between = ["--from", first.isoformat(), "--to", last.isoformat()]
+    answer = durable("shadow", *between, "--tolerance", "5", "--format", "json")
     assert answer.code == 1
     found = {one["name"]: one for one in answer.told["schedules"]}
     assert found["plain"]["matched"] >= HEARD - 1

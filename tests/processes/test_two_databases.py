@@ -1,4 +1,6 @@
-"""A project that keeps its tasks in another database than ``default``, with the router of the package and without."""
+"""A project that keeps its tasks in another database than ``default``, with the router of the
+package and without.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,14 @@ PATIENCE = 240
 
 def _run(*arguments: str, router: str = ROUTER) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env={**os.environ, "DJANGO_SETTINGS_MODULE": SETTINGS,
-        "ROUTER": router}, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": SETTINGS, "ROUTER": router},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def _django(*arguments: str) -> str:
@@ -64,10 +71,16 @@ def site_and_tasks(two_databases: None, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.mark.timeout(600)
-def test_models_admin_and_commands_work_with_tasks_in_a_second_database(site_and_tasks: Fleet) -> None:
+def test_models_admin_and_commands_work_with_tasks_in_a_second_database(
+    site_and_tasks: Fleet,
+) -> None:
     programs = [site_and_tasks.scheduler(), site_and_tasks.worker(pool="solo")]
-    story = _run("django", "shell", "-c", "from tests.processes import two_databases; two_databases.run()")
-    assert story.returncode == 0, story.stdout + story.stderr + "".join(program.said()[-3000:] for program in programs)
+    story = _run(
+        "django", "shell", "-c", "from tests.processes import two_databases; two_databases.run()"
+    )
+    assert story.returncode == 0, (
+        story.stdout + story.stderr + "".join(program.said()[-3000:] for program in programs)
+    )
 
 
 def test_a_project_without_a_router_is_told_which_to_write() -> None:

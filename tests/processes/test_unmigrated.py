@@ -1,4 +1,6 @@
-"""Scheduler, worker and commands on a database without our tables name the remedy, and go on once it has run."""
+"""Scheduler, worker and commands on a database without our tables name the remedy, and go on once
+it has run.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,14 @@ REMEDY = "run `manage.py migrate`"
 
 def _django(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "django", *arguments], cwd=ROOT, env={**os.environ, "TEST_RUN": NAME},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "django", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TEST_RUN": NAME},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     return done.stdout + done.stderr
 
 
@@ -55,6 +62,9 @@ def test_a_missing_table_is_reported_with_its_remedy_until_migrate_has_run(fleet
         assert "Traceback" not in program.said(), program.said()
         assert "is away" not in program.said()
     _django("migrate", "--verbosity", "0")
-    until(lambda: "The database connection is restored; dispatching continues." in scheduler.said(), within=60)
+    until(
+        lambda: "The database connection is restored; dispatching continues." in scheduler.said(),
+        within=60,
+    )
     assert scheduler.alive()
     assert worker.alive()

@@ -1,4 +1,5 @@
-"""What a project with its tasks in a second database does, asserted step by step in a process of its own.
+"""What a project with its tasks in a second database does, asserted step by step in a process of
+its own.
 
 A scheduler and a worker with the same settings must be running.
 """
@@ -17,7 +18,14 @@ from django.db import connections, transaction
 from django.test import Client, override_settings
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.models import DeadLetter, OccurrenceRecord, QueueControl, RecurringTask, Task, WorkflowRun
+from django_durable_tasks.models import (
+    DeadLetter,
+    OccurrenceRecord,
+    QueueControl,
+    RecurringTask,
+    Task,
+    WorkflowRun,
+)
 from tests.database.admin.site import act, list_of, operator, page_of
 from tests.project import tasks
 from tests.waiting import until
@@ -81,7 +89,13 @@ def schedules_and_workflows_live_there() -> None:
 def commands_answer() -> None:
     """The commands read the second database."""
     task = Task.objects.filter(status="SUCCESS").latest("pk")
-    for words in (["list", "tasks"], ["show", str(task.pk)], ["list", "recurring"], ["ledger", "hourly"], ["verify"]):
+    for words in (
+        ["list", "tasks"],
+        ["show", str(task.pk)],
+        ["list", "recurring"],
+        ["ledger", "hourly"],
+        ["verify"],
+    ):
         out = StringIO()
         call_command("durable", *words, stdout=out)
         assert out.getvalue(), words
@@ -92,7 +106,9 @@ def commands_answer() -> None:
 
 @override_settings(ALLOWED_HOSTS=["*"])
 def the_admin_shows_and_moves_rows_of_both() -> None:
-    """Lists and pages show the second database; users, permissions and the history stay in the first."""
+    """Lists and pages show the second database; users, permissions and the history stay in the
+    first.
+    """
     ann = operator("ann")
     assert User.objects.using("default").filter(username="ann").exists()
     for model in admin.site._registry:
@@ -115,7 +131,11 @@ def _visited(client: Client, model: Any) -> None:
 
 def the_first_database_has_no_table_of_ours() -> None:
     """`migrate` made our tables in the second database alone."""
-    ours = [table for table in connections["default"].introspection.table_names() if table.startswith("durable_tasks")]
+    ours = [
+        table
+        for table in connections["default"].introspection.table_names()
+        if table.startswith("durable_tasks")
+    ]
     assert ours == []
     assert connections["tasks"].introspection.table_names() != []
 

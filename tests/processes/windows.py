@@ -1,4 +1,5 @@
-"""Matches what ran to what should have run, as Jepsen's test of Chronos did: each target window wants one run.
+"""Matches what ran to what should have run, as Jepsen's test of Chronos did: each target window
+wants one run.
 
 A count would let one missing run hide behind a doubled one; a matching does not.
 """
@@ -32,14 +33,18 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The largest matching: which window had which run, what had none (missing), and who had no window (surplus)."""
+    """The largest matching: which window had which run, what had none (missing), and who had no
+    window (surplus).
+    """
 
     pairs: tuple[tuple[Window, Seen], ...]
     missing: tuple[Window, ...]
     surplus: tuple[Seen, ...]
 
     def lags(self) -> list[float]:
-        """Return how long after its window opened each run started (seconds), the shortest first."""
+        """Return how long after its window opened each run started (seconds), the
+        shortest first.
+        """
         return sorted((seen.at - window.opens).total_seconds() for window, seen in self.pairs)
 
 
@@ -50,7 +55,10 @@ def windows(name: Hashable, times: Iterable[datetime], lateness: timedelta) -> l
 
 def matched(targets: Iterable[Window], runs: Iterable[Seen]) -> Matched:
     """Return the largest matching of runs to windows of their name, one to one."""
-    open_later, observed = defaultdict[Hashable, list[Window]](list), defaultdict[Hashable, list[Seen]](list)
+    open_later, observed = (
+        defaultdict[Hashable, list[Window]](list),
+        defaultdict[Hashable, list[Seen]](list),
+    )
     for target in targets:
         open_later[target.name].append(target)
     for run in runs:
@@ -64,7 +72,9 @@ def matched(targets: Iterable[Window], runs: Iterable[Seen]) -> Matched:
 
 
 def _matched(targets: Sequence[Window], runs: Sequence[Seen]) -> Matched:
-    """Give each run, in the order of their starts, the open window that closes first: no matching is larger."""
+    """Give each run, in the order of their starts, the open window that closes first: no matching
+    is larger.
+    """
     waiting = sorted(targets, key=lambda window: window.opens, reverse=True)
     opened: list[tuple[datetime, int, Window]] = []
     pairs, missing, surplus = list[tuple[Window, Seen]](), list[Window](), list[Seen]()
@@ -78,10 +88,15 @@ def _matched(targets: Sequence[Window], runs: Sequence[Seen]) -> Matched:
             pairs.append((heapq.heappop(opened)[2], run))
         else:
             surplus.append(run)
-    return Matched(tuple(pairs), (*missing, *(window for *_, window in opened), *waiting), tuple(surplus))
+    return Matched(
+        tuple(pairs), (*missing, *(window for *_, window in opened), *waiting), tuple(surplus)
+    )
 
 
 def noted(notebook: Path) -> list[Seen]:
     """Return the runs that bodies noted, one a line: a name, a space, and when it started."""
     lines = notebook.read_text().splitlines() if notebook.exists() else []
-    return [Seen(name, datetime.fromisoformat(at)) for name, _, at in (line.rpartition(" ") for line in lines)]
+    return [
+        Seen(name, datetime.fromisoformat(at))
+        for name, _, at in (line.rpartition(" ") for line in lines)
+    ]

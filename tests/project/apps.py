@@ -1,4 +1,6 @@
-"""The test project as a Django application: a test may ask it for failpoints, for mutants, and for a wrong clock."""
+"""The test project as a Django application: a test may ask it for failpoints, for mutants, and for
+a wrong clock.
+"""
 
 from django.apps import AppConfig
 

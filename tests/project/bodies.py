@@ -1,4 +1,6 @@
-"""Durable tasks that end in every way a body can end; driven by tests/broker, tests/processes and the kill trials."""
+"""Durable tasks that end in every way a body can end; driven by tests/broker, tests/processes and
+the kill trials.
+"""
 
 import ctypes
 import os
@@ -92,7 +94,9 @@ def celery_retry(self: Any, times: int) -> int:
     return attempt
 
 
-@durable_task(bind=True, autoretry_for=(LookupError,), retry_backoff=False, retry_kwargs={"countdown": 0.01})
+@durable_task(
+    bind=True, autoretry_for=(LookupError,), retry_backoff=False, retry_kwargs={"countdown": 0.01}
+)
 def autoretry(self: Any, times: int) -> int:
     """Fail so many times with an error for which Celery tries again."""
     if self.durable.attempt <= times:
@@ -203,7 +207,9 @@ def heed(self: Any, folder: str) -> None:
 
 @durable_task
 def work(number: int, seconds: float, folder: str) -> int:
-    """Take so long: one task of a drain. While it works a file of the folder bears the number of its process."""
+    """Take so long: one task of a drain. While it works a file of the folder bears the number of
+    its process.
+    """
     mark = Path(folder) / str(os.getpid())
     mark.touch()
     end = time.monotonic() + seconds

@@ -9,7 +9,9 @@ from tests.broker.twins import ran, ran_in_a_map
 
 
 @durable_task(bind=True, max_attempts=1)
-def step(self: Any, /, *received: Any, label: str, book: str, fail: bool = False, **named: Any) -> str:
+def step(
+    self: Any, /, *received: Any, label: str, book: str, fail: bool = False, **named: Any
+) -> str:
     """Note the arguments and return them as an expression."""
     task_id, _, _ = self.request.id.partition(".")
     return ran(task_id, received, named, label, book, fail)

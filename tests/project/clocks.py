@@ -1,6 +1,7 @@
 """A process of the test project whose clock is wrong: TEST_CLOCK_SHIFT says by how many seconds.
 
-Python's wall clocks are shifted, the monotonic one is not; nor is the clock of a database, SQLite's in SQL included.
+Python's wall clocks are shifted, the monotonic one is not; nor is the clock of a database, SQLite's
+in SQL included.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Places where a process of the test project dies once: TEST_FAILPOINT names the place and a file that arms it."""
+"""Places where a process of the test project dies once: TEST_FAILPOINT names the place and a file
+that arms it.
+"""
 
 import os
 import signal

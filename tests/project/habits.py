@@ -1,4 +1,6 @@
-"""Pairs of tasks with the same body and options: a plain Celery task and a durable one; see tests/broker/habits.py."""
+"""Pairs of tasks with the same body and options: a plain Celery task and a durable one; see
+tests/broker/habits.py.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ class Refused(Exception):
 
 
 class Hooks:
-    """Celery's hooks, each of which writes what it received at the end of the notebook, its first argument."""
+    """Celery's hooks, each of which writes what it received at the end of the notebook, its first
+    argument.
+    """
 
     def _wrote(self, hook: str, task_id: str, args: Any, kwargs: Any, *given: Any) -> None:
         note(f"{hook} {task_id} {list(args)[1:]} {kwargs} {given}", args[0])
@@ -138,15 +142,21 @@ class Hooks:
         """After a success."""
         self._wrote("on_success", task_id, args, kwargs, retval)
 
-    def on_retry(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+    def on_retry(
+        self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
         """Before another attempt."""
         self._wrote("on_retry", task_id, args, kwargs, exc)
 
-    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+    def on_failure(
+        self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
         """After a failure without another attempt."""
         self._wrote("on_failure", task_id, args, kwargs, exc)
 
-    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
         """After each ending."""
         self._wrote("after_return", task_id, args, kwargs, status)
 
@@ -167,10 +177,14 @@ def tell_of_request(self: Any, notebook: str, times: int) -> dict[str, Any]:
         raise self.retry(countdown=0)
     request = self.request
     return {
-        "id": request.id, "root_id": request.root_id, "args": list(request.args), "kwargs": request.kwargs,
-        "retries": request.retries, "header": (request.headers or {}).get("x-tenant"),
+        "id": request.id,
+        "root_id": request.root_id,
+        "args": list(request.args),
+        "kwargs": request.kwargs,
+        "retries": request.retries,
+        "header": (request.headers or {}).get("x-tenant"),
         "current": current_task.request.id,
-    }  # fmt: skip
+    }
 
 
 @pair(bind=True)

@@ -34,7 +34,9 @@ def echo(*values: Any, **named: Any) -> dict[str, Any]:
     return {"values": list(values), "named": named}
 
 
-@durable_task(max_attempts=3, backoff="FIXED", backoff_base=60, jitter=False, give_up_on=(Hopeless,))
+@durable_task(
+    max_attempts=3, backoff="FIXED", backoff_base=60, jitter=False, give_up_on=(Hopeless,)
+)
 def failing(text: str = "broken") -> None:
     """Raise; three tries, a minute apart."""
     raise Hopeless(text) if text == "hopeless" else Broken(text)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.accounts import Facts, FireTime, Line, Run, Story, account
-from django_durable_tasks.rules.agenda import Planned, Stretch
+from django_durable_tasks.rules.recurring.effective import Planned, Stretch
+from django_durable_tasks.rules.recurring.explain import Facts, FireTime, Line, Run, Story, account
 
 NOW = datetime(2026, 3, 2, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -21,10 +21,19 @@ OTHER = uuid.UUID(int=8)
 def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
     """Return the facts of an hourly schedule, two days old, accounted for up to now."""
     plain = Facts(
-        at=at, now=NOW, name="nightly", task="app.tasks.report", status="ACTIVE", declared_at=NOW - 48 * HOUR,
-        edited_at=NOW - 48 * HOUR, watermark=NOW, next_run_at=NOW + HOUR, planned=Planned(at, at),
-        before=at - HOUR, after=at + HOUR,
-    )  # fmt: skip
+        at=at,
+        now=NOW,
+        name="nightly",
+        task="app.tasks.report",
+        status="ACTIVE",
+        declared_at=NOW - 48 * HOUR,
+        edited_at=NOW - 48 * HOUR,
+        watermark=NOW,
+        next_run_at=NOW + HOUR,
+        planned=Planned(at, at),
+        before=at - HOUR,
+        after=at + HOUR,
+    )
     return replace(plain, **given)
 
 
@@ -34,24 +43,50 @@ def line(outcome: str, **given: Any) -> Line:
 
 
 SINGLE = [
-    (line("DISPATCHED", story=Story(task_id=TASK, status="SUCCESS", since=NOW)),
-     f"was dispatched. Its task {TASK} is SUCCESS since 2026-03-02T09:00:00Z."),
-    (line("DISPATCHED", reason="caught up", story=Story(task_id=TASK, status="FAILED", reason="EXHAUSTED")),
-     f"was dispatched (caught up). Its task {TASK} is FAILED (EXHAUSTED)."),
-    (line("DISPATCHED", story=Story(task_id=TASK)), f"was dispatched. It was task {TASK}, which is no longer kept."),
-    (line("DISPATCHED", story=Story(task_id=TASK, status="PENDING", held=True, behind=f"task {OTHER}")),
-     f"Its task {TASK} is held behind task {OTHER} until its overlap key is free."),
+    (
+        line("DISPATCHED", story=Story(task_id=TASK, status="SUCCESS", since=NOW)),
+        f"was dispatched. Its task {TASK} is SUCCESS since 2026-03-02T09:00:00Z.",
+    ),
+    (
+        line(
+            "DISPATCHED",
+            reason="caught up",
+            story=Story(task_id=TASK, status="FAILED", reason="EXHAUSTED"),
+        ),
+        f"was dispatched (caught up). Its task {TASK} is FAILED (EXHAUSTED).",
+    ),
+    (
+        line("DISPATCHED", story=Story(task_id=TASK)),
+        f"was dispatched. It was task {TASK}, which is no longer kept.",
+    ),
+    (
+        line(
+            "DISPATCHED",
+            story=Story(task_id=TASK, status="PENDING", held=True, behind=f"task {OTHER}"),
+        ),
+        f"Its task {TASK} is held behind task {OTHER} until its overlap key is free.",
+    ),
     (line("ROLLED", reason="rolled to Monday"), "was rolled and dispatched (rolled to Monday)."),
     (line("MANUAL", reason="by anna"), "was run by hand (by anna)."),
-    (line("SKIPPED_OVERLAP", blocked_by=OTHER), f"was skipped: task {OTHER} of an earlier run was still open."),
-    (line("SKIPPED_OVERLAP", blocked_by=OTHER, reason=f"workflow run {OTHER} is open"),
-     f"was skipped: workflow run {OTHER} of an earlier fire was still open."),
-    (line("DISPATCHED", story=Story(task_id=TASK, status="SUCCESS", run=Run(OTHER, "RUNNING", 3, 10))),
-     f"SUCCESS. It started workflow run {OTHER}, which is RUNNING: 3 of 10 tasks have ended."),
-    (line("EXPIRED", reason="20 s"), "came too late: it was worthless after 20 s."),
+    (
+        line("SKIPPED_OVERLAP", blocked_by=OTHER),
+        f"was skipped: task {OTHER} of an earlier run was still open.",
+    ),
+    (
+        line("SKIPPED_OVERLAP", blocked_by=OTHER, reason=f"workflow run {OTHER} is open"),
+        f"was skipped: workflow run {OTHER} of an earlier fire was still open.",
+    ),
+    (
+        line(
+            "DISPATCHED",
+            story=Story(task_id=TASK, status="SUCCESS", run=Run(OTHER, "RUNNING", 3, 10)),
+        ),
+        f"SUCCESS. It started workflow run {OTHER}, which is RUNNING: 3 of 10 tasks have ended.",
+    ),
+    (line("EXPIRED", reason="20 s"), "came too late: it expired after 20 s."),
     (line("FAILED_TO_CREATE", reason="taken"), "could not be created: taken."),
     (line("MISSED", reason="COALESCED"), "did not run: MISSED (COALESCED)."),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("own", "told"), SINGLE)
@@ -65,12 +100,18 @@ RANGE: dict[str, Any] = {"first": NOW - 9 * HOUR, "last": NOW - HOUR, "count": 9
 
 @pytest.mark.parametrize(
     ("reason", "told"),
-    [("COALESCED", "RUN_ONE_NOW ran the last of them only"), ("SKIP_MISSED", "SKIP_MISSED runs none of them"),
-     ("CATCHUP_WINDOW", "further back than catchup_window"), ("MAX_CATCHUP_RUNS", "max_catchup_runs were caught up")],
-)  # fmt: skip
+    [
+        ("COALESCED", "RUN_ONE_NOW ran the last of them only"),
+        ("SKIP_MISSED", "SKIP_MISSED runs none of them"),
+        ("CATCHUP_WINDOW", "further back than catchup_window"),
+        ("MAX_CATCHUP_RUNS", "max_catchup_runs were caught up"),
+    ],
+)
 def test_a_missed_fire_is_one_of_its_range(reason: str, told: str) -> None:
     said = account(facts(lines=(line("MISSED", reason=reason, **RANGE),)))
-    assert "was missed, one of 9 fire times from 2026-03-02T00:00:00Z to 2026-03-02T08:00:00Z" in said
+    assert (
+        "was missed, one of 9 fire times from 2026-03-02T00:00:00Z to 2026-03-02T08:00:00Z" in said
+    )
     assert told in said
 
 
@@ -80,7 +121,9 @@ def test_a_paused_fire_names_the_pause_and_a_count_that_is_none() -> None:
 
 
 def test_a_closed_day_inside_a_missed_range_was_closed() -> None:
-    shut = Stretch(NOW - HOUR, NOW - HOUR, 1, True, "SKIPPED_CALENDAR", "calendar 'office' is closed: Sunday")
+    shut = Stretch(
+        NOW - HOUR, NOW - HOUR, 1, True, "SKIPPED_CALENDAR", "calendar 'office' is closed: Sunday"
+    )
     said = account(facts(planned=shut, lines=(line("MISSED", reason="COALESCED", **RANGE),)))
     assert said == "2026-03-02T08:00:00Z did not run: calendar 'office' is closed: Sunday."
     to_come = replace(shut, first=NOW + HOUR, last=NOW + HOUR)
@@ -90,12 +133,15 @@ def test_a_closed_day_inside_a_missed_range_was_closed() -> None:
 def test_what_is_no_fire_time_names_those_around_it() -> None:
     at = NOW - HOUR / 2
     said = account(facts(at, planned=None, before=NOW - HOUR, after=NOW))
-    assert said == (
-        "2026-03-02T08:30:00Z is no fire time of nightly: before it comes 2026-03-02T08:00:00Z and after it comes "
-        "2026-03-02T09:00:00Z."
+    assert (
+        said
+        == "2026-03-02T08:30:00Z is no fire time of nightly: before it comes 2026-03-02T08:00:00Z"
+        " and after it comes 2026-03-02T09:00:00Z."
     )
     assert "it has none" in account(facts(at, planned=None, before=None, after=None))
-    assert "It was changed at 2026-03-02T09:00:00Z" in account(facts(at, planned=None, edited_at=NOW))
+    assert "It was changed at 2026-03-02T09:00:00Z" in account(
+        facts(at, planned=None, edited_at=NOW)
+    )
     assert "The fire time 2026-03-01T09:00:00Z was put there" in account(
         facts(at, planned=None, runs_then=NOW - 24 * HOUR)
     )
@@ -108,8 +154,10 @@ def test_what_is_to_come_is_told_with_jitter_and_notes() -> None:
     assert account(facts(SOON)) == "2026-03-02T10:00:00Z will run, in 60 min."
     fire = FireTime(SOON, SOON + timedelta(minutes=5), ("DST gap",))
     said = account(facts(SOON, fire=fire, known=False))
-    assert said.startswith("2026-03-02T10:00:00Z will run at 2026-03-02T10:05:00Z, by its jitter, in 65 min (DST gap).")
-    assert "knows no durable task app.tasks.report" in said
+    assert said.startswith(
+        "2026-03-02T10:00:00Z will run at 2026-03-02T10:05:00Z, by its jitter, in 65 min (DST gap)."
+    )
+    assert "No durable task app.tasks.report is registered in this process" in said
 
 
 def test_what_was_moved_is_told_with_its_instant() -> None:
@@ -119,16 +167,28 @@ def test_what_was_moved_is_told_with_its_instant() -> None:
 
 
 def test_a_paused_schedule_says_since_when_by_whom_and_until_when() -> None:
-    paused: dict[str, Any] = {"status": "PAUSED", "paused_at": NOW, "status_by": "anna", "status_reason": "deploy"}
+    paused: dict[str, Any] = {
+        "status": "PAUSED",
+        "paused_at": NOW,
+        "status_by": "anna",
+        "status_reason": "deploy",
+    }
     said = account(facts(SOON, **paused))
-    assert "unless the schedule is resumed before: it is paused since 2026-03-02T09:00:00Z by anna (deploy)." in said
-    assert "until 2026-03-02T09:30:00Z" in account(facts(NOW + HOUR / 4, **paused, paused_until=NOW + HOUR / 2))
+    assert (
+        "unless the schedule is resumed before: it is paused since 2026-03-02T09:00:00Z by anna"
+        " (deploy)." in said
+    )
+    assert "until 2026-03-02T09:30:00Z" in account(
+        facts(NOW + HOUR / 4, **paused, paused_until=NOW + HOUR / 2)
+    )
     assert "will run" in account(facts(SOON, **paused, paused_until=NOW + HOUR / 2))
     assert "did not run: it is paused" in account(facts(watermark=NOW - 2 * HOUR, **paused))
 
 
 def test_a_quarantined_schedule_shows_its_error() -> None:
-    said = account(facts(SOON, status="PAUSED", status_reason="QUARANTINED", error="InvalidSchedule: no zone"))
+    said = account(
+        facts(SOON, status="PAUSED", status_reason="QUARANTINED", error="InvalidSchedule: no zone")
+    )
     assert "could not be triggered and is paused (QUARANTINED): InvalidSchedule: no zone" in said
 
 
@@ -145,10 +205,11 @@ def test_a_fire_before_the_schedule_existed_or_was_changed_did_not_run() -> None
     assert "did not exist before 2026-03-02T09:00:00Z. backfill() can run it." in account(
         facts(declared_at=NOW, edited_at=NOW)
     )
-    assert "was changed at 2026-03-02T09:00:00Z, and an edit never fires for a time in the past" in account(
-        facts(edited_at=NOW)
+    assert (
+        "was changed at 2026-03-02T09:00:00Z, and an edit never fires for a time in the past"
+        in account(facts(edited_at=NOW))
     )
-    assert "is no longer kept" in account(facts(ledger_from=NOW))
+    assert "its ledger entry has been deleted" in account(facts(ledger_from=NOW))
 
 
 def test_a_due_fire_says_who_is_late() -> None:
@@ -156,8 +217,13 @@ def test_a_due_fire_says_who_is_late() -> None:
     assert "is due since 60 min, and no scheduler leads: run `manage.py run_scheduler`." in account(
         facts(**due, led=False)
     )
-    assert account(facts(**due)).endswith("the leader's next round triggers it. The leader is behind.")
+    assert account(facts(**due)).endswith(
+        "the leader's next round triggers it. The leader is behind."
+    )
     put_off = account(facts(**{**due, "next_run_at": NOW + HOUR}, known=False))
-    assert "looked at again at 2026-03-02T10:00:00Z. This process knows no durable task app.tasks.report." in put_off
+    assert (
+        "looked at again at 2026-03-02T10:00:00Z. No durable task app.tasks.report is registered in"
+        " this process." in put_off
+    )
     just = facts(at=NOW, watermark=NOW - HOUR, next_run_at=NOW)
     assert account(just) == "2026-03-02T09:00:00Z is due now: the leader's next round triggers it."

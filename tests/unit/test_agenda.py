@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.agenda import Planned, agenda
-from django_durable_tasks.rules.timetables.intervals import Interval
-from django_durable_tasks.rules.timetables.values import Count
+from django_durable_tasks.rules.recurring.effective import Planned, agenda
+from django_durable_tasks.rules.recurring.timetables.intervals import Interval
+from django_durable_tasks.rules.recurring.timetables.types import Count
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -40,7 +40,9 @@ def test_bounds_are_included() -> None:
 
 def test_bounds_of_another_zone_mean_the_same_instants() -> None:
     east = timezone(timedelta(hours=5))
-    assert agenda(HOURLY, zone="UTC", start=START.astimezone(east)).next(START - HOUR) == Planned(START, START)
+    assert agenda(HOURLY, zone="UTC", start=START.astimezone(east)).next(START - HOUR) == Planned(
+        START, START
+    )
 
 
 def test_a_start_at_the_end_of_the_calendar_is_refused() -> None:

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.agenda import Action, Agenda, Override, Planned, Stretch, agenda
-from django_durable_tasks.rules.calendars import BusinessDays, DayKind, Roll, SpecialDay
-from django_durable_tasks.rules.timetables.intervals import Interval
-from django_durable_tasks.rules.timetables.values import Count
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
+from django_durable_tasks.rules.recurring.effective import (
+    Action,
+    Agenda,
+    Override,
+    Planned,
+    Stretch,
+    agenda,
+)
+from django_durable_tasks.rules.recurring.timetables.intervals import Interval
+from django_durable_tasks.rules.recurring.timetables.types import Count
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 MONDAY = datetime(2026, 12, 21, 9, tzinfo=UTC)
@@ -39,10 +46,17 @@ def _runs(told: Agenda, after: datetime, until: datetime) -> list[Planned]:
 def test_what_a_calendar_closes_is_told_as_one_stretch_with_the_reasons() -> None:
     told = agenda(DAILY, zone="UTC", days=OFFICE)
     (stretch,) = told.closed(MONDAY, SUNDAY)
-    assert (stretch.first, stretch.last, stretch.count, stretch.exact) == (FRIDAY - DAY, SUNDAY, 4, True)
+    assert (stretch.first, stretch.last, stretch.count, stretch.exact) == (
+        FRIDAY - DAY,
+        SUNDAY,
+        4,
+        True,
+    )
     assert stretch.outcome == "SKIPPED_CALENDAR"
-    assert stretch.reason == (
-        "calendar 'office' is closed: after 08:00 on Christmas Eve (half day), Christmas Day, Saturday, Sunday"
+    assert (
+        stretch.reason
+        == "calendar 'office' is closed: after 08:00 on Christmas Eve (half day), Christmas Day,"
+        " Saturday, Sunday"
     )
 
 
@@ -50,7 +64,10 @@ def test_a_rolled_run_says_from_where_why_and_how() -> None:
     weekly = Interval(SATURDAY - 14 * DAY, 7 * DAY)
     (run,) = _runs(agenda(weekly, zone="UTC", days=OFFICE, roll=Roll.PRECEDING), MONDAY, SUNDAY)
     assert run == Planned(
-        SATURDAY, SATURDAY - 3 * DAY, ("rolled from 2026-12-26 09:00 (Saturday) by PRECEDING",), rolled=True
+        SATURDAY,
+        SATURDAY - 3 * DAY,
+        ("rolled from 2026-12-26 09:00 (Saturday) by PRECEDING",),
+        rolled=True,
     )
 
 
@@ -59,21 +76,32 @@ def test_a_run_that_stands_for_others_says_so() -> None:
     run = told.next(SUNDAY)
     assert run is not None
     assert not run.rolled
-    assert run.notes[1] == "also for 2026-12-25T09:00:00Z, rolled from 2026-12-25 09:00 (Christmas Day) by FOLLOWING"
+    assert (
+        run.notes[1]
+        == "also for 2026-12-25T09:00:00Z, rolled from 2026-12-25 09:00 (Christmas Day) by"
+        " FOLLOWING"
+    )
     met = told.at_nominal(FRIDAY)
     assert isinstance(met, Stretch)
-    assert met.reason == "calendar 'office' is closed: Christmas Day; by FOLLOWING it meets a fire that runs"
+    assert (
+        met.reason
+        == "calendar 'office' is closed: Christmas Day; by FOLLOWING it meets a fire that runs"
+    )
 
 
 def test_a_roll_into_a_gap_runs_right_after_it() -> None:
-    sunday = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)  # the gap in Berlin is from 02:00 to 03:00 this day
+    sunday = datetime(
+        2026, 3, 29, 1, 30, tzinfo=UTC
+    )  # the gap in Berlin is from 02:00 to 03:00 this day
     weekly = Interval(sunday - DAY - timedelta(hours=0), 7 * DAY)
     days = BusinessDays(name="sundays", working_days=(7,))
     run = agenda(weekly, zone="Europe/Berlin", days=days, roll=Roll.FOLLOWING).next(sunday - HOUR)
     assert run is not None
     assert run.at == datetime(2026, 3, 29, 1, tzinfo=UTC)
-    assert run.notes[1] == (
-        "DST gap: 02:30 does not exist on 2026-03-29 in Europe/Berlin; runs right after it, at 03:00"
+    assert (
+        run.notes[1]
+        == "DST gap: 02:30 does not exist on 2026-03-29 in Europe/Berlin; runs right after it, at"
+        " 03:00"
     )
 
 
@@ -120,8 +148,12 @@ def test_skipping_a_calendar_counts_millions_exactly() -> None:
 
 
 def test_a_calendar_of_a_few_dates_ends_with_them() -> None:
-    once = BusinessDays(name="once", working_days=(), special=(SpecialDay(TUESDAY.date(), DayKind.OPEN),))
-    assert [run.at for run in _runs(agenda(DAILY, zone="UTC", days=once), MONDAY, SUNDAY)] == [TUESDAY]
+    once = BusinessDays(
+        name="once", working_days=(), special=(SpecialDay(TUESDAY.date(), DayKind.OPEN),)
+    )
+    assert [run.at for run in _runs(agenda(DAILY, zone="UTC", days=once), MONDAY, SUNDAY)] == [
+        TUESDAY
+    ]
     rolled = agenda(DAILY, zone="UTC", days=once, roll=Roll.FOLLOWING)
     assert rolled.next(TUESDAY) is None
     lost = rolled.at_nominal(FRIDAY)
@@ -167,14 +199,26 @@ def test_a_fire_is_skipped_moved_and_added_by_hand() -> None:
 
 
 def test_what_is_added_runs_on_a_closed_day_too() -> None:
-    told = agenda(DAILY, zone="UTC", days=OFFICE, roll=Roll.FOLLOWING, overrides=[Override(SATURDAY, Action.ADD)])
+    told = agenda(
+        DAILY,
+        zone="UTC",
+        days=OFFICE,
+        roll=Roll.FOLLOWING,
+        overrides=[Override(SATURDAY, Action.ADD)],
+    )
     assert [run.at for run in _runs(told, FRIDAY, SUNDAY)] == [SATURDAY]
     assert told.next(SATURDAY) == told.next(SUNDAY)
 
 
 def test_the_fire_that_others_rolled_onto_may_be_skipped() -> None:
     monday = MONDAY + 7 * DAY
-    told = agenda(DAILY, zone="UTC", days=OFFICE, roll=Roll.FOLLOWING, overrides=[Override(monday, Action.SKIP)])
+    told = agenda(
+        DAILY,
+        zone="UTC",
+        days=OFFICE,
+        roll=Roll.FOLLOWING,
+        overrides=[Override(monday, Action.SKIP)],
+    )
     run = told.next(SUNDAY)
     assert run is not None
     assert (run.at, run.nominal, run.rolled) == (monday, FRIDAY - DAY, True)
@@ -182,7 +226,9 @@ def test_the_fire_that_others_rolled_onto_may_be_skipped() -> None:
 
 def test_a_move_onto_a_fire_that_runs_makes_one_run() -> None:
     move = Override(TUESDAY, Action.MOVE, move_to=TUESDAY + DAY)
-    told = agenda(DAILY, zone="UTC", overrides=[move, Override(FRIDAY, Action.MOVE, move_to=TUESDAY + DAY)])
+    told = agenda(
+        DAILY, zone="UTC", overrides=[move, Override(FRIDAY, Action.MOVE, move_to=TUESDAY + DAY)]
+    )
     assert [run.nominal for run in _runs(told, MONDAY, TUESDAY + DAY)] == [TUESDAY + DAY]
     assert told.count(MONDAY, TUESDAY + DAY) == Count(1)
     assert {stretch.first for stretch in told.closed(MONDAY, SUNDAY)} == {TUESDAY, FRIDAY}
@@ -223,7 +269,9 @@ def test_overridden_agendas_are_the_fires_with_the_changes(changes: dict[datetim
     every_third = Interval(MONDAY - 30 * HOUR, 3 * HOUR)
     overrides = [
         Override(
-            at, Action.SKIP if what is None else "ADD" if what == "ADD" else "MOVE", None if what == "ADD" else what
+            at,
+            Action.SKIP if what is None else "ADD" if what == "ADD" else "MOVE",
+            None if what == "ADD" else what,
         )
         for at, what in changes.items()
     ]
@@ -232,7 +280,9 @@ def test_overridden_agendas_are_the_fires_with_the_changes(changes: dict[datetim
     fires = {every_third.anchor + n * 3 * HOUR for n in range(200)}
     expected = fires - changes.keys()
     expected |= {
-        at if what == "ADD" else what for at, what in changes.items() if what and (what == "ADD" or at in fires)
+        at if what == "ADD" else what
+        for at, what in changes.items()
+        if what and (what == "ADD" or at in fires)
     }
     expected = {at for at in expected if after < at <= until}
     runs = _runs(told, after, until)
@@ -244,5 +294,7 @@ def test_overridden_agendas_are_the_fires_with_the_changes(changes: dict[datetim
         moment = run.at
     assert back == runs[::-1]
     out = sum(stretch.count for stretch in told.closed(after, until))
-    considered = {at for at in fires if after < at <= until} | {at for at, what in changes.items() if what == "ADD"}
+    considered = {at for at in fires if after < at <= until} | {
+        at for at, what in changes.items() if what == "ADD"
+    }
     assert len(considered) == len(runs) + out

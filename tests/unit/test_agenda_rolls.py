@@ -1,4 +1,6 @@
-"""On a calendar an agenda is what brute force says: in any zone, over any change of clocks, in both directions."""
+"""On a calendar an agenda is what brute force says: in any zone, over any change of clocks, in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,18 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.agenda import Agenda, Planned, Stretch, agenda
-from django_durable_tasks.rules.agenda.walls import Walls
-from django_durable_tasks.rules.calendars import BusinessDays, DayKind, Roll, SpecialDay
-from tests.unit.calendars.enumerated import DAY, LENGTH, MINUTE, Instants, first_shown, lands, stream
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned, Stretch, agenda
+from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
+from tests.unit.calendars.enumerated import (
+    DAY,
+    LENGTH,
+    MINUTE,
+    Instants,
+    first_shown,
+    lands,
+    stream,
+)
 
 CLOCKS = {
     "UTC": date(2026, 3, 1),
@@ -29,7 +39,9 @@ ROLLS = [Roll.FOLLOWING, Roll.PRECEDING, Roll.MODIFIED_FOLLOWING]
 
 
 class Case(NamedTuple):
-    """A zone around a change of its clocks, a calendar, and fires by the numbers of their half hours."""
+    """A zone around a change of its clocks, a calendar, and fires by the numbers of their half
+    hours.
+    """
 
     zone: str
     slots: Sequence[int]
@@ -50,14 +62,20 @@ def _start(zone: str) -> datetime:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Give fires on the half hour, dense or sparse, and a calendar that is closed where it likes."""
+    """Give fires on the half hour, dense or sparse, and a calendar that is closed where
+    it likes.
+    """
     zone = draw(st.sampled_from(sorted(CLOCKS)))
     start, slots = _start(zone), LENGTH // timedelta(minutes=30)
     steps = st.sampled_from([1, 2, 3, 7, 48]).map(lambda step: range(0, slots, step))
     chosen = draw(steps | st.lists(st.integers(0, slots), max_size=40, unique=True).map(sorted))
-    kinds = st.tuples(st.integers(0, LENGTH.days), st.sampled_from(DayKind), st.sampled_from([1, 2, 9, 13]))
+    kinds = st.tuples(
+        st.integers(0, LENGTH.days), st.sampled_from(DayKind), st.sampled_from([1, 2, 9, 13])
+    )
     special = [
-        SpecialDay((start + number * DAY).date(), kind, kind, time(hour) if kind is DayKind.HALF else None)
+        SpecialDay(
+            (start + number * DAY).date(), kind, kind, time(hour) if kind is DayKind.HALF else None
+        )
         for number, kind, hour in draw(st.lists(kinds, max_size=10, unique_by=lambda one: one[0]))
     ]
     working = tuple(draw(st.sampled_from([(1, 2, 3, 4, 5), (6, 7), (3,), (1, 2, 3, 4, 5, 6, 7)])))
@@ -111,7 +129,10 @@ def test_from_any_minute_the_neighbours_are_right(case: Case, roll: Roll, minute
 @given(cases(), st.sampled_from(Roll))
 def test_every_fire_time_has_one_answer(case: Case, roll: Roll) -> None:
     rolled = agenda(Instants(case.fires), zone=case.zone, days=case.days, roll=roll)
-    at_by_nominal = {nominal: at for at, nominal in stream(case.fires, case.zone, case.start, case.days, roll).items()}
+    at_by_nominal = {
+        nominal: at
+        for at, nominal in stream(case.fires, case.zone, case.start, case.days, roll).items()
+    }
     for nominal in case.fires:
         answer = rolled.at_nominal(nominal)
         assert answer is not None
@@ -134,7 +155,11 @@ def test_counts_are_right_or_say_at_least(case: Case, roll: Roll, one: int, othe
     runs = sum(after < at <= until for at in expected)
     counted = rolled.count(after, until)
     assert counted.number == runs if counted.exact else counted.number <= runs
-    gone = [nominal for nominal in case.fires if after < nominal <= until and nominal not in set(expected.values())]
+    gone = [
+        nominal
+        for nominal in case.fires
+        if after < nominal <= until and nominal not in set(expected.values())
+    ]
     told = rolled.closed(after, until)
     number = sum(stretch.count for stretch in told)
     if len(case.fires) <= 400 or roll is Roll.SKIP:  # few enough to be followed one by one
@@ -143,7 +168,11 @@ def test_counts_are_right_or_say_at_least(case: Case, roll: Roll, one: int, othe
         assert {min(ends), max(ends)} == {gone[0], gone[-1]} if gone else not told
         assert all(stretch.exact for stretch in told)
     else:
-        assert number == len(gone) if told and all(stretch.exact for stretch in told) else number <= len(gone)
+        assert (
+            number == len(gone)
+            if told and all(stretch.exact for stretch in told)
+            else number <= len(gone)
+        )
 
 
 @given(st.sampled_from(sorted(CLOCKS)), st.integers(-20 * 1440, 38 * 1440))
@@ -155,7 +184,9 @@ def test_a_wall_time_lands_where_looking_at_every_minute_finds_it(zone: str, min
 
 @given(st.sampled_from(sorted(CLOCKS)), st.integers(-20 * 1440, 38 * 1440))
 @settings(deadline=None)
-def test_the_reach_of_an_instant_is_the_last_wall_time_that_lands_by_then(zone: str, minute: int) -> None:
+def test_the_reach_of_an_instant_is_the_last_wall_time_that_lands_by_then(
+    zone: str, minute: int
+) -> None:
     moment = _start(zone) + minute * MINUTE
     landed = [wall for wall, at in first_shown(zone, _start(zone)).items() if at <= moment]
     reach = Walls(zone).reach(moment)
@@ -163,7 +194,10 @@ def test_the_reach_of_an_instant_is_the_last_wall_time_that_lands_by_then(zone: 
 
 
 def test_hours_of_one_day_may_roll_forward_and_back() -> None:
-    half = [SpecialDay(date(2026, 3, day), DayKind.HALF, "", time(hour)) for day, hour in ((30, 9), (31, 12))]
+    half = [
+        SpecialDay(date(2026, 3, day), DayKind.HALF, "", time(hour))
+        for day, hour in ((30, 9), (31, 12))
+    ]
     fires = [datetime(2026, 3, 30, hour, tzinfo=UTC) for hour in (10, 13)]
     days = BusinessDays(name="halves", special=tuple(half))
     rolled = agenda(Instants(fires), zone="UTC", days=days, roll=Roll.MODIFIED_FOLLOWING)

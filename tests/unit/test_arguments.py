@@ -1,4 +1,6 @@
-"""Arguments and results are JSON that every database gives back as it got it, or they are refused by name."""
+"""Arguments and results are JSON that every database gives back as it got it, or they are refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
     UnserializableResult,
 )
-from django_durable_tasks.rules.arguments import bind, encode, encode_result
+from django_durable_tasks.rules.tasks.arguments import bind, encode, encode_result
 
 KIB = 1024
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
@@ -35,7 +37,9 @@ values = st.recursive(
 )
 
 
-def _encode(*args: Any, max_bytes: int = 64 * KIB, max_depth: int = 16, **kwargs: Any) -> tuple[Any, Any]:
+def _encode(
+    *args: Any, max_bytes: int = 64 * KIB, max_depth: int = 16, **kwargs: Any
+) -> tuple[Any, Any]:
     payload = encode("job", args, kwargs, max_bytes=max_bytes, max_depth=max_depth)
     return json.loads(payload.args), json.loads(payload.kwargs)
 
@@ -138,7 +142,9 @@ def test_more_than_a_thousand_keys_are_refused() -> None:
 
 
 @given(st.floats(min_value=1e15, allow_infinity=False), st.sampled_from([1, -1]))
-def test_large_floats_are_written_without_an_exponent_and_come_back_as_they_were(number: float, sign: int) -> None:
+def test_large_floats_are_written_without_an_exponent_and_come_back_as_they_were(
+    number: float, sign: int
+) -> None:
     payload = encode("job", ["1e+5", {"2e+6": sign * number}], {}, max_bytes=64 * KIB, max_depth=16)
     assert json.loads(payload.args) == ["1e+5", {"2e+6": sign * number}]
     assert "e+" not in payload.args.replace("1e+5", "").replace("2e+6", "")
@@ -154,9 +160,16 @@ def _job(day: str, *, dry: bool = False) -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "named"),
-    [((), {}, "day"), (("a", "b"), {}, "too many"), (("a",), {"wet": 1}, "wet"), (("a",), {"day": "b"}, "day")],
+    [
+        ((), {}, "day"),
+        (("a", "b"), {}, "too many"),
+        (("a",), {"wet": 1}, "wet"),
+        (("a",), {"day": "b"}, "day"),
+    ],
 )
-def test_a_call_that_does_not_fit_names_the_parameter(args: Any, kwargs: dict[str, Any], named: str) -> None:
+def test_a_call_that_does_not_fit_names_the_parameter(
+    args: Any, kwargs: dict[str, Any], named: str
+) -> None:
     with pytest.raises(InvalidArguments, match=named) as refused:
         bind(inspect.signature(_job), "job", args, kwargs)
     assert "job(day" in str(refused.value)

@@ -1,4 +1,6 @@
-"""Rows of django-celery-beat become schedules of the same fire times, and what differs is found and told."""
+"""Rows of django-celery-beat become schedules of the same fire times, and what differs is found and
+told.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from celery import schedules
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_durable_tasks.celery import beat
+from django_durable_tasks.contrib.beat import compare
+from django_durable_tasks.contrib.beat.mapping import BeatRow, Crontab, Import, Setting, imported
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.lifecycle.agendas import agenda_from
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.beat import BeatRow, Crontab, Import, Setting, imported
-from django_durable_tasks.rules.recurring_options import columns
+from django_durable_tasks.rules.recurring.options import columns
 from tests.unit.timetables.test_real_schedules import CRONS
 
 NOW = datetime(2026, 11, 21, 13, 0, 30, tzinfo=UTC)
@@ -34,26 +36,38 @@ def _crontab(cron: str, zone: str = "UTC") -> Crontab:
 
 def _row(cron: str = "", zone: str = "UTC", **given: Any) -> BeatRow:
     crontab = _crontab(cron, zone) if cron else None
-    return BeatRow(**{"name": "nightly", "task": "shop.tasks.report", "crontab": crontab, "last_run_at": NOW, **given})
+    return BeatRow(
+        **{
+            "name": "nightly",
+            "task": "shop.tasks.report",
+            "crontab": crontab,
+            "last_run_at": NOW,
+            **given,
+        }
+    )
 
 
 def _import(row: BeatRow, *, durable: bool = True, on_redis: bool = False) -> Import:
-    fields = beat.fields_of(row.crontab) if row.crontab else None
+    fields = compare.fields_of(row.crontab) if row.crontab else None
     return imported(row, Setting(NOW, fields, durable, on_redis))
 
 
-def _compare(row: BeatRow) -> beat.Comparison:
+def _compare(row: BeatRow) -> compare.Comparison:
     values = columns(row.name, _import(row).options)
-    return beat.compared(row, agenda_from(RecurringTask(name=row.name, **{"start_time": NOW, **values}), None), NOW)
+    return compare.compared(
+        row, agenda_from(RecurringTask(name=row.name, **{"start_time": NOW, **values}), None), NOW
+    )
 
 
-# When -------------------------------------------------------------------------------------------------------------
+# When ---------------------------------------------------------------------------------------------
 
 
 def _texts(low: int, high: int) -> st.SearchStrategy[str]:
     number = st.integers(low, high)
     spans = st.tuples(number, number).map(lambda pair: f"{pair[0]}-{pair[1]}")
-    steps = st.tuples(st.one_of(st.just("*"), spans), st.integers(1, 9)).map(lambda pair: f"{pair[0]}/{pair[1]}")
+    steps = st.tuples(st.one_of(st.just("*"), spans), st.integers(1, 9)).map(
+        lambda pair: f"{pair[0]}/{pair[1]}"
+    )
     parts = st.one_of(number.map(str), spans, steps)
     return st.one_of(st.just("*"), st.lists(parts, min_size=1, max_size=3).map(",".join))
 
@@ -69,10 +83,12 @@ as_celery_57 = pytest.mark.skipif(
 def test_every_crontab_fires_as_celery_reads_it(fields: tuple[str, str, str, str, str]) -> None:
     row = _row(" ".join(fields))
     assert row.crontab is not None
-    assume(beat.fields_of(row.crontab) is not None)
+    assume(compare.fields_of(row.crontab) is not None)
     values = columns(row.name, _import(row).options)
     agenda = agenda_from(RecurringTask(name=row.name, **{"start_time": NOW, **values}), None)
-    assert list(islice(beat._ours(row, agenda, NOW), 10)) == list(islice(beat.fires(row, NOW), 10))
+    assert list(islice(compare._ours(row, agenda, NOW), 10)) == list(
+        islice(compare.fires(row, NOW), 10)
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +99,10 @@ def test_every_crontab_fires_as_celery_reads_it(fields: tuple[str, str, str, str
         ("0 9 * * mon-fri", {"cron": "0 9 * * 1,2,3,4,5"}),
         ("0 9 * * */2", {"cron": "0 9 * * 0,2,4,6"}),
         ("0-59 9 1-31 * 1", {"cron": "* 9 * * 1"}),
-        ("0 9 1 1 1", {"rrule": "FREQ=DAILY;BYMONTH=1;BYMONTHDAY=1;BYDAY=MO;BYHOUR=9;BYMINUTE=0;BYSECOND=0"}),
+        (
+            "0 9 1 1 1",
+            {"rrule": "FREQ=DAILY;BYMONTH=1;BYMONTHDAY=1;BYDAY=MO;BYHOUR=9;BYMINUTE=0;BYSECOND=0"},
+        ),
     ],
 )
 def test_a_crontab_is_kept_as_celery_reads_it(cron: str, kept: dict[str, str]) -> None:
@@ -97,7 +116,7 @@ def test_the_crontabs_of_a_large_project_fire_as_in_beat_but_where_clocks_change
     for cron in CRONS:
         for name in ("UTC", "Europe/Berlin", "America/New_York"):
             row = _row(cron, name)
-            if row.crontab is not None and beat.fields_of(row.crontab) is None:
+            if row.crontab is not None and compare.fields_of(row.crontab) is None:
                 unread.add(cron)
                 continue
             kinds = {text.partition(":")[0] for text in _compare(row).differences}
@@ -115,7 +134,10 @@ def test_both_days_are_told() -> None:
 def test_a_gap_and_a_repeated_hour_are_found_with_their_instants() -> None:
     [gap] = _compare(_row("30 2 * * *", "America/New_York")).differences
     assert "goes forward, 2027-03-14T07:00:00Z" in gap
-    assert "beat alone fires at 2027-03-14T07:30:00Z; here it alone fires at 2027-03-14T07:00:00Z" in gap
+    assert (
+        "beat alone fires at 2027-03-14T07:30:00Z; here it alone fires at 2027-03-14T07:00:00Z"
+        in gap
+    )
     [twice] = _compare(_row("*/5 * * * *", "America/New_York")).differences
     assert "goes back" in twice
     assert "here it alone fires at 2027-11-07T06:00:00Z" in twice
@@ -123,7 +145,11 @@ def test_a_gap_and_a_repeated_hour_are_found_with_their_instants() -> None:
 
 
 def test_what_does_not_differ_is_not_told() -> None:
-    for row in (_row("30 2 * * *"), _row("0 9 * * *", "America/New_York"), _row("0 0 1 * *", "Europe/London")):
+    for row in (
+        _row("30 2 * * *"),
+        _row("0 9 * * *", "America/New_York"),
+        _row("0 0 1 * *", "Europe/London"),
+    ):
         comparison = _compare(row)
         assert comparison.differences == ()
         assert comparison.here == comparison.beat
@@ -145,7 +171,11 @@ def test_a_run_that_a_running_beat_has_not_written_down_yet_is_not_owed() -> Non
 def test_an_interval_goes_on_from_beats_last_run() -> None:
     row = _row(interval=(2, "hours"), last_run_at=NOW - timedelta(minutes=30))
     comparison = _compare(row)
-    assert comparison.here == comparison.beat == [NOW + timedelta(minutes=minutes) for minutes in (90, 210, 330)]
+    assert (
+        comparison.here
+        == comparison.beat
+        == [NOW + timedelta(minutes=minutes) for minutes in (90, 210, 330)]
+    )
     assert [remark.partition(":")[0] for remark in _import(row).remarks] == ["INTERVAL"]
 
 
@@ -181,23 +211,34 @@ def test_the_sun_is_told_as_unknown_without_ephem(monkeypatch: pytest.MonkeyPatc
 
 def test_a_project_that_reads_crontabs_in_celerys_zone_keeps_doing_so(settings: Any) -> None:
     row = _row("30 2 * * *", "America/New_York")
-    assert beat.seen_by_beat(row) == row
+    assert compare.seen_by_beat(row) == row
     settings.DJANGO_CELERY_BEAT_TZ_AWARE = False
-    found = beat.seen_by_beat(row).crontab
+    found = compare.seen_by_beat(row).crontab
     assert found is not None
     assert found.timezone == "UTC"
 
 
-# What -------------------------------------------------------------------------------------------------------------
+# What ---------------------------------------------------------------------------------------------
 
 
 def test_a_durable_task_keeps_what_a_row_can_keep() -> None:
     row = _row(
-        "30 2 * * *", args="[1]", kwargs='{"a": 2}', queue="reports", expire_seconds=90, description="Nightly.",
+        "30 2 * * *",
+        args="[1]",
+        kwargs='{"a": 2}',
+        queue="reports",
+        expire_seconds=90,
+        description="Nightly.",
         expires=NOW + timedelta(days=9),
-    )  # fmt: skip
+    )
     options = _import(row).options
-    wanted = {"args": [1], "kwargs": {"a": 2}, "queue": "reports", "expires_in": 90.0, "overlap": "ALLOW"}
+    wanted = {
+        "args": [1],
+        "kwargs": {"a": 2},
+        "queue": "reports",
+        "expires_in": 90.0,
+        "overlap": "ALLOW",
+    }
     assert {key: options[key] for key in wanted} == wanted
     assert options["end_time"] < NOW + timedelta(days=9)
     assert options["description"] == "Nightly."
@@ -210,7 +251,8 @@ def test_what_a_row_cannot_keep_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "on_redis", "ours"), [(9, False, 9), (255, False, 9), (0, True, 9), (9, True, 0), (3, True, 6)]
+    ("given_", "on_redis", "ours"),
+    [(9, False, 9), (255, False, 9), (0, True, 9), (9, True, 0), (3, True, 6)],
 )
 def test_a_priority_means_the_same(given_: int, on_redis: bool, ours: int) -> None:
     found = _import(_row("30 2 * * *", priority=given_), on_redis=on_redis)
@@ -219,14 +261,22 @@ def test_a_priority_means_the_same(given_: int, on_redis: bool, ours: int) -> No
 
 
 def test_a_task_that_is_not_durable_is_carried_as_beat_would_send_it() -> None:
-    row = _row("30 2 * * *", args="[1]", queue="old", priority=3, expire_seconds=9, headers='{"trace": 1}')
+    row = _row(
+        "30 2 * * *", args="[1]", queue="old", priority=3, expire_seconds=9, headers='{"trace": 1}'
+    )
     found = _import(row, durable=False)
     assert found.task == "django_durable_tasks.plain_celery_task"
     assert found.options["kwargs"] == {
-        "task": "shop.tasks.report", "args": [1], "kwargs": {},
-        "options": {"queue": "old", "priority": 3, "expires": 9,
-                    "headers": {"trace": 1, "periodic_task_name": "nightly"}},
-    }  # fmt: skip
+        "task": "shop.tasks.report",
+        "args": [1],
+        "kwargs": {},
+        "options": {
+            "queue": "old",
+            "priority": 3,
+            "expires": 9,
+            "headers": {"trace": 1, "periodic_task_name": "nightly"},
+        },
+    }
     assert json.dumps(found.options["kwargs"])
 
 
@@ -235,17 +285,26 @@ def test_a_task_that_is_not_durable_is_carried_as_beat_would_send_it() -> None:
     [
         ({"expires": NOW}, "expired at 2026-11-21T13:00:30Z"),
         ({"one_off": True, "total_run_count": 1}, "has run"),
-        ({"crontab": None, "clocked": NOW - timedelta(days=1)}, "has passed; beat would run it at its next start"),
+        (
+            {"crontab": None, "clocked": NOW - timedelta(days=1)},
+            "has passed; beat would run it at its next start",
+        ),
         ({"crontab": None, "clocked": NOW, "enabled": False}, "has switched it off"),
         ({"crontab": None}, "no interval, crontab, solar or clocked"),
         ({"crontab": None, "interval": (1, "weeks")}, "'weeks'"),
         ({"args": "[1"}, "args are no JSON"),
         ({"kwargs": "[1]"}, "JSON that is a dict"),
-        pytest.param({"crontab": _crontab("0 0 30 2 *")}, "Celery cannot read its crontab", marks=as_celery_57),
+        pytest.param(
+            {"crontab": _crontab("0 0 30 2 *")},
+            "Celery cannot read its crontab",
+            marks=as_celery_57,
+        ),
         ({"crontab": _crontab("61 * * * *")}, "cannot read"),
     ],
 )
-def test_what_beat_would_not_run_again_is_refused_with_the_reason(changes: dict[str, Any], why: str) -> None:
+def test_what_beat_would_not_run_again_is_refused_with_the_reason(
+    changes: dict[str, Any], why: str
+) -> None:
     with pytest.raises(InvalidSchedule, match=re.escape(why)):
         _import(replace(_row("30 2 * * *"), **changes))
 
@@ -254,19 +313,21 @@ def test_a_zone_that_nobody_knows_is_refused() -> None:
     row = _row("30 2 * * *", "Mars/Olympus")
     assert row.crontab is not None
     with pytest.raises(InvalidSchedule, match="Mars/Olympus"):
-        beat.fields_of(row.crontab)
+        compare.fields_of(row.crontab)
 
 
 @as_celery_57
 def test_our_walk_of_beats_clock_is_what_beat_would_do() -> None:
-    """``is_due`` with the real clock at each instant says what the walk said: due there, and not a second before."""
+    """``is_due`` with the real clock at each instant says what the walk said: due there, and not a
+    second before.
+    """
     row = _row("*/20 1-3 * * *", "America/New_York")
     start = datetime(2027, 3, 14, 4, tzinfo=UTC)
     last = start
-    for at in islice(beat.fires(row, start, last=start), 12):
-        clock = beat._Clock(at)
+    for at in islice(compare.fires(row, start, last=start), 12):
+        clock = compare._Clock(at)
         assert row.crontab is not None
-        schedule: schedules.crontab = beat._crontab(row.crontab, clock)
+        schedule: schedules.crontab = compare._crontab(row.crontab, clock)
         assert schedule.is_due(last).is_due
         clock.at = at - timedelta(seconds=1)
         assert not schedule.is_due(last).is_due

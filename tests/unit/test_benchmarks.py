@@ -1,4 +1,6 @@
-"""What the benchmarks make of their measurements: turns, medians, ratios, and lines of one shape."""
+"""What the benchmarks make of their measurements: turns, medians, ratios, and lines of
+one shape.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +21,12 @@ SERVERS = Servers("postgresql://x/y", "redis://x/14", "amqp://x//", "abc")
 
 
 def a_contender(
-    peer: str, measure: Callable[[], float], *, broker: str | None = "redis", what: str = "single", rival: str = ""
+    peer: str,
+    measure: Callable[[], float],
+    *,
+    broker: str | None = "redis",
+    what: str = "single",
+    rival: str = "",
 ) -> Contender:
     return Contender("enqueue", what, peer, "postgresql", broker, 100, measure, rival)
 
@@ -43,7 +50,12 @@ def test_contenders_take_turns_and_their_medians_count() -> None:
     peer = a_contender("celery", turn("celery", taking(4.0, 4.0, 4.0)))
     first, second = hold([ours, peer], 3)
     assert order == ["ours", "celery"] * 3
-    assert (first.seconds, first.per_second, first.ratio_to_ours, first.rounds) == (2.0, 50.0, 1.0, [100.0, 11.1, 50.0])
+    assert (first.seconds, first.per_second, first.ratio_to_ours, first.rounds) == (
+        2.0,
+        50.0,
+        1.0,
+        [100.0, 11.1, 50.0],
+    )
     assert second.ratio_to_ours == 0.5
 
 
@@ -62,7 +74,9 @@ def test_a_peer_is_compared_on_its_own_broker_and_one_without_a_broker_with_our_
     assert [figure.ratio_to_ours for figure in figures] == [1.0, 1.0, 2.0, 2.0, 2.0, None]
 
 
-def test_a_contender_that_fails_a_round_is_told_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_contender_that_fails_a_round_is_told_and_the_others_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def fail() -> float:
         raise Failed("no such thing")
 
@@ -83,8 +97,20 @@ def test_a_contender_that_fails_a_round_is_told_and_the_others_go_on(capsys: pyt
 
 
 def test_each_line_of_json_is_an_object_with_the_promised_keys() -> None:
-    lines = as_json(hold([a_contender(OURS, taking(1.0)), a_contender("celery", taking(1.0))], 1), MACHINE).splitlines()
-    promised = ["benchmark", "what", "peer", "database", "broker", "n", "seconds", "per_second", "ratio_to_ours"]
+    lines = as_json(
+        hold([a_contender(OURS, taking(1.0)), a_contender("celery", taking(1.0))], 1), MACHINE
+    ).splitlines()
+    promised = [
+        "benchmark",
+        "what",
+        "peer",
+        "database",
+        "broker",
+        "n",
+        "seconds",
+        "per_second",
+        "ratio_to_ours",
+    ]
     assert [list(json.loads(line)) for line in lines] == [[*promised, "rounds", "machine"]] * 2
 
 
@@ -110,7 +136,9 @@ def test_the_table_names_the_machine() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMMES)
 def test_every_peer_of_a_programme_has_one_of_ours_to_be_compared_with(name: str) -> None:
-    pythons = dict.fromkeys(("celery", "procrastinate", "django-ox", "oban", "django-celery-beat"), "python")
+    pythons = dict.fromkeys(
+        ("celery", "procrastinate", "django-ox", "oban", "django-celery-beat"), "python"
+    )
     contenders = PROGRAMMES[name](Stage(SERVERS, ("redis", "rabbitmq"), 10, pythons))
     for contender in contenders:
         contender.took.append(1.0)
@@ -118,7 +146,9 @@ def test_every_peer_of_a_programme_has_one_of_ours_to_be_compared_with(name: str
     assert all(figure.ratio_to_ours == 1.0 for figure in hold(contenders, 1))
 
 
-@pytest.mark.parametrize("arguments", [["walk"], ["run", "--peers", "nobody"], ["run", "--rounds", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["walk"], ["run", "--peers", "nobody"], ["run", "--rounds", "0"]]
+)
 def test_a_wrong_argument_is_refused_before_anything_is_touched(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(arguments)
@@ -133,9 +163,16 @@ def test_a_missing_server_is_told_in_one_line(capsys: pytest.CaptureFixture[str]
 def test_processor_time_is_booked_by_role() -> None:
     before = {1: Process("python", 0, 5.0), 3: Process("postgres", 0, 1.0)}
     after = {
-        1: Process("python", 0, 6.0), 2: Process("python", 1, 2.0), 3: Process("postgres", 0, 1.5),
+        1: Process("python", 0, 6.0),
+        2: Process("python", 1, 2.0),
+        3: Process("postgres", 0, 1.5),
         4: Process("bash", 0, 0.25),
-    }  # fmt: skip
+    }
     by_role = spent(before, after, {1: "worker"})
-    assert by_role == {"worker": 1.0, "worker's children": 2.0, "postgresql": 0.5, "others on this machine": 0.25}
+    assert by_role == {
+        "worker": 1.0,
+        "worker's children": 2.0,
+        "postgresql": 0.5,
+        "others on this machine": 0.25,
+    }
     assert "2,000,000 us  worker's children" in table(by_role, 1, 4.0)

@@ -1,4 +1,6 @@
-"""A workflow as it is put together: edges, joins, labels, references, sub-workflows, limits; refused early, by name."""
+"""A workflow as it is put together: edges, joins, labels, references, sub-workflows, limits;
+refused early, by name.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.exceptions import DependencyCycle, InvalidOption, InvalidReference, WorkflowTooLarge
-from django_durable_tasks.rules.building import END, Builder, Growth, Step, edges_to
-from django_durable_tasks.rules.workflows import Plan, PlannedEdge, PlannedTask
+from django_durable_tasks.exceptions import (
+    DependencyCycle,
+    InvalidOption,
+    InvalidReference,
+    WorkflowTooLarge,
+)
+from django_durable_tasks.rules.workflows.builder import Builder, Growth
+from django_durable_tasks.rules.workflows.plan import Plan, PlannedEdge, PlannedTask
+from django_durable_tasks.rules.workflows.step import END, Step
+from django_durable_tasks.rules.workflows.upstreams import edges_to
 
 HERE = uuid.UUID(int=1)
 Point = namedtuple("Point", "x y")
@@ -27,7 +36,10 @@ def _named(plan: Plan) -> dict[str, PlannedTask]:
 
 def _ups(plan: Plan, step: str) -> set[str | uuid.UUID]:
     edges = _named(plan)[step].edges
-    return {edge.upstream if isinstance(edge.upstream, uuid.UUID) else plan.tasks[edge.upstream].step for edge in edges}
+    return {
+        edge.upstream if isinstance(edge.upstream, uuid.UUID) else plan.tasks[edge.upstream].step
+        for edge in edges
+    }
 
 
 def _chain(flow: Builder, length: int) -> list[Step]:
@@ -37,22 +49,40 @@ def _chain(flow: Builder, length: int) -> list[Step]:
     return steps
 
 
-# Edges ------------------------------------------------------------------------------------------------------------
+# Edges --------------------------------------------------------------------------------------------
 
 
 def test_edges_are_given_in_many_forms() -> None:
     flow = Builder("forms")
     a, b, c, d = (flow.add("job", step=name) for name in "abcd")
-    flow.add("job", step="last", after=[a, {b: "MUST_FAIL", c: ("MUST_FINISH", "WAIT")}, (d,), None, HERE, str(HERE)])
+    flow.add(
+        "job",
+        step="last",
+        after=[a, {b: "MUST_FAIL", c: ("MUST_FINISH", "WAIT")}, (d,), None, HERE, str(HERE)],
+    )
     edges = {edge.upstream: (edge.kind, edge.policy) for edge in _named(_plan(flow))["last"].edges}
     plain = ("MUST_SUCCEED", None)
-    assert edges == {0: plain, 1: ("MUST_FAIL", None), 2: ("MUST_FINISH", "WAIT"), 3: plain, HERE: plain}
+    assert edges == {
+        0: plain,
+        1: ("MUST_FAIL", None),
+        2: ("MUST_FINISH", "WAIT"),
+        3: plain,
+        HERE: plain,
+    }
 
 
-@pytest.mark.parametrize("after", [
-    {"step": "MUST_DIE"}, {"step": ("MUST_FAIL", "EXPLODE")}, {"step": ("MUST_FAIL",)},
-    {"step": ("MUST_FAIL", "SKIP", "x")}, {"step": None}, "no id", 5,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"step": "MUST_DIE"},
+        {"step": ("MUST_FAIL", "EXPLODE")},
+        {"step": ("MUST_FAIL",)},
+        {"step": ("MUST_FAIL", "SKIP", "x")},
+        {"step": None},
+        "no id",
+        5,
+    ],
+)
 def test_an_edge_that_means_nothing_is_refused_and_leaves_no_task_behind(after: Any) -> None:
     flow = Builder("bad")
     first = flow.add("job", step="first")
@@ -127,7 +157,7 @@ def test_a_join_larger_than_its_edges_or_without_a_meaning_is_refused(join: Any)
         _plan(flow)
 
 
-# Labels -----------------------------------------------------------------------------------------------------------
+# Labels -------------------------------------------------------------------------------------------
 
 
 def test_every_step_has_a_label_of_its_own() -> None:
@@ -149,23 +179,35 @@ def test_what_is_no_durable_task_is_refused(task: Any) -> None:
         Builder("bad").add(task)
 
 
-# References -------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
 
 
 def test_a_result_may_come_from_any_upstream_however_far() -> None:
     flow = Builder("far")
     steps = _chain(flow, 50)
-    flow.add("job", steps[0].result["rows"][0], {"deep": [steps[20].result]}, after=steps[-1], step="last")
+    flow.add(
+        "job",
+        steps[0].result["rows"][0],
+        {"deep": [steps[20].result]},
+        after=steps[-1],
+        step="last",
+    )
     last = _named(_plan(flow))["last"]
     assert last.refers
-    assert (last.args[0].place, last.args[0].path, last.args[1]["deep"][0].place) == (0, ("rows", 0), 20)
+    assert (last.args[0].place, last.args[0].path, last.args[1]["deep"][0].place) == (
+        0,
+        ("rows", 0),
+        20,
+    )
 
 
 def test_a_result_of_what_is_not_upstream_is_refused() -> None:
     flow = Builder("stray")
     a, b = flow.add("job", step="a"), flow.add("job", step="b")
     c = flow.add("job", a.result, after=b, step="c")
-    with pytest.raises(InvalidReference, match="'c' refers to the result of 'a', which is not upstream"):
+    with pytest.raises(
+        InvalidReference, match="'c' refers to the result of 'a', which is not upstream"
+    ):
         _plan(flow)
     c.after(a)
     assert _ups(_plan(flow), "c") == {"a", "b"}
@@ -185,7 +227,16 @@ def test_a_result_of_another_workflow_is_refused() -> None:
 def test_arguments_stay_what_they_are() -> None:
     flow = Builder("arguments")
     first = flow.add("job")
-    flow.add("job", Point(1, first.result), [], (), {}, {"$result": "no reference"}, after=first, step="last")
+    flow.add(
+        "job",
+        Point(1, first.result),
+        [],
+        (),
+        {},
+        {"$result": "no reference"},
+        after=first,
+        step="last",
+    )
     args = _named(_plan(flow))["last"].args
     assert args[0][0] == 1
     assert args[1:] == ([], (), {}, {"$result": "no reference"})
@@ -198,13 +249,15 @@ def test_arguments_that_are_nested_without_end_are_refused() -> None:
         Builder("deep").add("job", endless, step="deep")
 
 
-# Sub-workflows ----------------------------------------------------------------------------------------------------
+# Sub-workflows ------------------------------------------------------------------------------------
 
 
 def _nested(depth: int) -> Builder:
     flow = Builder(f"depth-{depth}")
     first = flow.add("job", step=f"first {depth}")
-    middle = flow.add_workflow(_nested(depth - 1), after=first, step=f"sub {depth}") if depth else first
+    middle = (
+        flow.add_workflow(_nested(depth - 1), after=first, step=f"sub {depth}") if depth else first
+    )
     flow.add("job", middle.result, after=middle, step=f"last {depth}")
     return flow
 
@@ -221,7 +274,10 @@ def test_sub_workflows_nest(depth: int) -> None:
         scope = plan.scopes[depth - inner]
         assert (scope.name, scope.parent) == (f"depth-{inner}", depth - inner - 1)
         assert plan.tasks[scope.end or 0].step == f"sub {inner + 1}"
-        assert (plan.tasks[scope.end or 0].task, plan.tasks[scope.end or 0].scope) == (END, depth - inner - 1)
+        assert (plan.tasks[scope.end or 0].task, plan.tasks[scope.end or 0].scope) == (
+            END,
+            depth - inner - 1,
+        )
 
 
 def test_all_first_tasks_of_a_sub_workflow_wait_also_those_that_wait_for_rows_that_exist() -> None:
@@ -235,11 +291,17 @@ def test_all_first_tasks_of_a_sub_workflow_wait_also_those_that_wait_for_rows_th
     assert _ups(plan, "outside") == {HERE, "one", "two"}
     assert _ups(plan, "plain") == {"one", "two"}
     assert _ups(plan, "lower") == {"plain", uuid.UUID(int=2)}
-    assert [task.needed for task in plan.tasks if task.step in ("outside", "plain", "lower")] == [None, None, 1]
+    assert [task.needed for task in plan.tasks if task.step in ("outside", "plain", "lower")] == [
+        None,
+        None,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(("after", "join"), [([HERE, uuid.UUID(int=2)], "ANY"), ([], 2)])
-def test_a_join_of_some_cannot_jump_the_queue_of_its_sub_workflow(after: list[Any], join: Any) -> None:
+def test_a_join_of_some_cannot_jump_the_queue_of_its_sub_workflow(
+    after: list[Any], join: Any
+) -> None:
     flow, sub = Builder("outer"), Builder("inner")
     sub.add("job", step="outside", after=after, join=join)
     flow.add_workflow(sub, after=[flow.add("job"), flow.add("job")])
@@ -268,7 +330,7 @@ def test_a_workflow_is_a_part_of_another_once_and_never_of_itself() -> None:
     assert len(outer) == len(_plan(outer).tasks) == 2
 
 
-# Limits -----------------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------
 
 
 def _wide(nodes: int, each: int) -> Builder:

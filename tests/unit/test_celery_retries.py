@@ -1,4 +1,6 @@
-"""What Celery's retry options mean for a durable task's own options, and which of them are refused."""
+"""What Celery's retry options mean for a durable task's own options, and which of them
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from celery import Task, current_app
 from django_durable_tasks import durable_task, registry
 from django_durable_tasks.celery.task import DurableTask
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.options import TaskOptions, task_options
+from django_durable_tasks.rules.tasks.options import TaskOptions, task_options
 
 
 def _decorated(name: str, **options: Any) -> tuple[Any, TaskOptions]:
@@ -41,12 +43,18 @@ def test_celerys_retry_options_keep_their_meaning(
     given: dict[str, Any], max_attempts: int, max_retries: int | None, delay: float | None
 ) -> None:
     task, options = _decorated(uuid.uuid4().hex, **given)
-    assert (options.max_attempts, task.max_retries, task.default_retry_delay) == (max_attempts, max_retries, delay)
+    assert (options.max_attempts, task.max_retries, task.default_retry_delay) == (
+        max_attempts,
+        max_retries,
+        delay,
+    )
 
 
 def test_autoretry_for_retries_the_errors_that_it_names_and_no_others() -> None:
     assert _decorated("named", autoretry_for=(ValueError,))[1].retry_for == ()
-    assert _decorated("ours", autoretry_for=(ValueError,), retry_for=(OSError,))[1].retry_for == (OSError,)
+    assert _decorated("ours", autoretry_for=(ValueError,), retry_for=(OSError,))[1].retry_for == (
+        OSError,
+    )
     assert _decorated("empty", autoretry_for=())[1].retry_for == ()
 
 
@@ -92,30 +100,47 @@ class _More(_Patient):
     ],
 )
 def test_the_retry_options_of_a_class_count_where_the_decorator_has_none(
-    given: dict[str, Any], max_attempts: int, max_retries: int, delay: float, retry_for: tuple[type, ...]
+    given: dict[str, Any],
+    max_attempts: int,
+    max_retries: int,
+    delay: float,
+    retry_for: tuple[type, ...],
 ) -> None:
     task, options = _decorated(uuid.uuid4().hex, **given)
-    assert (options.max_attempts, task.max_retries, task.default_retry_delay) == (max_attempts, max_retries, delay)
+    assert (options.max_attempts, task.max_retries, task.default_retry_delay) == (
+        max_attempts,
+        max_retries,
+        delay,
+    )
     assert options.retry_for == retry_for
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"max_retries": 3, "max_attempts": 4}, "max_retries=3 and max_attempts=...: give one of them"),
+        (
+            {"max_retries": 3, "max_attempts": 4},
+            "max_retries=3 and max_attempts=...: give one of them",
+        ),
         ({"max_retries": -1}, "max_retries=-1: give a whole number from 0 to 999"),
         ({"retry_kwargs": {"max_retries": "5"}}, "max_retries='5': give a whole number"),
         ({"retry_kwargs": {"queue": "slow"}}, "takes countdown and max_retries there"),
         ({"default_retry_delay": -1}, "default_retry_delay"),
     ],
 )
-def test_a_retry_option_that_cannot_be_kept_is_refused_at_import(given: dict[str, Any], words: str) -> None:
+def test_a_retry_option_that_cannot_be_kept_is_refused_at_import(
+    given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidOption, match=words):
         _decorated("refused", **given)
 
 
-def test_the_projects_defaults_count_after_the_decorator_and_after_celerys_options(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"TASK_DEFAULTS": {"max_attempts": 9, "timeout": 60, "backoff": "LINEAR"}}
+def test_the_projects_defaults_count_after_the_decorator_and_after_celerys_options(
+    settings: Any,
+) -> None:
+    settings.DURABLE_TASKS = {
+        "TASK_DEFAULTS": {"max_attempts": 9, "timeout": 60, "backoff": "LINEAR"}
+    }
     _, plain = _decorated("defaults")
     assert (plain.max_attempts, plain.timeout, plain.retry.backoff) == (9, 60, "LINEAR")
     task, own = _decorated("own", max_attempts=2, timeout=5)
@@ -126,7 +151,9 @@ def test_the_projects_defaults_count_after_the_decorator_and_after_celerys_optio
 
 def test_a_default_that_no_task_can_have_is_refused(settings: Any) -> None:
     settings.DURABLE_TASKS = {"TASK_DEFAULTS": {"unique": "{task}"}}
-    with pytest.raises(InvalidOption, match=r"TASK_DEFAULTS'\] takes no 'unique'; it takes: .*max_attempts"):
+    with pytest.raises(
+        InvalidOption, match=r"TASK_DEFAULTS'\] takes no 'unique'; it takes: .*max_attempts"
+    ):
         _decorated("bad_default")
 
 
@@ -139,11 +166,16 @@ def test_a_class_that_is_registered_with_celery_itself_is_refused_with_the_right
     class Report(DurableTask):
         name = "tests.retries.report"
 
-    with pytest.raises(InvalidOption, match=r"@durable_task\(bind=True, base=Report\) instead of app\.register_task"):
+    with pytest.raises(
+        InvalidOption,
+        match=r"@durable_task\(bind=True, base=Report\) instead of app\.register_task",
+    ):
         current_app.register_task(Report())
     current_app.tasks.pop("tests.retries.report", None)
 
 
 def test_a_base_that_is_no_durable_task_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"derive it from django_durable_tasks\.celery\.task\.DurableTask"):
+    with pytest.raises(
+        InvalidOption, match=r"derive it from django_durable_tasks\.celery\.task\.DurableTask"
+    ):
         _decorated("base", base=Task)

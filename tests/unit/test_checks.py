@@ -1,12 +1,11 @@
-"""Each system check is shown to fire, with its id and what to write, and to stay silent where all is well."""
+"""Each system check is shown to fire, with its id and what to write, and to stay silent where all
+is well.
+"""
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,24 @@ from django.core import checks as django_checks
 from django.db import connections
 
 from django_durable_tasks import checks, registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.checks import FINDINGS, check_celery, check_settings, check_tasks
+from django_durable_tasks.checks import celery as check_celery_module
+from django_durable_tasks.checks import settings as check_settings_module
+from django_durable_tasks.checks import tasks as check_tasks_module
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.routers import DurableTasksRouter
-from django_durable_tasks.rules.limits import PerKey, rate_of
-from django_durable_tasks.rules.options import TaskOptions
+from django_durable_tasks.rules.limits.options import PerKey, rate_of
+from django_durable_tasks.rules.tasks.options import TaskOptions
 from tests.celery_told import celery_told
 from tests.house.sources import ROOT
+from tests.unit.checked_projects import WIRED, _checked
 
 SHOWN_IN = (
     "tests/database/celery/test_addresses.py",
     "tests/unit/test_checks.py",
+    "tests/unit/test_checks_of_projects.py",
     "tests/unit/test_declarations.py",
     "tests/database/test_checks_of_the_database.py",
     "tests/database/recurring/test_default_zone.py",
@@ -40,15 +44,16 @@ def _ids(check: Callable[..., list[Any]]) -> list[str]:
     return [message.id.removeprefix("durable_tasks.") for message in check()]
 
 
-# Settings ---------------------------------------------------------------------------------------------------------
-
-
 def test_right_settings_are_silent() -> None:
     assert _ids(check_settings) == []
 
 
-@pytest.mark.parametrize("raw", [{"LEESE": 60}, {"LEASE": 0}, {"LEASE": 20, "HEARTBEAT": 15}, {"RETENTION": {"X": 1}}])
-def test_settings_that_cannot_be_used_are_an_error_with_the_reason(settings: Any, raw: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "raw", [{"LEESE": 60}, {"LEASE": 0}, {"LEASE": 20, "HEARTBEAT": 15}, {"RETENTION": {"X": 1}}]
+)
+def test_settings_that_cannot_be_used_are_an_error_with_the_reason(
+    settings: Any, raw: dict[str, Any]
+) -> None:
     settings.DURABLE_TASKS = raw
     [message] = check_settings()
     assert message.id == "durable_tasks.E001"
@@ -58,7 +63,9 @@ def test_settings_that_cannot_be_used_are_an_error_with_the_reason(settings: Any
     assert isinstance(check_celery(), list)
 
 
-@pytest.mark.parametrize("defaults", [{"unique": "{task}"}, {"max_attempts": 0}, [("max_attempts", 3)]])
+@pytest.mark.parametrize(
+    "defaults", [{"unique": "{task}"}, {"max_attempts": 0}, [("max_attempts", 3)]]
+)
 def test_defaults_of_tasks_that_cannot_be_used_are_an_error(settings: Any, defaults: Any) -> None:
     settings.DURABLE_TASKS = {"TASK_DEFAULTS": defaults}
     [message] = check_settings()
@@ -89,7 +96,9 @@ def test_an_unknown_alias_of_a_database_is_an_error(settings: Any) -> None:
 
 
 class _Router:
-    """A router of a project: answers for all models alike; without an argument as if it lacked the method."""
+    """A router of a project: answers for all models alike; without an argument as if it lacked the
+    method.
+    """
 
     def __init__(self, **answers: Any) -> None:
         for method, answer in answers.items():
@@ -101,10 +110,16 @@ class _Router:
     [
         ([], "send writes of Task to 'default'"),
         ([_Router(db_for_write="tasks")], "send reads of Task to 'default'"),
-        ([_Router(db_for_write="tasks", db_for_read="tasks", allow_migrate=False)], "do not let `migrate` create"),
+        (
+            [_Router(db_for_write="tasks", db_for_read="tasks", allow_migrate=False)],
+            "do not let `migrate` create",
+        ),
         ([_Router(db_for_write="tasks", db_for_read="replica")], None),
         (["django_durable_tasks.routers.DurableTasksRouter"], None),
-        ([_Router(db_for_read="default"), "django_durable_tasks.routers.DurableTasksRouter"], "send reads of Task"),
+        (
+            [_Router(db_for_read="default"), "django_durable_tasks.routers.DurableTasksRouter"],
+            "send reads of Task",
+        ),
     ],
 )
 def test_routers_that_lead_models_elsewhere_than_the_engine_are_an_error(
@@ -118,23 +133,32 @@ def test_routers_that_lead_models_elsewhere_than_the_engine_are_an_error(
 
 
 def test_one_database_needs_no_router_and_may_have_a_replica(settings: Any) -> None:
-    for routers in ([], [_Router(db_for_read="replica")], ["django_durable_tasks.routers.DurableTasksRouter"]):
+    for routers in (
+        [],
+        [_Router(db_for_read="replica")],
+        ["django_durable_tasks.routers.DurableTasksRouter"],
+    ):
         settings.DATABASE_ROUTERS = routers
         assert _ids(check_settings) == []
 
 
-def test_the_router_answers_for_our_models_only(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_router_answers_for_our_models_only(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(connections.settings, "tasks", connections.settings["default"])
     settings.DURABLE_TASKS = {"DATABASE": "tasks"}
     router = DurableTasksRouter()
     assert (router.db_for_read(Task), router.db_for_write(Task)) == ("tasks", "tasks")
-    assert (router.allow_migrate("tasks", "django_durable_tasks"), router.allow_relation(Task(), Task())) == (
-        True,
-        True,
-    )
+    assert (
+        router.allow_migrate("tasks", "django_durable_tasks"),
+        router.allow_relation(Task(), Task()),
+    ) == (True, True)
     assert router.allow_migrate("default", "django_durable_tasks") is False
     assert (router.db_for_read(Group), router.db_for_write(Group)) == (None, None)
-    assert (router.allow_migrate("tasks", "auth"), router.allow_relation(Task(), Group())) == (None, None)
+    assert (router.allow_migrate("tasks", "auth"), router.allow_relation(Task(), Group())) == (
+        None,
+        None,
+    )
 
 
 def test_naive_datetimes_are_an_error(settings: Any) -> None:
@@ -146,7 +170,10 @@ def test_naive_datetimes_are_an_error(settings: Any) -> None:
     ("raw", "expected"),
     [
         ({"NODE_TIMEOUT": 9, "NODE_HEARTBEAT": 5}, ["E004"]),
-        *[({"NODE_TIMEOUT": 10, "HEARTBEAT": beat}, found) for beat, found in ((5, []), (6, ["E020"]))],
+        *[
+            ({"NODE_TIMEOUT": 10, "HEARTBEAT": beat}, found)
+            for beat, found in ((5, []), (6, ["E020"]))
+        ],
         ({"NODE_HEARTBEAT": 31}, ["E004"]),
         ({"LEADER_LEASE": 3, "LEADER_RENEW": 2}, ["E005"]),
         ({"LEADER_LEASE": 4, "LEADER_RENEW": 2}, []),
@@ -160,16 +187,15 @@ def test_deadlines_shorter_than_two_signs_of_life_are_an_error(
     assert _ids(check_settings) == expected
 
 
-# Tasks ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def only_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the registry hold one durable task of these options."""
 
     def hold(**options: Any) -> None:
-        wiring.load_tasks()
-        known = Registered(TaskOptions(name="shop.tasks.sell", **options), inspect.signature(hold), hold)
+        celery_inspect.load_tasks()
+        known = Registered(
+            TaskOptions(name="shop.tasks.sell", **options), inspect.signature(hold), hold
+        )
         monkeypatch.setattr(registry, "_tasks", {"shop.tasks.sell": known})
 
     return hold
@@ -204,26 +230,31 @@ def test_a_task_heavier_than_a_whole_limit_of_code_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    "options", [{"weight": 3, "rate_limit": rate_of("rate_limit", "10/m")}, {"weight": 2, "max_concurrency": 2}]
+    "options",
+    [
+        {"weight": 3, "rate_limit": rate_of("rate_limit", "10/m")},
+        {"weight": 2, "max_concurrency": 2},
+    ],
 )
-def test_a_task_that_fits_its_limits_is_silent(only_task: Callable[..., None], options: dict[str, Any]) -> None:
+def test_a_task_that_fits_its_limits_is_silent(
+    only_task: Callable[..., None], options: dict[str, Any]
+) -> None:
     only_task(**options)
     assert _ids(check_tasks) == []
 
 
-def test_an_atomic_body_on_a_file_is_a_warning(only_task: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_atomic_body_on_a_file_is_a_warning(
+    only_task: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     only_task(atomic=True)
-    monkeypatch.setattr(checks, "on_sqlite", lambda: True)
+    monkeypatch.setattr(check_tasks_module, "on_sqlite", lambda: True)
     assert _ids(check_tasks) == ["W011"]
-    monkeypatch.setattr(checks, "on_sqlite", lambda: False)
+    monkeypatch.setattr(check_tasks_module, "on_sqlite", lambda: False)
     assert _ids(check_tasks) == []
 
 
 def test_many_names_are_cut() -> None:
-    assert checks._listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
-
-
-# Celery -----------------------------------------------------------------------------------------------------------
+    assert check_settings_module.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_a_wired_celery_is_silent(only_task: Callable[..., None]) -> None:
@@ -242,12 +273,36 @@ def test_a_wired_celery_is_silent(only_task: Callable[..., None]) -> None:
         ({"accept_content": ["application/json"]}, []),
         ({"broker_url": "filesystem://"}, ["E010"]),
         ({"broker_url": "durable-filesystem://"}, ["E019"]),
-        ({"broker_url": "durable-filesystem://", "broker_transport_options": {"data_folder": "messages"}}, ["E019"]),
-        ({"broker_url": "durable-filesystem://", "broker_transport_options": {"data_folder": "/messages"}}, []),
+        (
+            {
+                "broker_url": "durable-filesystem://",
+                "broker_transport_options": {"data_folder": "messages"},
+            },
+            ["E019"],
+        ),
+        (
+            {
+                "broker_url": "durable-filesystem://",
+                "broker_transport_options": {"data_folder": "/messages"},
+            },
+            [],
+        ),
         ({"broker_url": "durable-filesystem:///messages"}, []),
         ({"broker_url": "redis://localhost/0"}, []),
-        ({"broker_url": "redis://localhost/0", "broker_transport_options": {"visibility_timeout": 59}}, ["W001"]),
-        ({"broker_url": "redis://localhost/0", "broker_transport_options": {"visibility_timeout": 60}}, []),
+        (
+            {
+                "broker_url": "redis://localhost/0",
+                "broker_transport_options": {"visibility_timeout": 59},
+            },
+            ["W001"],
+        ),
+        (
+            {
+                "broker_url": "redis://localhost/0",
+                "broker_transport_options": {"visibility_timeout": 60},
+            },
+            [],
+        ),
         ({"task_always_eager": True}, ["W002"]),
         ({"task_always_eager": True, "task_eager_propagates": True}, ["W002", "W003"]),
         ({"task_eager_propagates": True}, []),
@@ -284,92 +339,22 @@ def test_the_longest_lease_of_a_task_counts(only_task: Callable[..., None]) -> N
         assert _ids(check_celery) == ["W001"]
 
 
-def test_an_old_kombu_is_an_error(monkeypatch: pytest.MonkeyPatch, only_task: Callable[..., None]) -> None:
+def test_an_old_kombu_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, only_task: Callable[..., None]
+) -> None:
     only_task()
     assert _ids(check_celery) == []
-    monkeypatch.setattr(checks, "OLDEST_KOMBU", (99,))
+    monkeypatch.setattr(check_celery_module, "OLDEST_KOMBU", (99,))
     assert _ids(check_celery) == ["E011"]
 
 
-# A project of its own ---------------------------------------------------------------------------------------------
-
-_SETTINGS = """
-SECRET_KEY = "only for tests"
-USE_TZ = True
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-INSTALLED_APPS = ["django_durable_tasks", *%r]
-"""
-_CELERY = """
-from celery import Celery
-app = Celery("shop")
-app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks()
-"""
-
-
-def _checked(folder: Path, settings: str = "", **files: str) -> str:
-    """Run Django's checks in a project made of these files, and return what they say."""
-    apps = ["shop"] if files else []
-    (folder / "shop_settings.py").write_text(_SETTINGS % apps + settings)
-    if files:
-        (folder / "shop").mkdir()
-        for name, text in files.items():
-            (folder / "shop" / f"{name}.py").write_text(text)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "CELERY_"))}
-    environment |= {"DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    answer = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "django", "check"], cwd=folder, env=environment, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
-    said = answer.stdout + answer.stderr
-    assert "Traceback" not in said, said
-    return said
-
-
-WIRED = {"__init__": "from shop.celery import app as celery_app", "celery": _CELERY}
-
-
-def test_a_project_without_a_celery_application_is_told_how_to_make_one(tmp_path: Path) -> None:
-    said = _checked(tmp_path)
-    assert "durable_tasks.E007" in said
-    assert "app.autodiscover_tasks()" in said
-
-
-def test_an_application_that_only_the_first_thread_sees_is_none(tmp_path: Path) -> None:
-    early = "from celery import current_app; current_app.conf; " + WIRED["__init__"]
-    assert "durable_tasks.E007" in _checked(tmp_path, **{**WIRED, "__init__": early})
-
-
-def test_a_wired_project_is_silent(tmp_path: Path) -> None:
-    told = "CELERY_BROKER_URL = 'durable-filesystem:///var/shop'\nCELERY_WORKER_PREFETCH_MULTIPLIER = 1\n"
-    assert "no issues" in _checked(tmp_path, told, **WIRED)
-
-
-def test_a_project_without_a_broker_is_warned(tmp_path: Path) -> None:
-    assert "durable_tasks.W009" in _checked(tmp_path, **WIRED)
-
-
-def test_a_module_of_tasks_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
-    said = _checked(tmp_path, **WIRED, tasks="raise LookupError('no such shop')")
-    assert "durable_tasks.E018" in said
-    assert "LookupError: no such shop" in said
-
-
-def test_a_wrong_option_of_a_task_is_an_error_with_the_right_one(tmp_path: Path) -> None:
-    tasks = "from django_durable_tasks import durable_task\n@durable_task(time_limit=5)\ndef sell(): ...\n"
-    said = _checked(tmp_path, **WIRED, tasks=tasks)
-    assert "durable_tasks.E018" in said
-    assert "no option 'time_limit'. Write timeout=" in said
-
-
 def test_the_modules_of_tasks_are_read_for_the_checks(tmp_path: Path) -> None:
-    tasks = "from django_durable_tasks import durable_task\n@durable_task(lease=5)\ndef sell(): ...\n"
+    tasks = (
+        "from django_durable_tasks import durable_task\n@durable_task(lease=5)\ndef sell(): ...\n"
+    )
     said = _checked(tmp_path, **WIRED, tasks=tasks)
     assert "durable_tasks.E006" in said
     assert "shop.tasks.sell" in said
-
-
-# The whole --------------------------------------------------------------------------------------------------------
 
 
 def test_no_check_but_the_databases_own_connects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +368,9 @@ def test_no_check_but_the_databases_own_connects(monkeypatch: pytest.MonkeyPatch
 
 
 def test_django_runs_all_of_them() -> None:
-    registered = {getattr(check, "__name__", "") for check in django_checks.registry.registry.get_checks()}
+    registered = {
+        getattr(check, "__name__", "") for check in django_checks.registry.registry.get_checks()
+    }
     assert {"check_settings", "check_tasks", "check_celery", "check_database"} <= registered
 
 
@@ -396,5 +383,7 @@ def test_every_finding_says_what_to_write() -> None:
 
 def test_every_finding_is_shown_to_fire() -> None:
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in SHOWN_IN)
-    missing = [finding.id for finding in FINDINGS.values() if not re.search(rf"[\".]{finding.id}\b", text)]
+    missing = [
+        finding.id for finding in FINDINGS.values() if not re.search(rf"[\".]{finding.id}\b", text)
+    ]
     assert missing == []

@@ -10,16 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.clock_changes import clock_changes
-from django_durable_tasks.rules.timetables.zones import zone
+from django_durable_tasks.rules.recurring.timetables.clock_changes import clock_changes
+from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 HOUR = timedelta(hours=1)
-ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Antarctica/Troll", "Africa/Casablanca", "UTC"]
+ZONES = [
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "Antarctica/Troll",
+    "Africa/Casablanca",
+    "UTC",
+]
 
 
 def test_a_year_in_berlin_has_two() -> None:
-    found = list(clock_changes("Europe/Berlin", datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 12, 31, tzinfo=UTC)))
-    assert found == [(datetime(2026, 3, 29, 1, tzinfo=UTC), HOUR), (datetime(2026, 10, 25, 1, tzinfo=UTC), -HOUR)]
+    found = list(
+        clock_changes(
+            "Europe/Berlin", datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 12, 31, tzinfo=UTC)
+        )
+    )
+    assert found == [
+        (datetime(2026, 3, 29, 1, tzinfo=UTC), HOUR),
+        (datetime(2026, 10, 25, 1, tzinfo=UTC), -HOUR),
+    ]
 
 
 def test_the_end_belongs_to_the_range_and_the_start_does_not() -> None:
@@ -28,7 +42,11 @@ def test_the_end_belongs_to_the_range_and_the_start_does_not() -> None:
     assert [one.at for one in clock_changes("Europe/Berlin", change - HOUR, change)] == [change]
 
 
-@given(st.sampled_from(ZONES), st.datetimes(datetime(2005, 1, 1), datetime(2030, 1, 1)), st.integers(1, 800))  # noqa: DTZ001
+@given(
+    st.sampled_from(ZONES),
+    st.datetimes(datetime(2005, 1, 1), datetime(2030, 1, 1)),
+    st.integers(1, 800),
+)
 @settings(deadline=None)
 def test_looking_at_every_sixth_hour_finds_the_same(name: str, naive: datetime, days: int) -> None:
     start = naive.replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
@@ -40,4 +58,8 @@ def test_looking_at_every_sixth_hour_finds_the_same(name: str, naive: datetime, 
 
 def test_an_unknown_zone_is_refused() -> None:
     with pytest.raises(InvalidSchedule, match="Europe/Berln"):
-        list(clock_changes("Europe/Berln", datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)))
+        list(
+            clock_changes(
+                "Europe/Berln", datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+            )
+        )

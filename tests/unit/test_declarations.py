@@ -1,4 +1,6 @@
-"""``@recurring`` is checked where it is written, and a declaration is merged with what an operator did since."""
+"""``@recurring`` is checked where it is written, and a declaration is merged with what an operator
+did since.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks import decorators, durable_task, recurring, registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
 from django_durable_tasks.checks import check_schedules
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.declarations import CODE, kept, merged
+from django_durable_tasks.rules.recurring.declarations import CODE, kept, merged
 from tests.unit.test_typed_signature import _errors
 
 
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what this test declares."""
-    wiring.load_tasks()
+    inspect.load_tasks()
     monkeypatch.setattr(registry, "_declarations", {})
     monkeypatch.setattr(registry, "_tasks", dict(registry._tasks))
     monkeypatch.setattr(decorators, "_below", {})
@@ -31,10 +33,12 @@ def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _declared() -> dict[str, tuple[str, dict[str, Any]]]:
-    return {name: (found.task, dict(found.options)) for name, found in registry.declarations().items()}
+    return {
+        name: (found.task, dict(found.options)) for name, found in registry.declarations().items()
+    }
 
 
-# The decorator ----------------------------------------------------------------------------------------------------
+# The decorator ------------------------------------------------------------------------------------
 
 
 def test_it_stands_above_and_below_and_several_times() -> None:
@@ -45,7 +49,9 @@ def test_it_stands_above_and_below_and_several_times() -> None:
     def report(day: int = 1) -> int:
         return day
 
-    found = {name: (task.rpartition(".")[2], options) for name, (task, options) in _declared().items()}
+    found = {
+        name: (task.rpartition(".")[2], options) for name, (task, options) in _declared().items()
+    }
     assert found == {
         "nightly": ("report", {"cron": "30 2 * * *", "timezone": "Europe/London"}),
         "hourly": ("report", {"interval": timedelta(hours=1)}),
@@ -80,7 +86,9 @@ def test_a_module_that_is_loaded_anew_declares_anew() -> None:
         return lambda: None
 
     for seconds in (60, 61):
-        registry.declare(Declaration("nightly", "shop.tasks.report", {"interval": seconds}, CODE), version())
+        registry.declare(
+            Declaration("nightly", "shop.tasks.report", {"interval": seconds}, CODE), version()
+        )
     assert _declared() == {"nightly": ("shop.tasks.report", {"interval": 61})}
 
 
@@ -122,11 +130,13 @@ text: str = report("today")
 def test_the_types_of_task_and_options_are_known(tmp_path: Path) -> None:
     wrong = ["report(5)", "recurring('x', cron=5)", "recurring('x', crn='* * * * *')"]
     lines = len(TYPED.splitlines())
-    found = sorted(int(error.split(":")[1]) for error in _errors(tmp_path, TYPED + "\n".join(wrong) + "\n"))
+    found = sorted(
+        int(error.split(":")[1]) for error in _errors(tmp_path, TYPED + "\n".join(wrong) + "\n")
+    )
     assert found == [lines + 1, lines + 2, lines + 3]
 
 
-# The merge --------------------------------------------------------------------------------------------------------
+# The merge ----------------------------------------------------------------------------------------
 
 DEFAULTS = {"queue": "", "jitter": 0.0}
 
@@ -136,13 +146,20 @@ def test_a_changed_declaration_wins_and_an_operators_own_value_stays() -> None:
     before = {"queue": "mail", "timetable": [1]}
     merge = merged(row, before, {"queue": "mail", "timetable": [2]}, DEFAULTS)
     assert (merge.changes, merge.edited) == ({"timetable": [2]}, ("queue",))
-    assert merged(row, before, {"queue": "fast", "timetable": [1]}, DEFAULTS).changes == {"queue": "fast"}
+    assert merged(row, before, {"queue": "fast", "timetable": [1]}, DEFAULTS).changes == {
+        "queue": "fast"
+    }
 
 
 def test_what_is_no_longer_declared_goes_back_unless_an_operator_changed_it() -> None:
     before = {"queue": "mail", "timetable": [1]}
-    assert merged({"queue": "mail", "timetable": [1]}, before, {"timetable": [1]}, DEFAULTS).changes == {"queue": ""}
-    assert merged({"queue": "slow", "timetable": [1]}, before, {"timetable": [1]}, DEFAULTS).changes == {}
+    assert merged(
+        {"queue": "mail", "timetable": [1]}, before, {"timetable": [1]}, DEFAULTS
+    ).changes == {"queue": ""}
+    assert (
+        merged({"queue": "slow", "timetable": [1]}, before, {"timetable": [1]}, DEFAULTS).changes
+        == {}
+    )
 
 
 def test_what_has_no_default_is_not_taken_back() -> None:
@@ -171,5 +188,7 @@ def test_a_merge_that_was_written_leaves_nothing_to_do(
 def test_instants_are_kept_in_utc() -> None:
     at = datetime(2026, 3, 1, 3, tzinfo=timezone(timedelta(hours=2)))
     assert kept({"end_time": at, "args": (1, at)}) == {
-        "end_time": "2026-03-01T01:00:00+00:00", "args": [1, "2026-03-01T01:00:00+00:00"]}  # fmt: skip
+        "end_time": "2026-03-01T01:00:00+00:00",
+        "args": [1, "2026-03-01T01:00:00+00:00"],
+    }
     assert kept({"end_time": at}) == kept({"end_time": at.astimezone(UTC)})

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.endings import Budgets, Kind, Outcome, fingerprint, judge
 from django_durable_tasks.rules.states import TRANSITIONS, LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import Budgets, Kind, Outcome, fingerprint, judge
 
 
 def _budgets(**given: Any) -> Budgets:
@@ -37,10 +37,24 @@ TABLE = [
     (Kind.FAILED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
     (Kind.FAILED, {}, {"max_attempts": 1}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
     (Kind.FAILED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "GAVE_UP"),
-    (Kind.FAILED, {}, {"cancel_requested": True}, Status.CANCELLED, LogStatus.CANCELLED, "CANCELLED"),
+    (
+        Kind.FAILED,
+        {},
+        {"cancel_requested": True},
+        Status.CANCELLED,
+        LogStatus.CANCELLED,
+        "CANCELLED",
+    ),
     (Kind.RETRY_ASKED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
     (Kind.RETRY_ASKED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
-    (Kind.RETRY_ASKED, {}, {"cancel_requested": True}, Status.CANCELLED, LogStatus.CANCELLED, "CANCELLED"),
+    (
+        Kind.RETRY_ASKED,
+        {},
+        {"cancel_requested": True},
+        Status.CANCELLED,
+        LogStatus.CANCELLED,
+        "CANCELLED",
+    ),
     (Kind.REJECTED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "REJECTED"),
     (Kind.REJECTED, {"retryable": True}, {}, Status.PENDING, LogStatus.RETRY, ""),
     (Kind.IGNORED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "IGNORED"),
@@ -49,22 +63,43 @@ TABLE = [
     (Kind.CRASHED, {}, {"crashes": 2}, Status.FAILED, LogStatus.LOST, "CRASHED"),
     (Kind.CRASHED, {}, {"failures": 9}, Status.PENDING, LogStatus.LOST, ""),
     (Kind.CRASHED, {}, {"on_orphan": "DEAD_LETTER"}, Status.FAILED, LogStatus.LOST, "ORPHANED"),
-    (Kind.CRASHED, {}, {"cancel_requested": True, "crashes": 2}, Status.CANCELLED, LogStatus.LOST, "CANCELLED"),
+    (
+        Kind.CRASHED,
+        {},
+        {"cancel_requested": True, "crashes": 2},
+        Status.CANCELLED,
+        LogStatus.LOST,
+        "CANCELLED",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "outcome", "row", "status", "log", "reason"), TABLE)
 def test_an_ending_takes_the_row_where_the_table_says(
-    kind: Kind, outcome: dict[str, Any], row: dict[str, Any], status: Status, log: LogStatus, reason: str
+    kind: Kind,
+    outcome: dict[str, Any],
+    row: dict[str, Any],
+    status: Status,
+    log: LogStatus,
+    reason: str,
 ) -> None:
     verdict = judge(Outcome(kind=kind, **outcome), _budgets(**row))
     assert (verdict.status, verdict.log, verdict.reason) == (status, log, reason)
 
 
-@pytest.mark.parametrize(("limit", "status"), [(1, Status.FAILED), (2, Status.FAILED), (3, Status.PENDING)])
-def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(limit: int, status: Status) -> None:
-    verdict = judge(Outcome(kind=Kind.RETRY_ASKED, max_attempts=limit), _budgets(failures=1, max_attempts=2))
-    assert (verdict.status, verdict.reason) == (status, "EXHAUSTED" if status == Status.FAILED else "")
+@pytest.mark.parametrize(
+    ("limit", "status"), [(1, Status.FAILED), (2, Status.FAILED), (3, Status.PENDING)]
+)
+def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(
+    limit: int, status: Status
+) -> None:
+    verdict = judge(
+        Outcome(kind=Kind.RETRY_ASKED, max_attempts=limit), _budgets(failures=1, max_attempts=2)
+    )
+    assert (verdict.status, verdict.reason) == (
+        status,
+        "EXHAUSTED" if status == Status.FAILED else "",
+    )
 
 
 @given(outcomes, budgets)
@@ -76,7 +111,9 @@ def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Bud
 
 
 @given(outcomes, budgets)
-def test_a_failure_and_a_crash_never_pay_from_the_same_budget(outcome: Outcome, row: Budgets) -> None:
+def test_a_failure_and_a_crash_never_pay_from_the_same_budget(
+    outcome: Outcome, row: Budgets
+) -> None:
     verdict = judge(outcome, row)
     assert verdict.failed + verdict.crashed <= 1
     assert bool(verdict.crashed) == (outcome.kind is Kind.CRASHED)
@@ -99,10 +136,7 @@ def test_the_fingerprint_is_the_same_for_the_same_kind_of_error() -> None:
     assert len({fingerprint("job", "Gone", text) for text in same}) == 1
     ids = (
         ["at 0x7fAB", "at 0x00"],
-        [
-            "id 0191c2f0-1111-7222-8333-444455556666",
-            "id ffffffff-ffff-4fff-bfff-ffffffffffff",
-        ],
+        ["id 0191c2f0-1111-7222-8333-444455556666", "id ffffffff-ffff-4fff-bfff-ffffffffffff"],
     )
     assert all(len({fingerprint("job", "Gone", text) for text in pair}) == 1 for pair in ids)
 
@@ -113,5 +147,7 @@ def test_the_fingerprint_differs_by_task_type_and_text() -> None:
 
 
 @given(st.text(), st.text(), st.text(st.characters()))
-def test_a_fingerprint_is_sixteen_hex_digits_whatever_the_text(name: str, kind: str, text: str) -> None:
+def test_a_fingerprint_is_sixteen_hex_digits_whatever_the_text(
+    name: str, kind: str, text: str
+) -> None:
     assert len(bytes.fromhex(fingerprint(name, kind, text))) == 8

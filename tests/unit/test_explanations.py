@@ -1,12 +1,14 @@
-"""Why a task stands where it stands: every cause is told, the gravest first, and no status is left without a word."""
+"""Why a task stands where it stands: every cause is told, the gravest first, and no status is left
+without a word.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.explanations import Level, Situation, ago, explain
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.explanations import Level, Situation, ago, explain
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
@@ -16,7 +18,14 @@ def _in(seconds: float) -> datetime:
 
 
 def _told(status: str, **facts: Any) -> str:
-    sound = {"now": NOW, "status": status, "queue": "mail", "schedulers": 1, "workers": 1, "max_attempts": 5}
+    sound = {
+        "now": NOW,
+        "status": status,
+        "queue": "mail",
+        "schedulers": 1,
+        "workers": 1,
+        "max_attempts": 5,
+    }
     return " ".join(sentence.text for sentence in explain(Situation(**{**sound, **facts})))
 
 
@@ -25,7 +34,11 @@ def _told(status: str, **facts: Any) -> str:
     [
         ("BLOCKED", {"unresolved": 2}, "waits for 2 other tasks"),
         ("PENDING", {"due_at": _in(600)}, "It is not due yet: in 10 min."),
-        ("PENDING", {"due_at": _in(600), "attempts": 1, "failures": 1}, "The next try is not due yet: in 10 min."),
+        (
+            "PENDING",
+            {"due_at": _in(600), "attempts": 1, "failures": 1},
+            "The next try is not due yet: in 10 min.",
+        ),
         ("PENDING", {"due_at": _in(600), "failures": 2}, "It failed 2 of 5 times."),
         ("PENDING", {"due_at": _in(5), "failures": 2, "crashes": 1}, "and lost its worker 1 times"),
         (
@@ -39,24 +52,48 @@ def _told(status: str, **facts: Any) -> str:
         ("BLOCKED", {"unresolved": 2}, "It waits for 2 other tasks or people."),
         ("PENDING", {"due_at": _in(-90), "schedulers": 0}, "No scheduler is alive"),
         ("PENDING", {"due_at": _in(-90), "workers": 0}, "No live worker listens on queue mail"),
-        ("PENDING", {"due_at": _in(-90), "known": False}, "knows no durable task of that name"),
-        ("PENDING", {"due_at": _in(-90), "expires_at": _in(30)}, "worthless in 30 s"),
-        ("PENDING", {"due_at": _in(-90), "expires_at": _in(-30)}, "worthless since 30 s"),
+        (
+            "PENDING",
+            {"due_at": _in(-90), "known": False},
+            "No durable task of that name is registered",
+        ),
+        ("PENDING", {"due_at": _in(-90), "expires_at": _in(30)}, "Expires in 30 s"),
+        ("PENDING", {"due_at": _in(-90), "expires_at": _in(-30)}, "Expired 30 s ago"),
         ("QUEUED", {"publish_count": 1}, "waits for a free worker"),
-        ("QUEUED", {"publish_count": 4}, "published 4 times and nobody started it: the workers are busy"),
-        ("QUEUED", {"publish_count": 4, "schedulers": 0}, "No scheduler is alive to publish it again"),
-        ("QUEUED", {"paused": True, "paused_by": "ann", "pause_reason": "fire"}, "was paused by ann (fire)"),
-        ("RUNNING", {"started_at": _in(-30), "attempts": 2, "lease_until": _in(30)}, "It runs since 30 s, try 2."),
-        ("RUNNING", {"lease_until": _in(-30)}, "the lease ended 30 s ago"),
-        ("RUNNING", {"lease_until": _in(-30), "schedulers": 0}, "No scheduler is alive to hand it on"),
+        (
+            "QUEUED",
+            {"publish_count": 4},
+            "published 4 times and no worker started it: the workers are busy",
+        ),
+        (
+            "QUEUED",
+            {"publish_count": 4, "schedulers": 0},
+            "No scheduler is alive to publish it again",
+        ),
+        (
+            "QUEUED",
+            {"paused": True, "paused_by": "ann", "pause_reason": "fire"},
+            "was paused by ann (fire)",
+        ),
+        (
+            "RUNNING",
+            {"started_at": _in(-30), "attempts": 2, "lease_until": _in(30)},
+            "It runs since 30 s, try 2.",
+        ),
+        ("RUNNING", {"lease_until": _in(-30)}, "the lease expired 30 s ago"),
+        (
+            "RUNNING",
+            {"lease_until": _in(-30), "schedulers": 0},
+            "No scheduler is alive to hand it on",
+        ),
         ("RUNNING", {"overdue": True}, "longer than its expected duration"),
-        ("RUNNING", {"cancel_requested": True}, "asked to stop"),
+        ("RUNNING", {"cancel_requested": True}, "Cancellation was requested"),
         ("FAILED", {"reason": "EXHAUSTED"}, "its tries are used up"),
         ("FAILED", {"reason": "ORPHANED"}, "forbids a second run"),
         ("FAILED", {"reason": "something new"}, "It gave up: something new."),
-        ("CANCELLED", {"reason": "CANCELLED by ann"}, "Somebody cancelled it: CANCELLED by ann."),
+        ("CANCELLED", {"reason": "CANCELLED by ann"}, "It was cancelled: CANCELLED by ann."),
         ("SKIPPED", {}, "It was skipped."),
-        ("EXPIRED", {"reason": "EXPIRED"}, "nobody started it before its expires_at."),
+        ("EXPIRED", {"reason": "EXPIRED"}, "no worker started it before its expires_at."),
         ("SUCCESS", {}, "It is done."),
         ("SUCCESS", {"reason": "completed by ann"}, "It is done: completed by ann."),
     ],
@@ -71,23 +108,39 @@ def test_every_status_has_a_word(status: Status) -> None:
 
 
 def test_the_gravest_comes_first() -> None:
-    told = explain(Situation(now=NOW, status="PENDING", queue="mail", due_at=_in(-5), paused=True, failures=1))
+    told = explain(
+        Situation(now=NOW, status="PENDING", queue="mail", due_at=_in(-5), paused=True, failures=1)
+    )
     levels = [sentence.level for sentence in told]
     assert levels == sorted(levels, key=[Level.TROUBLE, Level.WAIT, Level.FINE].index)
     assert levels[0] is Level.TROUBLE
 
 
 def test_a_sound_row_tells_no_trouble() -> None:
-    sound: dict[str, dict[str, Any]] = {"PENDING": {"due_at": _in(5)}, "QUEUED": {"publish_count": 1}, "RUNNING": {}}
+    sound: dict[str, dict[str, Any]] = {
+        "PENDING": {"due_at": _in(5)},
+        "QUEUED": {"publish_count": 1},
+        "RUNNING": {},
+    }
     for status, facts in sound.items():
-        situation = Situation(now=NOW, status=status, queue="mail", schedulers=1, workers=1, **facts)
+        situation = Situation(
+            now=NOW, status=status, queue="mail", schedulers=1, workers=1, **facts
+        )
         assert all(sentence.level is not Level.TROUBLE for sentence in explain(situation))
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (-45, "45 s"), (119, "119 s"), (120, "2 min"), (7_199, "119 min"), (7_200, "2 h"),
-     (12_000, "3 h 20 min"), (172_800, "2 d")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (-45, "45 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (7_199, "119 min"),
+        (7_200, "2 h"),
+        (12_000, "3 h 20 min"),
+        (172_800, "2 d"),
+    ],
+)
 def test_a_span_of_time_reads_as_people_say_it(seconds: float, text: str) -> None:
     assert ago(seconds) == text

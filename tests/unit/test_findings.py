@@ -1,4 +1,6 @@
-"""What is right, decided from facts alone: markers, counts of runs, next fires, attempts; and how a finding reads."""
+"""What is right, decided from facts alone: markers, counts of runs, next fires, attempts; and how a
+finding reads.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.findings import (
+from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.verify import (
     Finding,
     NextRun,
     RunFacts,
@@ -22,8 +25,7 @@ from django_durable_tasks.rules.findings import (
     wrong_next_run,
     wrong_status,
 )
-from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.workflows import COUNTS, verdict
+from django_durable_tasks.rules.workflows.plan import COUNTS, verdict
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -34,19 +36,35 @@ def _at(seconds: float) -> datetime:
 
 def test_a_finding_reads_as_a_sentence_of_row_field_value_and_right() -> None:
     finding = Finding(
-        check="c", severity=Severity.BROKEN, table="task", key=7, field="due_at", found=NOW, right="later"
+        check="c",
+        severity=Severity.BROKEN,
+        table="task",
+        key=7,
+        field="due_at",
+        found=NOW,
+        right="later",
     )
     assert finding.text == "task 7: due_at is 2026-11-21T12:00:00Z; right is later."
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "empty"), ("", "''"), (0, "0"), ("x", "x"), (NOW, "2026-11-21T12:00:00Z"), ([1], "[1]")]
+    ("value", "text"),
+    [
+        (None, "empty"),
+        ("", "''"),
+        (0, "0"),
+        ("x", "x"),
+        (NOW, "2026-11-21T12:00:00Z"),
+        ([1], "[1]"),
+    ],
 )
-def test_a_value_is_shown_so_that_nothing_and_an_empty_text_differ(value: object, text: str) -> None:
+def test_a_value_is_shown_so_that_nothing_and_an_empty_text_differ(
+    value: object, text: str
+) -> None:
     assert shown(value) == text
 
 
-# Tasks ------------------------------------------------------------------------------------------------------------
+# Tasks --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", Status)
@@ -83,7 +101,9 @@ def test_ended_tasks_say_when_and_open_ones_do_not(status: Status) -> None:
 def test_attempts_are_at_least_what_the_log_tells(
     attempts: int, running: bool, endings: int, distinct: int, highest: int, right: int | None
 ) -> None:
-    wrong = wrong_attempts(attempts, running=running, endings=endings, distinct=distinct, highest=highest)
+    wrong = wrong_attempts(
+        attempts, running=running, endings=endings, distinct=distinct, highest=highest
+    )
     assert (wrong.value if wrong else None) == right
 
 
@@ -93,7 +113,7 @@ def test_an_attempt_that_ended_twice_cannot_be_mended() -> None:
     assert not wrong.safe
 
 
-# Workflows --------------------------------------------------------------------------------------------------------
+# Workflows ----------------------------------------------------------------------------------------
 
 
 def _run(**given: Any) -> RunFacts:
@@ -116,7 +136,9 @@ def test_a_run_that_counts_as_its_rows_stand_is_right_and_any_other_count_is_not
     right = _run(present=present, noted=by_note, counted=counted, total=total)
     assert wrong_counts(right) == []
     for column, number in counted.items():
-        wrong = wrong_counts(_run(present=present, noted=by_note, counted=counted | {column: 99}, total=total))
+        wrong = wrong_counts(
+            _run(present=present, noted=by_note, counted=counted | {column: 99}, total=total)
+        )
         assert [(one.field, one.value) for one in wrong] == [(column, number)]
     stands = verdict(ended, total, cancelled=cancelled, overdue=False)
     judged = _run(status=stands, present=present, counted=ended, total=total, cancelled=cancelled)
@@ -129,14 +151,20 @@ def test_a_run_whose_ended_tasks_were_pruned_is_right() -> None:
 
 
 def test_of_a_pruned_run_nothing_is_counted_less_than_stands_there() -> None:
-    [wrong] = wrong_counts(_run(total=5, counted={"succeeded": 1}, present={Status.SUCCESS: 2, Status.PENDING: 1}))
+    [wrong] = wrong_counts(
+        _run(total=5, counted={"succeeded": 1}, present={Status.SUCCESS: 2, Status.PENDING: 1})
+    )
     assert (wrong.field, wrong.value) == ("succeeded", 2)
 
 
 def test_a_total_is_mended_only_where_the_counts_prove_it() -> None:
-    [wrong] = wrong_counts(_run(total=3, counted={"succeeded": 1}, present={Status.SUCCESS: 1, Status.PENDING: 1}))
+    [wrong] = wrong_counts(
+        _run(total=3, counted={"succeeded": 1}, present={Status.SUCCESS: 1, Status.PENDING: 1})
+    )
     assert (wrong.field, wrong.value, wrong.safe) == ("total", 2, True)
-    [wrong] = wrong_counts(_run(total=4, counted={"succeeded": 2}, present={Status.SUCCESS: 1, Status.PENDING: 1}))
+    [wrong] = wrong_counts(
+        _run(total=4, counted={"succeeded": 2}, present={Status.SUCCESS: 1, Status.PENDING: 1})
+    )
     assert (wrong.field, wrong.safe) == ("total", False)
 
 
@@ -149,7 +177,7 @@ def test_a_start_that_is_being_written_and_a_run_with_notes_are_not_judged() -> 
     assert wrong.right == "SUCCESS, because all of its tasks have ended"
 
 
-# Recurring tasks --------------------------------------------------------------------------------------------------
+# Recurring tasks ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,8 +200,21 @@ def test_a_start_that_is_being_written_and_a_run_with_notes_are_not_judged() -> 
     ],
 )
 def test_the_next_fire_is_what_the_agenda_says_or_due_or_put_off(
-    status: str, stored: float | None, following: float | None, paused_until: float | None, right: bool
+    status: str,
+    stored: float | None,
+    following: float | None,
+    paused_until: float | None,
+    right: bool,
 ) -> None:
-    times = [None if seconds is None else _at(seconds) for seconds in (stored, following, paused_until)]
-    row = NextRun(status=status, now=NOW, stored=times[0], following=times[1], paused_until=times[2], put_off=30)
+    times = [
+        None if seconds is None else _at(seconds) for seconds in (stored, following, paused_until)
+    ]
+    row = NextRun(
+        status=status,
+        now=NOW,
+        stored=times[0],
+        following=times[1],
+        paused_until=times[2],
+        put_off=30,
+    )
     assert (wrong_next_run(row) is None) == right

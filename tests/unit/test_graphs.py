@@ -1,4 +1,6 @@
-"""What an edge asks, when a join is met, what becomes of a task; circles, layers, references, the verdict on a run."""
+"""What an edge asks, when a join is met, what becomes of a task; circles, layers, references, the
+verdict on a run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidReference, ResultTooLarge
-from django_durable_tasks.rules.graphs import (
+from django_durable_tasks.rules.dependencies import (
     DELETED,
     DependencyType,
     Fate,
@@ -19,15 +21,15 @@ from django_durable_tasks.rules.graphs import (
     Tally,
     chosen,
     cycle_in,
+    edge_outcome,
     fate,
     layers,
     met,
     needed,
     needed_of,
-    tell,
 )
 from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.workflows import (
+from django_durable_tasks.rules.workflows.plan import (
     COUNTS,
     MARK,
     Reference,
@@ -56,7 +58,7 @@ def test_an_edge_is_met_by_what_it_asks_for_alone(outcome: str) -> None:
 def test_an_edge_that_is_told_waits_on_only_where_it_was_not_met_and_may_wait(
     kind: str, outcome: str, policy: str
 ) -> None:
-    told = tell(kind, outcome, policy)
+    told = edge_outcome(kind, outcome, policy)
     assert told.met == (met(kind, outcome) or policy == "RUN")
     assert told.resolved == (told.met or policy != "WAIT")
 
@@ -76,17 +78,42 @@ def test_a_task_is_released_exactly_when_it_needs_nothing_and_lost_when_it_never
         assert (decided == Fate.RELEASE) == (tally.met >= wants and not tally.gates)
 
 
-@pytest.mark.parametrize(("join", "edges", "wants"), [
-    ("ALL", 0, None), ("ALL", 5, None), ("ANY", 1, None), ("ANY", 5, 1), (2, 5, 2), (5, 5, None), (1, 1, None),
-])  # fmt: skip
-def test_a_join_is_a_number_of_edges_or_all_of_them(join: Any, edges: int, wants: int | None) -> None:
+@pytest.mark.parametrize(
+    ("join", "edges", "wants"),
+    [
+        ("ALL", 0, None),
+        ("ALL", 5, None),
+        ("ANY", 1, None),
+        ("ANY", 5, 1),
+        (2, 5, 2),
+        (5, 5, None),
+        (1, 1, None),
+    ],
+)
+def test_a_join_is_a_number_of_edges_or_all_of_them(
+    join: Any, edges: int, wants: int | None
+) -> None:
     assert needed_of(join, edges) == wants
 
 
-@pytest.mark.parametrize(("join", "edges"), [
-    (3, 2), ("ANY", 0), (1, 0), (0, 3), (-1, 3), (True, 3), (1.0, 3), ("any", 3), (None, 3), ("2", 3),
-])  # fmt: skip
-def test_a_join_that_means_nothing_or_needs_more_than_its_edges_is_refused(join: Any, edges: int) -> None:
+@pytest.mark.parametrize(
+    ("join", "edges"),
+    [
+        (3, 2),
+        ("ANY", 0),
+        (1, 0),
+        (0, 3),
+        (-1, 3),
+        (True, 3),
+        (1.0, 3),
+        ("any", 3),
+        (None, 3),
+        ("2", 3),
+    ],
+)
+def test_a_join_that_means_nothing_or_needs_more_than_its_edges_is_refused(
+    join: Any, edges: int
+) -> None:
     with pytest.raises(InvalidOption, match="join="):
         needed_of(join, edges)
 
@@ -99,26 +126,28 @@ def test_a_wrong_name_is_refused_with_the_nearest(value: object, hint: str) -> N
         chosen("after", value, DependencyType)
 
 
-# Circles ----------------------------------------------------------------------------------------------------------
+# Circles ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 100, 5_000])
 def test_a_circle_of_any_length_is_found_with_its_path(length: int) -> None:
-    ring = {node: [(node + 1) % length] for node in range(length)}
+    message = {node: [(node + 1) % length] for node in range(length)}
     around = {f"{side} {node}": [0] for side in ("left", "right") for node in range(3)}
-    path = cycle_in({**around, **ring})
+    path = cycle_in({**around, **message})
     assert path[0] == path[-1]
     assert len(path) == length + 1
     assert set(path) == set(range(length))
     # In the order in which they wait on each other: each one is upstream of the next.
-    assert all(upper in ring[lower] for upper, lower in itertools.pairwise(path))
+    assert all(upper in message[lower] for upper, lower in itertools.pairwise(path))
 
 
 graphs = st.dictionaries(st.integers(0, 7), st.lists(st.integers(0, 7), max_size=3), max_size=8)
 
 
 @given(graphs)
-def test_a_graph_without_a_circle_is_laid_in_layers_and_one_with_a_circle_is_not(graph: dict[int, list[int]]) -> None:
+def test_a_graph_without_a_circle_is_laid_in_layers_and_one_with_a_circle_is_not(
+    graph: dict[int, list[int]],
+) -> None:
     path, found = cycle_in(graph), layers(graph)
     laid = [node for layer in found for node in layer]
     assert len(laid) == len(set(laid))
@@ -136,7 +165,7 @@ def test_a_diamond_is_no_circle() -> None:
     assert cycle_in({4: [2, 3], 2: [1], 3: [1], 1: [], 0: [9, 9]}) == []
 
 
-# References -------------------------------------------------------------------------------------------------------
+# References ---------------------------------------------------------------------------------------
 
 ID = uuid.UUID(int=7)
 
@@ -149,14 +178,20 @@ def _reference(*path: str | int) -> Reference:
 
 
 def test_references_are_found_and_written_wherever_they_stand() -> None:
-    arguments = {"deep": [{"in": ({"side": _reference("rows", 0)},)}], "plain": 1, "top": _reference()}
+    arguments = {
+        "deep": [{"in": ({"side": _reference("rows", 0)},)}],
+        "plain": 1,
+        "top": _reference(),
+    }
     assert references_in(arguments) == [_reference("rows", 0), _reference()]
     row = written(arguments, {0: ID})
     assert row["deep"] == [{"in": [{"side": {MARK: str(ID), "path": ["rows", 0]}}]}]
     assert referred(row) == {ID}
     assert resolved(row, {ID: {"rows": ["x"]}}) == {
-        "deep": [{"in": [{"side": "x"}]}], "plain": 1, "top": {"rows": ["x"]},
-    }  # fmt: skip
+        "deep": [{"in": [{"side": "x"}]}],
+        "plain": 1,
+        "top": {"rows": ["x"]},
+    }
 
 
 @pytest.mark.parametrize("path", [(), ("rows",), ("rows", 0)])
@@ -165,9 +200,16 @@ def test_a_task_without_a_result_refers_to_nothing(path: tuple[str | int, ...]) 
     assert resolved(written([_reference(*path)], {0: ID}), {ID: None}) == [None]
 
 
-@pytest.mark.parametrize(("result", "path"), [
-    ({"rows": []}, ("rows", 0)), ({}, ("rows",)), ([1], ("rows",)), ({"rows": None}, ("rows", "x")), (5, (0,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("result", "path"),
+    [
+        ({"rows": []}, ("rows", 0)),
+        ({}, ("rows",)),
+        ([1], ("rows",)),
+        ({"rows": None}, ("rows", "x")),
+        (5, (0,)),
+    ],
+)
 def test_a_part_that_is_not_there_is_named(result: Any, path: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidReference, match=rf"there is no {path[-1]!r} in what it returned"):
         resolved(written(_reference(*path), {0: ID}), {ID: result})
@@ -181,7 +223,9 @@ def test_a_key_that_looks_like_a_reference_is_refused(arguments: Any) -> None:
 
 def test_a_result_that_looks_like_a_reference_stays_what_it_is() -> None:
     alike = {MARK: str(uuid.UUID(int=9)), "path": ["x"]}
-    assert resolved(written([_reference()], {0: ID}), {ID: alike, uuid.UUID(int=9): {"x": "stolen"}}) == [alike]
+    assert resolved(
+        written([_reference()], {0: ID}), {ID: alike, uuid.UUID(int=9): {"x": "stolen"}}
+    ) == [alike]
 
 
 @pytest.mark.parametrize("key", [True, 1.5, None, ("a",)])
@@ -198,7 +242,7 @@ def test_results_may_be_as_large_as_the_limit_says() -> None:
         check_size(11, 10)
 
 
-# The verdict ------------------------------------------------------------------------------------------------------
+# The verdict --------------------------------------------------------------------------------------
 
 counts = st.fixed_dictionaries({column: st.integers(0, 2) for column in COUNTS.values()})
 

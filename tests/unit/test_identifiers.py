@@ -7,15 +7,17 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.models.task import new_task_id
-from django_durable_tasks.rules.identifiers import first_uuid7_of, uuid7
+from django_durable_tasks.models.task_queries import new_task_id
+from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of, uuid7
 
 moments = st.integers(min_value=0, max_value=2**48 - 1)
 noise = st.binary(min_size=10, max_size=10)
 
 
 @given(moments, noise, moments, noise)
-def test_ids_of_different_milliseconds_sort_by_time(first: int, a: bytes, second: int, b: bytes) -> None:
+def test_ids_of_different_milliseconds_sort_by_time(
+    first: int, a: bytes, second: int, b: bytes
+) -> None:
     if first != second:
         assert (uuid7(first, a) < uuid7(second, b)) == (first < second)
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.agenda import Planned
-from django_durable_tasks.rules.jitter import effective
+from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.jitter import effective
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 FIRE = Planned(NOON, NOON)
@@ -26,8 +26,12 @@ def test_a_run_starts_at_or_after_its_fire_and_before_the_next(
 
 def test_seconds_and_percent_spread_over_their_whole_range() -> None:
     following = NOON + timedelta(seconds=100)
-    by_seconds = [(effective(FIRE, None, str(seed), 60, 0) - NOON).total_seconds() for seed in range(500)]
-    by_percent = [(effective(FIRE, following, str(seed), 0, 50) - NOON).total_seconds() for seed in range(500)]
+    by_seconds = [
+        (effective(FIRE, None, str(seed), 60, 0) - NOON).total_seconds() for seed in range(500)
+    ]
+    by_percent = [
+        (effective(FIRE, following, str(seed), 0, 50) - NOON).total_seconds() for seed in range(500)
+    ]
     for spread, most in ((by_seconds, 60), (by_percent, 50)):
         assert 0 <= min(spread) < most * 0.05
         assert most * 0.95 < max(spread) < most
@@ -35,7 +39,11 @@ def test_seconds_and_percent_spread_over_their_whole_range() -> None:
 
 def test_it_hangs_on_the_fire_time_and_the_schedule() -> None:
     other = Planned(NOON + timedelta(hours=1), NOON)
-    moments = {effective(FIRE, None, "a", 60, 0), effective(FIRE, None, "b", 60, 0), effective(other, None, "a", 60, 0)}
+    moments = {
+        effective(FIRE, None, "a", 60, 0),
+        effective(FIRE, None, "b", 60, 0),
+        effective(other, None, "a", 60, 0),
+    }
     assert len(moments) == 3
 
 

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.limits import (
+from django_durable_tasks.rules.limits.admission import (
+    Asking,
+    Room,
+    admitted,
+    from_turn,
+    going,
+    share_of,
+)
+from django_durable_tasks.rules.limits.options import (
     Allowance,
     Bucket,
     PerKey,
@@ -24,20 +32,23 @@ from django_durable_tasks.rules.limits import (
     shared,
     whole,
 )
-from django_durable_tasks.rules.options import CallOptions, call_options, task_options
-from django_durable_tasks.rules.rooms import Asking, Room, admitted, from_turn, going, share_of
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options, task_options
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 rates = st.builds(
     lambda number, unit, burst: rate_of("rate", f"{number}/{unit}", burst),
-    st.integers(1, 10_000), st.sampled_from("smhd"), st.none() | st.integers(1, 500),
-)  # fmt: skip
+    st.integers(1, 10_000),
+    st.sampled_from("smhd"),
+    st.none() | st.integers(1, 500),
+)
 # A clock may also go back, as a database's does when it fails over.
 steps = st.lists(st.tuples(st.floats(-30, 600), st.integers(0, 200)), max_size=40)
 
 
 @given(rates, steps)
-def test_no_more_starts_than_burst_and_what_came_back_since(rate: Rate, story: list[tuple[float, int]]) -> None:
+def test_no_more_starts_than_burst_and_what_came_back_since(
+    rate: Rate, story: list[tuple[float, int]]
+) -> None:
     now, elapsed, bucket, taken = START, 0.0, None, 0
     for seconds, wanted in story:
         now += timedelta(seconds=seconds)
@@ -72,7 +83,9 @@ def test_what_is_no_rate_is_refused(text: object) -> None:
         rate_of("rate_limit", text)
 
 
-@pytest.mark.parametrize("scope", ["global", "queue:mail", "task:shop.tasks.mail", "tenant:7", "key:a:b c"])
+@pytest.mark.parametrize(
+    "scope", ["global", "queue:mail", "task:shop.tasks.mail", "tenant:7", "key:a:b c"]
+)
 def test_scopes_that_may_be_limited(scope: str) -> None:
     assert checked_scope(scope) == scope
 
@@ -107,7 +120,10 @@ def test_whoever_is_let_in_fits_and_the_first_that_fits_is_let_in(wishes: list[l
 
 
 _asking = st.lists(
-    st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), st.integers(1, 5)), max_size=30
+    st.tuples(
+        st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), st.integers(1, 5)
+    ),
+    max_size=30,
 )
 
 
@@ -115,11 +131,19 @@ _asking = st.lists(
 def test_what_is_let_in_never_weighs_more_than_there_is_room(
     wishes: list[tuple[list[str], int]], first: int, second: int, tokens: float
 ) -> None:
-    room = Room(places={"a": first, "b": second}, tokens={"c": tokens}, rates={"c": rate_of("rate", "4/s", 4)})
-    rows = [Asking(number, scopes, weight, (number,)) for number, (scopes, weight) in enumerate(wishes)]
+    room = Room(
+        places={"a": first, "b": second},
+        tokens={"c": tokens},
+        rates={"c": rate_of("rate", "4/s", 4)},
+    )
+    rows = [
+        Asking(number, scopes, weight, (number,)) for number, (scopes, weight) in enumerate(wishes)
+    ]
     refused = admitted(rows, room)
-    weights = {scope: sum(row.weight for row in rows if row.row not in refused and scope in row.scopes)
-               for scope in "abc"}  # fmt: skip
+    weights = {
+        scope: sum(row.weight for row in rows if row.row not in refused and scope in row.scopes)
+        for scope in "abc"
+    }
     assert weights["a"] <= first
     assert weights["b"] <= second
     assert weights["c"] == room.spent["c"] <= min(tokens, 4) + 1e-6
@@ -148,7 +172,9 @@ def test_rows_of_a_later_turn_leave_what_the_row_ahead_of_them_needs() -> None:
 
 
 @given(st.integers(1, 30), rates)
-def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_is(weight: int, rate: Rate) -> None:
+def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_is(
+    weight: int, rate: Rate
+) -> None:
     waited = START + timedelta(seconds=(weight + 1) / rate.per_second)
     room = Room(tokens={"a": gathered(Bucket(0.0, START), rate, waited).tokens}, rates={"a": rate})
     assert room.refuses("a", Asking(1, ["a"], weight)) == (rate.fixed and weight > rate.burst)
@@ -195,7 +221,12 @@ def test_a_task_counts_under_one_key() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_concurrency", PerKey("10/m", "{0}")), ("rate_limit", PerKey(2, "{0}")), ("weight", 0), ("weight", 1_001)],
+    [
+        ("max_concurrency", PerKey("10/m", "{0}")),
+        ("rate_limit", PerKey(2, "{0}")),
+        ("weight", 0),
+        ("weight", 1_001),
+    ],
 )
 def test_options_of_limits_that_mean_nothing_are_refused(option: str, value: object) -> None:
     with pytest.raises(InvalidOption, match=option):
@@ -204,7 +235,9 @@ def test_options_of_limits_that_mean_nothing_are_refused(option: str, value: obj
 
 def test_two_keys_of_one_task_are_refused_where_it_is_decorated() -> None:
     with pytest.raises(InvalidOption, match="two keys"):
-        task_options("shop.mail", {"rate_limit": PerKey("1/s", "{0}"), "max_concurrency": PerKey(1, "{1}")})
+        task_options(
+            "shop.mail", {"rate_limit": PerKey("1/s", "{0}"), "max_concurrency": PerKey(1, "{1}")}
+        )
 
 
 def test_weight_and_limits_of_a_call() -> None:
@@ -218,7 +251,9 @@ def test_a_clock_far_behind_is_a_new_one_and_gives_nothing_for_the_step_back() -
     assert gathered(bucket, rate, START - timedelta(seconds=3)) == bucket
     back = START - timedelta(hours=1)
     assert gathered(bucket, rate, back) == Bucket(2.0, back)
-    assert gathered(Bucket(2.0, back), rate, back + timedelta(seconds=3)).tokens == pytest.approx(5.0)
+    assert gathered(Bucket(2.0, back), rate, back + timedelta(seconds=3)).tokens == pytest.approx(
+        5.0
+    )
 
 
 @given(st.integers(1, 5_000), st.integers(0, 200))

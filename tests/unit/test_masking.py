@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.conf import Settings
-from django_durable_tasks.rules.masking import MASK, masked, masked_text, shortened
+from django_durable_tasks.rules.tasks.masking import MASK, masked, masked_text, shortened
 
 NAMES = Settings().SECRET_NAMES
 
@@ -36,7 +36,9 @@ def test_the_value_of_a_telling_name_is_masked(text: str) -> None:
     assert MASK in masked_text(text, NAMES)
 
 
-@pytest.mark.parametrize("text", ["", "user=bob", "the password was wrong", "KeyError: 'day'", "tokens are fine"])
+@pytest.mark.parametrize(
+    "text", ["", "user=bob", "the password was wrong", "KeyError: 'day'", "tokens are fine"]
+)
 def test_other_text_is_left_alone(text: str) -> None:
     assert masked_text(text, NAMES) == text
 
@@ -48,12 +50,18 @@ def test_the_credentials_behind_a_scheme_are_masked_too(scheme: str) -> None:
 
 @pytest.mark.parametrize("word", ["a", "token", "secret-", "token =", "token="])
 def test_a_long_word_does_not_cost_its_square(word: str) -> None:
-    # With the square of its length this would take hours, in which no heartbeat passes: the search holds the GIL.
+    # With the square of its length this would take hours, in which no heartbeat passes: the search
+    # holds the GIL.
     assert masked_text(f"{word * 200_000} password=hunter2", NAMES).endswith(f" password={MASK}")
 
 
 def test_values_are_masked_at_every_depth() -> None:
-    value = {"user": "bob", "auth": [{"password": "a"}, {"Token": {"deep": "b"}}], "note": "secret=c", "n": 1}
+    value = {
+        "user": "bob",
+        "auth": [{"password": "a"}, {"Token": {"deep": "b"}}],
+        "note": "secret=c",
+        "n": 1,
+    }
     assert masked(value, NAMES) == {
         "user": "bob",
         "auth": [{"password": MASK}, {"Token": MASK}],
@@ -63,7 +71,8 @@ def test_values_are_masked_at_every_depth() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.integers() | st.text(max_size=10), lambda v: st.lists(v) | st.dictionaries(st.text(max_size=5), v)
+    st.none() | st.integers() | st.text(max_size=10),
+    lambda v: st.lists(v) | st.dictionaries(st.text(max_size=5), v),
 )
 
 

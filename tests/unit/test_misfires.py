@@ -1,4 +1,6 @@
-"""What is decided about fires that were missed: bounded work, however many they are, and nothing told twice."""
+"""What is decided about fires that were missed: bounded work, however many they are, and nothing
+told twice.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.agenda import Agenda, Planned, agenda
-from django_durable_tasks.rules.calendars import BusinessDays, Roll, SpecialDay
-from django_durable_tasks.rules.misfires import AT_ONCE, Policy, choose
-from django_durable_tasks.rules.recurring import CatchUp, CatchUpOrder
-from django_durable_tasks.rules.timetables.building import checked, timetable
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll, SpecialDay
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned, agenda
+from django_durable_tasks.rules.recurring.misfires import AT_ONCE, Policy, choose
+from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder
+from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 BEFORE = START - timedelta(microseconds=1)
@@ -31,7 +33,9 @@ TIMETABLES: dict[str, tuple[list[dict[str, Any]], int]] = {
 }
 
 
-def _agenda(parts: list[dict[str, Any]], days: BusinessDays | None = None, roll: Roll = Roll.SKIP) -> Agenda:
+def _agenda(
+    parts: list[dict[str, Any]], days: BusinessDays | None = None, roll: Roll = Roll.SKIP
+) -> Agenda:
     times = timetable(checked(parts), zone="Europe/Berlin", anchor=START, days=days)
     return agenda(times, zone="Europe/Berlin", days=days, roll=roll, start=START)
 
@@ -55,16 +59,25 @@ def _calls(act: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("catch_up", CatchUp)
 @pytest.mark.parametrize(
-    ("days", "roll"), [(None, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.FOLLOWING)]
+    ("days", "roll"),
+    [(None, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.FOLLOWING)],
 )
 @pytest.mark.parametrize("kind", TIMETABLES)
 def test_ten_million_missed_fires_are_decided_by_bounded_work(
     kind: str, days: BusinessDays | None, roll: Roll, catch_up: CatchUp
 ) -> None:
     parts, span = TIMETABLES[kind]
-    fires, now, policy = _agenda(parts, days, roll), START + timedelta(seconds=span), Policy(catch_up=catch_up)
-    # Five million calls are some seconds at the worst: two for each ten million fires would be four times that.
-    assert _calls(lambda: fires.closed(BEFORE, choose(fires, BEFORE, now, policy).through)) < 5 * MILLION
+    fires, now, policy = (
+        _agenda(parts, days, roll),
+        START + timedelta(seconds=span),
+        Policy(catch_up=catch_up),
+    )
+    # Five million calls are some seconds at the worst: two for each ten million fires would be four
+    # times that.
+    assert (
+        _calls(lambda: fires.closed(BEFORE, choose(fires, BEFORE, now, policy).through))
+        < 5 * MILLION
+    )
     choice = choose(fires, BEFORE, now, policy)
     assert choice.through == now
     assert choice.following is not None
@@ -81,7 +94,9 @@ def test_ten_million_missed_fires_are_decided_by_bounded_work(
 def test_with_rolls_too_every_fire_runs_or_is_told_and_none_both(
     roll: Roll, catch_up: CatchUp, order: CatchUpOrder
 ) -> None:
-    """Compared with the agenda walked one by one; two hours apart, over a weekend and a closed Friday."""
+    """Compared with the agenda walked one by one; two hours apart, over a weekend and a closed
+    Friday.
+    """
     fires = _agenda([{"interval": 7_200.0}], CLOSED_ON_FRIDAYS, roll)
     policy = Policy(catch_up=catch_up, grace=10_000, max_runs=7, order=order)
     watermark = BEFORE

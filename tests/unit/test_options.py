@@ -1,4 +1,6 @@
-"""Options are checked once, at import or at the call: every refusal names the option, the value and the remedy."""
+"""Options are checked once, at import or at the call: every refusal names the option, the value and
+the remedy.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,14 @@ import pytest
 
 from django_durable_tasks import durable_task, registry
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.options import CallOptions, TaskOptions, call_options, task_options
-from django_durable_tasks.rules.retries import Backoff
 from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
+from django_durable_tasks.rules.tasks.options import (
+    CallOptions,
+    TaskOptions,
+    call_options,
+    task_options,
+)
+from django_durable_tasks.rules.tasks.retries import Backoff
 
 BAD = [
     ("queue", "", "1 to 200 characters"),
@@ -61,7 +68,7 @@ BAD_AT_THE_CALL = [
     ("key", 5, "string"),
     ("idempotency_key", "k" * 201, "201 characters, at most 200"),
     ("idempotency_key", "\ud800", "printable"),
-    ("run_at", datetime(2026, 1, 1), "is naive"),  # noqa: DTZ001 - the point of the test
+    ("run_at", datetime(2026, 1, 1), "is naive"),
     ("run_at", 60, "aware datetime"),
     ("expires_at", "tomorrow", "aware datetime"),
     ("task_id", "task-42", "key="),
@@ -71,14 +78,18 @@ BAD_AT_THE_CALL = [
 
 
 @pytest.mark.parametrize(("option", "value", "remedy"), BAD + BAD_AT_IMPORT)
-def test_a_bad_option_of_a_task_names_option_value_and_remedy(option: str, value: object, remedy: str) -> None:
+def test_a_bad_option_of_a_task_names_option_value_and_remedy(
+    option: str, value: object, remedy: str
+) -> None:
     with pytest.raises(InvalidOption) as refused:
         task_options("job", {option: value})
     _names(str(refused.value), option, remedy)
 
 
 @pytest.mark.parametrize(("option", "value", "remedy"), BAD + BAD_AT_THE_CALL)
-def test_a_bad_option_of_a_call_names_option_value_and_remedy(option: str, value: object, remedy: str) -> None:
+def test_a_bad_option_of_a_call_names_option_value_and_remedy(
+    option: str, value: object, remedy: str
+) -> None:
     with pytest.raises(InvalidOption) as refused:
         call_options(CallOptions(), {option: value})
     _names(str(refused.value), option, remedy)
@@ -91,10 +102,21 @@ def _names(text: str, option: str, remedy: str) -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     options = task_options("job", {})
-    assert (options.queue, options.priority, options.max_attempts, options.max_crashes) == (None, 0, 5, 3)
-    assert (options.retry.backoff, options.retry.base, options.retry.maximum) == (Backoff.EXPONENTIAL, 1, 3600)
+    assert (options.queue, options.priority, options.max_attempts, options.max_crashes) == (
+        None,
+        0,
+        5,
+        3,
+    )
+    assert (options.retry.backoff, options.retry.base, options.retry.maximum) == (
+        Backoff.EXPONENTIAL,
+        1,
+        3600,
+    )
     assert options.retry.jitter
-    assert (options.timeout, options.soft_timeout, options.expires_in, options.unique) == (None,) * 4
+    assert (options.timeout, options.soft_timeout, options.expires_in, options.unique) == (
+        None,
+    ) * 4
     assert (options.on_orphan, options.atomic) == (OnOrphan.RETRY, False)
     assert options.unique_on_conflict == UniqueOnConflict.RETURN_EXISTING
 
@@ -118,18 +140,28 @@ def test_options_that_do_not_fit_together_are_refused(given: dict[str, Any], wor
 
 
 def test_durations_may_be_timedeltas() -> None:
-    options = task_options("job", {"timeout": timedelta(minutes=2), "backoff_max": timedelta(hours=2)})
+    options = task_options(
+        "job", {"timeout": timedelta(minutes=2), "backoff_max": timedelta(hours=2)}
+    )
     assert (options.timeout, options.retry.maximum) == (120, 7200)
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("max_attemps", "max_attempts"), ("prioritty", "priority")])
-def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_right_one(wrong: str, right: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("max_attemps", "max_attempts"), ("prioritty", "priority")]
+)
+def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_right_one(
+    wrong: str, right: str
+) -> None:
     with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
         cast("Any", durable_task)(**{wrong: 1})(lambda: None)
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("runat", "run_at"), ("idempotence_key", "idempotency_key")])
-def test_an_unknown_option_of_a_call_is_refused_with_the_nearest_right_one(wrong: str, right: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("runat", "run_at"), ("idempotence_key", "idempotency_key")]
+)
+def test_an_unknown_option_of_a_call_is_refused_with_the_nearest_right_one(
+    wrong: str, right: str
+) -> None:
     with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
         call_options(CallOptions(), {wrong: 1})
 
@@ -142,7 +174,9 @@ def test_later_options_of_a_call_override_earlier_ones_and_none_takes_them_back(
 
 
 def test_only_overridden_durations_are_kept_in_the_row() -> None:
-    options = call_options(CallOptions(), {"timeout": 5, "lease": timedelta(seconds=9), "priority": 2})
+    options = call_options(
+        CallOptions(), {"timeout": 5, "lease": timedelta(seconds=9), "priority": 2}
+    )
     assert options.overrides() == {"timeout": 5, "lease": 9}
 
 
@@ -177,7 +211,9 @@ class _Gone(_Temporary):
         ({"retry_for": (_Temporary,), "give_up_on": (_Gone,)}, _Gone(), False),
     ],
 )
-def test_give_up_on_counts_before_retry_for(given: dict[str, Any], error: Exception, worth: bool) -> None:
+def test_give_up_on_counts_before_retry_for(
+    given: dict[str, Any], error: Exception, worth: bool
+) -> None:
     options: TaskOptions = task_options("job", given)
     assert options.retryable(error) is worth
 
@@ -208,7 +244,9 @@ def test_an_async_body_is_refused() -> None:
         ("max_atempts", "Did you mean 'max_attempts'?"),
     ],
 )
-def test_an_option_that_only_celery_has_is_refused_with_what_replaces_it(option: str, remedy: str) -> None:
+def test_an_option_that_only_celery_has_is_refused_with_what_replaces_it(
+    option: str, remedy: str
+) -> None:
     with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
         cast("Any", durable_task)(**{option: 1})(len)
 
@@ -234,7 +272,10 @@ def _starting_by_name(*, run_at: str) -> None: ...
 
 @pytest.mark.parametrize("function", [_starting, _starting_by_name])
 def test_a_parameter_that_schedule_takes_itself_is_refused_at_import(function: Any) -> None:
-    with pytest.raises(InvalidOption, match=rf"{function.__name__}\(run_at\): .*\.schedule\(run_at=\.\.\.\).*Rename"):
+    with pytest.raises(
+        InvalidOption,
+        match=rf"{function.__name__}\(run_at\): .*\.schedule\(run_at=\.\.\.\).*Rename",
+    ):
         durable_task(function)
 
 

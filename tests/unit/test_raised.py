@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.celery.raised import described, rebuilt
+from django_durable_tasks.celery.stored_exceptions import described, rebuilt
 
 
 class Coded(Exception):
@@ -31,13 +31,17 @@ class Broken(Exception):
         super().__init__("a", "b")
 
 
-@pytest.mark.parametrize("error", [KeyError("boom"), OSError(2, "gone"), Nested.Refused(1, {"a": [None]})])
+@pytest.mark.parametrize(
+    "error", [KeyError("boom"), OSError(2, "gone"), Nested.Refused(1, {"a": [None]})]
+)
 def test_an_exception_comes_back_with_its_class_and_arguments(error: Exception) -> None:
     back = rebuilt(json.loads(json.dumps(described(error))))
     assert (type(back), back.args if back else None) == (type(error), error.args)
 
 
-@pytest.mark.parametrize("error", [Coded(5), Broken(), ValueError(object()), ValueError("x" * 70_000)])
+@pytest.mark.parametrize(
+    "error", [Coded(5), Broken(), ValueError(object()), ValueError("x" * 70_000)]
+)
 def test_what_cannot_be_rebuilt_is_not(error: Exception) -> None:
     assert rebuilt(described(error)) is None
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.retries import Retry, RetryPolicy, policy
+from django_durable_tasks.rules.tasks.retries import Retry, RetryPolicy, policy
 
 NO_JITTER = 0.5  # the draw that multiplies by one
 failures = st.integers(min_value=1, max_value=1_000)
@@ -19,9 +19,13 @@ draws = st.floats(min_value=0, max_value=1, exclude_max=True)
 bases = st.just(0.0) | st.floats(min_value=0.001, max_value=100_000)
 
 
-def _delay(failures: int, *, draw: float = NO_JITTER, jitter: bool = False, **options: Any) -> float:
+def _delay(
+    failures: int, *, draw: float = NO_JITTER, jitter: bool = False, **options: Any
+) -> float:
     values: dict[str, Any] = {"backoff": "EXPONENTIAL", "base": 1.0, "maximum": 3600.0} | options
-    return policy(values["backoff"], values["base"], values["maximum"], jitter).delay(failures, draw)
+    return policy(values["backoff"], values["base"], values["maximum"], jitter).delay(
+        failures, draw
+    )
 
 
 def test_the_defaults_double_from_a_second_to_an_hour() -> None:
@@ -30,8 +34,12 @@ def test_the_defaults_double_from_a_second_to_an_hour() -> None:
 
 
 @given(failures, bases, st.floats(min_value=0, max_value=100_000))
-def test_exponential_is_base_doubled_up_to_the_maximum(number: int, base: float, maximum: float) -> None:
-    expected = min(base * 2.0 ** (number - 1), maximum) if number < 900 else maximum if base else 0.0
+def test_exponential_is_base_doubled_up_to_the_maximum(
+    number: int, base: float, maximum: float
+) -> None:
+    expected = (
+        min(base * 2.0 ** (number - 1), maximum) if number < 900 else maximum if base else 0.0
+    )
     assert _delay(number, base=base, maximum=maximum) == pytest.approx(expected)
 
 
@@ -46,7 +54,9 @@ def test_fixed_is_base_whatever_the_maximum(number: int, base: float) -> None:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=10_000), min_size=1, max_size=8), failures)
-def test_a_list_is_read_by_index_and_its_last_element_serves_all_later_tries(waits: list[int], number: int) -> None:
+def test_a_list_is_read_by_index_and_its_last_element_serves_all_later_tries(
+    waits: list[int], number: int
+) -> None:
     assert _delay(number, backoff=waits) == waits[min(number, len(waits)) - 1]
 
 

@@ -10,16 +10,19 @@ from celery import Celery, current_app
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
-from django_durable_tasks.celery.routing import queue_of
+from django_durable_tasks.celery.publishing.routing import queue_of
 from django_durable_tasks.exceptions import UnknownQueue
 
 NAME = "shop.tasks.cut"
 MEDIA = Exchange("media", type="topic")
 QUEUES = [
-    Queue("mail"), Queue("video", MEDIA, routing_key="video.#"), Queue("image", MEDIA, routing_key="image.*.small"),
-    Queue("cards", Exchange("pay"), routing_key="card"), Queue("short-named", alias="alias"),
+    Queue("mail"),
+    Queue("video", MEDIA, routing_key="video.#"),
+    Queue("image", MEDIA, routing_key="image.*.small"),
+    Queue("cards", Exchange("pay"), routing_key="card"),
+    Queue("short-named", alias="alias"),
     Queue("bound", bindings=[binding(MEDIA, "sound.#")]),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -27,7 +30,9 @@ def app() -> Iterator[Celery]:
     """Give an application that is current in this thread."""
     before = current_app._get_current_object()
     made = Celery("routing", set_as_current=False, broker="memory://")
-    made.conf.update(task_queues=QUEUES, task_default_queue="mail", task_create_missing_queues=False)
+    made.conf.update(
+        task_queues=QUEUES, task_default_queue="mail", task_create_missing_queues=False
+    )
     made.set_current()
     yield made
     before.set_current()
@@ -66,8 +71,14 @@ def test_a_queue_that_is_named_wins_and_may_be_an_alias(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        ({"exchange": "media", "routing_key": "image.cut.large"}, "no queue of CELERY_TASK_QUEUES is bound"),
-        ({"exchange": "media", "routing_key": "images.small"}, "no queue of CELERY_TASK_QUEUES is bound"),
+        (
+            {"exchange": "media", "routing_key": "image.cut.large"},
+            "no queue of CELERY_TASK_QUEUES is bound",
+        ),
+        (
+            {"exchange": "media", "routing_key": "images.small"},
+            "no queue of CELERY_TASK_QUEUES is bound",
+        ),
         ({"exchange": "gone", "routing_key": "x"}, "no queue of CELERY_TASK_QUEUES is bound"),
         ({"exchange": "news", "routing_key": "x"}, "the queues one, two are bound"),
         ({"exchange": "", "routing_key": "nowhere"}, "'nowhere' is not in CELERY_TASK_QUEUES"),
@@ -75,7 +86,9 @@ def test_a_queue_that_is_named_wins_and_may_be_an_alias(app: Celery) -> None:
         ({"exchange": "everybody", "routing_key": "x"}, "is a Broadcast"),
     ],
 )
-def test_a_route_that_leads_to_no_queue_or_to_several_is_refused(app: Celery, route: Any, words: str) -> None:
+def test_a_route_that_leads_to_no_queue_or_to_several_is_refused(
+    app: Celery, route: Any, words: str
+) -> None:
     news = Exchange("news", type="fanout")
     app.conf.task_queues = [*QUEUES, Queue("one", news), Queue("two", news), Broadcast("everybody")]
     app.conf.task_routes = {NAME: route}
@@ -84,7 +97,9 @@ def test_a_route_that_leads_to_no_queue_or_to_several_is_refused(app: Celery, ro
 
 
 def test_a_router_sees_the_arguments_of_each_call(app: Celery) -> None:
-    def by_region(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> Any:
+    def by_region(
+        name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any
+    ) -> Any:
         return {"queue": "cards"} if "eu" in args or kwargs.get("region") == "eu" else None
 
     app.conf.task_routes = (by_region,)

@@ -1,4 +1,6 @@
-"""settings.DURABLE_TASKS is read into one typed object; what cannot be used is refused by key, value and remedy."""
+"""settings.DURABLE_TASKS is read into one typed object; what cannot be used is refused by key,
+value and remedy.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,18 @@ from django_durable_tasks.conf import InvalidSetting, Settings, read
 
 def test_the_defaults_are_the_documented_ones() -> None:
     settings = read({})
-    assert (settings.LEASE, settings.HEARTBEAT, settings.NODE_HEARTBEAT, settings.REPUBLISH_AFTER) == (60, 15, 5, 15)
-    assert (settings.POLL, settings.BATCH_SIZE, settings.DATABASE, settings.FAST_PATH) == (1, 500, "default", True)
+    assert (
+        settings.LEASE,
+        settings.HEARTBEAT,
+        settings.NODE_HEARTBEAT,
+        settings.REPUBLISH_AFTER,
+    ) == (60, 15, 5, 15)
+    assert (settings.POLL, settings.BATCH_SIZE, settings.DATABASE, settings.FAST_PATH) == (
+        1,
+        500,
+        "default",
+        True,
+    )
     assert (settings.PAYLOAD_MAX_BYTES, settings.RESULT_MAX_BYTES) == (65_536, 65_536)
 
 
@@ -80,12 +92,17 @@ def test_changed_settings_are_read_anew() -> None:
 
 
 def test_retention_takes_periods_and_none_by_status() -> None:
-    with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": timedelta(hours=1), "FAILED": None}}):
+    with override_settings(
+        DURABLE_TASKS={"RETENTION": {"SUCCESS": timedelta(hours=1), "FAILED": None}}
+    ):
         kept = conf.retention()
     assert (kept["SUCCESS"], kept["FAILED"], kept["EXPIRED"]) == (3600, None, 604_800)
 
 
 @pytest.mark.parametrize("given", [{"RUNNING": 1}, {"SUCCESS": -1}, {"SUCCESS": "week"}])
 def test_a_bad_retention_is_refused(given: dict[str, Any]) -> None:
-    with override_settings(DURABLE_TASKS={"RETENTION": given}), pytest.raises(InvalidSetting, match="RETENTION"):
+    with (
+        override_settings(DURABLE_TASKS={"RETENTION": given}),
+        pytest.raises(InvalidSetting, match="RETENTION"),
+    ):
         conf.retention()

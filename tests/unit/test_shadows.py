@@ -1,4 +1,6 @@
-"""Fires of beat are matched with the fire times here: each once, and nothing is lost between the two."""
+"""Fires of beat are matched with the fire times here: each once, and nothing is lost between the
+two.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.shadows import EARLY, matched
+from django_durable_tasks.contrib.beat.matching import EARLY, matched
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 TOLERANCE = timedelta(seconds=30)
@@ -39,7 +41,9 @@ def test_a_clock_that_is_a_moment_ahead_is_no_difference() -> None:
     assert matched(_at(60), _at(58.5), TOLERANCE).only_beat == _at(58.5)
 
 
-_TIMES = st.lists(st.integers(0, 200), unique=True, max_size=20).map(lambda found: _at(*sorted(found)))
+_TIMES = st.lists(st.integers(0, 200), unique=True, max_size=20).map(
+    lambda found: _at(*sorted(found))
+)
 
 
 @given(_TIMES, _TIMES)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.shards import SHARDS, parse_shards, shards_of, spell_shards
+from django_durable_tasks.rules.tasks.shards import SHARDS, parse_shards, shards_of, spell_shards
 
 ALL = frozenset(range(SHARDS))
 some_nodes = st.lists(st.uuids(), min_size=1, max_size=9, unique=True)
@@ -27,7 +27,9 @@ def test_each_shard_is_served_by_exactly_one_node(nodes: list[uuid.UUID]) -> Non
 
 
 @given(some_nodes, st.uuids())
-def test_a_node_that_comes_takes_shards_and_moves_no_other(nodes: list[uuid.UUID], late: uuid.UUID) -> None:
+def test_a_node_that_comes_takes_shards_and_moves_no_other(
+    nodes: list[uuid.UUID], late: uuid.UUID
+) -> None:
     if late in nodes:
         return
     before, after = _map(nodes), _map([*nodes, late])

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from django_durable_tasks.rules.followups import Schedule, followups_of
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
+from django_durable_tasks.rules.states import (
+    OPEN,
+    REPLAYABLE,
+    TERMINAL,
+    TRANSITIONS,
+    WITH_DUE_AT,
+    Status,
+)
+from django_durable_tasks.rules.workflows.followups import Schedule, followups_of
 
 MOVES = TRANSITIONS.values()
 

@@ -24,7 +24,12 @@ build.schedule("2026-11-20", run_at=datetime.now())
 length: int = bound("2026-11-20")
 """
 
-WRONG = ["build.delay(5)", "plain.schedule(1, 2)", "bound.delay(3)", "text: str = bound('2026-11-20')"]
+WRONG = [
+    "build.delay(5)",
+    "plain.schedule(1, 2)",
+    "bound.delay(3)",
+    "text: str = bound('2026-11-20')",
+]
 
 
 def _errors(tmp_path: Path, source: str) -> list[str]:
@@ -40,7 +45,9 @@ def _errors(tmp_path: Path, source: str) -> list[str]:
         "pyproject.toml",
         str(file),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     return [line for line in done.stdout.splitlines() if "snippet.py" in line and "error:" in line]
 
 

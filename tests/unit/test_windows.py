@@ -1,4 +1,6 @@
-"""The matcher of process tests finds a missing and a doubled run, and takes no other run for them."""
+"""The matcher of process tests finds a missing and a doubled run, and takes no other run
+for them.
+"""
 
 from __future__ import annotations
 

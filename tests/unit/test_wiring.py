@@ -1,4 +1,6 @@
-"""What Celery was told is read without connecting, and a broker that is away is named without its password."""
+"""What Celery was told is read without connecting, and a broker that is away is named without its
+password.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,23 @@ import os
 import pytest
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
 from tests.celery_told import celery_told
 
 
-@pytest.mark.parametrize("url", ["redis://:hunter2@127.0.0.1:1/0", "amqp://ann:hunter2@127.0.0.1:1//"])
+@pytest.mark.parametrize(
+    "url", ["redis://:hunter2@127.0.0.1:1/0", "amqp://ann:hunter2@127.0.0.1:1//"]
+)
 def test_a_broker_that_is_away_is_named_without_its_password(url: str) -> None:
     with celery_told(broker_url=url):
-        problem = wiring.broker_problem()
+        problem = inspect.broker_problem()
     assert problem is not None
     assert "127.0.0.1:1" in problem
     assert "hunter2" not in problem
 
 
 def test_a_broker_that_answers_is_no_problem() -> None:
-    assert wiring.broker_problem() is None
+    assert inspect.broker_problem() is None
 
 
 @pytest.mark.parametrize(
@@ -34,14 +38,20 @@ def test_a_broker_that_answers_is_no_problem() -> None:
         ("durable-filesystem://", "durable-filesystem", None),
     ],
 )
-def test_a_transport_is_known_by_its_name(url: str, transport: str, visibility: float | None) -> None:
+def test_a_transport_is_known_by_its_name(
+    url: str, transport: str, visibility: float | None
+) -> None:
     with celery_told(broker_url=url, broker_transport_options={}):
-        told = wiring.read()
-    assert (told.transport, told.visibility_timeout, told.broker_is_set) == (transport, visibility, True)
+        told = inspect.read()
+    assert (told.transport, told.visibility_timeout, told.broker_is_set) == (
+        transport,
+        visibility,
+        True,
+    )
 
 
 def test_the_tasks_of_the_project_are_read_without_running_the_checks_again() -> None:
     before = os.environ.get("CELERY_SKIP_CHECKS")
-    assert wiring.load_tasks() is None
+    assert inspect.load_tasks() is None
     assert "tests.project.tasks.add" in registry.names()
     assert os.environ.get("CELERY_SKIP_CHECKS") == before

@@ -10,7 +10,7 @@ import redis
 from celery import current_app
 from django.conf import settings
 
-from django_durable_tasks.celery.envelope import HEADER
+from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import Task
 from tests.broker import rejecting
 from tests.chaos import bodies
@@ -23,7 +23,9 @@ from tests.waiting import until
 
 @fault(16, "broker-flushed")
 def flush(stage: Stage) -> None:
-    """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the queue on RabbitMQ; once a second."""
+    """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the queue on RabbitMQ;
+    once a second.
+    """
 
     def empty() -> None:
         if stage.plan.broker == "redis":
@@ -37,7 +39,7 @@ def flush(stage: Stage) -> None:
 
 @fault(17, "broker-killed", ("redis",), private=True)
 def kill_the_broker(stage: Stage) -> None:
-    """The broker is killed, is away for a while, and comes back empty."""
+    """The broker is killed and restarted empty some time later."""
     assert isinstance(stage.broker, Server)
     stage.broker.stop(signal.SIGKILL)
     stage.linger(10)
@@ -46,7 +48,9 @@ def kill_the_broker(stage: Stage) -> None:
 
 @fault(18, "broker-frozen")
 def freeze_the_broker(stage: Stage) -> None:
-    """The broker accepts connections and answers nothing: SIGSTOP on a private Redis, else on the wire."""
+    """The broker accepts connections and does not answer: SIGSTOP on a private Redis, else by a
+    proxy.
+    """
     if isinstance(stage.broker, Server):
         stage.broker.send(signal.SIGSTOP)
         try:
@@ -77,7 +81,7 @@ def starve_the_broker(stage: Stage) -> None:
 
 @fault(20, "broker-alarm", ("rabbitmq",), private=True)
 def raise_the_alarm(stage: Stage) -> None:
-    """RabbitMQ's memory alarm goes off: it blocks whoever publishes."""
+    """RabbitMQ's memory alarm is raised, which blocks all publishers."""
     assert isinstance(stage.broker, RabbitMQ)
     stage.broker.tell("set_vm_memory_high_watermark", "absolute", "1MB")
     try:
@@ -106,7 +110,11 @@ def cut_the_first_broker(stage: Stage) -> None:
     try:
         tasks = [stage.enqueue("plain", bodies.work, 0.0) for _ in range(20)]
         waiting = Task.objects.filter(pk__in=tasks).exclude(status="SUCCESS")
-        until(lambda: not waiting.exists(), within=60, message="the tasks ran although the first broker is away")
+        until(
+            lambda: not waiting.exists(),
+            within=60,
+            message="the tasks ran although the first broker is away",
+        )
         stage.linger(6)
     finally:
         for wire in stage.first_brokers():
@@ -115,7 +123,9 @@ def cut_the_first_broker(stage: Stage) -> None:
 
 @fault(29, "queue-rejected")
 def reject_a_queue(stage: Stage) -> None:
-    """The broker rejects one queue of two for a while, and a worker of that queue comes when it is repaired."""
+    """The broker rejects one queue of two for a while, and a worker of that queue comes when it is
+    repaired.
+    """
     name = f"{settings.CELERY_TASK_DEFAULT_QUEUE}-second"
     way = rejecting.another_type if stage.plan.broker == "redis" else rejecting.another_kind
     _, spoil = way(name)
@@ -125,38 +135,57 @@ def reject_a_queue(stage: Stage) -> None:
     rejecting.repair(name, stage.plan.broker, current_app)
     worker = stage.fleet.worker(pool="solo", slots=1, queues=[name], **stage.wired("worker"))
     waiting = Task.objects.filter(pk__in=tasks).exclude(status="SUCCESS")
-    until(lambda: not waiting.exists(), within=120, message="the tasks of the repaired queue have run")
+    until(
+        lambda: not waiting.exists(), within=120, message="the tasks of the repaired queue have run"
+    )
     worker.terminate()
     rejecting.repair(name, stage.plan.broker, current_app)  # leaves no queue behind
 
 
 @fault(21, "everything-doubled")
 def double_everything(stage: Stage) -> None:
-    """Every ring is sent three times."""
+    """Every message is sent three times."""
     with stage.on_the_wire('{"copies": 3, "delay": 0}'):
         stage.linger(8)
 
 
 @fault(22, "reordered")
 def reorder(stage: Stage) -> None:
-    """Every ring is late by up to five seconds: they arrive in any order, some after they were republished."""
+    """Every message is delayed by up to five seconds: they arrive in any order, some after they were
+    republished.
+    """
     with stage.on_the_wire('{"copies": 1, "delay": 5}'):
         stage.linger(8)
 
 
 @fault(23, "garbage")
 def send_garbage(stage: Stage) -> None:
-    """Messages that cannot be read, of unknown tasks, in wrong epochs, for rows that nobody made."""
+    """Messages that cannot be parsed, of unknown tasks, with wrong epochs, for tasks that do not
+    exist.
+    """
     real = stage.enqueue("plain", bodies.work, 0.0)
     with current_app.connection_for_write() as wire:
         producer = current_app.amqp.Producer(wire)
 
-        def send(body: Any, name: str, ring: str, content_type: str = "application/json") -> None:
-            headers = {"lang": "py", "task": name, "id": ring, "root_id": ring, HEADER: ring, "retries": 0}
+        def send(
+            body: Any, name: str, message: str, content_type: str = "application/json"
+        ) -> None:
+            headers = {
+                "lang": "py",
+                "task": name,
+                "id": message,
+                "root_id": message,
+                HEADER: message,
+                "retries": 0,
+            }
             producer.publish(
-                body, routing_key=settings.CELERY_TASK_DEFAULT_QUEUE, headers=headers, content_type=content_type,
-                content_encoding="utf-8", correlation_id=ring,
-            )  # fmt: skip
+                body,
+                routing_key=settings.CELERY_TASK_DEFAULT_QUEUE,
+                headers=headers,
+                content_type=content_type,
+                content_encoding="utf-8",
+                correlation_id=message,
+            )
 
         body = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
         for number in range(10):

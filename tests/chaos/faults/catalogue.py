@@ -8,14 +8,24 @@ from tests.chaos.stage import Stage
 
 __all__ = ["FAULTS", "brokers", "database", "of_lane", "processes"]
 BRIEF = (
-    "broker-flushed", "broker-cut", "database-unheard", "leader-killed", "worker-killed", "sessions-ended",
-    "database-restarted", "two-leaders", "leader-frozen", "poison",
-)  # fmt: skip
+    "broker-flushed",
+    "broker-cut",
+    "database-unheard",
+    "leader-killed",
+    "worker-killed",
+    "sessions-ended",
+    "database-restarted",
+    "two-leaders",
+    "leader-frozen",
+    "poison",
+)
 
 
 @fault(26, "everything", private=True)
 def everything(stage: Stage) -> None:
-    """Rings are doubled and late, replies are lost and children die, and four other faults follow each other."""
+    """Messages are duplicated and delayed, replies are lost and children die, while four other
+    faults follow one another.
+    """
     copies = '{"copies": 2, "delay": 2}'
     with database.replies_lost(stage, 0.05, 0.002), stage.on_the_wire(copies):
         for name in stage.random.sample(BRIEF, 4):
@@ -26,5 +36,9 @@ def everything(stage: Stage) -> None:
 
 def of_lane(broker: str, *, private: bool = True) -> list[Fault]:
     """Return the faults that a broker knows, in the order of their numbers, the mixture last."""
-    known = [fault for fault in FAULTS.values() if broker in fault.lanes and (private or not fault.private)]
+    known = [
+        fault
+        for fault in FAULTS.values()
+        if broker in fault.lanes and (private or not fault.private)
+    ]
     return sorted(known, key=lambda fault: (fault.name == "everything", fault.number))

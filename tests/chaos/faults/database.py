@@ -1,4 +1,6 @@
-"""Faults of the database: sessions end, replies are lost, the server dies, refuses, locks, or cannot be heard."""
+"""Faults of the database: sessions end, replies are lost, the server dies, refuses, locks, or
+cannot be heard.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,21 @@ _OTHERS = "datname = %s AND application_name NOT IN ('chaos-stage', 'chaos-admin
 
 @fault(10, "sessions-ended")
 def end_sessions(stage: Stage) -> None:
-    """A random session of the database is ended, five times a second."""
+    """A random database session is terminated, five times per second."""
     name = connection.settings_dict["NAME"]
-    sql = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OTHERS} ORDER BY random() LIMIT 1"
+    sql = (
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OTHERS} ORDER BY random()"
+        " LIMIT 1"
+    )
     with administrator(stage.database_url) as session:
         stage.again_and_again(8, 0.2, lambda: session.execute(sql, [name]))
 
 
 @fault(11, "commits-cut")
 def cut_commits(stage: Stage) -> None:
-    """COMMIT and other statements are done by the server, and the connection breaks before their reply."""
+    """The server executes COMMIT and other statements, and the connection breaks before their
+    reply.
+    """
     with replies_lost(stage, 0.25, 0.02):
         stage.linger(12)
         until(lambda: stage.notes[COMMITS_CUT], within=30, message="a COMMIT is cut")
@@ -60,7 +67,9 @@ def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[
 
 @fault(12, "database-unheard")
 def swallow_the_database(stage: Stage) -> None:
-    """Everything to and from the database is swallowed for longer than a lease, then connections break in a storm."""
+    """All traffic to and from the database is dropped for longer than a lease, then all
+    connections break.
+    """
     for wire in stage.databases():
         wire.freeze()
     try:
@@ -78,7 +87,7 @@ def swallow_the_database(stage: Stage) -> None:
 
 @fault(13, "database-restarted", private=True)
 def restart_the_database(stage: Stage) -> None:
-    """The database stops at once, without a word, recovers from its log, and is back."""
+    """The database stops immediately, recovers from its log and is available again."""
     connections.close_all()
     assert stage.postgres is not None
     stage.postgres.stop(signal.SIGQUIT)
@@ -98,13 +107,16 @@ def refuse_writes(stage: Stage) -> None:
 
 @fault(15, "serializable", private=True)
 def serialize(stage: Stage) -> None:
-    """Every transaction is serializable, and a session locks random rows for 300 ms again and again."""
+    """Every transaction is serializable, and a session locks random rows for 300 ms again and
+    again.
+    """
     url = stage.database_url.rpartition("/")[0] + f"/{connection.settings_dict['NAME']}"
 
     def lock_rows() -> None:
         with administrator(url) as session, session.transaction():
             session.execute(
-                "SELECT id FROM durable_tasks_task WHERE completed_at IS NULL ORDER BY random() LIMIT 20 FOR UPDATE"
+                "SELECT id FROM durable_tasks_task WHERE completed_at IS NULL ORDER BY random()"
+                " LIMIT 20 FOR UPDATE"
             )
             threading.Event().wait(0.3)
 
@@ -123,5 +135,7 @@ def serialize(stage: Stage) -> None:
 
 def _tell(stage: Stage, name: str, value: str | None) -> None:
     with administrator(stage.database_url) as session:
-        session.execute(f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}")
+        session.execute(
+            f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}"
+        )
         session.execute("SELECT pg_reload_conf()")

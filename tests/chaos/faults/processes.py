@@ -11,7 +11,7 @@ from datetime import datetime
 
 from django.db.models import F
 
-from django_durable_tasks.lifecycle.clock import after
+from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
 from tests.chaos import bodies
 from tests.chaos.faults.registry import fault
@@ -58,8 +58,10 @@ def kill_all_workers(stage: Stage) -> None:
 
 @fault(4, "worker-frozen")
 def freeze_a_worker(stage: Stage) -> None:
-    """A worker is frozen at work past its lease, and wakes when its tasks have other owners."""
-    worker = stage.random.choice([worker for worker in stage.workers if "threads" in worker.arguments])
+    """A worker is frozen during a task for longer than its lease, and continues when its tasks have other owners."""
+    worker = stage.random.choice(
+        [worker for worker in stage.workers if "threads" in worker.arguments]
+    )
     tasks = [stage.enqueue("long", bodies.work, 1.5, priority=9) for _ in range(12)]
     told = TaskExecutionLog.objects.filter(task_id__in=tasks)
 
@@ -74,15 +76,27 @@ def freeze_a_worker(stage: Stage) -> None:
         return told.filter(status="FENCED").exists()
 
     until(lambda: ask(at_work), within=READY, message="the worker is at work")
+    node = worker.node()
     worker.freeze()
+
+    def all_ended() -> bool:
+        return node is None or tasks_of(node, tasks) == 0
+
     try:
-        until(lambda: ask(lost) or worker.node() is None, within=READY, message="the sleeper is called dead")
+        # A node may be declared dead before the leases of its runs are over.
+        until(
+            lambda: ask(lost) or ask(all_ended),
+            within=READY,
+            message="the runs of the frozen worker are lost",
+        )
         stage.linger(3)
     finally:
         worker.thaw()
     with suppress(AssertionError):  # the figures at the end say if nothing was fenced
         until(
-            lambda: ask(lambda: told.filter(status="FENCED").exists()), within=20, message="the late ending is refused"
+            lambda: ask(fenced),
+            within=20,
+            message="the late ending is refused",
         )
     stage.linger(3)
 
@@ -106,7 +120,9 @@ def kill_leaders(stage: Stage) -> None:
 
 @fault(6, "leader-frozen")
 def freeze_the_leader(stage: Stage) -> None:
-    """The leader is frozen past its lease, inside of a transaction if one can be caught, and wakes among others."""
+    """The leader is frozen for longer than its lease, if possible inside a transaction, and continues
+    when another one leads.
+    """
     leader = stage.leader()
     if leader is None:
         return
@@ -123,11 +139,14 @@ def freeze_the_leader(stage: Stage) -> None:
 
 
 def _frozen_in_a_transaction(stage: Stage, leader: Program) -> bool:
-    """Freeze it, and let it go on unless the database says that it has stopped between two statements."""
+    """Freeze it, and let it go on unless the database says that it has stopped between two
+    statements.
+    """
     leader.freeze()
     with administrator(stage.database_url) as session:
         found = session.execute(
-            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND state LIKE 'idle in transaction%%'",
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND state LIKE 'idle in"
+            " transaction%%'",
             [f"chaos-{stage.roles[leader.name]}"],
         ).fetchone()
     if found is None:
@@ -137,7 +156,7 @@ def _frozen_in_a_transaction(stage: Stage, leader: Program) -> bool:
 
 @fault(7, "leader-terminated")
 def terminate_leaders(stage: Stage) -> None:
-    """The leader is told to end and replaced, three times."""
+    """The leader receives SIGTERM and is replaced, three times."""
     for _ in range(stage.times(3)):
         if leader := stage.leader():
             _end(stage, leader)
@@ -146,7 +165,7 @@ def terminate_leaders(stage: Stage) -> None:
 
 @fault(8, "two-leaders")
 def make_two_leaders(stage: Stage) -> None:
-    """The lease is taken from the leader behind its back, every second: two believe that they lead."""
+    """The lease is taken from the leader every second, so that two schedulers act as leader."""
 
     def take() -> None:
         leases = SchedulerLease.objects.filter(holder__isnull=False)
@@ -157,7 +176,7 @@ def make_two_leaders(stage: Stage) -> None:
 
 @fault(9, "wrong-clocks")
 def shift_clocks(stage: Stage) -> None:
-    """Schedulers and workers live five minutes in the past and five in the future, and no other ones."""
+    """The clocks of all schedulers and workers are five minutes behind or ahead."""
     before = [*stage.schedulers, *stage.workers]
     late, early = stage.shifted(-300), stage.shifted(+300)
     shifted = [stage.scheduler(**late), stage.scheduler(**early)]
@@ -187,7 +206,9 @@ def deploy(stage: Stage) -> None:
 
 @fault(25, "poison")
 def poison(stage: Stage) -> None:
-    """Bodies end their process: os._exit, a segmentation fault, an abort; each gives up after its second crash."""
+    """Bodies end their process: os._exit, a segmentation fault, an abort; each gives up after its
+    second crash.
+    """
     for how in ("exit", "SIGSEGV", "memory"):
         stage.enqueue("poison", bodies.poison, how)
     stage.linger(8)
@@ -200,7 +221,13 @@ def _has_a_wrong_clock(program: Program) -> bool:
 
 
 def _crew(stage: Stage) -> None:
-    for program in (stage.scheduler(), stage.scheduler(), stage.worker(), stage.worker(), stage.worker("threads", 8)):
+    for program in (
+        stage.scheduler(),
+        stage.scheduler(),
+        stage.worker(),
+        stage.worker(),
+        stage.worker("threads", 8),
+    ):
         _ready(program)
 
 

@@ -24,7 +24,7 @@ class Fault:
     @property
     def what(self) -> str:
         """Say in a line what it does."""
-        return (self.strike.__doc__ or "").strip().splitlines()[0].rstrip(".")
+        return " ".join((self.strike.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
 
 
 FAULTS: dict[str, Fault] = {}

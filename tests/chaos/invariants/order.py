@@ -11,16 +11,23 @@ from tests.processes.windows import Matched, Seen, Window, matched
 
 BROKEN = frozenset({"FAILED", "CANCELLED", "SKIPPED", "EXPIRED"})
 EARLY = timedelta(milliseconds=20)
-"""Two clocks of one machine are compared: the monotonic one of bodies, the wall clock of the database."""
+"""Two clocks of one machine are compared: the monotonic one of bodies, the wall clock of the
+database.
+"""
 
 
 def fires_match_their_windows(history: History) -> Iterator[str]:
-    """H7: the books tell each fire time once, and a run was seen in each target window, and in no other.
+    """H7: the ledger has each fire time once; there is a run in each target window, and in no other.
 
-    As in Jepsen's test of Chronos the windows are computed from the declared timetables alone, and matched one to one.
+    As in Jepsen's test of Chronos the windows are computed from the declared timetables alone, and
+    matched one to one.
     """
     for table in history.timetables:
-        told = Counter(round(fire.due, 3) for fire in history.fires if fire.schedule == table.schedule and fire.task)
+        told = Counter(
+            round(fire.due, 3)
+            for fire in history.fires
+            if fire.schedule == table.schedule and fire.task
+        )
         wanted = {round(due, 3) for due in table.due()}
         for due in sorted(wanted - told.keys()):
             yield f"{table.schedule} never fired for {_text(due)}"
@@ -38,7 +45,9 @@ def observed(history: History) -> Matched:
     """Match the first run of each fired task to the target windows."""
     due_until = {table.schedule: table.through for table in history.timetables}
     targets = [
-        Window(f"{table.schedule}/{round(due, 3)}", _moment(due) - EARLY, _moment(due + table.lateness))
+        Window(
+            f"{table.schedule}/{round(due, 3)}", _moment(due) - EARLY, _moment(due + table.lateness)
+        )
         for table in history.timetables
         for due in table.due()
     ]
@@ -52,7 +61,9 @@ def observed(history: History) -> Matched:
 
 
 def children_wait_for_their_parents(history: History) -> Iterator[str]:
-    """H8: a child begins after its parents' runs have ended well, is skipped only under a broken one, never stays."""
+    """H8: a dependent starts after its upstream tasks succeeded, is skipped only after a failed one,
+    and ends.
+    """
     begins = first_begins(history)
     successes = {log.task: log.run for log in history.logs if log.status == "SUCCESS"}
     ends = {(mark.task, mark.run): mark.at for mark in history.marks if not mark.begins}

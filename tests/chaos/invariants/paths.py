@@ -1,4 +1,6 @@
-"""H9 to H12: dead letters, paths through the state machine, terms of leaders, and the quiet at the end."""
+"""H9 to H12: dead letters, paths through the state machine, terms of leaders, and the quiet at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,18 @@ from itertools import pairwise, product
 from django_durable_tasks.rules.states import TRANSITIONS, Status
 from tests.chaos.records import Change, History, Term
 
-MOVES = frozenset(pair for move in TRANSITIONS.values() if move.sources for pair in product(move.sources, move.targets))
+MOVES = frozenset(
+    pair
+    for move in TRANSITIONS.values()
+    if move.sources
+    for pair in product(move.sources, move.targets)
+)
 BIRTHS = TRANSITIONS["create"].targets
 SLACK = 0.05  # seconds: a trigger reads its clock a little after the statement has read its own
 
 
 def dead_letters_match(history: History) -> Iterator[str]:
-    """H9: FAILED means one open dead letter and a spent budget, and nothing else has one."""
+    """H9: a FAILED task has one open dead letter and no attempts left, and no other task has one."""
     letters = Counter(history.open_letters)
     for row in history.rows.values():
         if letters[row.task] != int(row.status == Status.FAILED):
@@ -28,7 +35,9 @@ def dead_letters_match(history: History) -> Iterator[str]:
 
 
 def paths_are_legal(history: History) -> Iterator[str]:
-    """H10: the changes of a row are a path of the state machine; its epoch rises by one a move, and not otherwise."""
+    """H10: the changes of a task are a path of the state machine; its epoch rises by one per change
+    of owner, and not otherwise.
+    """
     last: dict[str, tuple[str, int]] = {}
     for change in history.changes:
         if wrong := _wrong_step(change, last.get(change.task)):
@@ -61,7 +70,9 @@ def _wrong_move(old: str, new: str, raised: int) -> str:
 
 
 def terms_do_not_overlap(history: History) -> Iterator[str]:
-    """H11: a term begins only after the one before has ended by the database's clock, and one number is one holder."""
+    """H11: a term begins only after the previous one has ended by the database's clock, and each
+    term has one owner.
+    """
     for office in sorted({term.office for term in history.terms}):
         yield from _overlaps([term for term in history.terms if term.office == office])
     held = {term.term for term in history.terms}
@@ -78,11 +89,16 @@ def _overlaps(terms: Sequence[Term]) -> Iterator[str]:
         if term.term < before.term:
             yield f"term {term.term} came after term {before.term}"
         elif term.term > before.term and term.at < before.until - SLACK:
-            yield f"term {term.term} began {before.until - term.at:.3f} s before term {before.term} was over"
+            yield (
+                f"term {term.term} began {before.until - term.at:.3f} s before term {before.term}"
+                " was over"
+            )
 
 
 def all_is_quiet(history: History) -> Iterator[str]:
-    """H12: no alarm is left over, nobody sleeps in a transaction, connections and queues are as they were."""
+    """H12: no deadline is left over, no session is idle in a transaction, connections and queues are
+    as before.
+    """
     calm = history.calm
     found = {
         "alarms or leases are over": calm.overdue,

@@ -11,7 +11,9 @@ from tests.chaos.records import ACCEPTED, Change, History, Mark
 
 
 def nothing_is_lost(history: History) -> Iterator[str]:
-    """H1: every task whose creation was acknowledged has ended, and every other row that exists has too."""
+    """H1: every task whose creation was acknowledged has ended, and every other task that exists
+    too.
+    """
     for one in history.enqueued:
         if one.task not in history.rows:
             yield f"{one.task} ({one.kind}) was acknowledged and is gone"
@@ -21,15 +23,22 @@ def nothing_is_lost(history: History) -> Iterator[str]:
 
 
 def no_ghost_runs(history: History) -> Iterator[str]:
-    """H2: a body begins only in a run that the database accepted, as this attempt and under this run id."""
+    """H2: a task function starts only in a run that the database accepted, with this attempt number
+    and run id.
+    """
     accepted = {(change.task, change.attempt, change.run) for change in starts(history)}
     for mark in history.marks:
         if mark.begins and (mark.task, mark.attempt, mark.run) not in accepted:
-            yield f"{mark.task} attempt {mark.attempt} began as run {mark.run}, which was never accepted"
+            yield (
+                f"{mark.task} attempt {mark.attempt} began as run {mark.run}, which was never"
+                " accepted"
+            )
 
 
 def attempts_are_counted(history: History) -> Iterator[str]:
-    """H3: an attempt begins once; starts are numbered 1, 2, 3 without holes; no budget is overdrawn."""
+    """H3: an attempt starts once; starts are numbered 1, 2, 3 without gaps; max_attempts and
+    max_crashes are not exceeded.
+    """
     begun = Counter((mark.task, mark.attempt) for mark in history.marks if mark.begins)
     for (task, attempt), number in begun.items():
         if number > 1:
@@ -42,11 +51,16 @@ def attempts_are_counted(history: History) -> Iterator[str]:
             yield f"{task} was started as attempts {found}"
     for row in history.rows.values():
         if row.failures > row.max_attempts or row.crashes > row.max_crashes:
-            yield f"{row.task} failed {row.failures} and crashed {row.crashes} times, over its budgets"
+            yield (
+                f"{row.task} failed {row.failures} and crashed {row.crashes} times, over its"
+                " budgets"
+            )
 
 
 def endings_are_single(history: History) -> Iterator[str]:
-    """H4: an attempt has at most one accepted ending; SUCCESS means exactly one, by a run whose body returned."""
+    """H4: an attempt has at most one accepted ending; SUCCESS means exactly one, by a run whose
+    function returned.
+    """
     endings = Counter((log.task, log.attempt) for log in history.logs if log.status in ACCEPTED)
     for (task, attempt), number in endings.items():
         if number > 1:
@@ -67,15 +81,18 @@ def _successes(history: History) -> Iterator[str]:
 
 
 def overlaps_are_told(history: History) -> Iterator[str]:
-    """H5: two runs of a task overlap only where the earlier attempt lost its lease."""
+    """H5: two runs of a task overlap only if the earlier attempt lost its lease."""
     lost = {(log.task, log.attempt) for log in history.logs if log.status == "LOST"}
     for task, earlier, later in overlapping(history):
         if (task, earlier) not in lost:
-            yield f"{task} attempts {earlier} and {later} ran at once, and attempt {earlier} was not lost"
+            yield (
+                f"{task} attempts {earlier} and {later} ran at once, and attempt {earlier} was not"
+                " lost"
+            )
 
 
 def effects_happen_once(history: History) -> Iterator[str]:
-    """H6: an atomic body's writes exist once if it succeeded, and not at all otherwise."""
+    """H6: the writes of an atomic task exist once if it succeeded, and not at all otherwise."""
     written = Counter(history.effects)
     for row in history.rows.values():
         wanted = int(row.status == "SUCCESS") if row.atomic else 0
@@ -85,18 +102,21 @@ def effects_happen_once(history: History) -> Iterator[str]:
         yield f"{task} does not exist and has an effect"
 
 
-# Questions that the figures ask too --------------------------------------------------------------------------------
+# Questions that the figures ask too ---------------------------------------------------------------
 
 
 def starts(history: History) -> Iterator[Change]:
     """Give the accepted starts."""
-    return (change for change in history.changes if change.new == "RUNNING" and change.old != "RUNNING")
+    return (
+        change for change in history.changes if change.new == "RUNNING" and change.old != "RUNNING"
+    )
 
 
 def overlapping(history: History) -> Iterator[tuple[str, int, int]]:
     """Give the task and the numbers of two attempts that ran at once, the lower first.
 
-    A process that was frozen between its start and its body begins the lower one when the higher one runs already.
+    A process that was frozen between its start and its body begins the lower one when the higher
+    one runs already.
     """
     ends = {(mark.task, mark.run): mark.at for mark in history.marks if not mark.begins}
     begun = defaultdict[str, list[Mark]](list)

@@ -1,8 +1,17 @@
-"""The stories: what the engine is asked to do, on which rows, and how things must stand when all is done."""
+"""The stories: what the engine is asked to do, on which rows, and how things must stand when all is
+done.
+"""
 
 from __future__ import annotations
 
-from tests.crash_points.stories import creating, dispatching, ending, releasing, starting, triggering
+from tests.crash_points.stories import (
+    creating,
+    dispatching,
+    ending,
+    releasing,
+    starting,
+    triggering,
+)
 from tests.crash_points.stories.story import Story
 
 STORIES: dict[str, tuple[Story, ...]] = {

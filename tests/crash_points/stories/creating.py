@@ -1,4 +1,6 @@
-"""Rows are born: alone, in the caller's transaction, under keys, behind others, many at once, as a workflow."""
+"""Rows are born: alone, in the caller's transaction, under keys, behind others, many at once, as a
+workflow.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ WELL = "tests.crash_points.bodies.well"
 
 
 def a_workflow() -> Workflow:
-    """Return a graph: a body and a second root, what waits for both, for one, and for those; and a sub-workflow."""
+    """Return a graph: a body and a second root, what waits for both, for one, and for those; and a
+    sub-workflow.
+    """
     wf, sub = Workflow("dying", on_complete=well), Workflow("sub")
     sub.add(well, step="inner")
     body, root = wf.add(well, step="body"), wf.add(well, step="root")
@@ -68,10 +72,12 @@ STORIES = (
     Story(name="in a transaction", scene=nothing, deed=_with_an_order, again=_with_an_order_again),
     Story(name="behind another", scene=lambda: a_task(name=WELL), deed=_behind, again=_behind),
     Story(
-        name="under the key of another", scene=lambda: a_task(name=WELL, key="editable", args=[1], due=3600),
-        deed=_editing, again=_editing,
+        name="under the key of another",
+        scene=lambda: a_task(name=WELL, key="editable", args=[1], due=3600),
+        deed=_editing,
+        again=_editing,
     ),
     Story(name="unique", scene=nothing, deed=_single, again=_single),
     Story(name="many", scene=nothing, deed=_many, or_nothing=True),
     Story(name="a workflow", scene=nothing, deed=_flow, again=_flow),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Due rows are claimed and published, republished when nobody started them, and handed back by a broker in trouble."""
+"""Due rows are claimed and published, republished when nobody started them, and handed back by a
+broker in trouble.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from typing import Any
 
 from django.conf import settings
 
-from django_durable_tasks.celery import dispatcher
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.nodes import Vigil
-from django_durable_tasks.scheduler import duties
+from django_durable_tasks.celery.publishing import dispatcher
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.scheduler.maintenance.republish import republish
 from tests.crash_points.stories.creating import WELL
 from tests.crash_points.stories.story import Story
 from tests.factories import QUEUE, a_task, many_tasks
@@ -46,11 +48,15 @@ def _dispatch(_: Any) -> None:
 
 
 def _republish(_: Any) -> None:
-    duties.republish(database_now(), Vigil())
+    republish(database_now(), HeartbeatMonitor())
 
 
 STORIES = (
     Story(name="claim and publish", scene=_three_due, deed=_dispatch),
-    Story(name="republish", scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1), deed=_republish),
-    Story(name="hand back", scene=_three_due_and_no_broker, deed=_dispatch, again=_the_broker_is_back),
+    Story(
+        name="republish", scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1), deed=_republish
+    ),
+    Story(
+        name="hand back", scene=_three_due_and_no_broker, deed=_dispatch, again=_the_broker_is_back
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import QueueControl, Task
 from tests.crash_points.stories.creating import WELL
 from tests.crash_points.stories.story import Story
@@ -15,7 +15,7 @@ from tests.factories import a_paused_queue, a_task
 SELDOM = "tests.crash_points.bodies.seldom"
 
 
-def rings(row: Task) -> None:
+def messages(row: Task) -> None:
     """Deliver the message of a row."""
     deliver(row.name, f"{row.pk}.{row.epoch}.{row.publish_count}")
 
@@ -39,8 +39,8 @@ def _seldom() -> Task:
 
 
 STORIES = (
-    Story(name="start", scene=lambda: a_task("QUEUED", name=WELL), deed=rings),
-    Story(name="of a paused queue", scene=_of_a_paused_queue, deed=rings, again=_resume),
-    Story(name="too late", scene=_too_late, deed=rings),
-    Story(name="a duplicate", scene=_seldom, deed=rings),
+    Story(name="start", scene=lambda: a_task("QUEUED", name=WELL), deed=messages),
+    Story(name="of a paused queue", scene=_of_a_paused_queue, deed=messages, again=_resume),
+    Story(name="too late", scene=_too_late, deed=messages),
+    Story(name="a duplicate", scene=_seldom, deed=messages),
 )

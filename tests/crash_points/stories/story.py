@@ -19,7 +19,9 @@ def nothing() -> None:
 
 
 def stand() -> Stand:
-    """Return what must come out alike whatever happened on the way: how often a run was lost is left out."""
+    """Return what must come out alike whatever happened on the way: how often a run was lost is
+    left out.
+    """
     rows = [
         (
             row.name,
@@ -31,20 +33,25 @@ def stand() -> Stand:
         )
         for row in Task.objects.all()
     ]  # a workflow's id is another each time
-    logs = TaskExecutionLog.objects.exclude(status__in=("LOST", "FENCED")).values_list("status", flat=True)
+    logs = TaskExecutionLog.objects.exclude(status__in=("LOST", "FENCED")).values_list(
+        "status", flat=True
+    )
     return (
-        sorted(map(str, rows)), sorted(Counter(logs).items()), sorted(Group.objects.values_list("name", flat=True)),
+        sorted(map(str, rows)),
+        sorted(Counter(logs).items()),
+        sorted(Group.objects.values_list("name", flat=True)),
         sorted(WorkflowRun.objects.values_list("name", "status", "succeeded", "total")),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     """One thing that a process of the engine does.
 
-    ``scene`` writes the rows that it finds, and returns what the deed is told. ``deed`` is what the process does, every
-    thing it tells being a point. ``again`` is what its caller does, or an operator, who was not told that it is done.
-    ``or_nothing``: the caller does nothing then, and it is well, too, when nothing has come of it.
+    ``scene`` writes the rows that it finds, and returns what the deed is told. ``deed`` is what the
+    process does, every thing it tells being a point. ``again`` is what its caller does, or an
+    operator, who was not told that it is done. ``or_nothing``: the caller does nothing then, and it
+    is well, too, when nothing has come of it.
     """
 
     name: str

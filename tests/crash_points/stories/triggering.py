@@ -1,4 +1,6 @@
-"""The leader fires recurring tasks that were due for hours: each way to catch up, and each way to overlap."""
+"""The leader fires recurring tasks that were due for hours: each way to catch up, and each way to
+overlap.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.lifecycle import recurrence
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import own
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import RecurringTask, Task
 from tests.crash_points import bodies
 from tests.crash_points.stories.story import Story
@@ -32,11 +34,14 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def _due() -> datetime:
-    """Declare the schedules: their third fire was half an hour ago, and the next is as far ahead."""
+    """Declare the schedules: their third fire was half an hour ago, and the next is as
+    far ahead.
+    """
     start = database_now() - 2 * HOUR - HOUR / 2
     for name, given in SCHEDULES.items():
         row = RecurringTask.objects.upsert(
-            name=name, **{"task": bodies.well, "queue": QUEUE, "interval": 3600, "start_time": start, **given}
+            name=name,
+            **{"task": bodies.well, "queue": QUEUE, "interval": 3600, "start_time": start, **given},
         )
         begin(row, start)
     RecurringTask.objects.get(name="a pause ends").pause("deploy")
@@ -47,8 +52,8 @@ def _due() -> datetime:
 
 
 def _fire(_: Any) -> None:
-    with own():
-        recurrence.fire_due(database_now(), 100, term=7)
+    with dedicated_connection():
+        trigger.fire_due(database_now(), 100, term=7)
 
 
 def _stand() -> list[Any]:
@@ -65,9 +70,14 @@ def _stand_of(row: RecurringTask) -> Any:
         for outcome, first, last, count, reason in told(row)
     ]
     return (
-        row.name, row.status, row.status_reason, since(row.next_run_at), row.runs_count, lines,
+        row.name,
+        row.status,
+        row.status_reason,
+        since(row.next_run_at),
+        row.runs_count,
+        lines,
         [(since(run.fire_time), run.status, run.attempts) for run in runs],
-    )  # fmt: skip
+    )
 
 
 STORIES = (Story(name="fire", scene=_due, deed=_fire, stand=_stand),)

@@ -49,13 +49,17 @@ def page_of(row: Any) -> str:
 def act(client: Client, action: str, *rows: Any, confirm: bool = True, **fields: str) -> Any:
     """Choose rows in their list and run an action on them, confirmed where that is asked."""
     address = list_of(rows[0]._meta.model_name)
-    asked = client.post(address, {"action": action, "_selected_action": [str(row.pk) for row in rows], **fields})
+    asked = client.post(
+        address, {"action": action, "_selected_action": [str(row.pk) for row in rows], **fields}
+    )
     return confirmed(client, address, asked, **fields) if confirm else asked
 
 
 def confirmed(client: Client, address: str, asked: Any, **fields: str) -> Any:
     """Press the button of the page that asks; an answer that asks nothing is returned as it is."""
-    found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', asked.content.decode())
+    found = re.findall(
+        r'<input type="hidden" name="([^"]+)" value="([^"]*)"', asked.content.decode()
+    )
     carried = {name: html.unescape(value) for name, value in found if name != "csrfmiddlewaretoken"}
     return client.post(address, {**carried, **fields}) if "durable_confirmed" in carried else asked
 

@@ -1,4 +1,6 @@
-"""Each action is one verb of the lifecycle, confirmed where it destroys, and says what it moved and what not."""
+"""Each action is one verb of the engine, confirmed where it destroys, and says what it moved and
+what not.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks.admin import actions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, QueueControl, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import Resolution, Status
 from tests.database.admin.site import act, confirmed, list_of, opened, operator, page_of, said, text
@@ -35,33 +37,43 @@ def _fresh(row: Any) -> Any:
 def test_cancel_is_asked_once_more_and_then_ends_what_waits_and_asks_what_runs(ann: Client) -> None:
     waiting, running, ended = a_task(), a_task(Status.RUNNING), a_task(Status.SUCCESS)
     asked = act(ann, "cancel", waiting, running, ended, confirm=False)
-    assert "This is about 2 rows" in text(asked)
-    assert "1 other row of your choice is left alone" in text(asked)
+    assert "This changes 2 rows" in text(asked)
+    assert "1 other selected row stays unchanged" in text(asked)
     assert _fresh(waiting).status == Status.PENDING
     done = act(ann, "cancel", waiting, running, ended, reason="wrong tariff")
-    assert said(done) == ["1 task was cancelled. 1 running one was asked to stop. 1 row was left alone."]
+    assert said(done) == [
+        "Cancelled 1 task. Asked 1 running task to stop. The status of 1 row does not allow it."
+    ]
     assert _fresh(waiting).status == Status.CANCELLED
     assert _fresh(waiting).reason == "CANCELLED by ann: wrong tariff"
     assert _fresh(running).cancel_requested_at is not None
     assert _fresh(ended).status == Status.SUCCESS
 
 
-def test_retry_replays_what_ended_and_releases_what_waits_for_its_retry(ann: Client) -> None:
-    failed, waiting, scheduled = a_task(Status.FAILED), a_task(failures=1, due=500), a_task(due=500)
-    done = act(ann, "retry", failed, waiting, scheduled)
-    assert said(done) == ["2 tasks run again now. 1 row was left alone."]
+def test_replay_runs_ended_tasks_again_and_leaves_waiting_ones_unchanged(ann: Client) -> None:
+    failed, scheduled = a_task(Status.FAILED), a_task(due=500)
+    done = act(ann, "replay", failed, scheduled)
+    assert said(done) == ["Replayed 1 task. The status of 1 row does not allow it."]
     assert _fresh(failed).status == Status.PENDING
-    assert _fresh(waiting).due_at <= database_now()
-    assert _fresh(waiting).failures == 1
     assert _fresh(scheduled).due_at > database_now()
     letter = DeadLetter.objects.get(task=failed.pk)
     assert (letter.resolution, letter.resolved_by) == (Resolution.REPLAYED, "ann")
 
 
+def test_retry_makes_waiting_retries_due_now_and_replays_nothing(ann: Client) -> None:
+    failed, waiting, scheduled = a_task(Status.FAILED), a_task(failures=1, due=500), a_task(due=500)
+    done = act(ann, "retry", failed, waiting, scheduled)
+    assert said(done) == ["Made 1 retry due now. The status of 2 rows does not allow it."]
+    assert _fresh(failed).status == Status.FAILED
+    assert _fresh(waiting).due_at <= database_now()
+    assert _fresh(waiting).failures == 1
+    assert _fresh(scheduled).due_at > database_now()
+
+
 def test_a_replay_that_is_refused_says_why_and_changes_nothing(ann: Client) -> None:
     failed = a_task(Status.FAILED, key="invoice-7")
     a_task(key="invoice-7")
-    (told,) = said(act(ann, "retry", failed))
+    (told,) = said(act(ann, "replay", failed))
     assert told.startswith("Nothing was changed. ")
     assert _fresh(failed).status == Status.FAILED
 
@@ -71,7 +83,9 @@ def test_counting_as_done_needs_a_reason_and_leaves_a_trace(ann: Client) -> None
     refused = act(ann, "force_complete", failed, reason="  ")
     assert "This field is required." in text(refused)
     assert _fresh(failed).status == Status.FAILED
-    assert said(act(ann, "force_complete", failed, reason="paid by hand")) == ["1 task counts as done."]
+    assert said(act(ann, "force_complete", failed, reason="paid by hand")) == [
+        "Force-completed 1 task."
+    ]
     assert _fresh(failed).status == Status.SUCCESS
     assert TaskExecutionLog.objects.filter(task=failed.pk, error_message="paid by hand").exists()
     assert DeadLetter.objects.get(task=failed.pk).resolved_by == "ann"
@@ -81,7 +95,7 @@ def test_dead_letters_are_replayed_in_bulk(ann: Client) -> None:
     many_tasks(3, Status.FAILED)
     closed = a_dead_letter(a_task(Status.CANCELLED), open=False)
     done = act(ann, "replay", *DeadLetter.objects.filter(open_task__isnull=False), closed)
-    assert said(done) == ["3 tasks run again now."]
+    assert said(done) == ["Replayed 3 tasks."]
     assert Task.objects.filter(status=Status.PENDING).count() == 3
     assert not DeadLetter.objects.open().exists()
 
@@ -91,23 +105,28 @@ def test_discarding_needs_a_reason_and_keeps_the_tasks_failed(ann: Client) -> No
     letter = DeadLetter.objects.get()
     assert "This field is required." in text(act(ann, "discard", letter))
     assert _fresh(letter).resolved_at is None
-    assert said(act(ann, "discard", letter, reason="customer left")) == ["1 case was closed."]
+    assert said(act(ann, "discard", letter, reason="customer left")) == ["Discarded 1 dead letter."]
     letter = _fresh(letter)
-    assert (letter.resolution, letter.resolved_by, letter.note) == (Resolution.DISCARDED, "ann", "customer left")
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        Resolution.DISCARDED,
+        "ann",
+        "customer left",
+    )
     assert _fresh(failed).status == Status.FAILED
 
 
 def test_an_action_from_a_rows_page_comes_back_to_it(ann: Client) -> None:
     task = a_task(Status.FAILED)
-    answer = act(ann, "retry", task, durable_from_page="1")
+    answer = act(ann, "replay", task, durable_from_page="1")
     assert answer.headers["Location"] == page_of(task)
-    assert "1 task runs again now." in text(ann.get(page_of(task)))
+    assert "Replayed 1 task." in text(ann.get(page_of(task)))
 
 
 def test_the_page_of_a_row_offers_only_what_its_status_allows(ann: Client) -> None:
     offered = {
         status: {
-            button.get("action", button["title"]) for button in ann.get(page_of(a_task(status))).context["buttons"]
+            button.get("action", button["title"])
+            for button in ann.get(page_of(a_task(status))).context["buttons"]
         }
         for status in (Status.PENDING, Status.RUNNING, Status.SUCCESS, Status.FAILED)
     }
@@ -115,27 +134,38 @@ def test_the_page_of_a_row_offers_only_what_its_status_allows(ann: Client) -> No
         Status.PENDING: {"cancel", "force_complete", "Hold…", "Add a dependency…"},
         Status.RUNNING: {"cancel", "force_complete"},
         Status.SUCCESS: set(),
-        Status.FAILED: {"retry", "force_complete", "Replay with edited arguments…", "Its dead letters"},
+        Status.FAILED: {
+            "replay",
+            "force_complete",
+            "Replay with edited arguments…",
+            "Its dead letters",
+        },
     }
 
 
 def test_all_rows_of_a_filtered_list_are_moved_and_no_others(ann: Client) -> None:
     many_tasks(3, queue="mail")
     other = a_task(queue="other")
-    data = {"action": "cancel", "select_across": "1", "_selected_action": [str(Task.objects.first().pk)]}
+    data = {
+        "action": "cancel",
+        "select_across": "1",
+        "_selected_action": [str(Task.objects.first().pk)],
+    }
     address = list_of("task") + "?queue=mail"
     answer = confirmed(ann, address, ann.post(address, data))
-    assert said(answer) == ["3 tasks were cancelled."]
+    assert said(answer) == ["Cancelled 3 tasks."]
     assert _fresh(other).status == Status.PENDING
 
 
-def test_more_rows_than_one_action_moves_are_moved_by_the_next(ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_one_action_moves_are_moved_by_the_next(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(actions, "AT_MOST", 2)
     rows = many_tasks(3)
     assert "More rows match" in text(act(ann, "cancel", *rows, confirm=False))
     for told in (
-        "2 tasks were cancelled. More rows match: run the action again for the rest.",
-        "1 task was cancelled. 2 rows were left alone.",
+        "Cancelled 2 tasks. More rows match: run the action again for the rest.",
+        "Cancelled 1 task. The status of 2 rows does not allow it.",
     ):
         assert said(act(ann, "cancel", *rows))[-1] == told
 
@@ -145,23 +175,27 @@ def test_who_did_what_stands_in_the_history_of_the_row(ann: Client) -> None:
     act(ann, "cancel", task, reason="wrong tariff")
     entry = LogEntry.objects.get()
     assert (entry.user.get_username(), entry.object_id) == ("ann", str(task.pk))
-    assert "wrong tariff" in text(ann.get(reverse("admin:django_durable_tasks_task_history", args=[task.pk])))
+    assert "wrong tariff" in text(
+        ann.get(reverse("admin:django_durable_tasks_task_history", args=[task.pk]))
+    )
 
 
-# Queues -----------------------------------------------------------------------------------------------------------
+# Queues -------------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_nobody_ever_paused_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
     many_tasks(2, queue="mail")
-    assert "2 tasks are held at once" in text(ann.get(reverse(PAUSE), {"queue": "mail"}))
-    assert "This field is required." in text(ann.post(reverse(PAUSE), {"queue": "mail", "reason": ""}))
+    assert "2 tasks wait." in text(ann.get(reverse(PAUSE), {"queue": "mail"}))
+    assert "This field is required." in text(
+        ann.post(reverse(PAUSE), {"queue": "mail", "reason": ""})
+    )
     assert not QueueControl.objects.exists()
     ann.post(reverse(PAUSE), {"queue": "mail", "reason": "the printer burns"})
     mark = QueueControl.objects.get()
     assert (mark.name, mark.paused_by, mark.reason) == ("mail", "ann", "the printer burns")
     assert mark.paused_at is not None
     assert "by ann: the printer burns" in text(ann.get(list_of("queuecontrol")))
-    assert said(ann.post(reverse(RESUME), {"queue": "mail"})) == ["Queue mail goes on."]
+    assert said(ann.post(reverse(RESUME), {"queue": "mail"})) == ["Resumed queue mail."]
     assert QueueControl.objects.get().paused_at is None
     assert said(ann.post(reverse(RESUME), {"queue": "mail"}))[-1] == "Queue mail was not paused."
 
@@ -170,7 +204,7 @@ def test_a_queue_that_nobody_ever_paused_is_paused_with_a_reason_and_resumed(ann
 def test_a_queue_that_does_not_exist_is_not_paused(ann: Client, name: str) -> None:
     a_task(queue="mail")
     (told,) = said(ann.post(reverse(PAUSE), {"queue": name, "reason": "typo"}))
-    assert told.endswith("is in use; nothing was paused.")
+    assert told.endswith("is in use. Nothing was paused.")
     assert not QueueControl.objects.exists()
 
 
@@ -179,7 +213,7 @@ def test_a_queue_is_not_resumed_by_following_a_link(ann: Client) -> None:
     assert ann.get(reverse(RESUME), {"queue": "mail"}).status_code == 405
 
 
-# Edited arguments -------------------------------------------------------------------------------------------------
+# Edited arguments ---------------------------------------------------------------------------------
 
 ADD = "tests.project.tasks.add"
 
@@ -198,7 +232,11 @@ def test_one_case_is_replayed_with_edited_arguments(ann: Client) -> None:
     assert _edit(ann, task, "[1]", '{"right": 2}').status_code == 302
     task, letter = _fresh(task), _fresh(letter)
     assert (task.status, task.args, task.kwargs) == (Status.PENDING, [1], {"right": 2})
-    assert (letter.resolution, letter.resolved_by, letter.note) == (Resolution.REPLAYED, "ann", "typo")
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        Resolution.REPLAYED,
+        "ann",
+        "typo",
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +252,7 @@ def test_one_case_is_replayed_with_edited_arguments(ann: Client) -> None:
         (f'[1, "{"x" * 70_000}"]', "{}", "at most 65,536 are allowed"),
         ('[1, "\\u0000"]', "{}", "NUL"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused_on_the_page_and_change_nothing(
     ann: Client, args: str, kwargs: str, told: str
 ) -> None:
@@ -240,11 +278,11 @@ def test_arguments_of_a_task_that_has_not_ended_are_not_edited(ann: Client) -> N
 def test_several_cases_are_not_edited_at_once(ann: Client) -> None:
     many_tasks(2, Status.FAILED)
     answer = act(ann, "replay_edited", *DeadLetter.objects.all(), confirm=False)
-    assert said(answer) == ["Choose exactly one open case to edit its arguments."]
+    assert said(answer) == ["Select exactly one open dead letter to edit its arguments."]
 
 
 def test_an_overdue_run_is_asked_to_stop_only_once(ann: Client) -> None:
     asked_at = database_now() - timedelta(seconds=9)
     task = a_task(Status.RUNNING, cancel_requested_at=asked_at)
-    assert "there is nothing to do" in text(act(ann, "cancel", task))
+    assert "Nothing would change" in text(act(ann, "cancel", task))
     assert _fresh(task).cancel_requested_at == asked_at

@@ -1,4 +1,6 @@
-"""With 100,000 schedules and 300,000 lines in the ledger, a page reads what it shows and not the tables."""
+"""With 100,000 schedules and 300,000 lines in the ledger, a page reads what it shows and not the
+tables.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.recurring.schedules import a_schedule, fire
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
 
 SCHEDULES, LINES = 100_000, 100_000
 TABLES = ("durable_tasks_recurring_task", "durable_tasks_occurrence")
@@ -47,7 +53,9 @@ def busy() -> Iterator[RecurringTask]:
     fire(row.start_time)
     own = {"id": "gen_random_uuid()", "name": "'schedule' || lpad(n::text, 6, '0')"}
     names = [str(field.column) for field in RecurringTask._meta.concrete_fields]
-    more = _MORE_SCHEDULES.format(names=", ".join(names), values=", ".join(own.get(name, name) for name in names))
+    more = _MORE_SCHEDULES.format(
+        names=", ".join(names), values=", ".join(own.get(name, name) for name in names)
+    )
     with connection.cursor() as cursor:
         cursor.execute(more, [SCHEDULES])
         cursor.execute(_LINES_OF_ONE, [LINES, "busy"])
@@ -68,12 +76,16 @@ def _pages_read(statement: str) -> int:
 
 
 def _reads(client: Client, address: str) -> list[tuple[int, str]]:
-    """Open a page and return how many pages of the database each of its questions touched, the greatest first."""
+    """Open a page and return how many pages of the database each of its questions touched, the
+    greatest first.
+    """
     with CaptureQueriesContext(connection) as captured:
         assert client.get(address).status_code == 200
     asked = [query["sql"] for query in captured if any(table in query["sql"] for table in TABLES)]
     assert asked
-    return sorted(((_pages_read(sql), sql) for sql in asked if sql.startswith("SELECT")), reverse=True)
+    return sorted(
+        ((_pages_read(sql), sql) for sql in asked if sql.startswith("SELECT")), reverse=True
+    )
 
 
 def test_a_page_reads_what_it_shows_and_not_the_tables(busy: RecurringTask) -> None:
@@ -83,10 +95,16 @@ def test_a_page_reads_what_it_shows_and_not_the_tables(busy: RecurringTask) -> N
     assert OccurrenceRecord.objects.count() > 3 * LINES
     theirs = f"{ledger}?schedule={busy.pk}"
     addresses = {
-        schedules: 1_000, f"{schedules}?p=100": 1_000, f"{schedules}?condition=soon": 1_000, page_of(busy): 100,
-        ledger: 500, f"{ledger}?p=100": 500, theirs: 4_000, f"{theirs}&outcome=unrun": 4_000,
+        schedules: 1_000,
+        f"{schedules}?p=100": 1_000,
+        f"{schedules}?condition=soon": 1_000,
+        page_of(busy): 100,
+        ledger: 500,
+        f"{ledger}?p=100": 500,
+        theirs: 4_000,
+        f"{theirs}&outcome=unrun": 4_000,
         f"{theirs},2026-01-01T00:00:00%2B00:00": 500,
-    }  # fmt: skip
+    }
     for address, most in addresses.items():
         pages, sql = _reads(ann, address)[0]
         assert pages <= most, (address, pages, sql)

@@ -1,4 +1,6 @@
-"""Calendars in the admin: a year to look at, dates as lines, taken in from holidays or a file and then saved."""
+"""Calendars in the admin: a year to look at, dates as lines, taken in from holidays or a file and
+then saved.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from django.urls import reverse
 
 from django_durable_tasks.admin.calendar_dates import read, written
 from django_durable_tasks.admin.calendar_form import CalendarForm
+from django_durable_tasks.engine.recurring import calendars
+from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.lifecycle import calendars
-from django_durable_tasks.lifecycle.agendas import business_days
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
-from django_durable_tasks.rules.calendars import DayKind, SpecialDay
+from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 from tests.database.admin.site import act, list_of, operator, page_of, said, staff, text
 from tests.factories import a_tenant
 from tests.project import tasks
@@ -60,12 +62,18 @@ def _days() -> list[tuple[str, str]]:
 
 
 def test_a_calendar_is_made_of_its_week_and_of_dates_as_lines(ann: Client) -> None:
-    lines = "2026-12-25 Christmas Day\r\n\r\n2026-12-24  HALF 14:00 Christmas Eve\r\n2026-05-02 OPEN"
+    lines = (
+        "2026-12-25 Christmas Day\r\n\r\n2026-12-24  HALF 14:00 Christmas Eve\r\n2026-05-02 OPEN"
+    )
     answer = _post(ann, days=lines, description="Head office", origin="by hand")
     row = Calendar.objects.get()
     assert answer["Location"] == page_of(row)
     assert said(answer) == ["Calendar office is saved. 0 schedules follow it from now on."]
-    assert (row.working_days, row.description, row.origin) == ([1, 2, 3, 4, 5], "Head office", "by hand")
+    assert (row.working_days, row.description, row.origin) == (
+        [1, 2, 3, 4, 5],
+        "Head office",
+        "by hand",
+    )
     assert business_days(row).special == (EXTRA, EVE, CHRISTMAS)
 
 
@@ -73,10 +81,15 @@ def test_lines_come_back_as_they_were_written() -> None:
     odd = SpecialDay(date(2026, 7, 1), DayKind.CLOSED, "OPEN air day")
     days = [EXTRA, odd, EVE, CHRISTMAS]
     assert read(written(days)) == days
-    assert written([CHRISTMAS, EVE]).splitlines() == ["2026-12-24 HALF 14:00 Christmas Eve", "2026-12-25 Christmas Day"]
+    assert written([CHRISTMAS, EVE]).splitlines() == [
+        "2026-12-24 HALF 14:00 Christmas Eve",
+        "2026-12-25 Christmas Day",
+    ]
 
 
-@pytest.mark.parametrize("line", ["25.12.2026", "2026-02-30 never", "2026-12-24 HALF", "2026-12-24 HALF noon", "x"])
+@pytest.mark.parametrize(
+    "line", ["25.12.2026", "2026-02-30 never", "2026-12-24 HALF", "2026-12-24 HALF noon", "x"]
+)
 def test_a_line_that_is_no_date_is_refused_by_its_number(line: str) -> None:
     with pytest.raises(InvalidCalendar, match="Line 2"):
         read(f"2026-12-25\n{line}")
@@ -84,7 +97,7 @@ def test_a_line_that_is_no_date_is_refused_by_its_number(line: str) -> None:
 
 REFUSED = [
     ("days", {"days": "christmas"}, "Line 1"),
-    ("days", {"days": "2026-12-25\n2026-12-25"}, "is told twice"),
+    ("days", {"days": "2026-12-25\n2026-12-25"}, "is given twice"),
     ("working_days", {"working_days": []}, "no working day"),
     ("working_days", {"working_days": ["8"]}, "Select a valid choice"),
     ("name", {"name": ""}, "This field is required"),
@@ -103,8 +116,15 @@ def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
 
 
 def test_holidays_are_taken_in_shown_and_saved_only_afterwards(ann: Client) -> None:
-    page = _post(ann, _take="1", country="de", subdivision="BY", first_year="2026", last_year="2027",
-                 days="2026-12-24 HALF 14:00 Christmas Eve\n2026-12-25 ours")  # fmt: skip
+    page = _post(
+        ann,
+        _take="1",
+        country="de",
+        subdivision="BY",
+        first_year="2026",
+        last_year="2027",
+        days="2026-12-24 HALF 14:00 Christmas Eve\n2026-12-25 ours",
+    )
     assert not Calendar.objects.exists()
     taken, form = page.context["taken"], page.context["form"]
     assert date(2026, 1, 6) in {one.day for one in taken.added}
@@ -130,7 +150,11 @@ BAD_SOURCES: list[tuple[str, dict[str, Any], str]] = [
     ("country", {}, "Give a country or a file."),
     ("country", {"country": "ATLANTIS"}, "ATLANTIS"),
     ("country", {"country": "DE", "subdivision": "XX"}, "XX"),
-    ("first_year", {"country": "DE", "first_year": "2027", "last_year": "2026"}, "give 1 to 100 years"),
+    (
+        "first_year",
+        {"country": "DE", "first_year": "2027", "last_year": "2026"},
+        "give 1 to 100 years",
+    ),
     ("file", {"file": b"\xff\xfe"}, "not in UTF-8"),
     ("file", {"file": b"no calendar"}, ""),
 ]
@@ -153,9 +177,13 @@ def test_a_look_shows_the_year_and_saves_nothing(ann: Client) -> None:
     assert not Calendar.objects.exists()
 
 
-def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touch(ann: Client) -> None:
+def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touch(
+    ann: Client,
+) -> None:
     row = calendars.upsert("office", days=[CHRISTMAS], description="Head office")
-    schedule = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office")
+    schedule = RecurringTask.objects.upsert(
+        name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office"
+    )
     assert schedule.next_run_at is not None
     day = schedule.next_run_at.date()
     answer = _post(ann, row, days=f"{written([CHRISTMAS])}\n{day} shut")
@@ -175,7 +203,9 @@ def test_adding_under_the_name_of_another_calendar_is_refused(ann: Client) -> No
 
 def test_an_edit_that_leaves_a_schedule_without_a_day_is_refused(ann: Client) -> None:
     row = calendars.upsert("office")
-    RecurringTask.objects.upsert(name="sundays", task=tasks.noop, cron="0 9 * * 1", calendar="office")
+    RecurringTask.objects.upsert(
+        name="sundays", task=tasks.noop, cron="0 9 * * 1", calendar="office"
+    )
     page = _post(ann, row, working_days=["7"])
     assert "sundays" in text(page)
     row.refresh_from_db()
@@ -184,10 +214,17 @@ def test_an_edit_that_leaves_a_schedule_without_a_day_is_refused(ann: Client) ->
 
 def test_the_page_pictures_a_year_and_names_the_schedules(ann: Client) -> None:
     row = calendars.upsert("office", days=[CHRISTMAS, EVE, EXTRA])
-    schedule = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office")
+    schedule = RecurringTask.objects.upsert(
+        name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office"
+    )
     page = ann.get(page_of(row), {"year": "2026"})
-    cells = {(number, cell["number"]): cell for number, month in enumerate(page.context["months"], 1)
-             for week in month["weeks"] for cell in week if cell}  # fmt: skip
+    cells = {
+        (number, cell["number"]): cell
+        for number, month in enumerate(page.context["months"], 1)
+        for week in month["weeks"]
+        for cell in week
+        if cell
+    }
     assert len(cells) == 365
     marks = [cells[one]["mark"] for one in ((12, 25), (12, 24), (5, 2), (12, 23), (12, 26))]
     assert marks == ["closed", "half", "extra", "open", "off"]
@@ -204,9 +241,13 @@ def test_a_calendar_that_nobody_could_use_opens_and_says_so(ann: Client) -> None
 
 def test_a_calendar_is_deleted_only_while_no_schedule_names_it(ann: Client) -> None:
     row, other = calendars.upsert("office", days=[CHRISTMAS]), calendars.upsert("other")
-    schedule = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office")
+    schedule = RecurringTask.objects.upsert(
+        name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office"
+    )
     refused = act(ann, "delete", other, row)
-    assert "Nothing was changed. Calendar 'office' is named by 1 recurring tasks: daily." in said(refused)
+    assert "Nothing was changed. Calendar 'office' is named by 1 recurring tasks: daily." in said(
+        refused
+    )
     assert Calendar.objects.count() == 2
     schedule.cancel()
     answer = act(ann, "delete", row, durable_from_page="1")
@@ -240,7 +281,9 @@ def test_a_list_costs_the_same_statements_for_one_calendar_and_for_fifty(
     ann: Client, django_assert_max_num_queries: Any
 ) -> None:
     for number in range(50):
-        calendars.upsert(f"office{number}", days=[CHRISTMAS, SpecialDay(CHRISTMAS.day + timedelta(days=1))])
+        calendars.upsert(
+            f"office{number}", days=[CHRISTMAS, SpecialDay(CHRISTMAS.day + timedelta(days=1))]
+        )
     ann.get(list_of("calendar"))
     with django_assert_max_num_queries(12):
         assert "Mon, Tue, Wed, Thu, Fri" in text(ann.get(list_of("calendar")))

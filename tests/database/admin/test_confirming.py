@@ -1,4 +1,6 @@
-"""A confirmed action moves the rows that its page showed, no others, and runs nothing again without having asked."""
+"""A confirmed action moves the rows that its page showed, no others, and runs nothing again without
+having asked.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def ann() -> Client:
     return operator("ann")
 
 
-def _all(client: Client, action: str, model: str = "task", query: str = "", **fields: str) -> tuple[str, Any]:
+def _all(
+    client: Client, action: str, model: str = "task", query: str = "", **fields: str
+) -> tuple[str, Any]:
     """Choose the whole list and run an action on it; return where, and the page that asks."""
     some = {"task": Task, "deadletter": DeadLetter, "recurringtask": RecurringTask}[model]
     first: Any = some._default_manager.first()
@@ -40,9 +44,9 @@ def _statuses() -> dict[str, int]:
 def test_a_row_that_matches_only_after_the_page_asked_is_left_alone(ann: Client) -> None:
     many_tasks(3, queue="mail")
     address, asked = _all(ann, "cancel", query="?queue=mail")
-    assert "This is about 3 rows" in text(asked)
+    assert "This changes 3 rows" in text(asked)
     late = a_task(queue="mail")
-    assert said(confirmed(ann, address, asked)) == ["3 tasks were cancelled."]
+    assert said(confirmed(ann, address, asked)) == ["Cancelled 3 tasks."]
     assert Task.objects.get(pk=late.pk).status == Status.PENDING
 
 
@@ -63,82 +67,95 @@ def test_rows_that_have_left_their_state_are_reported(ann: Client) -> None:
     asked = act(ann, "cancel", *rows, confirm=False)
     Task.objects.unguarded().filter(pk=rows[0].pk).update(status=Status.SUCCESS, due_at=None)
     done = confirmed(ann, list_of("task"), asked)
-    assert said(done) == ["2 tasks were cancelled. 1 row had changed meanwhile and was left alone."]
+    assert said(done) == [
+        "Cancelled 2 tasks. 1 row has changed in the meantime and was left unchanged."
+    ]
 
 
 def test_a_thousand_rows_fit_in_one_confirmation(ann: Client) -> None:
     many_tasks(actions.AT_MOST)
     address, asked = _all(ann, "cancel")
-    assert said(confirmed(ann, address, asked)) == ["1000 tasks were cancelled."]
+    assert said(confirmed(ann, address, asked)) == ["Cancelled 1000 tasks."]
 
 
 @pytest.mark.parametrize("rows", ["", "forged"])
 def test_a_confirmation_that_carries_no_rows_of_ours_asks_again(ann: Client, rows: str) -> None:
     task = a_task()
     asked = act(ann, "cancel", task, confirm=False, durable_confirmed="1", durable_rows=rows)
-    assert "This is about 1 row" in text(asked)
+    assert "This changes 1 row" in text(asked)
     assert Task.objects.get().status == Status.PENDING
 
 
 def test_the_confirmation_of_one_action_confirms_no_other(ann: Client) -> None:
     task = a_task(Status.FAILED)
-    asked = act(ann, "retry", task, confirm=False)
+    asked = act(ann, "replay", task, confirm=False)
     again = confirmed(ann, list_of("task"), asked, action="force_complete", reason="x")
-    assert "This is about 1 row" in text(again)
+    assert "This changes 1 row" in text(again)
     assert confirmed(operator("bert"), list_of("task"), asked).status_code == 200
     assert Task.objects.get().status == Status.FAILED
 
 
-# What runs again asks ---------------------------------------------------------------------------------------------
+# What runs again asks -----------------------------------------------------------------------------
 
 
-def test_running_a_whole_list_again_asks_with_counts_and_leaves_cancelled_tasks_out(ann: Client) -> None:
+def test_running_a_whole_list_again_asks_with_counts_and_leaves_cancelled_tasks_out(
+    ann: Client,
+) -> None:
     many_tasks(2, Status.FAILED, name="shop.charge")
     many_tasks(3, Status.CANCELLED)
-    address, asked = _all(ann, "retry")
-    assert "This is about 2 rows . They run again now, all at once." in text(asked)
+    address, asked = _all(ann, "replay")
+    assert (
+        "This changes 2 rows . Failed, cancelled, skipped and expired tasks run again now"
+        in text(asked)
+    )
     assert "2 × FAILED shop.charge" in text(asked)
-    assert "3 CANCELLED tasks are left out: choose them one by one to run them again." in text(asked)
+    assert "3 CANCELLED tasks are left out: select them one by one to replay them." in text(asked)
     assert _statuses() == {"CANCELLED": 3, "FAILED": 2}
     done = confirmed(ann, address, asked)
     assert said(done) == [
-        "2 tasks run again now. 3 CANCELLED tasks are left out: choose them one by one to run them again."
+        ("Replayed 2 tasks. 3 CANCELLED tasks are left out: select them one by one to replay them.")
     ]
     assert _statuses() == {"CANCELLED": 3, "PENDING": 2}
 
 
 def test_cancelled_tasks_that_are_chosen_one_by_one_run_again(ann: Client) -> None:
     rows = many_tasks(2, Status.CANCELLED)
-    asked = act(ann, "retry", *rows, confirm=False)
+    asked = act(ann, "replay", *rows, confirm=False)
     assert "2 × CANCELLED" in text(asked)
-    assert said(confirmed(ann, list_of("task"), asked)) == ["2 tasks run again now."]
+    assert said(confirmed(ann, list_of("task"), asked)) == ["Replayed 2 tasks."]
 
 
 @pytest.mark.parametrize("across", ["0", "1"])
-def test_a_task_that_was_cancelled_after_the_page_asked_stays_cancelled(ann: Client, across: str) -> None:
+def test_a_task_that_was_cancelled_after_the_page_asked_stays_cancelled(
+    ann: Client, across: str
+) -> None:
     rows = many_tasks(2, Status.FAILED)
-    asked = act(ann, "retry", *rows, confirm=False, select_across=across)
+    asked = act(ann, "replay", *rows, confirm=False, select_across=across)
     Task.objects.unguarded().filter(pk=rows[0].pk).update(status=Status.CANCELLED)
     done = confirmed(ann, list_of("task"), asked)
-    assert said(done) == ["1 task runs again now. 1 row had changed meanwhile and was left alone."]
+    assert said(done) == [
+        "Replayed 1 task. 1 row has changed in the meantime and was left unchanged."
+    ]
     assert _statuses() == {"CANCELLED": 1, "PENDING": 1}
 
 
 def test_a_replay_of_dead_letters_asks_with_counts(ann: Client) -> None:
     many_tasks(3, Status.FAILED, name="shop.charge")
     address, asked = _all(ann, "replay", "deadletter")
-    assert "This is about 3 rows" in text(asked)
+    assert "This changes 3 rows" in text(asked)
     assert "3 × EXHAUSTED shop.charge" in text(asked)
     assert _statuses() == {"FAILED": 3}
     DeadLetter.objects.unguarded().filter(pk=DeadLetter.objects.first().pk).update(open_task=None)  # type: ignore[union-attr]
     done = confirmed(ann, address, asked)
-    assert said(done) == ["2 tasks run again now. 1 row had changed meanwhile and was left alone."]
+    assert said(done) == [
+        "Replayed 2 tasks. 1 row has changed in the meantime and was left unchanged."
+    ]
 
 
 def test_one_task_is_run_again_from_its_page_after_the_question(ann: Client) -> None:
     task = a_task(Status.FAILED)
-    asked = act(ann, "retry", task, confirm=False, durable_from_page="1")
-    assert "This is about 1 row" in text(asked)
+    asked = act(ann, "replay", task, confirm=False, durable_from_page="1")
+    assert "This changes 1 row" in text(asked)
     assert confirmed(ann, list_of("task"), asked)["Location"] == page_of(task)
 
 
@@ -146,5 +163,7 @@ def test_a_resume_of_several_schedules_asks(ann: Client) -> None:
     rows = [a_schedule(f"s{number}") for number in range(2)]
     for row in rows:
         row.pause("x")
-    assert "This is about 2 rows . They fire again from now on." in text(act(ann, "resume", *rows, confirm=False))
+    assert "This changes 2 rows . It fires again from now on." in text(
+        act(ann, "resume", *rows, confirm=False)
+    )
     assert RecurringTask.objects.paused().count() == 2

@@ -1,4 +1,6 @@
-"""An edit form that was opened before somebody else's change is not saved, and says who changed what meanwhile."""
+"""An edit form that was opened before somebody else's change is not saved, and says who changed
+what meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks.admin.calendar_dates import read as from_lines
+from django_durable_tasks.engine.limits.operator_limits import set_limit
+from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.lifecycle import calendars
-from django_durable_tasks.lifecycle.limit_orders import set_limit
 from django_durable_tasks.models import Calendar, DeadLetter, Limit, RecurringTask, Task, Tenant
 from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import operator, page_of, text
@@ -48,7 +50,9 @@ def _opened(client: Client, address: str) -> dict[str, Any]:
 
 
 def _sent(page: Any) -> dict[str, Any]:
-    """Return the fields of the form on this page, or that came back, as a browser sends them: lines end with CRLF."""
+    """Return the fields of the form on this page, or that came back, as a browser sends them: lines
+    end with CRLF.
+    """
     form = page.context["adminform"].form if "adminform" in page.context else page.context["form"]
     shown = {form.add_prefix(name): form[name].value() for name in form.fields}
     return {name: _as_sent(value) for name, value in shown.items()}
@@ -61,11 +65,15 @@ def _as_sent(value: Any) -> Any:
 
 
 def _errors(page: Any) -> str:
-    found = re.findall(r'<ul class="errorlist nonfield"[^>]*>(.*?)</ul>', page.content.decode(), re.DOTALL)
+    found = re.findall(
+        r'<ul class="errorlist nonfield"[^>]*>(.*?)</ul>', page.content.decode(), re.DOTALL
+    )
     return unescape(re.sub(r"<[^>]+>", "\n", "".join(found)))
 
 
-def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(ann: Client, bert: Client) -> None:
+def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(
+    ann: Client, bert: Client
+) -> None:
     row = a_schedule("report", cron="0 6 * * *")
     stale = _opened(bert, _edit(row))
     ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *"})
@@ -82,7 +90,9 @@ def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(ann:
     assert (row.timetable, row.description) == ([{"cron": "0 7 * * *"}], "for the board")
 
 
-def test_a_stale_edit_does_not_restore_the_several_lines_of_a_schedule(ann: Client, bert: Client) -> None:
+def test_a_stale_edit_does_not_restore_the_several_lines_of_a_schedule(
+    ann: Client, bert: Client
+) -> None:
     row = a_schedule("report", cron=["0 6 * * *", "0 18 * * *"])
     stale = _opened(bert, _edit(row))
     ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *\r\n0 19 * * *"})
@@ -95,12 +105,17 @@ def test_a_stale_edit_does_not_restore_the_several_lines_of_a_schedule(ann: Clie
     assert row.description == "for the board"
 
 
-def test_where_both_changed_the_same_field_the_second_one_decides_knowingly(ann: Client, bert: Client) -> None:
+def test_where_both_changed_the_same_field_the_second_one_decides_knowingly(
+    ann: Client, bert: Client
+) -> None:
     row = a_schedule("report", cron="0 6 * * *")
     stale = _opened(bert, _edit(row))
     ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *"})
     page = bert.post(_edit(row), {**stale, "cron": "0 8 * * *"})
-    assert "Cron: was “0 6 * * *”, is now “0 7 * * *”. Your value “0 8 * * *” is kept in the form." in _errors(page)
+    assert (
+        "Cron: was “0 6 * * *”, is now “0 7 * * *”. Your value “0 8 * * *” is kept in the form."
+        in _errors(page)
+    )
     bert.post(_edit(row), _sent(page))
     row.refresh_from_db()
     assert row.timetable == [{"cron": "0 8 * * *"}]
@@ -125,7 +140,9 @@ def test_a_pause_in_between_is_no_conflict(bert: Client) -> None:
 
 
 @pytest.mark.parametrize("opened", [None, "", "forged"])
-def test_a_form_that_does_not_tell_what_it_was_opened_with_is_not_saved(bert: Client, opened: str | None) -> None:
+def test_a_form_that_does_not_tell_what_it_was_opened_with_is_not_saved(
+    bert: Client, opened: str | None
+) -> None:
     row = a_schedule("report", cron="0 6 * * *")
     other = a_schedule("other", cron="0 6 * * *")
     sent = {**_opened(bert, _edit(row)), "description": "x"}
@@ -157,10 +174,15 @@ def test_a_stale_edit_of_a_calendar_names_the_dates_that_differ(ann: Client, ber
     assert (row.description, row.days.count()) == ("all offices", 1)
 
 
-def test_a_stale_edit_does_not_restore_the_several_dates_of_a_calendar(ann: Client, bert: Client) -> None:
+def test_a_stale_edit_does_not_restore_the_several_dates_of_a_calendar(
+    ann: Client, bert: Client
+) -> None:
     row = calendars.upsert("office", days=from_lines("2030-12-25 Christmas\n2030-12-26 Boxing day"))
     stale = _opened(bert, _edit(row))
-    ann.post(_edit(row), {**_opened(ann, _edit(row)), "days": "2030-12-25 Christmas\r\n2031-01-01 New year"})
+    ann.post(
+        _edit(row),
+        {**_opened(ann, _edit(row)), "days": "2030-12-25 Christmas\r\n2031-01-01 New year"},
+    )
     page = bert.post(_edit(row), {**stale, "description": "all offices"})
     assert "is kept in the form" not in _errors(page)
     assert bert.post(_edit(row), _sent(page)).status_code == 302

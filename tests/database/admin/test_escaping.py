@@ -8,7 +8,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
-from django_durable_tasks.lifecycle import calendars
+from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import (
     Calendar,
     DeadLetter,
@@ -20,7 +20,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
-from django_durable_tasks.rules.calendars import SpecialDay
+from django_durable_tasks.rules.recurring.calendars import SpecialDay
 from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import act, list_of, operator, page_of
 from tests.database.recurring.schedules import a_schedule, at, fire
@@ -31,13 +31,25 @@ pytestmark = pytest.mark.django_db
 
 EVIL = "<script>alert(1)</script></pre></script><img src=x onerror=alert(1)>\"'"
 MARK = "&lt;script&gt;alert(1)&lt;/script&gt;"
-LISTS = ("task", "taskexecutionlog", "deadletter", "queuecontrol", "node", "schedulerlease", "tenant", "recurringtask",
-         "occurrencerecord", "calendar")  # fmt: skip
+LISTS = (
+    "task",
+    "taskexecutionlog",
+    "deadletter",
+    "queuecontrol",
+    "node",
+    "schedulerlease",
+    "tenant",
+    "recurringtask",
+    "occurrencerecord",
+    "calendar",
+)
 DATA = ("application/json", "importmap")
 
 
 class _Inline(HTMLParser):
-    """Collects what a strict Content-Security-Policy would refuse, and elements that only EVIL could have made."""
+    """Collects what a strict Content-Security-Policy would refuse, and elements that only EVIL
+    could have made.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -58,10 +70,22 @@ def _refused(page: str) -> list[str]:
 
 
 def _schedule() -> list[Any]:
-    """Return a schedule, lines of its ledger, and a calendar, with EVIL wherever somebody can write."""
-    calendars.upsert(EVIL, days=[SpecialDay(date(2026, 3, 4), name=EVIL)], description=EVIL, origin=EVIL)
-    row = a_schedule(EVIL, task=tasks.echo, args=[EVIL], kwargs={EVIL: EVIL}, calendar=EVIL,
-                     description=EVIL, overlap_key=EVIL.replace("{", ""), misfire_grace=5)  # fmt: skip
+    """Return a schedule, lines of its ledger, and a calendar, with EVIL wherever somebody can
+    write.
+    """
+    calendars.upsert(
+        EVIL, days=[SpecialDay(date(2026, 3, 4), name=EVIL)], description=EVIL, origin=EVIL
+    )
+    row = a_schedule(
+        EVIL,
+        task=tasks.echo,
+        args=[EVIL],
+        kwargs={EVIL: EVIL},
+        calendar=EVIL,
+        description=EVIL,
+        overlap_key=EVIL.replace("{", ""),
+        misfire_grace=5,
+    )
     fire(at(3600 + 30))
     row.refresh_from_db()
     row.override(at(7, days=9_999), "ADD", reason=EVIL, by=EVIL)
@@ -71,12 +95,23 @@ def _schedule() -> list[Any]:
     return [row, *OccurrenceRecord.objects.all(), Calendar.objects.get()]
 
 
-def _addresses() -> list[str]:
+def _task_rows() -> list[Any]:
+    """Create a row of each kind of task, with the text in each field; the failed task is the first."""
     tenant = a_tenant(name=EVIL)
     node = a_node(name=EVIL, host=EVIL, pool=EVIL[:50], version=EVIL[:50], queues=[EVIL])
-    texts: dict[str, Any] = {"name": EVIL, "queue": EVIL, "args": [EVIL, {EVIL: EVIL}], "kwargs": {EVIL: EVIL},
-                             "last_error": EVIL, "reason": EVIL, "key": EVIL, "tenant": tenant}  # fmt: skip
-    task = a_task(Status.FAILED, idempotency_key=EVIL, options={EVIL: EVIL}, progress={EVIL: EVIL}, **texts)
+    texts: dict[str, Any] = {
+        "name": EVIL,
+        "queue": EVIL,
+        "args": [EVIL, {EVIL: EVIL}],
+        "kwargs": {EVIL: EVIL},
+        "last_error": EVIL,
+        "reason": EVIL,
+        "key": EVIL,
+        "tenant": tenant,
+    }
+    task = a_task(
+        Status.FAILED, idempotency_key=EVIL, options={EVIL: EVIL}, progress={EVIL: EVIL}, **texts
+    )
     a_task(Status.RUNNING, **{**texts, "key": None})
     a_task(Status.SUCCESS, result={EVIL: [EVIL]}, **{**texts, "key": None})
     log = a_log_row(task, error_message=EVIL, traceback=EVIL, worker=EVIL, celery_id=EVIL)
@@ -85,22 +120,35 @@ def _addresses() -> list[str]:
     )
     a_paused_queue(EVIL, reason=EVIL)
     QueueControl.objects.update(paused_by=EVIL)
+    return [task, *Task.objects.exclude(pk=task.pk), log, *DeadLetter.objects.all(), node, tenant]
+
+
+def _addresses() -> list[str]:
+    task, *of_tasks = _task_rows()
     schedule, *others = _schedule()
-    rows = [*Task.objects.all(), log, *DeadLetter.objects.all(), node, tenant, schedule, *others]
-    verbs = ("pause", "resume", "trigger", "override", "backfill", "withdraw", "cancel")
+    rows = [task, *of_tasks, schedule, *others]
+    verbs = ("pause", "resume", "run_now", "override", "backfill", "remove_override", "cancel")
     return [
-        *map(list_of, LISTS), *map(page_of, rows),
-        *(reverse("admin:django_durable_tasks_recurringtask_do", args=[schedule.pk, verb]) for verb in verbs),
-        *(reverse(f"admin:django_durable_tasks_{row._meta.model_name}_edit", args=[row.pk]) for row in
-          (schedule, others[-1])),
+        *map(list_of, LISTS),
+        *map(page_of, rows),
+        *(
+            reverse("admin:django_durable_tasks_recurringtask_do", args=[schedule.pk, verb])
+            for verb in verbs
+        ),
+        *(
+            reverse(f"admin:django_durable_tasks_{row._meta.model_name}_edit", args=[row.pk])
+            for row in (schedule, others[-1])
+        ),
         f"{page_of(schedule)}?at={EVIL}",
-        f"{reverse('admin:django_durable_tasks_recurringtask_do', args=[schedule.pk, 'override'])}?fire_time={EVIL}",
+        (
+            f"{reverse('admin:django_durable_tasks_recurringtask_do', args=[schedule.pk, 'override'])}?fire_time={EVIL}"
+        ),
         reverse("admin:django_durable_tasks_overview"),
         reverse("admin:django_durable_tasks_task_replay", args=[task.pk]),
         reverse("admin:django_durable_tasks_task_history", args=[task.pk]),
         f"{reverse('admin:django_durable_tasks_queuecontrol_pause')}?queue=%3Cscript%3Ealert(1)%3C/script%3E",
         reverse("admin:app_list", args=["django_durable_tasks"]),
-    ]  # fmt: skip
+    ]
 
 
 def test_text_of_users_is_escaped_on_every_page_and_no_page_holds_a_script_or_style() -> None:
@@ -120,11 +168,15 @@ def test_text_of_users_is_escaped_on_every_page_and_no_page_holds_a_script_or_st
 def test_the_confirmation_the_messages_and_the_history_escape_too() -> None:
     ann = operator()
     task = a_task(name=EVIL)
-    asked = act(ann, "cancel", task, confirm=False, durable_from_page=EVIL, select_across=EVIL).content.decode()
+    asked = act(
+        ann, "cancel", task, confirm=False, durable_from_page=EVIL, select_across=EVIL
+    ).content.decode()
     refused = act(ann, "force_complete", task, reason="").content.decode()
     act(ann, "cancel", task, reason=EVIL)
     told = ann.get(list_of("task")).content.decode()
-    history = ann.get(reverse("admin:django_durable_tasks_task_history", args=[task.pk])).content.decode()
+    history = ann.get(
+        reverse("admin:django_durable_tasks_task_history", args=[task.pk])
+    ).content.decode()
     for page in (asked, refused, told, history):
         assert "<script>alert" not in page
         assert "<img src=x" not in page
@@ -144,6 +196,12 @@ def test_the_pages_of_a_node_and_a_tenant_with_long_names_open() -> None:
 
 
 def test_what_a_strict_policy_refuses_is_found() -> None:
-    for page in ("<script>x</script>", "<p style='x'>", "<style>", "<img src=x onerror=y>", "<a href='JavaScript:x'>"):
+    for page in (
+        "<script>x</script>",
+        "<p style='x'>",
+        "<style>",
+        "<img src=x onerror=y>",
+        "<a href='JavaScript:x'>",
+    ):
         assert _refused(page), page
     assert not _refused('<script src="/static/x.js"></script><p title="style=">onerror=</p>')

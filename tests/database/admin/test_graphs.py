@@ -1,4 +1,6 @@
-"""Workflow runs and dependencies are looked at: progress in words, the diagram, what waits for what, and why."""
+"""Workflow runs and dependencies are looked at: progress in words, the diagram, what waits for
+what, and why.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +10,25 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin import graph_images, workflow_page
-from django_durable_tasks.lifecycle import graph_operations
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.states import Status
-from tests.database.admin.site import list_of, operator, page_of, staff, text
+from tests.database.admin.graph_pages import a_diamond
+from tests.database.admin.site import list_of, page_of, staff, text
 from tests.database.graphs.playing import fail, of, succeed, tell
-from tests.factories import a_task, a_tenant, many_tasks
-from tests.project.tasks import echo, noop
+from tests.factories import a_task, a_tenant
+from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def ann() -> Client:
-    """Give the browser of somebody who may do everything."""
-    return operator("ann")
-
-
-def a_diamond(name: str = "diamond", **given: Any) -> WorkflowRun:
-    """Start a workflow of four tasks."""
-    wf = Workflow(name, on_failure=echo)
-    top = wf.add(noop, step="top")
-    left, right = wf.add(noop, after=top, step="left"), wf.add(noop, after=top, step="right")
-    wf.add(noop, after=[left, right], step="bottom")
-    return wf.start(**given)
-
-
 def _found(ann: Client, model: str, **asked: str) -> set[Any]:
     return {row.pk for row in ann.get(list_of(model), asked).context["cl"].result_list}
-
-
-# Lists ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_list_of_runs_tells_progress_in_words_beside_the_bar(ann: Client) -> None:
@@ -62,8 +44,15 @@ def test_the_list_of_runs_tells_progress_in_words_beside_the_bar(ann: Client) ->
     assert "3 of 4 ended: 1 SUCCESS, 1 FAILED, 1 SKIPPED" in told
     assert "nightly-7" in told
     assert "Acme" in told
-    widths = re.findall(r'<rect class="durable-part-(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"', page.content.decode())
-    assert widths == [("success", "0.00", "25.00"), ("failed", "25.00", "25.00"), ("skipped", "50.00", "25.00")]
+    widths = re.findall(
+        r'<rect class="durable-part-(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"',
+        page.content.decode(),
+    )
+    assert widths == [
+        ("success", "0.00", "25.00"),
+        ("failed", "25.00", "25.00"),
+        ("skipped", "50.00", "25.00"),
+    ]
 
 
 def test_runs_are_filtered_and_searched(ann: Client) -> None:
@@ -71,9 +60,13 @@ def test_runs_are_filtered_and_searched(ann: Client) -> None:
     a_tenant()
     wanted, other = a_diamond("wanted", key="k-1", tenant=tenant), a_diamond("other")
     WorkflowRun.objects.unguarded().filter(pk=wanted.pk).update(
-        status="FAILED", completed_at=database_now(), deadline_at=database_now() - timedelta(hours=1)
+        status="FAILED",
+        completed_at=database_now(),
+        deadline_at=database_now() - timedelta(hours=1),
     )
-    WorkflowRun.objects.unguarded().filter(pk=other.pk).update(deadline_at=database_now() - timedelta(hours=1))
+    WorkflowRun.objects.unguarded().filter(pk=other.pk).update(
+        deadline_at=database_now() - timedelta(hours=1)
+    )
     asked = {"status__exact": "FAILED", "name": "wanted", "tenant": str(tenant.pk), "q": "k-1"}
     for name, value in asked.items():
         assert _found(ann, "workflowrun", **{name: value}) == {wanted.pk}, name
@@ -101,7 +94,17 @@ def test_dependencies_are_listed_with_what_became_of_them(ann: Client) -> None:
     fail(of(run, "left"))
     tell()
     told = text(ann.get(list_of("taskdependency")))
-    for word in ("top", "left", "right", "bottom", "MUST_SUCCEED", "met", "not met", "SKIPPED", "Acme"):
+    for word in (
+        "top",
+        "left",
+        "right",
+        "bottom",
+        "MUST_SUCCEED",
+        "met",
+        "not met",
+        "SKIPPED",
+        "Acme",
+    ):
         assert word in told
     bottom = of(run, "bottom")
     unmet = TaskDependency.objects.get(task=bottom, depends_on=of(run, "left"))
@@ -115,7 +118,9 @@ def test_dependencies_are_listed_with_what_became_of_them(ann: Client) -> None:
     assert _found(ann, "taskdependency", q=str(bottom.pk)) == {unmet.pk, waits.pk}
     assert len(_found(ann, "taskdependency", q=str(run.pk))) == 4
     assert _found(ann, "taskdependency", q="bottom") == set()
-    assert _found(ann, "taskdependency", depends_on__id__exact=str(of(run, "left").pk)) == {unmet.pk}
+    assert _found(ann, "taskdependency", depends_on__id__exact=str(of(run, "left").pk)) == {
+        unmet.pk
+    }
 
 
 def test_dependencies_are_filtered_by_the_tenant_of_their_task(ann: Client) -> None:
@@ -130,13 +135,15 @@ def test_the_page_of_an_edge_opens_also_when_its_upstream_is_gone(ann: Client) -
     run = a_diamond()
     edge = TaskDependency.objects.get(task=of(run, "left"))
     Task.objects.unguarded().filter(pk=edge.depends_on_id).delete()
-    for address in (page_of(edge), page_of(of(run, "left")), list_of("taskdependency"), page_of(run)):
+    for address in (
+        page_of(edge),
+        page_of(of(run, "left")),
+        list_of("taskdependency"),
+        page_of(run),
+    ):
         page = ann.get(address)
         assert page.status_code == 200, address
         assert "deleted" in text(page), address
-
-
-# The page of a run ------------------------------------------------------------------------------------------------
 
 
 def _nested() -> WorkflowRun:
@@ -192,7 +199,9 @@ def test_the_tasks_of_a_run_are_narrowed_by_status(ann: Client) -> None:
     run = a_diamond()
     told = ann.get(page_of(run), {"state": "BLOCKED"}).context
     assert {line["task"].step for line in told["tasks"]} == {"left", "right", "bottom"}
-    assert [(status, number) for _mark, status, number in told["states"] if status == "BLOCKED"] == [("BLOCKED", 3)]
+    assert [
+        (status, number) for _mark, status, number in told["states"] if status == "BLOCKED"
+    ] == [("BLOCKED", 3)]
     assert len(ann.get(page_of(run), {"state": "nonsense"}).context["tasks"]) == 4
 
 
@@ -218,13 +227,17 @@ def test_a_part_of_a_workflow_shows_the_whole_and_its_other_parts(ann: Client) -
     leaf = WorkflowRun.objects.get(name="inmost")
     page = ann.get(page_of(leaf))
     assert [(row["run"].name, row["depth"], row["here"]) for row in page.context["family"]] == [
-        ("outer", 0, False), ("inner", 1, False), ("inmost", 2, True),
-    ]  # fmt: skip
+        ("outer", 0, False),
+        ("inner", 1, False),
+        ("inmost", 2, True),
+    ]
     assert page_of(run) in page.content.decode()
     assert ann.get(page_of(a_diamond())).context["family"] == []
 
 
-def test_a_large_graph_is_drawn_only_when_asked_for(ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_graph_is_drawn_only_when_asked_for(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(graph_images, "AT_ONCE", 3)
     run = a_diamond()
     page = ann.get(page_of(run)).content.decode()
@@ -238,10 +251,17 @@ def test_a_large_graph_is_drawn_only_when_asked_for(ann: Client, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("ending", "kind", "begins"),
-    [("svg", "image/svg+xml", "<svg"), ("json", "application/json", "{"), ("mmd", "text/plain", ""),
-     ("dot", "text/plain", "digraph"), ("txt", "text/plain", "")],
-)  # fmt: skip
-def test_a_diagram_is_handed_out_as_a_file(ann: Client, ending: str, kind: str, begins: str) -> None:
+    [
+        ("svg", "image/svg+xml", "<svg"),
+        ("json", "application/json", "{"),
+        ("mmd", "text/plain", ""),
+        ("dot", "text/plain", "digraph"),
+        ("txt", "text/plain", ""),
+    ],
+)
+def test_a_diagram_is_handed_out_as_a_file(
+    ann: Client, ending: str, kind: str, begins: str
+) -> None:
     run = a_diamond()
     for name, row in (("workflowrun", run), ("task", of(run, "left"))):
         answer = ann.get(reverse(f"admin:django_durable_tasks_{name}_graph", args=[row.pk, ending]))
@@ -257,12 +277,19 @@ def test_a_diagram_is_handed_out_as_a_file(ann: Client, ending: str, kind: str, 
 
 def test_there_is_no_diagram_of_another_kind_or_of_a_run_that_is_none(ann: Client) -> None:
     run = a_diamond()
-    assert ann.get(reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "exe"])).status_code == 404
+    assert (
+        ann.get(
+            reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "exe"])
+        ).status_code
+        == 404
+    )
     other = of(run, "top")
-    assert ann.get(reverse("admin:django_durable_tasks_workflowrun_graph", args=[other.pk, "svg"])).status_code == 404
-
-
-# The page of a task -----------------------------------------------------------------------------------------------
+    assert (
+        ann.get(
+            reverse("admin:django_durable_tasks_workflowrun_graph", args=[other.pk, "svg"])
+        ).status_code
+        == 404
+    )
 
 
 def test_the_page_of_a_task_tells_its_workflow_its_neighbours_and_its_cause(ann: Client) -> None:
@@ -295,22 +322,26 @@ def test_a_closed_gate_tells_who_asked_for_it_and_why(ann: Client) -> None:
     run = wf.start()
     task = of(run, "pay")
     assert "It waits for an approval: ask the controller" in text(ann.get(page_of(task)))
-    graph_operations.hold(task, by="bob", reason="token=abc123 is wrong")
+    operations.hold(task, by="bob", reason="token=abc123 is wrong")
     told = text(ann.get(page_of(task)))
     assert "It is on hold, asked for by bob: " in told
     assert "abc123" not in told
-    assert _found(ann, "taskdependency", kind="HOLD") == {TaskDependency.objects.get(gate="HOLD").pk}
+    assert _found(ann, "taskdependency", kind="HOLD") == {
+        TaskDependency.objects.get(gate="HOLD").pk
+    }
     assert "a person" in text(ann.get(list_of("taskdependency")))
-
-
-# Who may look -----------------------------------------------------------------------------------------------------
 
 
 def test_who_may_not_look_sees_nothing() -> None:
     run = a_diamond()
     edge = TaskDependency.objects.first()
     for client in (staff(), staff("view_task")):
-        for address in (list_of("workflowrun"), page_of(run), list_of("taskdependency"), page_of(edge)):
+        for address in (
+            list_of("workflowrun"),
+            page_of(run),
+            list_of("taskdependency"),
+            page_of(edge),
+        ):
             assert client.get(address).status_code in (302, 403), address
         diagram = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
         assert client.get(diagram).status_code == 403
@@ -324,60 +355,3 @@ def test_who_may_see_runs_but_no_tasks_sees_numbers_and_no_names() -> None:
     assert "drawing" not in page.context
     diagram = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
     assert staff("view_workflowrun").get(diagram).status_code == 403
-
-
-# Cost -------------------------------------------------------------------------------------------------------------
-
-
-def _cost(ann: Client, address: str) -> int:
-    ann.get(address)
-    with CaptureQueriesContext(connection) as captured:
-        assert ann.get(address).status_code == 200
-    return len(captured)
-
-
-@pytest.mark.parametrize("model", ["workflowrun", "taskdependency"])
-def test_a_list_costs_the_same_statements_for_one_run_and_for_twenty(ann: Client, model: str) -> None:
-    a_diamond()
-    one = _cost(ann, list_of(model))
-    for number in range(19):
-        a_diamond(f"diamond{number}", tenant=a_tenant())
-    assert _cost(ann, list_of(model)) == one
-    assert one <= 16
-
-
-def test_the_page_of_a_run_costs_the_same_statements_for_a_small_graph_and_a_large_one(ann: Client) -> None:
-    costs = []
-    for number in (3, 90):
-        wf = Workflow("wide")
-        wf.add(noop, after=[wf.add(noop) for _ in range(number)], step="end")
-        run = wf.start()
-        costs.append(_cost(ann, f"{page_of(run)}?p=9"))
-    assert costs[0] == costs[1]
-
-
-def test_the_page_of_a_task_costs_the_same_statements_for_one_neighbour_and_for_fifty(ann: Client) -> None:
-    costs = []
-    for number in (1, 60):
-        wf = Workflow("wide")
-        first = wf.add(noop, step="first")
-        middle = wf.add(noop, after=[first, *(wf.add(noop) for _ in range(number))], step="middle")
-        for _ in range(number):
-            wf.add(noop, after=middle)
-        run = wf.start()
-        costs.append(_cost(ann, page_of(of(run, "middle"))))
-    assert costs[1] <= costs[0] <= 24
-
-
-def test_the_heavy_columns_of_tasks_are_not_read_for_a_graph(ann: Client) -> None:
-    run = a_diamond()
-    with CaptureQueriesContext(connection) as captured:
-        ann.get(page_of(run))
-    assert not [query["sql"] for query in captured if "kwargs" in query["sql"]]
-
-
-def test_a_list_of_unrelated_tasks_is_not_made_dearer_by_graphs(ann: Client) -> None:
-    many_tasks(3, Status.FAILED)
-    before = _cost(ann, list_of("task"))
-    a_diamond()
-    assert _cost(ann, list_of("task")) == before

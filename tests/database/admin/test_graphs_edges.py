@@ -1,4 +1,6 @@
-"""Edges are added and removed by an operator: checked for circles, shown first, done by the lifecycle, remembered."""
+"""Edges are added and removed by an operator: checked for circles, shown first, done by the engine,
+remembered.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from django.urls import reverse
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.states import Status
+from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import list_of, operator, page_of, said, staff, text
-from tests.database.admin.test_graphs import a_diamond
 from tests.database.graphs.playing import fail, of, recount, stands, succeed, tell
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
@@ -33,8 +35,11 @@ def ann() -> Client:
 
 def add(client: Client, task: Any, upstream: Any, *, look: bool = False, **given: str) -> Any:
     """Fill the form in and send it off; with ``look`` only to see what it would change."""
-    keys = {"task": str(getattr(task, "pk", task)), "upstream": str(getattr(upstream, "pk", upstream))}
-    sent = {"kind": "MUST_SUCCEED", "on_upstream_failure": "", "reason": "", **keys, **given}
+    keys = {
+        "task": str(getattr(task, "pk", task)),
+        "upstream": str(getattr(upstream, "pk", upstream)),
+    }
+    sent = {"type": "MUST_SUCCEED", "policy": "", "reason": "", **keys, **given}
     return client.post(reverse(ADD), {**sent, ("_look" if look else "_do"): "1"})
 
 
@@ -48,17 +53,21 @@ def test_an_edge_is_shown_and_then_added_with_a_note(ann: Client) -> None:
     task, upstream = a_task(name="load"), a_task(name="extract")
     looked = add(ann, task, upstream, look=True)
     assert "1 PENDING → becomes BLOCKED" in text(looked)
-    assert "Nothing was written yet." in text(looked)
+    assert "Nothing is changed yet." in text(looked)
     assert "Add the dependency" in looked.content.decode()
     assert stands(task) == ["PENDING"]
     assert not TaskDependency.objects.exists()
-    done = add(ann, task, upstream, kind="MUST_FINISH", on_upstream_failure="RUN", reason="rates first")
+    done = add(ann, task, upstream, type="MUST_FINISH", policy="RUN", reason="rates first")
     assert done["Location"] == page_of(task)
     assert said(done) == [
         "Now load waits for extract (MUST_FINISH). 1 row changed: 1 PENDING → BLOCKED."
-    ]  # fmt: skip
+    ]
     edge = TaskDependency.objects.get()
-    assert (edge.task_id, edge.depends_on_id, edge.dependency_type) == (task.pk, upstream.pk, "MUST_FINISH")
+    assert (edge.task_id, edge.depends_on_id, edge.dependency_type) == (
+        task.pk,
+        upstream.pk,
+        "MUST_FINISH",
+    )
     assert (edge.on_upstream_failure, edge.placed_by) == ("RUN", "ann")
     assert stands(task) == ["BLOCKED"]
     entry = LogEntry.objects.get()
@@ -102,12 +111,14 @@ def test_a_task_of_another_tenant_a_started_one_and_a_doubled_edge_are_refused(a
     assert "only a task that has not started" in text(add(ann, a_task(Status.RUNNING), upstream))
     add(ann, task, upstream)
     assert "waits for" in str(add(ann, task, upstream).context["form"].errors)
-    assert "already" in str(add(ann, task, upstream, kind="MUST_FAIL").context["form"].errors)
+    assert "already" in str(add(ann, task, upstream, type="MUST_FAIL").context["form"].errors)
     assert TaskDependency.objects.count() == 1
 
 
-@pytest.mark.parametrize(("field", "value"), [("kind", "MUST_WIN"), ("on_upstream_failure", "PANIC"),
-                                              ("reason", "x" * 151)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("type", "MUST_WIN"), ("policy", "PANIC"), ("reason", "x" * 151)],
+)
 def test_a_choice_that_is_none_is_refused(ann: Client, field: str, value: str) -> None:
     given: dict[str, Any] = {field: value}
     assert set(add(ann, a_task(), a_task(), **given).context["form"].errors) == {field}
@@ -123,7 +134,11 @@ def test_an_edge_to_a_task_that_succeeded_changes_no_status_and_is_met(ann: Clie
 
 def test_the_page_of_a_task_fills_the_form_in(ann: Client) -> None:
     task = a_task()
-    (link,) = [b["url"] for b in ann.get(page_of(task)).context["buttons"] if "dependency" in str(b["title"])]
+    (link,) = [
+        b["url"]
+        for b in ann.get(page_of(task)).context["buttons"]
+        if "dependency" in str(b["title"])
+    ]
     assert f'value="{task.pk}"' in ann.get(link).content.decode()
 
 
@@ -161,7 +176,7 @@ def test_an_edge_of_a_task_that_waits_no_longer_is_not_removed(ann: Client) -> N
     succeed(of(run, "top"))
     tell()
     left = of(run, "left")
-    assert "Remove…" not in text(ann.get(page_of(left)))
+    assert "Remove the dependency…" not in text(ann.get(page_of(left)))
     answer = remove(ann, left, of(run, "top"), _do="1", reason="")
     assert "does not wait for anything" in text(answer)
     assert TaskDependency.objects.count() == 4
@@ -180,7 +195,9 @@ def test_a_gate_is_not_removed_but_opened(ann: Client) -> None:
 def test_the_page_of_an_edge_offers_to_remove_it_while_its_task_waits(ann: Client) -> None:
     run = a_diamond()
     edge = TaskDependency.objects.get(task=of(run, "left").pk)
-    assert [str(button["title"]) for button in ann.get(page_of(edge)).context["buttons"]] == ["Remove…"]
+    assert [str(button["title"]) for button in ann.get(page_of(edge)).context["buttons"]] == [
+        "Remove the dependency…"
+    ]
     fail(of(run, "top"))
     tell()
     assert ann.get(page_of(edge)).context["buttons"] == []
@@ -191,8 +208,10 @@ def test_edges_are_written_and_deleted_by_no_way_round_the_lifecycle(ann: Client
     edge = TaskDependency.objects.get(task=of(run, "left").pk)
     delete = reverse("admin:django_durable_tasks_taskdependency_delete", args=[edge.pk])
     assert ann.post(delete, {"post": "yes"}).status_code == 403
-    answer = ann.post(list_of("taskdependency"), {"action": "delete_selected", "_selected_action": [str(edge.pk)],
-                                                  "post": "yes"})  # fmt: skip
+    answer = ann.post(
+        list_of("taskdependency"),
+        {"action": "delete_selected", "_selected_action": [str(edge.pk)], "post": "yes"},
+    )
     assert answer.status_code in (302, 200)
     assert ann.post(page_of(edge), {"dependency_type": "MUST_FAIL"}).status_code == 403
     assert ann.post(page_of(run), {"status": "SUCCESS"}).status_code == 403

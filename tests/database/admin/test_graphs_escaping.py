@@ -1,4 +1,6 @@
-"""What users wrote stays text on the pages of graphs, in pictures and previews; no page needs a script or style."""
+"""What users wrote stays text on the pages of graphs, in pictures and previews; no page needs a
+script or style.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import graph_operations
+from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
+from tests.database.admin.graph_actions import address, choose, do
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.admin.test_escaping import EVIL, MARK, _refused
-from tests.database.admin.test_graphs_verbs import address, choose, do
 from tests.database.graphs.playing import fail, of, tell
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
@@ -46,23 +48,40 @@ def _visits(ann: Client, run: WorkflowRun) -> list[tuple[str, Any]]:
     last = Task.objects.get(workflow=run, step__startswith="last")
     first = Task.objects.get(workflow=run, step=EVIL)
     pages = [
-        list_of("workflowrun"), list_of("taskdependency"), list_of("task"),
+        list_of("workflowrun"),
+        list_of("taskdependency"),
+        list_of("task"),
         *(page_of(row) for row in (*WorkflowRun.objects.all(), *tasks, *edges)),
         reverse("admin:django_durable_tasks_taskdependency_add") + f"?task={EVIL}&upstream={EVIL}",
-        f"{page_of(run)}?state={EVIL}&p={EVIL}", f"{list_of('workflowrun')}?name={EVIL}&q={EVIL}",
-    ]  # fmt: skip
+        f"{page_of(run)}?state={EVIL}&p={EVIL}",
+        f"{list_of('workflowrun')}?name={EVIL}&q={EVIL}",
+    ]
     verbs = [
-        *(address(run, name) for name in ("cancel", "retry")), address(last, "force-run"),
-        *(address(first, name) for name in ("approve", "reject", "hold", "cancel-branch")),
-        *(reverse("admin:django_durable_tasks_graph_unlink", args=[edge.pk]) for edge in edges if edge.depends_on_id),
-    ]  # fmt: skip
-    found = [(page, ann.get(page)) for page in (*pages, *verbs)] + [(page, ann.post(page)) for page in verbs]
-    found.append(("chosen", choose(ann, "force-run", last, run=EVIL)))
+        *(address(run, name) for name in ("cancel", "replay")),
+        address(last, "force_run"),
+        *(address(first, name) for name in ("approve", "reject", "hold", "cancel_branch")),
+        *(
+            reverse("admin:django_durable_tasks_graph_unlink", args=[edge.pk])
+            for edge in edges
+            if edge.depends_on_id
+        ),
+    ]
+    found = [(page, ann.get(page)) for page in (*pages, *verbs)] + [
+        (page, ann.post(page)) for page in verbs
+    ]
+    found.append(("chosen", choose(ann, "force_run", last, run=EVIL)))
     ids = {"task": str(first.pk), "upstream": str(last.pk)}
-    circle = ann.post(reverse("admin:django_durable_tasks_taskdependency_add"), {**ids, "kind": "MUST_SUCCEED"})
+    circle = ann.post(
+        reverse("admin:django_durable_tasks_taskdependency_add"), {**ids, "kind": "MUST_SUCCEED"}
+    )
     found.append(("circle", circle))
     found.append(("done", do(ann, run, "cancel", reason=EVIL)))
-    found.append(("history", ann.get(reverse("admin:django_durable_tasks_workflowrun_history", args=[run.pk]))))
+    found.append(
+        (
+            "history",
+            ann.get(reverse("admin:django_durable_tasks_workflowrun_history", args=[run.pk])),
+        )
+    )
     return found
 
 
@@ -83,7 +102,9 @@ def test_text_of_users_is_escaped_on_every_page_of_graphs() -> None:
 def test_a_picture_as_a_file_is_never_taken_for_a_page() -> None:
     run, ann = _hostile(), operator()
     for ending in ("svg", "json", "mmd", "dot", "txt"):
-        answer = ann.get(reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, ending]))
+        answer = ann.get(
+            reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, ending])
+        )
         assert answer["Content-Disposition"].startswith("attachment")
         assert answer["X-Content-Type-Options"] == "nosniff"
         if ending == "svg":
@@ -97,7 +118,7 @@ def test_secrets_in_notes_and_reasons_are_masked() -> None:
     task = of(run, "pay")
     Task.objects.unguarded().filter(pk=task.pk).update(reason="password=hunter2")
     ann = operator()
-    graph_operations.hold(task, by="bob", reason="password=hunter2")
+    operations.hold(task, by="bob", reason="password=hunter2")
     gate = TaskDependency.objects.filter(gate="APPROVAL").get()
     ended = a_task(Status.CANCELLED, reason="password=hunter2")
     pages = (page_of(run), page_of(task), page_of(ended), page_of(gate), list_of("taskdependency"))

@@ -1,4 +1,6 @@
-"""Each verb of graphs has a permission of its own: with it alone it works, without it nothing is offered or done."""
+"""Each verb of graphs has a permission of its own: with it alone it works, without it nothing is
+offered or done.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,25 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from tests.database.admin.graph_actions import a_gated, address, choose, do
+from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import list_of, operator, page_of, staff
-from tests.database.admin.test_graphs import a_diamond
-from tests.database.admin.test_graphs_verbs import a_gated, address, choose, do
 from tests.database.graphs.playing import fail, of, succeed, tell
 
 pytestmark = pytest.mark.django_db
 
 VIEWS = ("view_workflowrun", "view_task", "view_taskdependency")
-ALL = ("cancel_workflowrun", "retry_workflowrun", "force_workflowrun", "approve_taskdependency", "cancel_task",
-       "retry_task", "force_complete_task", "add_taskdependency", "delete_taskdependency")  # fmt: skip
+ALL = (
+    "cancel_workflowrun",
+    "retry_workflowrun",
+    "force_workflowrun",
+    "approve_taskdependency",
+    "cancel_task",
+    "retry_task",
+    "force_complete_task",
+    "add_taskdependency",
+    "delete_taskdependency",
+)
 
 
 def _run() -> WorkflowRun:
@@ -32,29 +43,57 @@ def _step(step: str) -> Task:
 
 
 def _edge_form() -> dict[str, str]:
-    return {"task": str(_step("bottom").pk), "upstream": str(_step("top").pk), "kind": "MUST_SUCCEED", "_do": "1"}
+    return {
+        "task": str(_step("bottom").pk),
+        "upstream": str(_step("top").pk),
+        "type": "MUST_SUCCEED",
+        "_do": "1",
+    }
 
 
 VERBS: dict[str, tuple[str, Callable[[Client], Any]]] = {
     "cancel": ("cancel_workflowrun", lambda client: do(client, _run(), "cancel")),
-    "retry": ("retry_workflowrun", lambda client: do(client, _run(), "retry")),
-    "force-run": ("force_workflowrun", lambda client: do(client, _step("bottom"), "force-run", reason="x")),
-    "force-complete": ("force_workflowrun", lambda client: choose(client, "force-complete", _step("left"), _do="1",
-                                                                  reason="x")),
+    "replay": ("retry_workflowrun", lambda client: do(client, _run(), "replay")),
+    "force_run": (
+        "force_workflowrun",
+        lambda client: do(client, _step("bottom"), "force_run", reason="x"),
+    ),
+    "force_complete_in_graph": (
+        "force_workflowrun",
+        lambda client: choose(
+            client, "force_complete_in_graph", _step("left"), _do="1", reason="x"
+        ),
+    ),
     "approve": ("approve_taskdependency", lambda client: do(client, _step("pay"), "approve")),
-    "reject": ("approve_taskdependency", lambda client: do(client, _step("pay"), "reject", reason="x")),
+    "reject": (
+        "approve_taskdependency",
+        lambda client: do(client, _step("pay"), "reject", reason="x"),
+    ),
     "hold": ("approve_taskdependency", lambda client: do(client, _step("ship"), "hold")),
     "unhold": ("approve_taskdependency", lambda client: do(client, _step("pay"), "unhold")),
-    "retry-from": ("retry_workflowrun", lambda client: do(client, _step("left"), "retry-from")),
-    "cancel-branch": ("cancel_workflowrun", lambda client: do(client, _step("right"), "cancel-branch")),
-    "add": ("add_taskdependency", lambda client: client.post(
-        reverse("admin:django_durable_tasks_taskdependency_add"),
-        {**_edge_form(), "task": str(_step("ship").pk), "upstream": str(_step("right").pk)})),
-    "remove": ("delete_taskdependency", lambda client: client.post(
-        reverse("admin:django_durable_tasks_graph_unlink",
-                args=[TaskDependency.objects.get(task=_step("ship"), depends_on=_step("pay")).pk]),
-        {"_do": "1", "reason": ""})),
-}  # fmt: skip
+    "replay_from": ("retry_workflowrun", lambda client: do(client, _step("left"), "replay_from")),
+    "cancel_branch": (
+        "cancel_workflowrun",
+        lambda client: do(client, _step("right"), "cancel_branch"),
+    ),
+    "add": (
+        "add_taskdependency",
+        lambda client: client.post(
+            reverse("admin:django_durable_tasks_taskdependency_add"),
+            {**_edge_form(), "task": str(_step("ship").pk), "upstream": str(_step("right").pk)},
+        ),
+    ),
+    "remove": (
+        "delete_taskdependency",
+        lambda client: client.post(
+            reverse(
+                "admin:django_durable_tasks_graph_unlink",
+                args=[TaskDependency.objects.get(task=_step("ship"), depends_on=_step("pay")).pk],
+            ),
+            {"_do": "1", "reason": ""},
+        ),
+    ),
+}
 
 
 def _house() -> None:
@@ -71,7 +110,9 @@ def _picture() -> list[Any]:
     """Return everything that a verb may change."""
     return [
         sorted(Task.objects.values_list("pk", "status", "epoch", "unresolved_dependencies_count")),
-        sorted(TaskDependency.objects.values_list("pk", "outcome", "resolved_by").order_by(), key=str),
+        sorted(
+            TaskDependency.objects.values_list("pk", "outcome", "resolved_by").order_by(), key=str
+        ),
         sorted(WorkflowRun.objects.values_list("pk", "cancel_requested_at")),
     ]
 
@@ -119,10 +160,16 @@ def test_nothing_is_done_by_looking() -> None:
     ann = operator()
     before = _picture()
     asked = {
-        "cancel": _run(), "retry": _run(), "approve": _step("pay"), "reject": _step("pay"), "hold": _step("ship"),
-        "unhold": _step("pay"), "retry-from": _step("left"), "cancel-branch": _step("right"),
-        "force-run": _step("bottom"),
-    }  # fmt: skip
+        "cancel": _run(),
+        "replay": _run(),
+        "approve": _step("pay"),
+        "reject": _step("pay"),
+        "hold": _step("ship"),
+        "unhold": _step("pay"),
+        "replay_from": _step("left"),
+        "cancel_branch": _step("right"),
+        "force_run": _step("bottom"),
+    }
     for name, row in asked.items():
         assert ann.get(address(row, name) + "?_do=1&reason=x").context["asking"], name
         assert ann.post(address(row, name) + "?_do=1&reason=x").context["number"], name
@@ -132,9 +179,19 @@ def test_nothing_is_done_by_looking() -> None:
 def test_somebody_who_may_only_look_is_offered_no_verb() -> None:
     _house()
     looker = staff(*VIEWS)
-    for row in (_run(), _step("pay"), _step("bottom"), _step("left"), *TaskDependency.objects.all()):
+    for row in (
+        _run(),
+        _step("pay"),
+        _step("bottom"),
+        _step("left"),
+        *TaskDependency.objects.all(),
+    ):
         page = looker.get(page_of(row))
-        assert not [button for button in page.context["buttons"] if "Its dead letters" not in str(button["title"])]
+        assert not [
+            button
+            for button in page.context["buttons"]
+            if "Its dead letters" not in str(button["title"])
+        ]
         assert "durable-chosen" not in page.content.decode()
         assert "Remove…" not in page.content.decode()
     assert 'name="action"' not in looker.get(list_of("task")).content.decode()

@@ -10,11 +10,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_durable_tasks.admin import readonly
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.models.task import new_task_id
-from django_durable_tasks.rules.identifiers import first_uuid7_of
+from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
 from tests.database.admin.site import act, list_of, operator, text
 from tests.factories import a_log_row, a_node, a_task, a_tenant, many_tasks
 
@@ -49,10 +49,22 @@ def test_tasks_are_filtered_by_condition(ann: Client) -> None:
 
 def test_tasks_are_filtered_by_status_queue_name_tenant_reason_and_age(ann: Client) -> None:
     tenant = a_tenant()
-    wanted = a_task(Status.CANCELLED, queue="mail", name="billing.charge", tenant=tenant, reason="CANCELLED by ann")
+    wanted = a_task(
+        Status.CANCELLED,
+        queue="mail",
+        name="billing.charge",
+        tenant=tenant,
+        reason="CANCELLED by ann",
+    )
     other = a_task(pk=first_uuid7_of(1_600_000_000_000))
-    asked = {"status__exact": "CANCELLED", "queue": "mail", "name": "billing.charge", "tenant": str(tenant.pk),
-             "reason": "CANCELLED", "born": "hour"}  # fmt: skip
+    asked = {
+        "status__exact": "CANCELLED",
+        "queue": "mail",
+        "name": "billing.charge",
+        "tenant": str(tenant.pk),
+        "reason": "CANCELLED",
+        "born": "hour",
+    }
     for name, value in asked.items():
         assert _found(ann, "task", **{name: value}) == {wanted.pk}, name
     assert _found(ann, "task", **asked) == {wanted.pk}
@@ -81,9 +93,21 @@ def test_logs_and_cases_are_filtered_by_their_tasks(ann: Client) -> None:
 
 
 def test_a_task_is_found_by_id_celery_id_key_and_part_of_its_name(ann: Client) -> None:
-    task = a_task(Status.FAILED, name="billing.charge", key="k-1", idempotency_key="i-1", unique_key="u-1")
+    task = a_task(
+        Status.FAILED, name="billing.charge", key="k-1", idempotency_key="i-1", unique_key="u-1"
+    )
     many_tasks(3, Status.FAILED)
-    for term in (str(task.pk), task.pk.hex, f"{task.pk}.3.1", "k-1", "i-1", "u-1", "charge", "CHARGE", " k-1 "):
+    for term in (
+        str(task.pk),
+        task.pk.hex,
+        f"{task.pk}.3.1",
+        "k-1",
+        "i-1",
+        "u-1",
+        "charge",
+        "CHARGE",
+        " k-1 ",
+    ):
         assert _found(ann, "task", q=term) == {task.pk}, term
         assert len(_found(ann, "taskexecutionlog", q=term)) == 1, term
         assert len(_found(ann, "deadletter", q=term)) == 1, term
@@ -98,7 +122,9 @@ def test_a_search_for_nonsense_finds_nothing(ann: Client) -> None:
         assert _found(ann, "task", q=term) == set(), term
 
 
-def test_a_list_counts_no_further_than_its_bound(ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_counts_no_further_than_its_bound(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readonly, "COUNTED_AT_MOST", 7)
     many_tasks(9)
     assert ann.get(list_of("task")).context["cl"].result_count == 7
@@ -106,8 +132,10 @@ def test_a_list_counts_no_further_than_its_bound(ann: Client, monkeypatch: pytes
 
 def test_the_newest_tasks_come_first_page_by_page(ann: Client) -> None:
     ids = [task.pk for task in many_tasks(60)]
-    pages = [[row.pk for row in ann.get(list_of("task"), {"p": str(page)}).context["cl"].result_list]
-             for page in (1, 2)]  # fmt: skip
+    pages = [
+        [row.pk for row in ann.get(list_of("task"), {"p": str(page)}).context["cl"].result_list]
+        for page in (1, 2)
+    ]
     assert [*pages[0], *pages[1]] == sorted(ids, key=str, reverse=True)
 
 
@@ -127,8 +155,12 @@ def _grow(number: int) -> None:
         a_node()
 
 
-@pytest.mark.parametrize("model", ["task", "taskexecutionlog", "deadletter", "queuecontrol", "node"])
-def test_a_list_costs_the_same_statements_for_one_row_and_for_fifty(ann: Client, model: str) -> None:
+@pytest.mark.parametrize(
+    "model", ["task", "taskexecutionlog", "deadletter", "queuecontrol", "node"]
+)
+def test_a_list_costs_the_same_statements_for_one_row_and_for_fifty(
+    ann: Client, model: str
+) -> None:
     _grow(1)
     one = _cost(ann, list_of(model))
     _grow(49)
@@ -144,7 +176,9 @@ def test_the_overview_costs_the_same_statements_for_one_row_and_for_fifty(ann: C
     assert _cost(ann, address) == one
 
 
-def test_the_page_of_a_task_costs_the_same_statements_for_one_attempt_and_for_fifty(ann: Client) -> None:
+def test_the_page_of_a_task_costs_the_same_statements_for_one_attempt_and_for_fifty(
+    ann: Client,
+) -> None:
     task = a_task(Status.FAILED)
     address = reverse("admin:django_durable_tasks_task_change", args=[task.pk])
     one = _cost(ann, address)
@@ -153,15 +187,19 @@ def test_the_page_of_a_task_costs_the_same_statements_for_one_attempt_and_for_fi
     assert _cost(ann, address) == one
 
 
-@pytest.mark.parametrize(("action", "model"), [("cancel", Task), ("retry", Task), ("discard", DeadLetter)])
-def test_an_action_costs_the_same_statements_for_one_row_and_for_fifty(ann: Client, action: str, model: Any) -> None:
+@pytest.mark.parametrize(
+    ("action", "model"), [("cancel", Task), ("replay", Task), ("discard", DeadLetter)]
+)
+def test_an_action_costs_the_same_statements_for_one_row_and_for_fifty(
+    ann: Client, action: str, model: Any
+) -> None:
     costs = []
     for number in (1, 1, 50):
         Task.objects.unguarded().all().delete()
         many_tasks(number, Status.FAILED)
         many_tasks(number)
         rows = model.objects.filter(**({"status": Status.PENDING} if action == "cancel" else {}))
-        rows = rows.filter(status=Status.FAILED) if action == "retry" else rows
+        rows = rows.filter(status=Status.FAILED) if action == "replay" else rows
         chosen = list(rows)
         with CaptureQueriesContext(connection) as captured:
             act(ann, action, *chosen, reason="because")

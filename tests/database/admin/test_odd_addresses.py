@@ -1,4 +1,6 @@
-"""An address or a choice that no page offers is answered, and never with an error of the database."""
+"""An address or a choice that no page offers is answered, and never with an error of the
+database.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from tests.factories import a_task
 
 pytestmark = pytest.mark.django_db
 
-SCREENS = {model._meta.model_name: screen for model, screen in admin.site._registry.items()
-           if model._meta.app_label == APP}  # fmt: skip
+SCREENS = {
+    model._meta.model_name: screen
+    for model, screen in admin.site._registry.items()
+    if model._meta.app_label == APP
+}
 ODD = ("\x00", "é" * 300, "9" * 30)
 
 
@@ -31,7 +36,9 @@ def ann() -> Client:
 
 
 def _parameters(screen: Any) -> set[str]:
-    filters = {getattr(one, "parameter_name", None) or f"{one}__exact" for one in screen.list_filter}
+    filters = {
+        getattr(one, "parameter_name", None) or f"{one}__exact" for one in screen.list_filter
+    }
     return filters | set(screen.lookups_allowed) | {"q", "o", "p", "all", "nothing", "_facets"}
 
 
@@ -51,15 +58,25 @@ def test_a_page_of_an_id_that_cannot_be_is_answered(ann: Client, name: str) -> N
             assert ann.get(address, follow=True).status_code in (200, 403, 404), address
 
 
-@pytest.mark.parametrize("name", [name for name, screen in SCREENS.items() if screen.actions is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, screen in SCREENS.items() if screen.actions is not None]
+)
 @pytest.mark.parametrize("key", ["zz", "\x00", "9" * 30])
-def test_an_action_on_an_id_that_cannot_be_changes_nothing(ann: Client, name: str, key: str) -> None:
+def test_an_action_on_an_id_that_cannot_be_changes_nothing(
+    ann: Client, name: str, key: str
+) -> None:
     Limit.objects.create(scope="queue:mail", max_concurrency=1)
     request = ann.get(list_of(name)).wsgi_request
     for action in SCREENS[name].get_actions(request):
         for chosen in ([key], [key, str(Task.objects.all()[0].pk)]):
             answer = ann.post(list_of(name), {"action": action, "_selected_action": chosen})
             assert answer.status_code in (200, 302), action
-            refused = said(answer)[-1:] == ["Nothing was changed: the choice holds an id that no row can have."]
+            refused = said(answer)[-1:] == [
+                "Nothing was changed: the choice holds an id that no row can have."
+            ]
             assert refused or (name == "limit" and "\x00" not in key), action
-    assert (Task.objects.count(), DeadLetter.objects.open().count(), Limit.objects.count()) == (2, 1, 1)
+    assert (Task.objects.count(), DeadLetter.objects.open().count(), Limit.objects.count()) == (
+        2,
+        1,
+        1,
+    )

@@ -7,17 +7,40 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.lifecycle import queues
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.models import DeadLetter, NodeKind, QueueControl, SchedulerLease, Task, TaskExecutionLog
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import misrouted
+from django_durable_tasks.models import (
+    DeadLetter,
+    NodeKind,
+    QueueControl,
+    SchedulerLease,
+    Task,
+    TaskExecutionLog,
+)
 from django_durable_tasks.rules.states import Resolution, Status
 from tests.celery_told import celery_told
 from tests.database.admin.site import list_of, operator, page_of, staff, text
-from tests.factories import a_dead_letter, a_log_row, a_node, a_paused_queue, a_task, a_tenant, many_tasks
+from tests.factories import (
+    a_dead_letter,
+    a_log_row,
+    a_node,
+    a_paused_queue,
+    a_task,
+    a_tenant,
+    many_tasks,
+)
 
 pytestmark = pytest.mark.django_db
 
-LISTS = ["task", "taskexecutionlog", "deadletter", "queuecontrol", "node", "schedulerlease", "tenant"]
+LISTS = [
+    "task",
+    "taskexecutionlog",
+    "deadletter",
+    "queuecontrol",
+    "node",
+    "schedulerlease",
+    "tenant",
+]
 OVERVIEW = "admin:django_durable_tasks_overview"
 
 
@@ -33,7 +56,11 @@ def _full_house() -> dict[str, Any]:
     a_log_row(failed, traceback="Traceback (most recent call last):\n  Broken")
     a_dead_letter(tasks[Status.CANCELLED], open=False)
     a_paused_queue("held")
-    return {"tasks": tasks, "node": a_node(queues=["test"], concurrency=2), "scheduler": a_node(NodeKind.SCHEDULER)}
+    return {
+        "tasks": tasks,
+        "node": a_node(queues=["test"], concurrency=2),
+        "scheduler": a_node(NodeKind.SCHEDULER),
+    }
 
 
 @pytest.mark.parametrize("model", LISTS)
@@ -54,8 +81,14 @@ def test_the_page_of_a_task_in_every_status_opens_and_says_why(ann: Client, stat
 
 def test_the_pages_of_all_other_rows_open(ann: Client) -> None:
     house = _full_house()
-    rows: list[Any] = [*DeadLetter.objects.all(), *TaskExecutionLog.objects.all(), house["node"], house["scheduler"],
-                       SchedulerLease.objects.get(), a_tenant()]  # fmt: skip
+    rows: list[Any] = [
+        *DeadLetter.objects.all(),
+        *TaskExecutionLog.objects.all(),
+        house["node"],
+        house["scheduler"],
+        SchedulerLease.objects.get(),
+        a_tenant(),
+    ]
     for row in rows:
         assert ann.get(page_of(row)).status_code == 200, row
 
@@ -75,7 +108,10 @@ def test_nothing_is_added_changed_or_deleted_by_hand(ann: Client) -> None:
     task = a_task()
     for model in LISTS[:-1]:
         assert ann.get(reverse(f"admin:django_durable_tasks_{model}_add")).status_code == 403
-    assert ann.get(reverse("admin:django_durable_tasks_task_delete", args=[task.pk])).status_code == 403
+    assert (
+        ann.get(reverse("admin:django_durable_tasks_task_delete", args=[task.pk])).status_code
+        == 403
+    )
     assert ann.post(page_of(task), {"status": "SUCCESS", "name": "other"}).status_code == 403
     task.refresh_from_db()
     assert task.status == Status.PENDING
@@ -83,13 +119,20 @@ def test_nothing_is_added_changed_or_deleted_by_hand(ann: Client) -> None:
 
 
 def test_tenants_are_made_and_named_but_never_deleted(ann: Client) -> None:
-    answer = ann.post(reverse("admin:django_durable_tasks_tenant_add"), {"slug": "acme", "name": "Acme"})
+    answer = ann.post(
+        reverse("admin:django_durable_tasks_tenant_add"), {"slug": "acme", "name": "Acme"}
+    )
     assert answer.status_code == 302
     tenant = a_tenant()
-    assert ann.get(reverse("admin:django_durable_tasks_tenant_delete", args=[tenant.pk])).status_code == 403
+    assert (
+        ann.get(reverse("admin:django_durable_tasks_tenant_delete", args=[tenant.pk])).status_code
+        == 403
+    )
 
 
-def test_a_paused_queue_without_workers_and_schedulers_is_why_a_task_does_not_run(ann: Client) -> None:
+def test_a_paused_queue_without_workers_and_schedulers_is_why_a_task_does_not_run(
+    ann: Client,
+) -> None:
     a_paused_queue("test", reason="the printer burns")
     told = text(ann.get(page_of(a_task(due=-60))))
     assert "Queue test was paused by somebody (the printer burns)" in told
@@ -100,11 +143,16 @@ def test_a_paused_queue_without_workers_and_schedulers_is_why_a_task_does_not_ru
 def test_labels_are_questions_on_the_row(ann: Client) -> None:
     past = database_now() - timedelta(minutes=5)
     a_task(failures=2, due=500)
-    a_task(Status.RUNNING, expected_duration=timedelta(seconds=1), started_at=past, cancel_requested_at=past)
+    a_task(
+        Status.RUNNING,
+        expected_duration=timedelta(seconds=1),
+        started_at=past,
+        cancel_requested_at=past,
+    )
     a_task(Status.RUNNING, due=-60)
     a_task(Status.QUEUED, publish_count=4)
     told = ann.get(list_of("task")).content.decode()
-    for label in ("retrying", "overdue", "asked to stop", "worker silent", "published in vain"):
+    for label in ("retrying", "overdue", "asked to stop", "lease expired", "republished"):
         assert f">{label}</span>" in told
     assert 'durable-failed">' not in told
 
@@ -116,10 +164,12 @@ def test_the_overview_says_what_waits_who_leads_and_what_is_wrong(ann: Client) -
     assert "No scheduler is alive" in told
     assert "Queue mail has 3 tasks to start and no live worker." in told
     assert "1 dead letter is open." in told
-    assert "Nobody leads" in told
+    assert "No scheduler is the leader" in told
     leader = a_node(NodeKind.SCHEDULER, name="scheduler-1")
     a_node(queues=["mail"], concurrency=4)
-    SchedulerLease.objects.update(holder=leader.pk, term=7, expires_at=database_now() + timedelta(minutes=1))
+    SchedulerLease.objects.update(
+        holder=leader.pk, term=7, expires_at=database_now() + timedelta(minutes=1)
+    )
     told = text(ann.get(reverse(OVERVIEW)))
     assert "scheduler-1 leads in term 7" in told
     assert "Queue mail is late: its oldest task could have started" in told
@@ -128,14 +178,19 @@ def test_the_overview_says_what_waits_who_leads_and_what_is_wrong(ann: Client) -
 
 
 def test_the_page_of_a_scheduler_says_where_it_finds_rows_and_what_wakes_it(ann: Client) -> None:
-    states: dict[str, Any] = {"index_state": "redis", "wakeups_state": "Redis (self-test passed 3 s ago)"}
+    states: dict[str, Any] = {
+        "index_state": "redis",
+        "wakeups_state": "Redis (self-test passed 3 s ago)",
+    }
     page = text(ann.get(page_of(a_node(NodeKind.SCHEDULER, **states))))
     assert all(state in page for state in states.values())
 
 
 def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client) -> None:
     leader = a_node(NodeKind.SCHEDULER)
-    SchedulerLease.objects.update(holder=leader.pk, expires_at=database_now() + timedelta(minutes=1))
+    SchedulerLease.objects.update(
+        holder=leader.pk, expires_at=database_now() + timedelta(minutes=1)
+    )
     assert "Nothing is wrong." in text(ann.get(reverse(OVERVIEW)))
 
 
@@ -151,21 +206,32 @@ def test_a_broker_that_does_not_answer_is_told_without_its_password(ann: Client)
 def test_a_page_shows_the_last_fifty_attempts_and_links_all(ann: Client) -> None:
     task = a_task(Status.FAILED)
     TaskExecutionLog.objects.unguarded().bulk_create(
-        TaskExecutionLog(task_id=task.pk, attempt_number=number, status="RETRY", completed_at=database_now())
+        TaskExecutionLog(
+            task_id=task.pk, attempt_number=number, status="RETRY", completed_at=database_now()
+        )
         for number in range(60)
     )
     answer = ann.get(page_of(task))
     shown = answer.context["inline_admin_formsets"][0].formset.queryset
     assert [row.attempt_number for row in shown] == list(range(59, 9, -1))
     assert f"?task__id__exact={task.pk}" in answer.content.decode()
-    assert ann.get(list_of("taskexecutionlog"), {"task__id__exact": str(task.pk)}).context["cl"].result_count == 61
+    assert (
+        ann.get(list_of("taskexecutionlog"), {"task__id__exact": str(task.pk)})
+        .context["cl"]
+        .result_count
+        == 61
+    )
 
 
 def test_the_page_of_a_failed_task_leads_to_its_case_and_back(ann: Client) -> None:
     many_tasks(2, Status.FAILED)
     task = Task.objects.first()
     assert task is not None
-    (case,) = (button for button in ann.get(page_of(task)).context["buttons"] if button["title"] == "Its dead letters")
+    (case,) = (
+        button
+        for button in ann.get(page_of(task)).context["buttons"]
+        if button["title"] == "Its dead letters"
+    )
     (letter,) = ann.get(case["url"]).context["cl"].result_list
     assert letter.task_id == task.pk
     assert page_of(task) in ann.get(page_of(letter)).content.decode()
@@ -174,22 +240,34 @@ def test_the_page_of_a_failed_task_leads_to_its_case_and_back(ann: Client) -> No
 def test_closed_cases_are_listed_only_when_asked_for(ann: Client) -> None:
     failed = a_task(Status.FAILED)
     a_dead_letter(failed, open=False, resolution=Resolution.REPLAYED)
-    counts = {asked: ann.get(list_of("deadletter"), {"case": asked} if asked else {}).context["cl"].result_count
-              for asked in ("", "all", "REPLAYED", "DISCARDED")}  # fmt: skip
+    counts = {
+        asked: ann.get(list_of("deadletter"), {"case": asked} if asked else {})
+        .context["cl"]
+        .result_count
+        for asked in ("", "all", "REPLAYED", "DISCARDED")
+    }
     assert counts == {"": 1, "all": 2, "REPLAYED": 1, "DISCARDED": 0}
 
 
-def test_a_queue_that_the_broker_rejects_or_whose_messages_go_astray_is_named_on_both_pages(ann: Client) -> None:
+def test_a_queue_that_the_broker_rejects_or_whose_messages_go_astray_is_named_on_both_pages(
+    ann: Client,
+) -> None:
     a_task(queue="cards")
-    leader = a_node(NodeKind.SCHEDULER, rejected_queues={"cards": "PreconditionFailed: <b>quorum</b>"})
-    SchedulerLease.objects.update(holder=leader.pk, expires_at=database_now() + timedelta(minutes=1))
-    queues.count_misrouted("mails", "cards")
+    leader = a_node(
+        NodeKind.SCHEDULER, rejected_queues={"cards": "PreconditionFailed: <b>quorum</b>"}
+    )
+    SchedulerLease.objects.update(
+        holder=leader.pk, expires_at=database_now() + timedelta(minutes=1)
+    )
+    misrouted.count_misrouted("mails", "cards")
     for address in (reverse(OVERVIEW), list_of("queuecontrol")):
         page = ann.get(address)
         assert "PreconditionFailed: &lt;b&gt;quorum" in page.content.decode()
         assert "rejected" in text(page)
         assert "1 messages consumed from another queue, last from cards" in text(page)
-    assert "Queue mails: messages for its tasks were consumed from queue cards" in text(ann.get(reverse(OVERVIEW)))
+    assert "Queue mails: messages for its tasks were consumed from queue cards" in text(
+        ann.get(reverse(OVERVIEW))
+    )
 
 
 def test_queues_without_a_mark_are_listed_too(ann: Client) -> None:

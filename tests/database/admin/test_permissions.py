@@ -1,4 +1,6 @@
-"""Each verb has a permission of its own: with it and no other it works, without it nothing is offered or done."""
+"""Each verb has a permission of its own: with it and no other it works, without it nothing is
+offered or done.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +17,15 @@ from tests.factories import a_paused_queue, a_task
 pytestmark = pytest.mark.django_db
 
 VIEWS = ("view_task", "view_deadletter", "view_queuecontrol", "view_taskexecutionlog")
-ALL = ("cancel_task", "retry_task", "force_complete_task", "replay_deadletter", "discard_deadletter",
-       "pause_queuecontrol", "view_task_arguments")  # fmt: skip
+ALL = (
+    "cancel_task",
+    "retry_task",
+    "force_complete_task",
+    "replay_deadletter",
+    "discard_deadletter",
+    "pause_queuecontrol",
+    "view_task_arguments",
+)
 
 
 def _post(name: str, **data: str) -> Callable[[Client], Any]:
@@ -50,7 +59,7 @@ def _edit(client: Client) -> Any:
 
 VERBS: list[tuple[str, tuple[str, ...], Callable[[Client], Any]]] = [
     ("cancel", ("cancel_task",), _cancel),
-    ("retry", ("retry_task",), _on("retry", Task)),
+    ("replay task", ("retry_task",), _on("replay", Task)),
     ("force_complete", ("force_complete_task",), _on("force_complete", Task)),
     ("replay", ("replay_deadletter",), _on("replay", DeadLetter)),
     ("replay edited", ("replay_deadletter", "view_task_arguments"), _edit),
@@ -114,7 +123,9 @@ def test_somebody_who_may_only_look_is_offered_no_verb() -> None:
     for model in ("task", "deadletter"):
         assert 'name="action"' not in looker.get(list_of(model)).content.decode()
     for row in (*Task.objects.all(), *DeadLetter.objects.all()):
-        assert not [button for button in looker.get(page_of(row)).context["buttons"] if "action" in button]
+        assert not [
+            button for button in looker.get(page_of(row)).context["buttons"] if "action" in button
+        ]
     queues = looker.get(list_of("queuecontrol")).content.decode()
     assert "Pause…" not in queues
     assert "Resume" not in queues

@@ -1,4 +1,6 @@
-"""A schedule is made and edited by one call, after a look at its next fires; what is refused stands at its field."""
+"""A schedule is made and edited by one call, after a look at its next fires; what is refused stands
+at its field.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,25 @@ pytestmark = pytest.mark.django_db
 
 ADD = "admin:django_durable_tasks_recurringtask_add"
 NEW = {
-    "name": "report", "task": "tests.project.tasks.add", "args": "[1, 2]", "kwargs": "{}", "options": "{}",
-    "cron": "30 2 * * *", "parts": "[]", "timezone": "Europe/Berlin", "dst_gap": "RUN_AFTER", "dst_overlap": "FIRST",
-    "roll": "SKIP", "jitter": "0", "catch_up_mode": "RUN_ONE_NOW", "misfire_grace": "60", "max_catchup_runs": "100",
-    "catchup_order": "OLDEST", "catchup_pace": "0", "overlap": "SKIP",
-}  # fmt: skip
+    "name": "report",
+    "task": "tests.project.tasks.add",
+    "args": "[1, 2]",
+    "kwargs": "{}",
+    "options": "{}",
+    "cron": "30 2 * * *",
+    "parts": "[]",
+    "timezone": "Europe/Berlin",
+    "dst_gap": "RUN_AFTER",
+    "dst_overlap": "FIRST",
+    "roll": "SKIP",
+    "jitter": "0",
+    "catch_up_mode": "RUN_ONE_NOW",
+    "misfire_grace": "60",
+    "max_catchup_runs": "100",
+    "catchup_order": "OLDEST",
+    "catchup_pace": "0",
+    "overlap": "SKIP",
+}
 
 
 @pytest.fixture
@@ -58,33 +74,86 @@ def test_a_look_writes_nothing_and_saving_makes_the_schedule(ann: Client) -> Non
     assert answer["Location"] == page_of(row)
     assert said(answer) == ["Schedule report is saved. Nothing of the past fires."]
     assert (row.name, row.task, row.args, row.timetable) == (
-        "report", "tests.project.tasks.add", [1, 2], [{"cron": "30 2 * * *"}])  # fmt: skip
+        "report",
+        "tests.project.tasks.add",
+        [1, 2],
+        [{"cron": "30 2 * * *"}],
+    )
     assert (row.time_zone, row.status, row.source, row.priority, row.max_runs) == (
-        "Europe/Berlin", "ACTIVE", "", None, None)  # fmt: skip
+        "Europe/Berlin",
+        "ACTIVE",
+        "",
+        None,
+        None,
+    )
     assert row.next_run_at == looked.context["looked"].fires[0].nominal
+
+
+EVERY_FIELD: dict[str, Any] = {
+    "cron": "0 9 * * *\r\n0 17 * * 1-5",
+    "interval": "3600",
+    "rrule": "FREQ=MONTHLY;BYDAY=-1FR",
+    "parts": '[{"at": ["2999-03-08T07:00:00Z"]}]',
+    "calendar": ["berlin"],
+    "roll": "FOLLOWING",
+    "dst_gap": "SKIP",
+    "dst_overlap": "BOTH",
+    "start_time": "2026-03-02 10:00",
+    "end_time": "2999-01-01T00:00:00Z",
+    "max_runs": "7",
+    "jitter": "10%",
+    "expires_in": "30",
+    "catch_up_mode": "RUN_ALL_MISSED",
+    "misfire_grace": "5",
+    "catchup_window": "900",
+    "max_catchup_runs": "3",
+    "catchup_order": "NEWEST",
+    "catchup_pace": "2.5",
+    "overlap": "QUEUE_ALL",
+    "overlap_key": "k-{0}",
+    "queue": "reports",
+    "priority": "0",
+    "description": "told",
+    "options": '{"max_attempts": 2}',
+    "paused": "on",
+}
 
 
 def test_every_field_reaches_its_column(ann: Client) -> None:
     Calendar.objects.unguarded().create(name="berlin")
-    _add(
-        ann, cron="0 9 * * *\r\n0 17 * * 1-5", interval="3600", rrule="FREQ=MONTHLY;BYDAY=-1FR",
-        parts='[{"at": ["2999-03-08T07:00:00Z"]}]', calendar=["berlin"], roll="FOLLOWING", dst_gap="SKIP",
-        dst_overlap="BOTH", start_time="2026-03-02 10:00", end_time="2999-01-01T00:00:00Z", max_runs="7",
-        jitter="10%", expires_in="30", catch_up_mode="RUN_ALL_MISSED", misfire_grace="5", catchup_window="900",
-        max_catchup_runs="3", catchup_order="NEWEST", catchup_pace="2.5", overlap="QUEUE_ALL", overlap_key="k-{0}",
-        queue="reports", priority="0", description="told", options='{"max_attempts": 2}', paused="on",
-    )  # fmt: skip
+    _add(ann, **EVERY_FIELD)
     row = RecurringTask.objects.get()
     kinds = [next(iter(part)) for part in row.timetable]
     assert kinds == ["cron", "cron", "interval", "rrule", "at"]
-    assert (row.calendars, row.roll, row.dst_gap, row.dst_overlap) == (["berlin"], "FOLLOWING", "SKIP", "BOTH")
+    assert (row.calendars, row.roll, row.dst_gap, row.dst_overlap) == (
+        ["berlin"],
+        "FOLLOWING",
+        "SKIP",
+        "BOTH",
+    )
     assert row.start_time == START
     assert row.end_time == datetime(2999, 1, 1, tzinfo=UTC)
-    assert (row.max_runs, row.jitter_percent, row.expires_in, row.queue, row.priority) == (7, 10.0, 30.0, "reports", 0)
-    assert (row.catch_up_mode, row.misfire_grace, row.catchup_window, row.max_catchup_runs, row.catchup_order,
-            row.catchup_pace) == ("RUN_ALL_MISSED", 5.0, 900.0, 3, "NEWEST", 2.5)  # fmt: skip
+    assert (row.max_runs, row.jitter_percent, row.expires_in, row.queue, row.priority) == (
+        7,
+        10.0,
+        30.0,
+        "reports",
+        0,
+    )
+    assert (
+        row.catch_up_mode,
+        row.misfire_grace,
+        row.catchup_window,
+        row.max_catchup_runs,
+        row.catchup_order,
+        row.catchup_pace,
+    ) == ("RUN_ALL_MISSED", 5.0, 900.0, 3, "NEWEST", 2.5)
     assert (row.overlap, row.overlap_key, row.description, row.options) == (
-        "QUEUE_ALL", "k-{0}", "told", {"max_attempts": 2})  # fmt: skip
+        "QUEUE_ALL",
+        "k-{0}",
+        "told",
+        {"max_attempts": 2},
+    )
     assert (row.status, row.status_reason) == ("PAUSED", "CREATED_PAUSED")
 
 
@@ -114,7 +183,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("field", "given", "told"), REFUSED, ids=[f"{field} {given}" for field, given, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("field", "given", "told"), REFUSED, ids=[f"{field} {given}" for field, given, _ in REFUSED]
+)
 @pytest.mark.parametrize("button", ["_look", "_save"])
 def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
     ann: Client, field: str, given: dict[str, Any], told: str, button: str
@@ -129,15 +200,28 @@ def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
 def test_adding_under_the_name_of_another_schedule_is_refused(ann: Client) -> None:
     row = a_schedule("report")
     page = _add(ann)
-    assert page.context["form"].errors["name"] == ["A schedule of this name is there already: edit that one."]
+    assert page.context["form"].errors["name"] == [
+        "A schedule of this name is there already: edit that one."
+    ]
     row.refresh_from_db()
     assert row.task == "tests.project.tasks.noop"
 
 
 def test_a_form_sent_back_as_it_was_shown_changes_nothing(ann: Client) -> None:
-    row = a_schedule("odd", parts=[{"cron": "0 9 * * *"}, {"cron": "0 0 9 * * *", "seconds": "FIRST"},
-                                   {"interval": 2.5}, {"interval": 7}, {"rrule": "FREQ=DAILY"}],
-                     jitter="5%", timezone="America/New_York", kwargs={"day": "é"}, task=tasks.echo)  # fmt: skip
+    row = a_schedule(
+        "odd",
+        parts=[
+            {"cron": "0 9 * * *"},
+            {"cron": "0 0 9 * * *", "seconds": "FIRST"},
+            {"interval": 2.5},
+            {"interval": 7},
+            {"rrule": "FREQ=DAILY"},
+        ],
+        jitter="5%",
+        timezone="America/New_York",
+        kwargs={"day": "é"},
+        task=tasks.echo,
+    )
     before = RecurringTask.objects.values().get()
     ann.post(_edit(row), _as_shown(row))
     assert RecurringTask.objects.values().get() == before
@@ -158,13 +242,28 @@ def test_an_edit_never_fires_a_time_of_the_past(ann: Client) -> None:
 
 
 def test_what_an_edit_leaves_empty_is_taken_away(ann: Client) -> None:
-    row = a_schedule("report", max_runs=7, expires_in=30, priority=4, end_time=at(days=99_999), catchup_window=5)
-    given = {"max_runs": "", "expires_in": "", "priority": "", "end_time": "", "catchup_window": "", "queue": "",
-             "start_time": ""}  # fmt: skip
+    row = a_schedule(
+        "report", max_runs=7, expires_in=30, priority=4, end_time=at(days=99_999), catchup_window=5
+    )
+    given = {
+        "max_runs": "",
+        "expires_in": "",
+        "priority": "",
+        "end_time": "",
+        "catchup_window": "",
+        "queue": "",
+        "start_time": "",
+    }
     assert ann.post(_edit(row), _as_shown(row, **given)).status_code == 302
     row.refresh_from_db()
-    assert (row.max_runs, row.expires_in, row.priority, row.end_time, row.catchup_window, row.queue) == (
-        None, None, None, None, None, "")  # fmt: skip
+    assert (
+        row.max_runs,
+        row.expires_in,
+        row.priority,
+        row.end_time,
+        row.catchup_window,
+        row.queue,
+    ) == (None, None, None, None, None, "")
     assert row.start_time == START
 
 
@@ -184,12 +283,16 @@ def test_an_edit_that_is_refused_keeps_the_row(ann: Client) -> None:
     assert RecurringTask.objects.values().get() == before
 
 
-def test_a_schedule_of_a_task_that_this_process_does_not_know_opens_for_editing(ann: Client) -> None:
+def test_a_schedule_of_a_task_that_this_process_does_not_know_opens_for_editing(
+    ann: Client,
+) -> None:
     row = a_schedule("report")
     RecurringTask.objects.unguarded().filter(pk=row.pk).update(task="another.release")
     row.refresh_from_db()
     assert ann.get(_edit(row)).status_code == 200
-    assert "No durable task is registered as" in text(ann.post(_edit(row), _as_shown(row, description="x")))
+    assert "No durable task is registered as" in text(
+        ann.post(_edit(row), _as_shown(row, description="x"))
+    )
 
 
 def test_with_several_tenants_the_schedule_gets_the_chosen_one(ann: Client) -> None:
@@ -200,7 +303,9 @@ def test_with_several_tenants_the_schedule_gets_the_chosen_one(ann: Client) -> N
 
 
 def test_who_may_not_read_secrets_edits_all_but_the_call(ann: Client) -> None:
-    row = a_schedule("report", task=tasks.echo, kwargs={"password": "swordfish"}, options={"max_attempts": 2})
+    row = a_schedule(
+        "report", task=tasks.echo, kwargs={"password": "swordfish"}, options={"max_attempts": 2}
+    )
     client = staff("view_recurringtask", "change_recurringtask")
     page = client.get(_edit(row))
     assert "swordfish" not in page.content.decode()
@@ -222,7 +327,10 @@ def test_making_and_editing_need_their_permissions() -> None:
         assert client.get(reverse(ADD)).status_code == (200 if may_add else 403)
         assert _add(client, _look="1").status_code == (200 if may_add else 403)
     assert maker.get(_edit(row)).status_code == 403
-    assert staff("change_recurringtask").post(_edit(row), _as_shown(row, description="x")).status_code == 302
+    assert (
+        staff("change_recurringtask").post(_edit(row), _as_shown(row, description="x")).status_code
+        == 302
+    )
     assert _add(maker).status_code == 302
     assert "Edit…" in text(editor.get(page_of(row)))
     assert "Add recurring task" in text(maker.get(list_of("recurringtask")))

@@ -1,4 +1,6 @@
-"""The list and the page of recurring tasks: what fires when, what became of the last fire times, and why."""
+"""The list and the page of recurring tasks: what fires when, what became of the last fire times,
+and why.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_durable_tasks.admin import display, ledger
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
 from tests.database.admin.site import list_of, operator, page_of, staff, text
 from tests.database.recurring.schedules import a_schedule, at, fire
@@ -32,10 +34,16 @@ def _names(ann: Client, **asked: str) -> list[str]:
     return [row.name for row in ann.get(list_of("recurringtask"), asked).context["cl"].result_list]
 
 
-def a_line(row: RecurringTask, ago: float, outcome: str = "DISPATCHED", **told: Any) -> OccurrenceRecord:
+def a_line(
+    row: RecurringTask, ago: float, outcome: str = "DISPATCHED", **told: Any
+) -> OccurrenceRecord:
     """Write a line of the ledger for a fire time so many seconds ago."""
     fire_time = database_now() - timedelta(seconds=ago)
-    alone = {} if told.get("last_fire_time") or told.get("request_id") else {"unique_fire_time": fire_time}
+    alone = (
+        {}
+        if told.get("last_fire_time") or told.get("request_id")
+        else {"unique_fire_time": fire_time}
+    )
     ledger: Any = OccurrenceRecord.objects.unguarded()
     entry: OccurrenceRecord = ledger.create(
         **{"recurring_task": row, "fire_time": fire_time, "outcome": outcome, **alone, **told}
@@ -44,7 +52,9 @@ def a_line(row: RecurringTask, ago: float, outcome: str = "DISPATCHED", **told: 
 
 
 def test_the_list_tells_when_in_words_and_what_became_of_the_last_fire_times(ann: Client) -> None:
-    row = a_schedule("nightly", cron="30 2 * * *", timezone="Europe/Berlin", task=tasks.add, args=[1, 2])
+    row = a_schedule(
+        "nightly", cron="30 2 * * *", timezone="Europe/Berlin", task=tasks.add, args=[1, 2]
+    )
     a_line(row, 300, task=a_task("FAILED"))
     a_line(row, 200, "SKIPPED_OVERLAP")
     a_line(row, 100, "MISSED", last_fire_time=database_now(), count=61)
@@ -77,22 +87,45 @@ def test_more_lines_than_are_looked_at_are_told_as_at_least(ann: Client) -> None
     assert "≥ 100 skipped" in text(ann.get(list_of("recurringtask")))
 
 
-def test_schedules_are_filtered_by_condition_source_status_and_tenant(ann: Client) -> None:
+def _schedules_in_every_condition() -> None:
     late, soon = a_schedule("late"), a_schedule("soon")
-    RecurringTask.objects.unguarded().filter(pk=soon.pk).update(next_run_at=database_now() + timedelta(minutes=5))
+    RecurringTask.objects.unguarded().filter(pk=soon.pk).update(
+        next_run_at=database_now() + timedelta(minutes=5)
+    )
     bad = a_schedule("bad")
     RecurringTask.objects.unguarded().filter(pk=bad.pk).update(
-        status="PAUSED", status_reason="QUARANTINED", error="InvalidSchedule: token=abc", next_run_at=None
+        status="PAUSED",
+        status_reason="QUARANTINED",
+        error="InvalidSchedule: token=abc",
+        next_run_at=None,
     )
-    snoozed, ended, gone = a_schedule("snoozed"), a_schedule("ended"), a_schedule("gone", start_time=at(days=99_999))
-    RecurringTask.objects.unguarded().filter(pk=snoozed.pk).update(status="PAUSED", paused_until=at(days=9_999))
+    snoozed, ended, gone = (
+        a_schedule("snoozed"),
+        a_schedule("ended"),
+        a_schedule("gone", start_time=at(days=99_999)),
+    )
+    RecurringTask.objects.unguarded().filter(pk=snoozed.pk).update(
+        status="PAUSED", paused_until=at(days=9_999)
+    )
     RecurringTask.objects.unguarded().filter(pk=ended.pk).update(
         status="CANCELLED", status_reason="MAX_RUNS", next_run_at=None
     )
-    RecurringTask.objects.unguarded().filter(pk=gone.pk).update(undeclared_at=database_now(), source="code")
-    tenant = a_tenant()
-    RecurringTask.objects.unguarded().filter(pk=late.pk).update(tenant=tenant)
-    asked = {"late": "late", "quarantined": "bad", "snoozed": "snoozed", "ended": "ended", "undeclared": "gone"}
+    RecurringTask.objects.unguarded().filter(pk=gone.pk).update(
+        undeclared_at=database_now(), source="code"
+    )
+    RecurringTask.objects.unguarded().filter(pk=late.pk).update(tenant=a_tenant())
+
+
+def test_schedules_are_filtered_by_condition_source_status_and_tenant(ann: Client) -> None:
+    _schedules_in_every_condition()
+    tenant = RecurringTask.objects.get(name="late").tenant
+    asked = {
+        "late": "late",
+        "quarantined": "bad",
+        "snoozed": "snoozed",
+        "ended": "ended",
+        "undeclared": "gone",
+    }
     for condition, name in asked.items():
         assert _names(ann, condition=condition) == [name], condition
     assert _names(ann, condition="soon") == ["soon", "late"]
@@ -175,10 +208,12 @@ def test_a_wall_time_that_comes_twice_or_never_must_say_its_offset(ann: Client) 
 
 def test_a_row_that_cannot_be_read_opens_and_says_what_is_wrong(ann: Client) -> None:
     row = a_schedule()
-    RecurringTask.objects.unguarded().filter(pk=row.pk).update(timetable=[{"interval": "x"}], revision=row.revision + 1)
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        timetable=[{"interval": "x"}], revision=row.revision + 1
+    )
     assert ann.get(list_of("recurringtask")).status_code == 200
     told = text(ann.get(page_of(row)))
-    assert "It cannot tell its fire times." in told
+    assert "Its fire times cannot be computed." in told
     asked = ann.get(page_of(row), {"at": "2026-03-02 09:00"})
     assert asked.status_code == 200
     assert "cannot fire at all" in asked.context["answer"]
@@ -207,7 +242,9 @@ def _grow(first: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("model", ["recurringtask", "occurrencerecord"])
-def test_a_list_costs_the_same_statements_for_one_row_and_for_fifty(ann: Client, model: str) -> None:
+def test_a_list_costs_the_same_statements_for_one_row_and_for_fifty(
+    ann: Client, model: str
+) -> None:
     _grow(0, 1)
     one = _cost(ann, list_of(model))
     _grow(1, 49)
@@ -224,18 +261,26 @@ def test_the_page_costs_the_same_statements_for_one_line_and_for_fifty(ann: Clie
     assert _cost(ann, page_of(row)) == one
 
 
-def test_the_ledger_of_one_schedule_is_read_a_stretch_at_a_time(ann: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_of_one_schedule_is_read_a_stretch_at_a_time(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger, "OF_ONE", 4)
     row, other = a_schedule("one"), a_schedule("other")
-    lines = [a_line(row, 100 * number, "MISSED" if number % 2 else "DISPATCHED") for number in range(5)]
+    lines = [
+        a_line(row, 100 * number, "MISSED" if number % 2 else "DISPATCHED") for number in range(5)
+    ]
     lines += [a_line(row, 50, "MISSED", last_fire_time=database_now(), count=3)]
     a_line(other, 1)
     page = ann.get(list_of("occurrencerecord"), {"schedule": str(row.pk)})
-    assert [line.pk for line in page.context["cl"].result_list] == [lines[one].pk for one in (0, 5, 1, 2)]
+    assert [line.pk for line in page.context["cl"].result_list] == [
+        lines[one].pk for one in (0, 5, 1, 2)
+    ]
     choices = {title: value for value, title in page.context["cl"].filter_specs[1].lookup_choices}
     older = choices[f"one, {display.instant(lines[2].fire_time)}"]
     page = ann.get(list_of("occurrencerecord"), {"schedule": older})
-    assert [line.pk for line in page.context["cl"].result_list] == [lines[one].pk for one in (2, 3, 4)]
+    assert [line.pk for line in page.context["cl"].result_list] == [
+        lines[one].pk for one in (2, 3, 4)
+    ]
     page = ann.get(list_of("occurrencerecord"), {"schedule": older, "outcome": "unrun"})
     assert [line.pk for line in page.context["cl"].result_list] == [lines[3].pk]
     naive = f"{row.pk},2026-01-01T00:00:00"
@@ -254,7 +299,10 @@ def test_without_a_schedule_an_outcome_is_looked_for_in_the_newest_lines(
 
 def test_the_page_of_a_line_leads_to_its_schedule_and_its_task(ann: Client) -> None:
     row, task = a_schedule(), a_task("FAILED")
-    single, skipped = a_line(row, 1, task=task), a_line(row, 2, "SKIPPED_OVERLAP", blocked_by=task.pk)
+    single, skipped = (
+        a_line(row, 1, task=task),
+        a_line(row, 2, "SKIPPED_OVERLAP", blocked_by=task.pk),
+    )
     for line in (single, skipped):
         page = ann.get(page_of(line)).content.decode()
         assert page_of(row) in page
@@ -267,7 +315,9 @@ def test_the_page_of_a_line_leads_to_its_schedule_and_its_task(ann: Client) -> N
 
 
 def test_the_tasks_of_a_schedule_are_listed_by_their_fire_times(ann: Client) -> None:
-    row = a_schedule(catch_up_mode="RUN_ALL_MISSED", catchup_order="NEWEST", overlap="ALLOW", misfire_grace=5)
+    row = a_schedule(
+        catch_up_mode="RUN_ALL_MISSED", catchup_order="NEWEST", overlap="ALLOW", misfire_grace=5
+    )
     a_task()
     fire(at(150))
     page = ann.get(list_of("task"), {"recurring_task__id__exact": str(row.pk)})
@@ -278,10 +328,14 @@ def test_the_tasks_of_a_schedule_are_listed_by_their_fire_times(ann: Client) -> 
 def test_the_overview_names_schedules_that_are_late_or_quarantined(ann: Client) -> None:
     overview = reverse("admin:django_durable_tasks_overview")
     late, bad = a_schedule("late"), a_schedule("bad")
-    assert "2 schedules are late" not in text(ann.get(overview)), "without a leader that is the trouble"
+    assert "2 schedules are late" not in text(ann.get(overview)), (
+        "without a leader that is the trouble"
+    )
     lease = {"expires_at": database_now() + timedelta(minutes=5)}
     SchedulerLease.objects.update_or_create(name="leader", defaults=lease)
-    assert "2 schedules are late: nobody looked at their fire times." in text(ann.get(overview))
+    assert "2 schedules are late: no scheduler has processed their fire times." in text(
+        ann.get(overview)
+    )
     RecurringTask.objects.unguarded().filter(pk=bad.pk).update(
         status="PAUSED", status_reason="QUARANTINED", next_run_at=None
     )

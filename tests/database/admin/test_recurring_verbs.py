@@ -1,4 +1,6 @@
-"""The verbs of one schedule and of several, from their pages and the list: each one call, with its own permission."""
+"""The verbs of one schedule and of several, from their pages and the list: each one call, with its
+own permission.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from tests.database.admin.site import act, list_of, operator, page_of, said, staff, text
 from tests.database.recurring.schedules import a_schedule, at, begin, fire
@@ -45,7 +47,7 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
     row = a_schedule()
     assert "This field is required" in text(_do(ann, row, "pause", reason="", until=""))
     answer = _do(ann, row, "pause", reason="deploy", until="")
-    assert said(answer) == ["Schedule nightly: It is paused: nothing fires until it is resumed."]
+    assert said(answer) == ["Schedule nightly: Paused until it is resumed."]
     assert answer["Location"] == page_of(row)
     told = text(ann.get(page_of(row)))
     assert "by ann (deploy). It fires nothing until it is resumed." in told
@@ -54,8 +56,9 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
     _do(ann, row, "resume", pace="")
     assert (_now(row).status, _now(row).status_by) == ("ACTIVE", "ann")
     assert list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True)) == [
-        "Pause. It is paused: nothing fires until it is resumed. deploy", "Resume. It fires again from now on.",
-    ]  # fmt: skip
+        "Pause schedule. Paused until it is resumed. deploy",
+        "Resume schedule. Resumed. Missed runs of the pause are not caught up.",
+    ]
 
 
 def test_a_pause_may_end_by_itself_and_a_resume_may_catch_up_paced(ann: Client) -> None:
@@ -63,7 +66,7 @@ def test_a_pause_may_end_by_itself_and_a_resume_may_catch_up_paced(ann: Client) 
     assert "is not after now" in text(_do(ann, row, "pause", reason="x", until="2020-01-01 00:00"))
     _do(ann, row, "pause", reason="x", until=_ahead())
     assert _now(row).paused_until is not None
-    assert "It goes on at" in text(ann.get(page_of(row)))
+    assert "It resumes at" in text(ann.get(page_of(row)))
     _do(ann, row, "resume", run_missed="on", pace="7.5")
     row = _now(row)
     assert (row.status, row.catchup_pace, row.next_run_at) == ("ACTIVE", 7.5, at(0))
@@ -83,12 +86,14 @@ def test_a_schedule_is_snoozed_and_ended(ann: Client) -> None:
 
 def test_a_doubled_click_triggers_once(ann: Client) -> None:
     row = a_schedule()
-    request_id = str(ann.get(_verb(row, "trigger")).context["form"].initial["request_id"])
-    first, second = (_do(ann, row, "trigger", request_id=request_id) for _ in range(2))
+    request_id = str(ann.get(_verb(row, "run_now")).context["form"].initial["request_id"])
+    first, second = (_do(ann, row, "run_now", request_id=request_id) for _ in range(2))
     task = Task.objects.get()
     link = f'<a href="{page_of(task)}">{task.pk}</a>'
     assert said(first)[-1] == said(second)[-1] == f"Schedule nightly: Created task {link}."
-    assert LogEntry.objects.latest("pk").change_message == f"Trigger now. Created task {task.pk}."
+    assert (
+        LogEntry.objects.latest("pk").change_message == f"Run schedule now. Created task {task.pk}."
+    )
     assert OccurrenceRecord.objects.get().outcome == "MANUAL"
     assert _now(row).runs_count == 0
 
@@ -96,7 +101,12 @@ def test_a_doubled_click_triggers_once(ann: Client) -> None:
 def test_a_backfill_shows_what_it_would_do_and_then_does_it(ann: Client) -> None:
     row = a_schedule(misfire_grace=5)
     fire(at(180 + 30))
-    given = {"start": "2026-03-02 09:00", "end": "2026-03-02 09:03", "reprocess": "NONE", "concurrency": "1"}
+    given = {
+        "start": "2026-03-02 09:00",
+        "end": "2026-03-02 09:03",
+        "reprocess": "NONE",
+        "concurrency": "1",
+    }
     looked = _do(ann, row, "backfill", _look="1", **given)
     assert [step["at"][15:23] for step in looked.context["report"]["steps"]] == [
         "09:00:00",
@@ -104,10 +114,12 @@ def test_a_backfill_shows_what_it_would_do_and_then_does_it(ann: Client) -> None
         "09:02:00",
         "09:03:00",
     ]
-    assert "Nothing was written." in text(looked)
+    assert "Nothing is changed yet." in text(looked)
     assert Task.objects.count() == 1
     done = _do(ann, row, "backfill", **given)
-    assert said(done) == ["Schedule nightly: Created 3 tasks, replayed 0 tasks, left 1 fire time as it is."]
+    assert said(done) == [
+        "Schedule nightly: Created 3 tasks, replayed 0 tasks, left 1 fire time unchanged."
+    ]
     assert Task.objects.count() == 4
     refused = _do(ann, row, "backfill", _look="1", **{**given, "end": _ahead()})
     assert "is after now" in text(refused)
@@ -116,7 +128,12 @@ def test_a_backfill_shows_what_it_would_do_and_then_does_it(ann: Client) -> None
 
 def test_a_backfill_that_finds_nothing_is_refused_with_the_reason(ann: Client) -> None:
     row = a_schedule(cron="0 0 * * *")
-    given = {"start": "2026-02-20 00:00", "end": "2026-02-21 00:00", "reprocess": "NONE", "concurrency": "1"}
+    given = {
+        "start": "2026-02-20 00:00",
+        "end": "2026-02-21 00:00",
+        "reprocess": "NONE",
+        "concurrency": "1",
+    }
     why = "2026-02-20T00:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z"
     assert why in text(_do(ann, row, "backfill", _look="1", **given))
     refused = _do(ann, row, "backfill", **given)
@@ -133,29 +150,40 @@ def test_a_paused_schedule_cannot_be_snoozed(ann: Client) -> None:
 
 
 def test_a_fire_time_is_skipped_moved_and_given_back(ann: Client) -> None:
-    row = RecurringTask.objects.upsert(name="daily", task="tests.project.tasks.noop", cron="0 9 * * *")
+    row = RecurringTask.objects.upsert(
+        name="daily", task="tests.project.tasks.noop", cron="0 9 * * *"
+    )
     first, second = (one.nominal for one in row.next_fire_times(2))
     links = ann.get(page_of(row)).context["fires"]
-    _do(ann, row, "override", fire_time=links[0]["fire_time"], action="SKIP", move_to="", reason="holiday")
-    nowhere = _do(ann, row, "override", fire_time=links[1]["fire_time"], action="MOVE", move_to="", reason="late")
-    assert "Give it with MOVE" in text(nowhere)
+
+    def override(fire_time: str, action: str, move_to: str, reason: str) -> Any:
+        given = {"fire_time": fire_time, "action": action, "move_to": move_to, "reason": reason}
+        return _do(ann, row, "override", **given)
+
+    override(links[0]["fire_time"], "SKIP", "", "holiday")
+    nowhere = override(links[1]["fire_time"], "MOVE", "", "late")
+    assert "Required with MOVE" in text(nowhere)
     later = second + timedelta(hours=5)
-    _do(ann, row, "override", fire_time=links[1]["fire_time"], action="MOVE", move_to=later.isoformat(), reason="late")
+    override(links[1]["fire_time"], "MOVE", later.isoformat(), "late")
     made = set(OccurrenceOverride.objects.values_list("fire_time", "action", "move_to", "by"))
     assert made == {(first, "SKIP", None, "ann"), (second, "MOVE", later, "ann")}
     assert ann.get(page_of(row)).context["fires"][0]["notes"][0].startswith("moved by hand")
-    taken = _do(ann, row, "withdraw", fire_time=first.isoformat())
+    taken = _do(ann, row, "remove_override", fire_time=first.isoformat())
     assert "Override removed" in said(taken)[-1]
-    again = _do(ann, row, "withdraw", fire_time=first.isoformat())
+    again = _do(ann, row, "remove_override", fire_time=first.isoformat())
     assert said(again)[-1].startswith("Schedule daily: There was no override")
     assert row.next_fire_times(1)[0].nominal == first
-    nowhere = _do(ann, row, "override", fire_time="2031-01-01 03:33", action="SKIP", move_to="", reason="x")
+    nowhere = _do(
+        ann, row, "override", fire_time="2031-01-01 03:33", action="SKIP", move_to="", reason="x"
+    )
     assert "is no fire time of" in text(nowhere)
 
 
 def test_an_address_fills_in_the_fire_time_of_a_table(ann: Client) -> None:
     row = a_schedule()
-    page = ann.get(_verb(row, "override"), {"fire_time": "2027-01-01T09:00:00+01:00", "action": "MOVE"})
+    page = ann.get(
+        _verb(row, "override"), {"fire_time": "2027-01-01T09:00:00+01:00", "action": "MOVE"}
+    )
     assert "2027-01-01T09:00:00+01:00" in page.content.decode()
     assert '<option value="MOVE" selected>' in page.content.decode()
 
@@ -163,29 +191,44 @@ def test_an_address_fills_in_the_fire_time_of_a_table(ann: Client) -> None:
 def test_several_schedules_are_paused_resumed_and_ended_from_the_list(ann: Client) -> None:
     rows = [a_schedule(f"schedule{number}") for number in range(3)]
     asked = act(ann, "pause", *rows, confirm=False)
-    assert "This is about 3 rows" in text(asked)
-    assert said(act(ann, "pause", *rows, reason="deploy")) == ["3 schedules are paused."]
+    assert "This changes 3 rows" in text(asked)
+    assert said(act(ann, "pause", *rows, reason="deploy")) == ["Paused 3 schedules."]
     assert {_now(row).status_reason for row in rows} == {"deploy"}
-    assert said(act(ann, "resume", *rows[:2]))[-1] == "2 schedules fire again."
-    assert "there is nothing to do" in text(act(ann, "resume", *rows[:2]))
+    assert said(act(ann, "resume", *rows[:2]))[-1] == "Resumed 2 schedules."
+    assert "Nothing would change" in text(act(ann, "resume", *rows[:2]))
     act(ann, "cancel", *rows, reason="over")
     assert RecurringTask.objects.filter(status="CANCELLED").count() == 3
 
 
-# Permissions ------------------------------------------------------------------------------------------------------
+# Permissions --------------------------------------------------------------------------------------
 
 VIEWS = ("view_recurringtask", "view_occurrencerecord", "view_task")
 GIVEN: dict[str, tuple[str, dict[str, str]]] = {
     "pause": ("pause_recurringtask", {"reason": "x"}),
     "snooze": ("pause_recurringtask", {"until": "2999-01-01 00:00"}),
     "cancel": ("pause_recurringtask", {"reason": "x"}),
-    "override": ("pause_recurringtask", {"fire_time": "2999-01-01 09:00", "action": "SKIP", "reason": "x"}),
-    "trigger": ("trigger_recurringtask", {"request_id": "one"}),
-    "backfill": ("trigger_recurringtask", {"start": "2026-03-02 09:00", "end": "2026-03-02 09:01", "reprocess": "NONE",
-                                           "concurrency": "1"}),
-}  # fmt: skip
-ALL = ("pause_recurringtask", "trigger_recurringtask", "add_recurringtask", "change_recurringtask",
-       "delete_recurringtask")  # fmt: skip
+    "override": (
+        "pause_recurringtask",
+        {"fire_time": "2999-01-01 09:00", "action": "SKIP", "reason": "x"},
+    ),
+    "run_now": ("trigger_recurringtask", {"request_id": "one"}),
+    "backfill": (
+        "trigger_recurringtask",
+        {
+            "start": "2026-03-02 09:00",
+            "end": "2026-03-02 09:01",
+            "reprocess": "NONE",
+            "concurrency": "1",
+        },
+    ),
+}
+ALL = (
+    "pause_recurringtask",
+    "trigger_recurringtask",
+    "add_recurringtask",
+    "change_recurringtask",
+    "delete_recurringtask",
+)
 
 
 def _house() -> RecurringTask:
@@ -195,15 +238,20 @@ def _house() -> RecurringTask:
 def _picture() -> list[Any]:
     return [
         list(RecurringTask.objects.values_list("status", "revision")),
-        Task.objects.count(), OccurrenceOverride.objects.count(),
-    ]  # fmt: skip
+        Task.objects.count(),
+        OccurrenceOverride.objects.count(),
+    ]
 
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_verb_works_with_its_own_permission_alone_and_not_without_it(name: str) -> None:
     row, (permission, given) = _house(), GIVEN[name]
     before = _picture()
-    for refused in (staff(*VIEWS, *(one for one in ALL if one != permission)), staff(permission), staff(*VIEWS)):
+    for refused in (
+        staff(*VIEWS, *(one for one in ALL if one != permission)),
+        staff(permission),
+        staff(*VIEWS),
+    ):
         assert refused.get(_verb(row, name)).status_code == 403
         assert _do(refused, row, name, **given).status_code == 403
         assert _picture() == before

@@ -1,4 +1,6 @@
-"""Secrets are masked for everybody but those who may read them, and cannot be asked for letter by letter."""
+"""Secrets are masked for everybody but those who may read them, and cannot be asked for letter by
+letter.
+"""
 
 from typing import Any
 
@@ -25,11 +27,16 @@ def log_in(user: str, password: str, *tokens: str) -> None:
 
 def _house() -> list[str]:
     task = a_task(
-        Status.FAILED, args=["ann"], kwargs={"password": SECRET, "deep": [{"api_key": SECRET}]}, name=ECHO,
+        Status.FAILED,
+        args=["ann"],
+        kwargs={"password": SECRET, "deep": [{"api_key": SECRET}]},
+        name=ECHO,
         last_error=f"Broken: token={SECRET}",
-    )  # fmt: skip
+    )
     done = a_task(Status.SUCCESS, result={"session_token": SECRET, "total": 42})
-    log = a_log_row(task, error_message=f"Broken: token={SECRET}", traceback=f"  login(password={SECRET!r})")
+    log = a_log_row(
+        task, error_message=f"Broken: token={SECRET}", traceback=f"  login(password={SECRET!r})"
+    )
     letter = DeadLetter.objects.get()
     DeadLetter.objects.unguarded().update(error_message=f"Broken: token={SECRET}")
     lists = [list_of("task"), list_of("taskexecutionlog"), list_of("deadletter")]
@@ -51,7 +58,9 @@ def test_what_is_no_secret_is_shown() -> None:
     assert "&quot;ann&quot;" in staff(*VIEWS).get(failed).content.decode()
 
 
-def test_arguments_and_results_are_plain_for_those_who_may_read_them_but_texts_stay_masked() -> None:
+def test_arguments_and_results_are_plain_for_those_who_may_read_them_but_texts_stay_masked() -> (
+    None
+):
     failed, done, log, letter, *_ = _house()
     reader = staff(*VIEWS, "view_task_arguments")
     assert reader.get(failed).content.decode().count(SECRET) == 2

@@ -1,4 +1,6 @@
-"""Where django-celery-results is installed, an attempt links to what it stored; where it is not, nothing is missed."""
+"""Where django-celery-results is installed, an attempt links to what it stored; where it is not,
+nothing is missed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_an_attempt_links_to_what_django_celery_results_stored() -> None:
 
 
 def test_an_attempt_shows_its_celery_id_alone_where_nothing_stores_results(settings: Any) -> None:
-    settings.INSTALLED_APPS = [name for name in settings.INSTALLED_APPS if name != "django_celery_results"]
+    settings.INSTALLED_APPS = [
+        name for name in settings.INSTALLED_APPS if name != "django_celery_results"
+    ]
     assert display.stored_result("some.3.1") == "some.3.1"
     assert display.stored_result("") == display.NOTHING
 

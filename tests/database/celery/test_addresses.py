@@ -1,4 +1,6 @@
-"""An exchange and a routing key lead to the queue that is bound to them; beat's rows go on when there is none."""
+"""An exchange and a routing key lead to the queue that is bound to them; beat's rows go on when
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from celery.app.amqp import AMQP
 from django.conf import settings as django_settings
 from kombu import Exchange, Queue, binding
 
-from django_durable_tasks.celery import routing
-from django_durable_tasks.celery.addresses import queue_at
+from django_durable_tasks.celery.publishing import routing
+from django_durable_tasks.celery.publishing.broker_addresses import queue_at
 from django_durable_tasks.checks import check_schedules
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from tests.celery_told import celery_told, forget_routes
@@ -29,11 +31,14 @@ def _queues() -> Iterator[None]:
     app = current_app._get_current_object()
     before, news = app.amqp, Exchange("news", type="fanout")
     queues = [
-        Queue("mail", Exchange("post", type="topic"), routing_key="mail.#"), Queue(DEFAULT),
-        Queue("cards", Exchange("pay"), routing_key="card"), Queue("alarms", Exchange("alarm", type="fanout")),
-        Queue("bound", bindings=[binding(Exchange("post", type="topic"), "parcel.*")]), Queue("one", news),
+        Queue("mail", Exchange("post", type="topic"), routing_key="mail.#"),
+        Queue(DEFAULT),
+        Queue("cards", Exchange("pay"), routing_key="card"),
+        Queue("alarms", Exchange("alarm", type="fanout")),
+        Queue("bound", bindings=[binding(Exchange("post", type="topic"), "parcel.*")]),
+        Queue("one", news),
         Queue("two", news),
-    ]  # fmt: skip
+    ]
     with celery_told(task_queues=queues):
         app.amqp = AMQP(app)
         routing._fixed.cache_clear()
@@ -64,7 +69,9 @@ def _called(**options: Any) -> str:
         ({}, DEFAULT),
     ],
 )
-def test_an_address_leads_to_the_queue_that_is_bound_to_it(options: dict[str, Any], queue: str) -> None:
+def test_an_address_leads_to_the_queue_that_is_bound_to_it(
+    options: dict[str, Any], queue: str
+) -> None:
     assert _called(**options) == queue
     assert _called(**options, **BY_BEAT) == queue
 
@@ -79,8 +86,12 @@ def test_an_address_leads_to_the_queue_that_is_bound_to_it(options: dict[str, An
         {"exchange": "post", "routing_key": "parcel.new.large"},
     ],
 )
-def test_an_address_without_a_queue_is_refused_but_for_beat(options: dict[str, Any], caplog: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"no queue of task_queues is bound to them; name the queue"):
+def test_an_address_without_a_queue_is_refused_but_for_beat(
+    options: dict[str, Any], caplog: Any
+) -> None:
+    with pytest.raises(
+        InvalidOption, match=r"no queue of task_queues is bound to them; name the queue"
+    ):
         _called(**options)
     assert _called(**options, **BY_BEAT) == DEFAULT
     assert _called(**options, queue="mail", **BY_BEAT) == "mail"
@@ -88,17 +99,29 @@ def test_an_address_without_a_queue_is_refused_but_for_beat(options: dict[str, A
 
 
 def test_an_address_of_several_queues_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"the queues one, two are bound to them; name the queue"):
+    with pytest.raises(
+        InvalidOption, match=r"the queues one, two are bound to them; name the queue"
+    ):
         _called(exchange="news", routing_key="x")
     assert _called(exchange="news", routing_key="x", **BY_BEAT) == DEFAULT
 
 
 @pytest.mark.parametrize(
     "address",
-    [("post", "mail.new"), ("post", "parcel.new"), ("pay", "card"), ("alarm", "x"), ("", "mail"),
-     ("pay", "cards"), ("news", "x"), ("gone", "x")],
-)  # fmt: skip
-def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(address: tuple[str, str]) -> None:
+    [
+        ("post", "mail.new"),
+        ("post", "parcel.new"),
+        ("pay", "card"),
+        ("alarm", "x"),
+        ("", "mail"),
+        ("pay", "cards"),
+        ("news", "x"),
+        ("gone", "x"),
+    ],
+)
+def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(
+    address: tuple[str, str],
+) -> None:
     exchange, key = address
     with celery_told(task_routes={add.name: {"exchange": exchange, "routing_key": key}}):
         try:
@@ -111,7 +134,9 @@ def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(address: tup
 def test_an_entry_of_beat_schedule_that_would_fail_is_named_by_a_check() -> None:
     entry = {"task": add.name, "schedule": 60, "options": {"exchange": "ex"}}
     good = {**entry, "options": {"exchange": "post", "routing_key": "mail.#"}}
-    with celery_told(beat_schedule={"bad": entry, "good": good, "plain": {**entry, "task": "shop.plain"}}):
+    with celery_told(
+        beat_schedule={"bad": entry, "good": good, "plain": {**entry, "task": "shop.plain"}}
+    ):
         [found] = check_schedules()
     assert found.id == "durable_tasks.W015"
     assert "'bad'" in found.msg

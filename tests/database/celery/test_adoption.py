@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from django.conf import settings as django_settings
 from django.db import transaction
 
-from django_durable_tasks.celery.adoption import task_id_of
+from django_durable_tasks.celery.plain_messages import task_id_of
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.exceptions import PlainMessageRefused
 from django_durable_tasks.models import Task
@@ -26,10 +26,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def _deliver(*args: Any, message: str | None = None, **request: Any) -> Any:
-    """Deliver what anybody who may write to the broker could send: a name and arguments, and no row."""
+    """Deliver what anybody who may write to the broker could send: a name and arguments, and no
+    row.
+    """
     task: Any = add
     message = message or str(uuid.uuid4())
-    task.push_request(id=message, called_directly=False, is_eager=False, args=args, kwargs={}, **request)
+    task.push_request(
+        id=message, called_directly=False, is_eager=False, args=args, kwargs={}, **request
+    )
     try:
         return task(*args)
     finally:
@@ -115,7 +119,10 @@ def test_arguments_that_do_not_fit_are_refused(adopting: None, backend: None) ->
 def test_on_commit_forms_create_the_row_with_the_transaction() -> None:
     task: Any = add
     with transaction.atomic():
-        results = [task.delay_on_commit(1, 2), task.apply_async_on_commit((3,), {"right": 4}, countdown=60)]
+        results = [
+            task.delay_on_commit(1, 2),
+            task.apply_async_on_commit((3,), {"right": 4}, countdown=60),
+        ]
         assert Task.objects.count() == 2
         transaction.set_rollback(True)
     assert not Task.objects.exists()

@@ -1,4 +1,6 @@
-"""Celery's forms of calling a durable task: a row, or an error at the call before anything is published."""
+"""Celery's forms of calling a durable task: a row, or an error at the call before anything is
+published.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,17 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "the first of a chain": lambda: chain(durable.s(1, 2), plain.s()).delay(),
     "a chain of durable tasks": lambda: chain(durable.s(1, 2), durable.s(3)).delay(),
     "a chain within a chain": lambda: chain(plain.s(), chain(durable.s(2), plain.s())).delay(),
-    "a chord in a chain": lambda: chain(plain.s(), chord([plain.s()], durable.s(2)), plain.s()).delay(),
-    "a chain with an errback": lambda: chain(plain.s(), durable.s(2)).apply_async(link_error=plain.s()),
+    "a chord in a chain": lambda: chain(
+        plain.s(), chord([plain.s()], durable.s(2)), plain.s()
+    ).delay(),
+    "a chain with an errback": lambda: chain(plain.s(), durable.s(2)).apply_async(
+        link_error=plain.s()
+    ),
     "a chain with a callback": lambda: chain(plain.s(), durable.s(2)).apply_async(link=plain.s()),
     "a step with a callback": lambda: chain(plain.s(), durable.s(2).set(link=plain.s())).delay(),
-    "a step with an exchange": lambda: chain(plain.s(), durable.s(2).set(exchange="elsewhere")).delay(),
+    "a step with an exchange": lambda: chain(
+        plain.s(), durable.s(2).set(exchange="elsewhere")
+    ).delay(),
     "an errback": lambda: plain.apply_async(link_error=durable.s(1)),
     "an errback of a signature": lambda: plain.s().on_error(durable.s(1)).delay(),
     "an errback in a group": lambda: group(plain.s(), plain.s().on_error(durable.s(1))).delay(),
@@ -80,14 +88,18 @@ def backend() -> Any:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_be_lost_later_is_refused_before_anything_is_published(backend: None, case: str) -> None:
+def test_what_would_be_lost_later_is_refused_before_anything_is_published(
+    backend: None, case: str
+) -> None:
     with pytest.raises(InvalidOption, match=r"from_canvas|plain Celery task|queue=") as refused:
         REFUSED[case]()
     assert take_messages(QUEUE) == []
     assert not Task.objects.exists()
-    assert "tests.project.tasks.add" in str(refused.value) or "cannot be kept" in str(refused.value) or (
-        "exchange" in str(refused.value)
-    )  # fmt: skip
+    assert (
+        "tests.project.tasks.add" in str(refused.value)
+        or "cannot be kept" in str(refused.value)
+        or ("exchange" in str(refused.value))
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What strangers on the broker, dead connections and limits at any instruction cannot do to a run."""
+"""What strangers on the broker, dead connections and limits at any instruction cannot do
+to a run.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery import handlers, runs
-from django_durable_tasks.celery.envelope import HEADER, parse
+from django_durable_tasks.celery.execution import heartbeat, signal_handlers
+from django_durable_tasks.celery.publishing.message_id import HEADER, parse
+from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.exceptions import IsolationTooStrict
-from django_durable_tasks.lifecycle.connections import own
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
@@ -61,31 +63,38 @@ def hooked(name: str) -> str:
 def beaten(name: str) -> None:
     """Write a row, and let a heartbeat come before the success."""
     Group.objects.create(name=name)
-    runs.heart.beat()
+    heartbeat.heart.beat()
 
 
 @durable_task(name="tests.gate.doubled")
 def doubled() -> list[bool]:
     """Tell whether this run is found before and after a refused message that bears its id ends."""
-    live = runs.current()
+    live = heartbeat.current()
     assert live is not None
-    found = [runs.find(live.run.celery_id) is live]
-    handlers.on_postrun(task_id=live.run.celery_id)
-    return [*found, runs.find(live.run.celery_id) is live]
+    found = [heartbeat.find(live.run.celery_id) is live]
+    signal_handlers.on_postrun(task_id=live.run.celery_id)
+    return [*found, heartbeat.find(live.run.celery_id) is live]
 
 
 def _broken_hook() -> None:
     raise OperationalError("a hook of the user's")
 
 
-def _deliver_to(name: str, ring: str) -> Any:
+def _deliver_to(name: str, message: str) -> Any:
     task = current_app.tasks[name]
-    task.push_request(id=ring, called_directly=False, is_eager=False, args=[], kwargs={}, headers={HEADER: ring})
+    task.push_request(
+        id=message,
+        called_directly=False,
+        is_eager=False,
+        args=[],
+        kwargs={},
+        headers={HEADER: message},
+    )
     try:
         return task()
     finally:
         task.pop_request()
-        runs.forget(ring)
+        heartbeat.forget(message)
 
 
 def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
@@ -98,33 +107,49 @@ def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
 
 @pytest.mark.parametrize(
     "spelled",
-    ["", "a.1.1", "{id}.1", "{id}.1.1.1", "{id}.1.x", "{id}.-1.1", "{id}.1.1\n", "\n{id}.1.1", "{{{id}}}.1.1",
-     "{id}.99999999999999999999.1", "{id}.1.12345678901", "urn:uuid:{id}.1.1", 7, None],
-)  # fmt: skip
+    [
+        "",
+        "a.1.1",
+        "{id}.1",
+        "{id}.1.1.1",
+        "{id}.1.x",
+        "{id}.-1.1",
+        "{id}.1.1\n",
+        "\n{id}.1.1",
+        "{{{id}}}.1.1",
+        "{id}.99999999999999999999.1",
+        "{id}.1.12345678901",
+        "urn:uuid:{id}.1.1",
+        7,
+        None,
+    ],
+)
 def test_only_an_id_spelled_as_we_spell_it_is_one_of_ours(spelled: Any) -> None:
     here = uuid.uuid4()
     assert parse(f"{here}.1.1") is not None
-    assert parse(spelled.replace("{id}", str(here)) if isinstance(spelled, str) else spelled) is None
+    assert (
+        parse(spelled.replace("{id}", str(here)) if isinstance(spelled, str) else spelled) is None
+    )
 
 
 def test_a_refused_twin_of_a_message_does_not_make_its_run_unknown() -> None:
     row = a_task(Status.QUEUED, name="tests.gate.doubled")
     assert deliver(row) == [True, True]
-    handlers.on_postrun(task_id=f"{row.pk}.{row.epoch}.{row.publish_count}")
-    assert runs.find(f"{row.pk}.{row.epoch}.{row.publish_count}") is None
+    signal_handlers.on_postrun(task_id=f"{row.pk}.{row.epoch}.{row.publish_count}")
+    assert heartbeat.find(f"{row.pk}.{row.epoch}.{row.publish_count}") is None
 
 
 def test_a_run_whose_ending_cannot_even_be_judged_leaves_the_heartbeat() -> None:
     row = a_task(Status.QUEUED, name="tests.gate.strange")
     with pytest.raises(RuntimeError, match="no class to ask"):
         deliver(row)
-    assert runs.heart._runs == {}
+    assert heartbeat.heart._runs == {}
 
 
 @pytest.fixture
 def dead_connection() -> None:
     """Let the connection that the gate will borrow be a dead one."""
-    with own():
+    with dedicated_connection():
         driver = connections["default"]
         driver.ensure_connection()
     assert driver is not connection
@@ -144,13 +169,17 @@ def test_a_message_that_meets_a_dead_connection_is_not_dropped(dead_connection: 
 
 @pytest.mark.postgresql
 def test_no_connection_of_ours_waits_for_hours_for_a_server_that_vanished() -> None:
-    with own():
+    with dedicated_connection():
         told = connections["default"].connection.info.get_parameters()
-    assert {"connect_timeout", "tcp_user_timeout", "keepalives_idle", "keepalives_interval"} <= set(told)
+    assert {"connect_timeout", "tcp_user_timeout", "keepalives_idle", "keepalives_interval"} <= set(
+        told
+    )
 
 
 class _AnsweredBy:
-    """Lets the first statement of this kind on a connection of ours stand, and its caller hear something else."""
+    """Lets the first statement of this kind on a connection of ours stand, and its caller hear
+    something else.
+    """
 
     def __init__(self, verb: str, error: BaseException) -> None:
         self.verb, self.error, self.told = verb, error, 0
@@ -166,7 +195,7 @@ class _AnsweredBy:
 @pytest.fixture
 def answered() -> Iterator[Any]:
     """Give a way to have one statement of ours answered by an error."""
-    with own():
+    with dedicated_connection():
         ours = connections["default"]
     installed: list[_AnsweredBy] = []
 
@@ -217,7 +246,10 @@ def test_a_start_whose_reply_was_lost_is_read_back_after_the_database_has_return
     answered: Any, unreachable: Callable[[int], list[int]]
 ) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], on_orphan="DEAD_LETTER")
-    answered("'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE", OperationalError("cut"))
+    answered(
+        "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE",
+        OperationalError("cut"),
+    )
     failed = unreachable(3)
     assert deliver(row) == 3
     row.refresh_from_db()
@@ -225,10 +257,13 @@ def test_a_start_whose_reply_was_lost_is_read_back_after_the_database_has_return
 
 
 def _waiting_for_a_lock(number: int) -> list[int]:
-    """Return the server processes that wait for a lock of this database, if there are so many of them."""
+    """Return the server processes that wait for a lock of this database, if there are so many of
+    them.
+    """
     with connections["witness"].cursor() as cursor:
         cursor.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND"
+            " wait_event_type = 'Lock'"
         )
         found = [pid for (pid,) in cursor.fetchall()]
     return found if len(found) >= number else []
@@ -236,9 +271,11 @@ def _waiting_for_a_lock(number: int) -> list[int]:
 
 @pytest.mark.postgresql
 def test_a_start_that_the_server_executes_after_its_connection_broke_is_found() -> None:
-    """The first UPDATE waits at the server for a lock when its connection breaks; the second one waits behind it."""
+    """The first UPDATE waits at the server for a lock when its connection breaks; the second one
+    waits behind it.
+    """
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2])
-    with own():
+    with dedicated_connection():
         ours = connections["default"]
         ours.ensure_connection()
     locked, broken = threading.Event(), threading.Event()
@@ -273,14 +310,16 @@ def test_a_start_that_the_server_executes_after_its_connection_broke_is_found() 
 
 
 @pytest.mark.postgresql
-def test_a_soft_limit_that_strikes_the_ending_of_a_success_leaves_it_a_success(answered: Any) -> None:
+def test_a_soft_limit_that_strikes_the_ending_of_a_success_leaves_it_a_success(
+    answered: Any,
+) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], max_attempts=1)
     struck = answered("'SUCCESS', epoch", SoftTimeLimitExceeded())
     assert deliver(row) == 3
     row.refresh_from_db()
     assert (struck.told, row.status, row.result) == (1, Status.SUCCESS, 3)
     assert [log.status for log in row.executions.all()] == ["SUCCESS"]
-    assert runs.heart._runs == {}
+    assert heartbeat.heart._runs == {}
 
 
 def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_takes_nothing_back(

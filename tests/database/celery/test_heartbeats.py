@@ -1,4 +1,6 @@
-"""What keeps runs and nodes alive outlives bad progress, held rows, lost replies and a death declared by mistake."""
+"""What keeps runs and nodes alive outlives bad progress, held rows, lost replies and a death
+declared by mistake.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ from django.db import connection, transaction
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.context import Durable
-from django_durable_tasks.celery.runs import Heart, LiveRun
-from django_durable_tasks.celery.worker import NodeBeat, place
+from django_durable_tasks.celery.execution.heartbeat import Heart, LiveRun
+from django_durable_tasks.celery.execution.worker_node import NodeBeat, place
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.db import connections as ours
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle import connections as ours
-from django_durable_tasks.lifecycle import nodes, recovery
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from tests.concurrency.racing import elsewhere
 from tests.factories import a_run, a_task
 from tests.waiting import until
@@ -83,7 +86,9 @@ def test_heartbeats_wait_for_no_row_that_somebody_holds(caplog: pytest.LogCaptur
         list(Task.objects.filter(pk__in=[row.pk for row in held]).select_for_update())
         behind = elsewhere(heart.beat)
         assert set(behind) == {row.run_id for row in held}
-        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []  # of lock timeouts
+        assert [
+            record for record in caplog.records if record.levelno >= logging.WARNING
+        ] == []  # of lock timeouts
         assert _lease_is_kept(free)
         assert not any(map(_lease_is_kept, held))
         assert not any(live.lost for live in lives)
@@ -111,15 +116,22 @@ def test_a_run_that_was_lost_is_told_from_one_whose_row_is_locked() -> None:
 
 
 def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_children_know() -> None:
-    beat = NodeBeat(place(60).node, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=2, queues=["a"])
+    beat = NodeBeat(
+        place(60).node, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=2, queues=["a"]
+    )
     beat._say()
     nodes.declare_dead([beat.node])
     a_task(Status.RUNNING, node=place(60).node)
     beat._say()
     assert list(nodes.beats()) == [beat.node] == [place(60).node]
-    assert recovery.departed(database_now() + timedelta(hours=1)) == {}
+    assert reap_dead_nodes.nodes_with_orphaned_runs(database_now() + timedelta(hours=1)) == {}
     node = Node.objects.get(pk=beat.node)
-    assert (node.declared_dead, node.stopped_at, node.concurrency, node.queues) == (False, None, 2, ["a"])
+    assert (node.declared_dead, node.stopped_at, node.concurrency, node.queues) == (
+        False,
+        None,
+        2,
+        ["a"],
+    )
 
 
 def test_a_registration_whose_reply_was_lost_is_done_again() -> None:
@@ -141,7 +153,9 @@ def test_a_node_beats_on_after_an_error_that_is_not_the_database_s(settings: Any
 
 
 def _break_connections() -> None:
-    """End every session of our own connections on the server, as a firewall does that forgets a connection."""
+    """End every session of our own connections on the server, as a firewall does that forgets a
+    connection.
+    """
     with ours._pool.lock:
         free = [connection for queue in ours._pool.free.values() for connection in queue]
     assert free
@@ -162,7 +176,9 @@ def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: An
     beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER)
     beat.start()
     until(lambda: list(nodes.beats()) == [beat.node], within=20)
-    until(lambda: ours.count() == len(ours._pool.free[conf.settings().DATABASE, ours.WORK]), within=20)
+    until(
+        lambda: ours.count() == len(ours._pool.free[conf.settings().DATABASE, ours.WORK]), within=20
+    )
     _break_connections()
     beat.drain()  # its next beat, on the connection that is gone
     until(lambda: Node.objects.get(pk=beat.node).draining, within=20)
@@ -174,9 +190,11 @@ def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: An
 def test_leases_are_renewed_at_once_when_the_connection_was_dropped(settings: Any) -> None:
     settings.DURABLE_TASKS = {"HEARTBEAT": 10, "LEASE": 60}
     heart, row = Heart(), a_task(Status.RUNNING, due=5)
-    with ours.own():
+    with ours.dedicated_connection():
         database_now()
     _break_connections()
     heart.add(live := _live(row))
-    until(lambda: _lease_is_kept(row), within=18)  # the first heartbeat comes after 10 s and the next one after 20 s
+    until(
+        lambda: _lease_is_kept(row), within=18
+    )  # the first heartbeat comes after 10 s and the next one after 20 s
     heart.remove(live)

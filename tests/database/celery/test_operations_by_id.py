@@ -1,4 +1,6 @@
-"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database, and durable ones call back."""
+"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database, and durable ones
+call back.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class TestWithoutDatabase(SimpleTestCase):
 
 @pytest.mark.django_db
 @pytest.mark.postgresql
-def test_a_question_that_fails_leaves_the_callers_transaction_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_that_fails_leaves_the_callers_transaction_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {Task._meta.db_table} RENAME TO elsewhere")
         with caplog.at_level("DEBUG", "django_durable_tasks.calls"):
@@ -106,7 +110,10 @@ def test_options_of_get_that_could_have_no_effect_are_refused(form: Any) -> None
 def test_a_revoke_inside_a_transaction_does_not_wait_for_the_workers(revoke: Any) -> None:
     """They would wait for its locks."""
     task_id = tasks.add.apply_async((1, 2), countdown=60).id
-    with transaction.atomic(), pytest.raises(WouldWaitForever, match="revoke after the transaction"):
+    with (
+        transaction.atomic(),
+        pytest.raises(WouldWaitForever, match="revoke after the transaction"),
+    ):
         revoke(task_id)
     assert Task.objects.get(pk=task_id).status == "PENDING"
 

@@ -1,4 +1,6 @@
-"""``django_durable_tasks.plain_celery_task`` sends what the settings allow, under one Celery id, and nothing else."""
+"""``django_durable_tasks.plain_celery_task`` sends what the settings allow, under one Celery id,
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from tests.factories import QUEUE, a_task
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
-SENT = {"task": "shop.tasks.plain", "args": [1], "kwargs": {"b": 2}, "options": {"queue": QUEUE, "headers": {"x": 1}}}
+SENT = {
+    "task": "shop.tasks.plain",
+    "args": [1],
+    "kwargs": {"b": 2},
+    "options": {"queue": QUEUE, "headers": {"x": 1}},
+}
 
 
 def _carry() -> Task:
@@ -40,7 +47,11 @@ def test_the_message_is_sent_and_the_row_remembers_it(settings: Any) -> None:
     row = _carry()
     [message] = _messages()
     assert row.result is not None
-    assert (row.status, row.result["status"], row.result["task"]) == ("SUCCESS", "SENT", "shop.tasks.plain")
+    assert (row.status, row.result["status"], row.result["task"]) == (
+        "SUCCESS",
+        "SENT",
+        "shop.tasks.plain",
+    )
     assert message.headers["id"] == row.result["celery_id"]
     assert (message.headers["task"], message.headers["x"]) == ("shop.tasks.plain", 1)
     assert json.loads(message.body)[:2] == [[1], {"b": 2}]
@@ -49,7 +60,9 @@ def test_the_message_is_sent_and_the_row_remembers_it(settings: Any) -> None:
 def test_another_attempt_sends_the_same_id(settings: Any) -> None:
     settings.DURABLE_TASKS = {"PLAIN_CELERY_TASKS": ["shop.tasks.plain"]}
     row = _carry()
-    Task.objects.unguarded().filter(pk=row.pk).update(status="QUEUED", epoch=5, due_at=row.run_at, completed_at=None)
+    Task.objects.unguarded().filter(pk=row.pk).update(
+        status="QUEUED", epoch=5, due_at=row.run_at, completed_at=None
+    )
     row.refresh_from_db()
     deliver(row)
     assert len({message.headers["id"] for message in _messages()}) == 1
@@ -61,4 +74,7 @@ def test_what_the_settings_do_not_allow_ends_in_a_dead_letter() -> None:
     row = Task.objects.get()
     assert _messages() == []
     assert (row.status, row.failures) == ("FAILED", 1)
-    assert "'shop.tasks.plain' is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']" in DeadLetter.objects.get().error_message
+    assert (
+        "'shop.tasks.plain' is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']"
+        in DeadLetter.objects.get().error_message
+    )

@@ -50,6 +50,8 @@ def test_a_savepoint_that_was_taken_back_leaves_no_task_to_wait_for() -> None:
 @pytest.mark.parametrize(("task", "status"), [(tasks.failing, "PENDING"), (tasks.add, "PENDING")])
 def test_in_eager_mode_nothing_runs_a_task_later(settings: Any, task: Any, status: str) -> None:
     settings.CELERY_TASK_ALWAYS_EAGER = True
-    result = task.apply_async((1, 2)[: 1 + (task is tasks.add)], countdown=60 if task is tasks.add else 0)
+    result = task.apply_async(
+        (1, 2)[: 1 + (task is tasks.add)], countdown=60 if task is tasks.add else 0
+    )
     with pytest.raises(WouldWaitForever, match=f"is {status} and CELERY_TASK_ALWAYS_EAGER is set"):
         result.get()

@@ -92,7 +92,9 @@ def test_the_retries_are_limited_by_celerys_option_and_by_max_attempts_where_it_
 def test_the_max_attempts_of_a_call_bounds_celerys_retries() -> None:
     result = PLAIN.using(max_attempts=2, run_at=None).schedule(countdown=0)
     assert (result.max_attempts, result.options) == (2, {"max_attempts": 2})
-    row = _run(PLAIN, kwargs={"countdown": 0}, failures=1, max_attempts=2, options={"max_attempts": 2})
+    row = _run(
+        PLAIN, kwargs={"countdown": 0}, failures=1, max_attempts=2, options={"max_attempts": 2}
+    )
     assert (row.status, row.reason) == (Status.FAILED, "EXHAUSTED")
 
 

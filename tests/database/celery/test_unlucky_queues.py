@@ -1,4 +1,4 @@
-"""A queue that cannot be published to, a duty that fails and a signal hold nothing else up."""
+"""A queue that cannot be published to, a job that fails and a signal hold nothing else up."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from celery import current_app
 from django.db import OperationalError, connection, transaction
 from django.db.models.signals import pre_delete
 
-from django_durable_tasks.celery import dispatcher, doorbell, publisher
-from django_durable_tasks.lifecycle import claims, connections, transitions
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.celery.publishing import (
+    broker_connection,
+    broker_outage,
+    dispatcher,
+)
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db import connections
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, Task
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler import duties
-from django_durable_tasks.scheduler.beside import Beside
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.scheduler.maintenance.job import Job
+from django_durable_tasks.scheduler.maintenance.prune import Prune
+from django_durable_tasks.scheduler.maintenance.republish import republish
+from django_durable_tasks.scheduler.maintenance.republish_after_outage import RepublishAfterOutage
+from django_durable_tasks.scheduler.threads import PeriodicThread
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_task, many_tasks
 from tests.messages import take_rings
@@ -45,10 +54,12 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "create_missing", False)
 
 
-def test_a_queue_that_celery_does_not_know_stops_neither_the_scheduler_nor_other_queues(strict: None) -> None:
+def test_a_queue_that_celery_does_not_know_stops_neither_the_scheduler_nor_other_queues(
+    strict: None,
+) -> None:
     lost, row = a_task(queue=NOWHERE, due=-60), a_task()
     Scheduler("one").round()
-    assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
+    assert [message.task_id for message in take_rings(QUEUE)] == [row.pk]
     lost.refresh_from_db()
     assert lost.status == Status.PENDING
     assert lost.due_at is not None
@@ -57,15 +68,19 @@ def test_a_queue_that_celery_does_not_know_stops_neither_the_scheduler_nor_other
 
 def test_rows_of_one_instant_are_published_beside_one_of_a_queue_that_is_gone(strict: None) -> None:
     lost, rows = a_task(queue=NOWHERE, due=-1), [a_task(due=-1) for _ in range(20)]
-    sent = dispatcher.dispatch_these([lost.pk, *(row.pk for row in rows)], database_now(), uuid.uuid4())
+    sent = dispatcher.dispatch_these(
+        [lost.pk, *(row.pk for row in rows)], database_now(), uuid.uuid4()
+    )
     assert sent == 20
-    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk for row in rows}
+    assert {message.task_id for message in take_rings(QUEUE)} == {row.pk for row in rows}
     assert [row.pk for row in Task.objects.pending()] == [lost.pk]
     assert Task.objects.get(pk=lost.pk).epoch == lost.epoch + 2
-    assert publisher.breaker.closed()
+    assert broker_outage.breaker.closed()
 
 
-def test_nothing_is_claimed_of_a_queue_that_is_rejected_and_one_row_probes_it(strict: None, settings: Any) -> None:
+def test_nothing_is_claimed_of_a_queue_that_is_rejected_and_one_row_probes_it(
+    strict: None, settings: Any
+) -> None:
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 2}
     rows = [a_task(queue=NOWHERE, due=-1) for _ in range(5)]
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
@@ -73,12 +88,12 @@ def test_nothing_is_claimed_of_a_queue_that_is_rejected_and_one_row_probes_it(st
     assert set(epochs.values()) == {rows[0].epoch + 2}
     assert dispatcher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
     assert _epochs(rows) == epochs
-    until(lambda: publisher.backoff.allows(NOWHERE), within=10)
+    until(lambda: broker_outage.backoff.allows(NOWHERE), within=10)
     Task.objects.unguarded().update(due_at=database_now())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
     current_app.amqp.queues.add(NOWHERE)
-    until(lambda: publisher.backoff.allows(NOWHERE), within=10)
+    until(lambda: broker_outage.backoff.allows(NOWHERE), within=10)
     Task.objects.unguarded().update(due_at=database_now())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
@@ -95,7 +110,9 @@ def test_ringing_again_reaches_the_rows_beside_one_that_cannot_be_rung(strict: N
     scheduler = Scheduler("one")
     scheduler.leader.step()
     scheduler.maintenance.round()
-    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk}  # doubled rings are dropped
+    assert {message.task_id for message in take_rings(QUEUE)} == {
+        row.pk
+    }  # doubled rings are dropped
 
 
 def test_a_call_whose_ring_cannot_be_published_is_kept_and_raises_nothing(strict: None) -> None:
@@ -107,52 +124,61 @@ def test_a_call_whose_ring_cannot_be_published_is_kept_and_raises_nothing(strict
     row = Task.objects.get(pk=kept.id)
     assert (row.status, row.publish_count) == (Status.PENDING, 0)
     current_app.amqp.queues.add("gone")
-    assert Task.objects.get(pk=call.delay().id).status == Status.PENDING  # the fast path of this queue is closed
+    assert (
+        Task.objects.get(pk=call.delay().id).status == Status.PENDING
+    )  # the fast path of this queue is closed
     assert Task.objects.get(pk=tasks.noop.delay().id).status == Status.QUEUED
 
 
 def test_a_message_that_no_broker_accepts_does_not_lengthen_the_wait_for_the_next_one() -> None:
-    row, fresh = a_task(Status.QUEUED, due=-1, publish_count=5), a_task(Status.QUEUED, due=60, publish_count=1)
-    publisher.breaker.failed(OSError())
-    with connections.own():
-        rings = claims.republish(Task.objects.filter(pk=row.pk), database_now(), 5)
-    assert [ring.number for ring in rings] == [6]
-    dispatcher.ring(rings)
+    row, fresh = (
+        a_task(Status.QUEUED, due=-1, publish_count=5),
+        a_task(Status.QUEUED, due=60, publish_count=1),
+    )
+    broker_outage.breaker.failed(OSError())
+    with connections.dedicated_connection():
+        messages = claim.republish(Task.objects.filter(pk=row.pk), database_now(), 5)
+    assert [message.number for message in messages] == [6]
+    dispatcher.publish(messages)
     row.refresh_from_db()
     assert (row.status, row.publish_count) == (Status.QUEUED, 5)
     assert row.due_at is not None
     assert row.due_at <= database_now()
-    dispatcher.ring(claims.rings_of(Task.objects.filter(pk=fresh.pk).values_list(*transitions.RING_COLUMNS)))
+    dispatcher.publish(
+        transitions.messages_for(transitions.claimed_tasks(Task.objects.filter(pk=fresh.pk)))
+    )
     fresh.refresh_from_db()
     assert (fresh.status, fresh.publish_count) == (Status.PENDING, 0)
 
 
-def test_what_was_queued_in_an_outage_is_published_when_the_broker_answers_again(settings: Any) -> None:
+def test_what_was_queued_in_an_outage_is_published_when_the_broker_answers_again(
+    settings: Any,
+) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
-    duty = duties.RepublishAfterOutage()
+    job = RepublishAfterOutage()
     rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(5)]
 
     def act() -> int:
-        return duty(database_now(), Vigil())
+        return job(database_now(), HeartbeatMonitor())
 
     assert act() == 0
-    publisher.breaker.failed(OSError())
+    broker_outage.breaker.failed(OSError())
     assert act() == 0
-    publisher.breaker.succeeded()
+    broker_outage.breaker.succeeded()
     assert [act() for _ in range(4)] == [2, 2, 1, 0]
-    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk for row in rows}
+    assert {message.task_id for message in take_rings(QUEUE)} == {row.pk for row in rows}
     assert act() == 0
 
 
 def test_after_an_outage_nothing_is_published_to_a_queue_that_is_rejected(strict: None) -> None:
     a_task(Status.QUEUED, queue=NOWHERE, due=-1, publish_count=3)
     row = a_task(Status.QUEUED, due=-1)
-    vigil = Vigil()
-    duties.republish(database_now(), vigil)
-    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk}
+    monitor = HeartbeatMonitor()
+    republish(database_now(), monitor)
+    assert {message.task_id for message in take_rings(QUEUE)} == {row.pk}
     lost = Task.objects.get(queue=NOWHERE)
     assert (lost.status, lost.publish_count) == (Status.QUEUED, 3)
-    assert duties.republish(database_now() + timedelta(hours=1), vigil) == 1  # not the rejected one
+    assert republish(database_now() + timedelta(hours=1), monitor) == 1  # not the rejected one
 
 
 def test_undoing_a_publish_spares_what_was_published_or_started_meanwhile() -> None:
@@ -173,52 +199,56 @@ def no_dead_letters() -> Iterator[None]:
 
 
 @pytest.mark.postgresql
-def test_a_duty_that_fails_keeps_neither_its_sisters_nor_the_vigil_from_going_on(no_dead_letters: None) -> None:
+def test_a_job_that_fails_stops_neither_the_other_jobs_nor_the_reading_of_heartbeats(
+    no_dead_letters: None,
+) -> None:
     scheduler = Scheduler("one")
     scheduler.leader.step()
     row = a_task(Status.QUEUED, due=-1)
     scheduler.maintenance.round()
-    assert scheduler.steps.is_failing("The duty watch_dead_letters")
-    assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
-    assert scheduler.maintenance.vigil.contact == 1
+    assert scheduler.steps.is_failing("Job watch_dead_letters")
+    assert [message.task_id for message in take_rings(QUEUE)] == [row.pk]
+    assert scheduler.maintenance.monitor.contact == 1
 
 
 @pytest.mark.postgresql
 def test_a_database_that_answers_but_takes_no_writes_is_no_contact() -> None:
     scheduler = Scheduler("one")
     scheduler.maintenance.round()
-    assert scheduler.maintenance.vigil.contact == 1
+    assert scheduler.maintenance.monitor.contact == 1
     name = connection.ops.quote_name(str(connection.settings_dict["NAME"]))
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     try:
         connections.close_all()
-        scheduler.maintenance._look_at = 0.0
+        scheduler.maintenance._read_at = 0.0
         scheduler.maintenance.round()
-        assert scheduler.maintenance.vigil.contact == 0
+        assert scheduler.maintenance.monitor.contact == 0
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         connections.close_all()
 
 
-def test_what_was_queued_in_an_outage_is_published_from_the_first_page_again_after_an_error(settings: Any) -> None:
+def test_what_was_queued_in_an_outage_is_published_from_the_first_page_again_after_an_error(
+    settings: Any,
+) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
-    duty = duties.RepublishAfterOutage()
+    job = RepublishAfterOutage()
     rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(3)]
 
-    def pages() -> Iterator[list[Ring]]:
-        yield from list[list[Ring]]()
+    def pages() -> Iterator[list[TaskMessage]]:
+        yield from list[list[TaskMessage]]()
         raise OperationalError
 
-    publisher.breaker.failed(OSError())
-    publisher.breaker.succeeded()
-    assert duty(database_now(), Vigil()) == 2
-    duty._pages = pages()
+    broker_outage.breaker.failed(OSError())
+    broker_outage.breaker.succeeded()
+    assert job(database_now(), HeartbeatMonitor()) == 2
+    job._batches = pages()
     with pytest.raises(OperationalError):
-        duty(database_now(), Vigil())
-    assert [duty(database_now(), Vigil()) for _ in range(3)] == [2, 1, 0]
-    assert {ring.task_id for ring in take_rings(QUEUE)} == {row.pk for row in rows}
+        job(database_now(), HeartbeatMonitor())
+    assert [job(database_now(), HeartbeatMonitor()) for _ in range(3)] == [2, 1, 0]
+    assert {message.task_id for message in take_rings(QUEUE)} == {row.pk for row in rows}
 
 
 @pytest.fixture
@@ -233,13 +263,15 @@ def leaving_receiver() -> Iterator[None]:
     pre_delete.disconnect(leave, sender=Task)
 
 
-def test_a_receiver_that_calls_sys_exit_fails_its_duty_only(leaving_receiver: None, settings: Any) -> None:
+def test_a_receiver_that_calls_sys_exit_fails_its_job_only(
+    leaving_receiver: None, settings: Any
+) -> None:
     settings.DURABLE_TASKS = {"RETENTION": {"CANCELLED": 0.001}}
     row = a_task(Status.CANCELLED, completed_at=database_now() - timedelta(days=2))
     scheduler = Scheduler("one")
     scheduler.leader.step()
     scheduler.maintenance.round()
-    assert scheduler.steps.is_failing("The duty prune")
+    assert scheduler.steps.is_failing("Job prune")
     assert Task.objects.filter(pk=row.pk).exists()
 
 
@@ -252,48 +284,48 @@ def test_a_thread_whose_round_calls_sys_exit_begins_the_next_round() -> None:
             sys.exit()
         return 60.0
 
-    thread = Beside("test", act)
+    thread = PeriodicThread("test", act)
     thread.start()
     until(lambda: len(rounds) == 2, within=30, message="a second round")
     thread.stop()
     assert not thread.is_alive()
 
 
-def test_the_nodes_are_looked_at_between_duties_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_are_looked_at_between_jobs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler("one")
     scheduler.leader.step()
 
-    def long_duty(now: datetime, vigil: Vigil) -> int:
-        scheduler.maintenance._look_at = 0.0  # it has taken so long that it is time to look
+    def long_job(now: datetime, monitor: HeartbeatMonitor) -> int:
+        scheduler.maintenance._read_at = 0.0  # it has taken so long that it is time to look
         return 0
 
-    found = [duties.Duty(f"duty {number}", long_duty, every=1.0) for number in range(3)]
-    monkeypatch.setattr(scheduler.maintenance.rota, "due", lambda: found)
+    found = [Job(f"job {number}", long_job, every=1.0) for number in range(3)]
+    monkeypatch.setattr(scheduler.maintenance.schedule, "take_due", lambda: found)
     scheduler.maintenance.round()
-    assert scheduler.maintenance.vigil.contact == 3
+    assert scheduler.maintenance.monitor.contact == 3
 
 
 def test_pruning_goes_on_until_nothing_is_left(settings: Any) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10, "RETENTION": {"CANCELLED": 0.001}}
     many_tasks(35, Status.CANCELLED)
     later = database_now() + timedelta(hours=1)
-    prune = duties.Prune()
-    assert all(iter(lambda: prune(later, Vigil()), 0))
+    prune = Prune()
+    assert all(iter(lambda: prune(later, HeartbeatMonitor()), 0))
     assert not Task.objects.exists()
 
 
 def test_pruning_comes_again_soon_while_it_walks_past_what_stays(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "_SLICE_OF_PRUNING", 0.0)
+    monkeypatch.setattr("django_durable_tasks.scheduler.maintenance.prune._SLICE", 0.0)
     settings.DURABLE_TASKS = {"BATCH_SIZE": 5, "RETENTION": {"CANCELLED": 0.001}}
     kept = [a_task(Status.CANCELLED, idempotency_key=f"key {number}") for number in range(15)]
     a_task(Status.CANCELLED)
     later = database_now() + timedelta(hours=1)
-    prune = duties.Prune()
-    assert all(prune(later, Vigil()) for _ in range(4))  # a page of each kind
+    prune = Prune()
+    assert all(prune(later, HeartbeatMonitor()) for _ in range(4))  # a page of each kind
     assert Task.objects.count() == 16
-    slices = list(iter(lambda: prune(later, Vigil()), 0))
+    slices = list(iter(lambda: prune(later, HeartbeatMonitor()), 0))
     assert sum(slices) >= 3  # the other pages of tasks
     assert set(Task.objects.values_list("pk", flat=True)) == {row.pk for row in kept}
 
@@ -301,15 +333,19 @@ def test_pruning_comes_again_soon_while_it_walks_past_what_stays(
 def test_pruning_tasks_without_an_end_leaves_the_ledger_its_turn(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "_SLICE_OF_PRUNING", 0.0)
-    settings.DURABLE_TASKS = {"BATCH_SIZE": 1, "RETENTION": {"CANCELLED": 0.001}, "LEDGER_RETENTION": 0.001}
+    monkeypatch.setattr("django_durable_tasks.scheduler.maintenance.prune._SLICE", 0.0)
+    settings.DURABLE_TASKS = {
+        "BATCH_SIZE": 1,
+        "RETENTION": {"CANCELLED": 0.001},
+        "LEDGER_RETENTION": 0.001,
+    }
     many_tasks(10, Status.CANCELLED)
     row = a_schedule()
     row.trigger_now()
     later = database_now() + timedelta(hours=1)
-    prune = duties.Prune()
+    prune = Prune()
     for _ in range(4):
-        prune(later, Vigil())
+        prune(later, HeartbeatMonitor())
     assert not OccurrenceRecord.objects.exists()
     assert Task.objects.filter(status=Status.CANCELLED).count() == 9
 
@@ -325,13 +361,15 @@ def test_a_scheduler_asked_to_stop_in_the_middle_of_anything_stops() -> None:
     assert not scheduler.leader.is_alive()
 
 
-def test_doorbells_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    doorbell.hang_up()
-    with doorbell.doorbell(), doorbell.doorbell(), doorbell.doorbell():
+def test_doorbells_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker_connection.hang_up()
+    with broker_connection.doorbell(), broker_connection.doorbell(), broker_connection.doorbell():
         pass
-    assert len(doorbell._rack.free) == 3
-    monkeypatch.setattr(doorbell, "IDLE_FOR", 0.0)
+    assert len(broker_connection._rack.free) == 3
+    monkeypatch.setattr(broker_connection, "IDLE_FOR", 0.0)
     for left in (2, 1, 1):
-        with doorbell.doorbell():
+        with broker_connection.doorbell():
             pass
-        assert len(doorbell._rack.free) == left
+        assert len(broker_connection._rack.free) == left

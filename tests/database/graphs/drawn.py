@@ -9,8 +9,8 @@ from typing import Any
 from django.db import OperationalError, connection
 from hypothesis import strategies as st
 
-from django_durable_tasks.lifecycle import transitions
-from django_durable_tasks.rules.graphs import DependencyType, Gate, OnUpstreamFailure
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpstreamFailure
 
 kinds, policies = st.sampled_from([*DependencyType]), st.sampled_from([*OnUpstreamFailure])
 picks = st.integers(0, 10_000)
@@ -32,7 +32,9 @@ def dying_at(point: int | None) -> Iterator[None]:
     def statement(execute: Callable[..., Any], *words: Any) -> Any:
         nonlocal left
         if left is not None:
-            left = left - 1 if left else None  # what takes back the transaction is no step of the process
+            left = (
+                left - 1 if left else None
+            )  # what takes back the transaction is no step of the process
             if left is None:
                 raise Crash
         return execute(*words)
@@ -42,10 +44,12 @@ def dying_at(point: int | None) -> Iterator[None]:
 
 
 def whole(act: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the act as one transaction: what cannot be done again by whoever finds it half done."""
+    """Return the act as one transaction: what cannot be done again by whoever finds it
+    half done.
+    """
 
     def acted() -> Any:
-        with transitions.atomic():
+        with tables.atomic():
             return act()
 
     return acted
@@ -55,17 +59,36 @@ def whole(act: Callable[[], Any]) -> Callable[[], Any]:
 def shapes(draw: Any, above: int) -> dict[str, Any]:
     """Draw what one task waits for: some of so many tasks above it, a join, a policy, gates."""
     ups = draw(st.sets(st.integers(0, above - 1), max_size=4)) if above else set()
-    wants = {up: (str(draw(kinds)), draw(st.one_of(st.none(), policies.map(str)))) for up in sorted(ups)}
-    join = draw(st.one_of(st.just("ALL"), st.just("ANY"), st.integers(1, len(ups)))) if ups else "ALL"
-    gates = draw(st.sets(st.sampled_from([*Gate]), max_size=2)) if draw(st.integers(0, 4)) == 0 else set()
-    return {"edges": wants, "join": join, "policy": str(draw(policies)), "gates": sorted(map(str, gates))}
+    wants = {
+        up: (str(draw(kinds)), draw(st.one_of(st.none(), policies.map(str)))) for up in sorted(ups)
+    }
+    join = (
+        draw(st.one_of(st.just("ALL"), st.just("ANY"), st.integers(1, len(ups)))) if ups else "ALL"
+    )
+    gates = (
+        draw(st.sets(st.sampled_from([*Gate]), max_size=2))
+        if draw(st.integers(0, 4)) == 0
+        else set()
+    )
+    return {
+        "edges": wants,
+        "join": join,
+        "policy": str(draw(policies)),
+        "gates": sorted(map(str, gates)),
+    }
 
 
 def among(shape: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a drawn shape for a graph of `number` tasks: upstreams beyond it wait for one that there is."""
+    """Return a drawn shape for a graph of `number` tasks: upstreams beyond it wait for one that
+    there is.
+    """
     wants = {up % number: want for up, want in shape["edges"].items()}
     join = shape["join"]
-    return {**shape, "edges": wants, "join": join if isinstance(join, str) else min(join, len(wants))}
+    return {
+        **shape,
+        "edges": wants,
+        "join": join if isinstance(join, str) else min(join, len(wants)),
+    }
 
 
 @st.composite

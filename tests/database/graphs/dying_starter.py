@@ -1,7 +1,9 @@
-"""A starter that dies at a point of a large start: run as a program, it forks one for each line that it reads.
+"""A starter that dies at a point of a large start: run as a program, it forks one for each line
+that it reads.
 
-A line says at which of the things that the database is told (statements and COMMITs) to die, whether ``before`` or
-``after`` it, and under which name to start. The answer is ``killed``, or ``lived`` when the start came to its end.
+A line says at which of the things that the database is told (statements and COMMITs) to die,
+whether ``before`` or ``after`` it, and under which name to start. The answer is ``killed``, or
+``lived`` when the start came to its end.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ LARGE, BATCH = 5, 10
 
 
 def layered(name: str) -> Any:
-    """Return a workflow of fourteen tasks: five roots, a second layer, a sub-workflow, one that waits for all."""
+    """Return a workflow of fourteen tasks: five roots, a second layer, a sub-workflow, one that
+    waits for all.
+    """
     from django_durable_tasks import Workflow
     from tests.project.tasks import noop
 
@@ -31,9 +35,9 @@ def layered(name: str) -> Any:
 def _start(place: int, when: str, name: str) -> None:
     from django.db import connection
 
-    from django_durable_tasks.lifecycle import workflow_starts
+    from django_durable_tasks.engine.workflows import start
 
-    workflow_starts.LARGE, workflow_starts.BATCH = LARGE, BATCH
+    start.LARGE, start.BATCH = LARGE, BATCH
     told = -1
 
     def at_its_point(tell: Callable[[], Any]) -> Any:
@@ -66,7 +70,9 @@ def _fork(place: int, when: str, name: str) -> str:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return "killed"
-    return "lived" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else f"failed with {status}"
+    return (
+        "lived" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else f"failed with {status}"
+    )
 
 
 def main() -> None:

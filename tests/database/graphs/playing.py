@@ -5,20 +5,24 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 
-from django_durable_tasks.lifecycle import attempts, dependencies, edges, workflow_runs
-from django_durable_tasks.lifecycle.attempts import Refusal
+from django_durable_tasks.engine.dependencies import edges, resolve
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks.attempts import Refusal
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.graphs import needed
-from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.rules.dependencies import needed
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.runs import Run
 from tests.database.lifecycle.moves import PLACE, question
 
 HOPELESS = Outcome(kind=Kind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False)
 
 
 def begin(task: Task | uuid.UUID) -> Run:
-    """Start a task that is PENDING and due, or QUEUED; raises AssertionError when it may not start."""
+    """Start a task that is PENDING and due, or QUEUED; raises AssertionError when it may
+    not start.
+    """
     row = Task.objects.get(pk=getattr(task, "pk", task))
     if row.status == Status.PENDING:
         (taken,) = attempts.take(question(row), 1, PLACE)
@@ -43,9 +47,9 @@ def fail(*tasks: Task | uuid.UUID) -> None:
 
 def tell(batch: int = 500) -> None:
     """Tell all endings, level by level, and count them into their workflows."""
-    while dependencies.spread(batch).notes:
+    while resolve.resolve_endings(batch).events:
         pass
-    while workflow_runs.fold(batch):
+    while runs.count_endings(batch):
         pass
 
 
@@ -63,14 +67,19 @@ def of(run: WorkflowRun, step: str) -> Task:
 
 
 def recount() -> list[str]:
-    """Return what is wrong with counts, edges and workflows, by counting everything anew; empty when all is right."""
+    """Return what is wrong with counts, edges and workflows, by counting everything anew; empty
+    when all is right.
+    """
     wrong = []
     for row in Task.objects.filter(status=Status.BLOCKED):
         above = list(TaskDependency.objects.filter(task=row))
         tally = edges.tally_of(above)
         wants = needed(row.join_count, tally)
         if row.unresolved_dependencies_count != wants or not wants:
-            wrong.append(f"{row.step or row.pk} counts {row.unresolved_dependencies_count}, a recount gives {wants}")
+            wrong.append(
+                f"{row.step or row.pk} counts {row.unresolved_dependencies_count}, a recount gives"
+                f" {wants}"
+            )
     return wrong + _wrong_runs()
 
 
@@ -79,7 +88,10 @@ def _wrong_runs() -> list[str]:
     for run in WorkflowRun.objects.all():
         stand = Counter(Task.objects.filter(workflow=run).values_list("status", flat=True))
         counted = (run.succeeded, run.failed, run.cancelled, run.skipped, run.expired, run.total)
-        truth = (*(stand[s] for s in ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")), sum(stand.values()))
+        truth = (
+            *(stand[s] for s in ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")),
+            sum(stand.values()),
+        )
         if counted != truth:
             wrong.append(f"{run.name} counts {counted}, a recount gives {truth}")
     return wrong

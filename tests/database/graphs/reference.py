@@ -1,4 +1,6 @@
-"""A small reference of the graph, written from its description: no counters, everything is looked up anew each time."""
+"""A small reference of the graph, written from its description: no counters, everything is looked
+up anew each time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _ASKED = {"MUST_SUCCEED": {"SUCCESS"}, "MUST_FAIL": {"FAILED"}, "MUST_FINISH": E
 
 @dataclass
 class Edge:
-    """What one task waits for: ``heard`` is how the upstream ended, as far as this edge was told; or FORCED."""
+    """What one task waits for: ``heard`` is how the upstream ended, as far as this edge was told;
+    or FORCED.
+    """
 
     kind: str
     policy: str
@@ -47,7 +51,11 @@ class Node:
 
     def lost(self, back: Iterable[str] = ()) -> bool:
         """Whether the join cannot be met any more, once these upstreams are back."""
-        dead = [name for name, edge in self.edges.items() if name not in back and not edge.holds and not edge.met]
+        dead = [
+            name
+            for name, edge in self.edges.items()
+            if name not in back and not edge.holds and not edge.met
+        ]
         return len(self.edges) - len(dead) < (len(self.edges) if self.join is None else self.join)
 
     @property
@@ -73,13 +81,17 @@ class Graph:
         self.nodes: dict[str, Node] = {}
 
     def waiting_for(self, name: str) -> dict[str, Edge]:
-        """Return who waits for this one, by what edge, and would wait for what it adds; not who waits for a failure."""
+        """Return who waits for this one, by what edge, and would wait for what it adds; not who
+        waits for a failure.
+        """
         found = {key: self.nodes[key].edges[name] for key in self.below([name])}
         return {key: edge for key, edge in found.items() if edge.holds and edge.kind != "MUST_FAIL"}
 
     def below(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return who waits for these: their names, and for which."""
-        found = {key: [name for name in names if name in node.edges] for key, node in self.nodes.items()}
+        found = {
+            key: [name for name in names if name in node.edges] for key, node in self.nodes.items()
+        }
         return {key: above for key, above in found.items() if above}
 
     def waits_for(self, low: str, high: str) -> bool:
@@ -94,11 +106,15 @@ class Graph:
                 rest += self.nodes[name].edges
         return False
 
-    # What happens --------------------------------------------------------------------------------------------------
+    # What happens ---------------------------------------------------------------------------------
 
     def tell(self, names: Iterable[str]) -> None:
-        """Those who wait for these hear how they ended, and go on, wait, or end too; what they become is not told."""
-        ended = {name: self.nodes[name].status for name in names if self.nodes[name].status in ENDED}
+        """Those who wait for these hear how they ended, and go on, wait, or end too; what they
+        become is not told.
+        """
+        ended = {
+            name: self.nodes[name].status for name in names if self.nodes[name].status in ENDED
+        }
         for key, above in self.below(ended).items():
             node, news = self.nodes[key], []
             for name in node.edges:  # in the order in which they were added
@@ -116,7 +132,9 @@ class Graph:
             node.status = READY
 
     def replay(self, names: Iterable[str]) -> set[str]:
-        """These run again, and with them what ended for want of them, unless something else stands against it."""
+        """These run again, and with them what ended for want of them, unless something else stands
+        against it.
+        """
         wanted = {name for name in names if self.nodes[name].status in AGAIN}
         back = self._coming_back(wanted, wanted)
         if wanted & back:
@@ -145,7 +163,9 @@ class Graph:
         return done
 
     def _coming_back(self, sources: set[str], unsure: set[str]) -> set[str]:
-        """Return the sources and what ended for want of them; ``unsure``: sources that others may stand against."""
+        """Return the sources and what ended for want of them; ``unsure``: sources that others may
+        stand against.
+        """
         reached = set(sources)
         while True:
             more = {key for key in self.below(reached) if self.nodes[key].doomed} - reached
@@ -173,7 +193,9 @@ class Graph:
             self.nodes[key].wait()
 
     def link(self, name: str, upstreams: dict[str, Edge]) -> None:
-        """One task waits for more upstreams: what they became is heard at once where it is what it waits for."""
+        """One task waits for more upstreams: what they became is heard at once where it is what it
+        waits for.
+        """
         node = self._called_back(name)
         for key, edge in upstreams.items():
             status = self.nodes[key].status
@@ -200,7 +222,9 @@ class Graph:
         self.nodes[name].status = "BLOCKED"
 
     def _called_back(self, name: str) -> Node:
-        """What could not stand against a task that was let go stays waived when it has to wait for something new."""
+        """What could not stand against a task that was let go stays waived when it has to wait for
+        something new.
+        """
         node = self.nodes[name]
         if node.status == READY and node.lost():
             for edge in node.edges.values():

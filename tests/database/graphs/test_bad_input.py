@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.celery.failures import outcome_of
+from django_durable_tasks.celery.execution.outcomes import outcome_of
+from django_durable_tasks.engine.dependencies import edit, results
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,
@@ -20,11 +21,10 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
     UnknownTask,
 )
-from django_durable_tasks.lifecycle import linking, references
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.building import edges_to
-from django_durable_tasks.rules.options import task_options
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.database.graphs.playing import begin, of, recount, stands, succeed, tell
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import add, echo, noop
@@ -33,7 +33,9 @@ pytestmark = pytest.mark.django_db
 
 
 def _referring(*path: str | int) -> Task:
-    """Return a released task that refers to a part of a result, of which the whole is {"rows": [1, 2]}."""
+    """Return a released task that refers to a part of a result, of which the whole is {"rows": [1,
+    2]}.
+    """
     wf = Workflow("referring")
     first = wf.add(add, 1, 2)
     part = first.result
@@ -47,19 +49,21 @@ def _referring(*path: str | int) -> Task:
 
 
 @pytest.mark.parametrize("path", [("cols",), ("rows", 2), ("rows", 0, "x")])
-def test_a_part_that_a_result_does_not_have_fails_the_body_for_good(path: tuple[str | int, ...]) -> None:
+def test_a_part_that_a_result_does_not_have_fails_the_body_for_good(
+    path: tuple[str | int, ...],
+) -> None:
     run = begin(_referring(*path))
     with pytest.raises(InvalidReference, match="there is no") as refused:
-        references.resolve(run.args, run.kwargs)
+        results.resolve(run.args, run.kwargs)
     assert not outcome_of(refused.value, task_options("job", {})).retryable
 
 
 def test_results_over_the_cap_fail_the_body_for_good(settings: Any) -> None:
     run = begin(_referring("rows"))
-    assert references.resolve(run.args, run.kwargs) == ([[1, 2]], {})
+    assert results.resolve(run.args, run.kwargs) == ([[1, 2]], {})
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REFERENCES_MAX_BYTES": 15}
     with pytest.raises(ResultTooLarge, match="have 16 bytes, at most 15") as refused:
-        references.resolve(run.args, run.kwargs)
+        results.resolve(run.args, run.kwargs)
     assert not outcome_of(refused.value, task_options("job", {})).retryable
 
 
@@ -93,14 +97,28 @@ def _build_and_start(build: Any) -> None:
         (lambda wf: wf.add(noop, after=wf.add(noop), join=2), InvalidOption, "join=2"),
         (lambda wf: wf.add(noop, join=1), InvalidOption, "join=1"),
         (lambda wf: wf.add(noop, after=uuid.uuid4()), InvalidDependency, "there is none"),
-        (lambda wf: wf.add(noop, after={wf.add(noop): "MUST_SUCEED"}), InvalidOption, "Did you mean 'MUST_SUCCEED'"),
-        (lambda wf: wf.add(noop, on_upstream_failure="IGNORE"), InvalidOption, "SKIP, FAIL, WAIT, RUN"),
+        (
+            lambda wf: wf.add(noop, after={wf.add(noop): "MUST_SUCEED"}),
+            InvalidOption,
+            "Did you mean 'MUST_SUCCEED'",
+        ),
+        (
+            lambda wf: wf.add(noop, on_upstream_failure="IGNORE"),
+            InvalidOption,
+            "SKIP, FAIL, WAIT, RUN",
+        ),
         (lambda wf: wf.add(lambda: None), InvalidOption, "no durable task"),
-        (lambda wf: wf.add(noop, after=Workflow("other").add(noop)), InvalidOption, "another workflow"),
+        (
+            lambda wf: wf.add(noop, after=Workflow("other").add(noop)),
+            InvalidOption,
+            "another workflow",
+        ),
         (lambda wf: None, InvalidOption, "has no tasks"),
     ],
 )
-def test_a_workflow_that_cannot_run_is_refused_and_nothing_is_written(build: Any, error: type, words: str) -> None:
+def test_a_workflow_that_cannot_run_is_refused_and_nothing_is_written(
+    build: Any, error: type, words: str
+) -> None:
     with pytest.raises(error) as refused:
         _build_and_start(build)
     assert words in str(refused.value)
@@ -109,11 +127,11 @@ def test_a_workflow_that_cannot_run_is_refused_and_nothing_is_written(build: Any
     assert not TaskDependency.objects.exists()
 
 
-# Edges between existing tasks ---------------------------------------------------------------------------------------
+# Edges between existing tasks ---------------------------------------------------------------------
 
 
 def _link(task: Task, *upstreams: Task | uuid.UUID, kind: str = "MUST_SUCCEED") -> int:
-    return linking.link(task.pk, edges_to(dict.fromkeys(upstreams, kind)), by="somebody")
+    return edit.link(task.pk, edges_to(dict.fromkeys(upstreams, kind)), by="somebody")
 
 
 def test_an_edge_added_later_blocks_its_task() -> None:
@@ -168,7 +186,7 @@ def test_a_task_that_has_started_cannot_wait_for_more(status: Status) -> None:
 def test_an_edge_that_is_taken_away_releases_its_task() -> None:
     first, second = a_task(), a_task()
     _link(second, first)
-    linking.unlink(second.pk, [first.pk])
+    edit.unlink(second.pk, [first.pk])
     assert stands(second)[0] in ("PENDING", "QUEUED")
     with pytest.raises(TransitionRefused, match="does not wait"):
-        linking.unlink(second.pk, [first.pk])
+        edit.unlink(second.pk, [first.pk])

@@ -1,4 +1,6 @@
-"""A large workflow is written in batches, nothing of it lives before it is sealed, and no crash leaves half of it."""
+"""A large workflow is written in batches, nothing of it lives before it is sealed, and no crash
+leaves half of it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.workflows import start
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused, UniqueConflict
-from django_durable_tasks.lifecycle import dependencies, workflow_starts
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.heads import heads
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.dying_starter import BATCH, LARGE, layered
@@ -34,18 +37,20 @@ MANY = 200  # more statements than the start has
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call a start of six tasks large, and write four rows at a time."""
-    monkeypatch.setattr(workflow_starts, "LARGE", LARGE)
-    monkeypatch.setattr(workflow_starts, "BATCH", BATCH)
+    monkeypatch.setattr(start, "LARGE", LARGE)
+    monkeypatch.setattr(start, "BATCH", BATCH)
 
 
 def _finish(after: float = 0.0) -> None:
     """Play the leader, so many seconds from now, until nothing is left to do."""
-    while workflow_starts.finish_starts(database_now() + timedelta(seconds=after), 3):
+    while start.finish_starts(database_now() + timedelta(seconds=after), 3):
         pass
 
 
 def _lives(name: str) -> bool:
-    """Return whether the workflow of this name is there as a whole, false when nothing is; assert one or the other."""
+    """Return whether the workflow of this name is there as a whole, false when nothing is; assert
+    one or the other.
+    """
     whole = {run.name: run for run in WorkflowRun.objects.filter(name__startswith=name)}
     rows = Task.objects.filter(workflow__in=[run.pk for run in whole.values()])
     if not whole:
@@ -54,7 +59,10 @@ def _lives(name: str) -> bool:
     assert all(run.released and run.sealed_at for run in whole.values())
     assert sum(run.total for run in whole.values()) == rows.count() == TASKS
     assert rows.filter(status=Status.BLOCKED).count() == TASKS - ROOTS
-    assert set(rows.exclude(status=Status.BLOCKED).values_list("status", flat=True)) <= {"PENDING", "QUEUED"}
+    assert set(rows.exclude(status=Status.BLOCKED).values_list("status", flat=True)) <= {
+        "PENDING",
+        "QUEUED",
+    }
     assert not recount()
     return True
 
@@ -85,10 +93,12 @@ def test_nothing_of_it_lives_before_it_is_sealed() -> None:
 
     def look(*_: int) -> None:
         looks.append(set(Task.objects.values_list("status", flat=True)))
-        assert set(WorkflowRun.objects.values_list("status", "released", "sealed_at")) == {("STARTING", False, None)}
+        assert set(WorkflowRun.objects.values_list("status", "released", "sealed_at")) == {
+            ("STARTING", False, None)
+        }
         assert not heads()
-        assert not dependencies.spread(100).moved
-        dependencies.find_deleted(0, 100)
+        assert not resolve.resolve_endings(100).moved
+        resolve.find_deleted(0, 100)
         tell()
         _finish()
 
@@ -174,7 +184,7 @@ def test_an_upstream_that_goes_away_meanwhile_stops_the_seal() -> None:
     assert not Task.objects.exists()
 
 
-# Keys and cancels -------------------------------------------------------------------------------------------------
+# Keys and cancels ---------------------------------------------------------------------------------
 
 
 def _let_time_pass(seconds: float) -> None:
@@ -199,7 +209,7 @@ def test_another_start_of_the_key_replaces_one_without_progress() -> None:
     second: list[WorkflowRun] = []
 
     def start_again(*_: int) -> None:
-        _let_time_pass(workflow_starts.TAKEN_OVER_AFTER + 1)
+        _let_time_pass(start.TAKEN_OVER_AFTER + 1)
         second.append(layered("second").start(key="nightly"))
 
     with pytest.raises(TransitionRefused, match="given up while it was written"):
@@ -214,7 +224,9 @@ def test_another_start_of_the_key_replaces_one_without_progress() -> None:
 
 def test_a_start_that_is_cancelled_meanwhile_is_removed() -> None:
     def cancel(*_: int) -> None:
-        WorkflowRun.objects.unguarded().filter(parent=None).update(cancel_requested_at=database_now())
+        WorkflowRun.objects.unguarded().filter(parent=None).update(
+            cancel_requested_at=database_now()
+        )
 
     with pytest.raises(TransitionRefused, match="it was cancelled"):
         layered("cancelled").start(progress=cancel)
@@ -222,29 +234,36 @@ def test_a_start_that_is_cancelled_meanwhile_is_removed() -> None:
     assert not WorkflowRun.objects.exists()
 
 
-def test_a_cancel_between_seal_and_release_lets_nothing_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_between_seal_and_release_lets_nothing_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = layered("sealed").start()
-    Task.objects.unguarded().filter(status__in=["PENDING", "QUEUED"]).update(status=Status.BLOCKED, due_at=None)
+    Task.objects.unguarded().filter(status__in=["PENDING", "QUEUED"]).update(
+        status=Status.BLOCKED, due_at=None
+    )
     WorkflowRun.objects.unguarded().update(released=False, cancel_requested_at=database_now())
-    assert not workflow_starts.release_roots(run.pk, 100)
+    assert not start.release_roots(run.pk, 100)
     assert set(Task.objects.values_list("status", flat=True)) == {Status.BLOCKED}
 
 
 def test_a_living_start_is_not_removed() -> None:
-    layered("alive").start(progress=lambda *_: _finish(after=workflow_starts.ABANDONED_AFTER - 10))
+    layered("alive").start(progress=lambda *_: _finish(after=start.ABANDONED_AFTER - 10))
     assert _lives("alive")
 
 
-# Crashes ----------------------------------------------------------------------------------------------------------
+# Crashes ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def starter() -> Iterator[Callable[[int, str, str], str]]:
     """Give what asks a starter to die at a point, and returns how it ended."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.database.graphs.dying_starter"], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "tests.database.graphs.dying_starter"],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as program:  # fmt: skip
+    ) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         ask, answers = program.stdin, program.stdout
@@ -269,11 +288,16 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
         assert answer in ("killed", "lived")
         mine = WorkflowRun.objects.filter(name__startswith=name)
         unsealed = mine.filter(status="STARTING")
-        assert not Task.objects.filter(workflow__in=unsealed.values("pk")).exclude(status=Status.BLOCKED).exists()
+        assert (
+            not Task.objects.filter(workflow__in=unsealed.values("pk"))
+            .exclude(status=Status.BLOCKED)
+            .exists()
+        )
 
         def nothing_is_left(question: Any = unsealed) -> bool:
-            # The server may still hold the rows of the one who died: they are left to it until it notices.
-            _finish(after=workflow_starts.ABANDONED_AFTER + 10)
+            # The server may still hold the rows of the one who died: they are left to it until it
+            # notices.
+            _finish(after=start.ABANDONED_AFTER + 10)
             return not question.exists()
 
         until(nothing_is_left, within=20)

@@ -1,4 +1,6 @@
-"""A cancelled run keeps who cancelled it, whether the operation or the leader reaches its tasks first."""
+"""A cancelled run keeps who cancelled it, whether the operation or the leader reaches its tasks
+first.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import attempts, cascades, graph_operations, workflow_deadlines
-from django_durable_tasks.lifecycle.graph_operations import Report
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.workflows import deadlines, dry_run, operations
+from django_durable_tasks.engine.workflows.operations import Report
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.graphs.playing import begin, of, succeed, tell
 from tests.project.tasks import noop
@@ -36,14 +39,14 @@ def test_a_run_whose_tasks_the_leader_cancels_first_is_cancelled_as_it_was_asked
 ) -> None:
     run = _nested()
     bodies = [begin(of(run, "beside"))] if runs else []
-    carry_out = cascades.carry_out
+    carry_out = dry_run.carry_out
 
     def after_the_leader(*given: Any, **named: Any) -> Report:
-        assert workflow_deadlines.cancel_called_off(100)
+        assert deadlines.cancel_called_off(100)
         return carry_out(*given, **named)
 
-    monkeypatch.setattr(cascades, "carry_out", after_the_leader)
-    assert graph_operations.cancel_workflow(run, by="ann", reason="no use").total == 0
+    monkeypatch.setattr(dry_run, "carry_out", after_the_leader)
+    assert operations.cancel_workflow(run, by="ann", reason="no use").total == 0
     for body in bodies:
         assert attempts.succeed(body, None, "w")
     tell()
@@ -52,8 +55,8 @@ def test_a_run_whose_tasks_the_leader_cancels_first_is_cancelled_as_it_was_asked
 
 def test_a_run_is_not_called_cancelled_because_one_of_its_tasks_was_before() -> None:
     run = _nested()
-    graph_operations.cancel_branch(of(run, "beside"), by="ann")
+    operations.cancel_branch(of(run, "beside"), by="ann")
     succeed(of(run, "leaf"))
     Task.objects.unguarded().open().update(status="SUCCESS")
-    graph_operations.cancel_workflow(run, by="ann")
+    operations.cancel_workflow(run, by="ann")
     assert (_again(run).cancel_requested_at, run.reason) == (None, "")

@@ -1,4 +1,6 @@
-"""A workflow that is not done by its deadline fails: what is open is cancelled, in it and in all that it holds."""
+"""A workflow that is not done by its deadline fails: what is open is cancelled, in it and in all
+that it holds.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts, dead_letters
+from django_durable_tasks.engine.workflows import deadlines as workflow_deadlines
+from django_durable_tasks.engine.workflows import followups
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle import attempts, dead_letters, workflow_deadlines
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.building import Growth
+from django_durable_tasks.rules.workflows.builder import Growth
 from tests.database.graphs.playing import HOPELESS, begin, of, recount, stands, succeed, tell
 from tests.project.tasks import echo, failing, noop
 
@@ -28,7 +32,9 @@ def _chain(name: str, *steps: str, **given: Any) -> Workflow:
 
 
 def _pass_deadlines(batch: int = 500) -> int:
-    """Do what the leader does about deadlines, some minutes from now; return how many runs were late."""
+    """Do what the leader does about deadlines, some minutes from now; return how many runs were
+    late.
+    """
     late = workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), batch)
     while workflow_deadlines.cancel_called_off(batch):
         pass
@@ -41,14 +47,24 @@ def _runs() -> dict[str, tuple[str, str]]:
 
 
 def test_a_run_that_is_late_is_cancelled_and_has_failed() -> None:
-    run = _chain("slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=failing).start()
+    run = _chain(
+        "slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=failing
+    ).start()
     succeed(of(run, "first"))
     tell()
     assert _pass_deadlines() == 1
-    assert stands(of(run, "first"), of(run, "second"), of(run, "third")) == ["SUCCESS", "CANCELLED", "CANCELLED"]
-    assert set(Task.objects.filter(status="CANCELLED").values_list("reason", flat=True)) == {"DEADLINE"}
+    assert stands(of(run, "first"), of(run, "second"), of(run, "third")) == [
+        "SUCCESS",
+        "CANCELLED",
+        "CANCELLED",
+    ]
+    assert set(Task.objects.filter(status="CANCELLED").values_list("reason", flat=True)) == {
+        "DEADLINE"
+    }
     assert _runs() == {"slow": ("FAILED", "DEADLINE")}
-    assert list(Task.objects.filter(workflow=None).values_list("name", flat=True)) == ["tests.project.tasks.echo"]
+    assert list(Task.objects.filter(workflow=None).values_list("name", flat=True)) == [
+        "tests.project.tasks.echo"
+    ]
     assert _pass_deadlines() == 0
     assert Task.objects.filter(workflow=None).count() == 1
     assert not recount()
@@ -85,7 +101,7 @@ def test_what_a_late_body_adds_is_not_written() -> None:
     growth = Growth("growth")
     growth.add(noop, step="more")
     _pass_deadlines()
-    assert attempts.succeed(body, None, "worker@host", (growth,))
+    assert followups.succeed(body, None, "worker@host", (growth,))
     tell()
     assert (Task.objects.count(), _runs()) == (1, {"growing": ("FAILED", "DEADLINE")})
 
@@ -104,9 +120,10 @@ def test_the_deadline_of_the_whole_ends_all_that_it_holds() -> None:
     assert _pass_deadlines() == 1
     assert set(Task.objects.values_list("status", flat=True)) == {"CANCELLED"}
     assert _runs() == {
-        "outer": ("FAILED", "DEADLINE"), "inner": ("CANCELLED", "DEADLINE of outer"),
+        "outer": ("FAILED", "DEADLINE"),
+        "inner": ("CANCELLED", "DEADLINE of outer"),
         "inmost": ("CANCELLED", "DEADLINE of outer"),
-    }  # fmt: skip
+    }
     assert run.root == run.pk
     assert not recount()
 

@@ -1,4 +1,6 @@
-"""Beside a hundred thousand edges, what the engine asks of a graph touches only what is told, counted or released."""
+"""Beside a hundred thousand edges, what the engine asks of a graph touches only what is told,
+counted or released.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,16 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import QuerySet
 
-from django_durable_tasks.lifecycle import edges, statements
+from django_durable_tasks.engine.db import statements
+from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.rules.states import Status
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
 
 RUNS, TASKS, WIDE = 100, 50_000, 3_000
 _TASKS = """
@@ -56,28 +63,43 @@ def _id(number: int) -> uuid.UUID:
 
 @pytest.fixture
 def crowd() -> Iterator[int]:
-    """Write many graphs that have ended for the most part, and give the number of the last task that has."""
+    """Write many graphs that have ended for the most part, and give the number of the last task
+    that has.
+    """
     still_open = TASKS - TASKS // 100
     _sql(_TASKS, run=1, number=TASKS, open=still_open, runs=RUNS)
     _sql(_EDGES, number=TASKS)
     _sql(_ENDINGS, last=_id(still_open - 20))
     _sql("ANALYZE")
     yield still_open - 1
-    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE")
+    _sql(
+        "TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE"
+    )
 
 
 @pytest.fixture
 def unanalyzed() -> Iterator[list[int]]:
-    """Write one into three thousand that the planner knows nothing of, and give the note of the one's ending."""
-    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE")
+    """Write one into three thousand that the planner knows nothing of, and give the note of the
+    one's ending.
+    """
+    _sql(
+        "TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE"
+    )
     _sql(_TASKS, run=1, number=WIDE + 1, open=1, runs=1)
-    children = Task.objects.filter(status=Status.BLOCKED).order_by("pk").values_list("pk", flat=True)
+    children = (
+        Task.objects.filter(status=Status.BLOCKED).order_by("pk").values_list("pk", flat=True)
+    )
     edges.insert(
-        [TaskDependency(task_id=key, depends_on_id=_id(0), dependency_type="MUST_SUCCEED") for key in children]
+        [
+            TaskDependency(task_id=key, depends_on_id=_id(0), dependency_type="MUST_SUCCEED")
+            for key in children
+        ]
     )
     _sql(_ENDINGS, last=_id(0))
     yield list(EndingEvent.objects.values_list("pk", flat=True))
-    _sql("TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE")
+    _sql(
+        "TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE"
+    )
 
 
 class _Plan:
@@ -102,11 +124,17 @@ class _Plan:
 
     def compared(self) -> int:
         """Count the pairs of rows that nested loops looked at in vain."""
-        return sum(node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in self.nodes)
+        return sum(
+            node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in self.nodes
+        )
 
     def expect(self, *indexes: str, pages: int) -> None:
-        """Assert that the statement went by these indexes, touched few pages, and read no table from end to end."""
-        whole = [node["Relation Name"] for node in self.nodes if node["Node Type"].endswith("Seq Scan")]
+        """Assert that the statement went by these indexes, touched few pages, and read no table
+        from end to end.
+        """
+        whole = [
+            node["Relation Name"] for node in self.nodes if node["Node Type"].endswith("Seq Scan")
+        ]
         assert not whole, whole
         assert set(indexes) <= {node.get("Index Name") for node in self.nodes}, self.nodes
         assert self.pages() < pages, self.pages()
@@ -123,47 +151,75 @@ def _raw(verb: str, **parameters: Any) -> _Plan:
 
 
 def test_what_is_asked_of_graphs_touches_only_what_is_due(crowd: int) -> None:
-    _of(EndingEvent.objects.unresolved().values("pk")[:500]).expect("durable_ending_unresolved", pages=100)
-    _of(EndingEvent.objects.uncounted().values("pk")[:500]).expect("durable_tasks_ending_event_pkey", pages=100)
+    _of(EndingEvent.objects.unresolved().values("pk")[:500]).expect(
+        "durable_ending_unresolved", pages=100
+    )
+    _of(EndingEvent.objects.uncounted().values("pk")[:500]).expect(
+        "durable_tasks_ending_event_pkey", pages=100
+    )
 
     ended = [_id(crowd - number) for number in range(20)]
-    below = TaskDependency.objects.below(ended).untold().order_by("task", "pk").values("task")[:2_000]
+    below = (
+        TaskDependency.objects.below(ended)
+        .without_outcome()
+        .order_by("task", "pk")
+        .values("task")[:2_000]
+    )
     _of(below).expect("durable_dependency_below", pages=200)
 
     waiting = [_id(crowd + 1 + number) for number in range(20)]
     unresolved = TaskDependency.objects.above(waiting).unresolved().order_by().values("task")
     _of(unresolved).expect("durable_dependency_unresolved", pages=200)
-    _of(TaskDependency.objects.above(waiting).order_by().values("task")).expect("durable_one_edge", pages=300)
+    _of(TaskDependency.objects.above(waiting).order_by().values("task")).expect(
+        "durable_one_edge", pages=300
+    )
 
     # A hundredth of the tasks, which lie all over the table.
-    of_one = Task.objects.filter(workflow=uuid.UUID(int=7), status=Status.BLOCKED, unresolved_dependencies_count=0)
-    _of(of_one.order_by("pk").values("pk")[:500]).expect("durable_task_workflow", pages=TASKS // RUNS + 100)
+    of_one = Task.objects.filter(
+        workflow=uuid.UUID(int=7), status=Status.BLOCKED, unresolved_dependencies_count=0
+    )
+    _of(of_one.order_by("pk").values("pk")[:500]).expect(
+        "durable_task_workflow", pages=TASKS // RUNS + 100
+    )
 
 
 def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
     last = _id(crowd)
     below = _raw("below", id=last, limit=101)
-    below.expect("durable_dependency_below", "durable_tasks_task_pkey", "durable_ending_task", pages=40)
+    below.expect(
+        "durable_dependency_below", "durable_tasks_task_pkey", "durable_ending_task", pages=40
+    )
     assert below.root["Actual Rows"] == 2
 
     notes = list(EndingEvent.objects.unresolved().values_list("pk", flat=True))
     assert len(notes) == 20
     spread = _raw("spread", notes=notes, limit=2_000, open=[], limited=[], wait=15.0, alone=False)
     spread.expect(
-        "durable_tasks_ending_event_pkey", "durable_dependency_below", "durable_tasks_dependency_pkey",
-        "durable_tasks_task_pkey", pages=2_000,
-    )  # fmt: skip
+        "durable_tasks_ending_event_pkey",
+        "durable_dependency_below",
+        "durable_tasks_dependency_pkey",
+        "durable_tasks_task_pkey",
+        pages=2_000,
+    )
 
 
 def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: list[int]) -> None:
-    spread = _raw("spread", notes=unanalyzed, limit=2_000, open=[], limited=[], wait=15.0, alone=False)
+    spread = _raw(
+        "spread", notes=unanalyzed, limit=2_000, open=[], limited=[], wait=15.0, alone=False
+    )
     assert spread.compared() < 10 * WIDE
-    told = [node for node in spread.nodes if node.get("Operation") == "Update" and node["Actual Rows"] == 2_000]
+    told = [
+        node
+        for node in spread.nodes
+        if node.get("Operation") == "Update" and node["Actual Rows"] == 2_000
+    ]
     assert told
 
 
 def test_a_note_is_counted_by_the_rows_it_concerns(crowd: int) -> None:
     notes = list(EndingEvent.objects.uncounted().values_list("pk", flat=True)[:100])
-    held = EndingEvent.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)
+    held = (
+        EndingEvent.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)
+    )
     with transaction.atomic():
         _of(held.values("pk")).expect("durable_tasks_ending_event_pkey", pages=500)

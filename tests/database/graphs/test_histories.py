@@ -1,116 +1,57 @@
-"""Hypothesis plays random histories on random graphs, and a small reference without counters plays along."""
+"""Hypothesis plays random histories on random graphs, and a small reference without counters plays
+along.
+"""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
     rule,
     run_state_machine_as_test,
 )
 
-from django_durable_tasks import Workflow
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.dependencies import edges, edit, resolve
+from django_durable_tasks.engine.dependencies import replay as dependency_replay
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
+from django_durable_tasks.engine.workflows import followups, runs
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
-from django_durable_tasks.lifecycle import (
-    attempts,
-    cancellation,
-    dead_letters,
-    dependencies,
-    edges,
-    limits,
-    linking,
-    reopening,
-    transitions,
-    workflow_runs,
-)
-from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.building import Growth, edges_to
-from django_durable_tasks.rules.graphs import Gate
-from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
+from django_durable_tasks.rules.dependencies import Gate
+from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.database.graphs import drawn
-from tests.database.graphs.drawn import Crash, Edges, among, dying_at, graphs, picks, points, some, whole
+from tests.database.graphs.drawn import (
+    among,
+    picks,
+    points,
+    some,
+    whole,
+)
+from tests.database.graphs.history_graph import HistoryGraph
 from tests.database.graphs.playing import HOPELESS, begin, recount
-from tests.database.graphs.reference import ENDED, READY, Edge, Graph, Node
+from tests.database.graphs.reference import ENDED, READY, Edge, Node
 from tests.database.lifecycle.moves import CRASH, FAILURE
 from tests.project.tasks import noop
 from tests.stateful import applies_if, ids_in_creation_order
 
-EXAMPLES = int(os.environ.get("TEST_HISTORIES", "60" if os.environ["TEST_DATABASE"] == "sqlite" else "20"))
+EXAMPLES = int(
+    os.environ.get("TEST_HISTORIES", "60" if os.environ["TEST_DATABASE"] == "sqlite" else "20")
+)
 MOST = 14  # tasks in a graph
 
 
-class Histories(RuleBasedStateMachine):
-    """The verbs of workers, leader and operators as rules; each may die at any statement and is then done again."""
-
-    @initialize(graph=graphs(), inside=st.integers(1, 9))
-    def start(self, graph: list[dict[str, Any]], inside: int) -> None:
-        """Some tasks are a workflow, the others wait for these by themselves."""
-        for table in (Task, EndingEvent, TaskDependency, WorkflowRun):
-            table._base_manager.all().delete()
-        connection.run_on_commit.clear()
-        limits.forget_picture()
-        self.graph, self.ids, self.runs = Graph(), dict[str, uuid.UUID](), dict[str, Run]()
-        flow = Workflow("history")
-        steps: list[Any] = []
-        for shape in graph[:inside]:
-            after = {steps[up]: kind for up, kind in shape["edges"].items()}
-            gates = {gate.lower(): "" for gate in shape["gates"]}
-            steps.append(flow.add(noop, after=after, join=shape["join"], on_upstream_failure=shape["policy"], **gates))
-        run = flow.start()
-        for shape, step in zip(graph, steps, strict=False):
-            self._born(Task.objects.get(workflow=run, step=step.name).pk, shape)
-        for shape in graph[inside:]:
-            self._alone({**shape, "gates": []}, None)
-
-    def _alone(self, shape: dict[str, Any], point: int | None) -> None:
-        after = {self.ids[f"t{up}"]: kind for up, kind in shape["edges"].items()}
-        options = {"depends_on": after, "join": shape["join"]} if after else {}
-        call = noop.using(on_upstream_failure=shape["policy"], **options)
-        self._born(self._do(whole(lambda: call.schedule().pk), point), shape)
-
-    def _born(self, task_id: uuid.UUID, shape: dict[str, Any]) -> None:
-        name, join, number = f"t{len(self.ids)}", shape["join"], len(shape["edges"])
-        self.ids[name] = task_id
-        wants = {"ALL": None, "ANY": 1}.get(join, join)
-        node = Node(READY, None if wants == number else wants, shape["policy"], gates=set(shape["gates"]))
-        self.graph.nodes[name] = node
-        self.graph.link(name, self._edges(node, shape["edges"]))
-        if node.gates:
-            node.status = "BLOCKED"
-
-    def _edges(self, node: Node, wants: Edges) -> dict[str, Edge]:
-        return {f"t{up}": Edge(kind, policy or node.policy) for up, (kind, policy) in wants.items()}
-
-    def _do(self, act: Callable[[], Any], point: int | None = None, *, foreseen: bool = False) -> Any:
-        """Do it, again if the process dies; ``foreseen``: the reference has done it already."""
-        try:
-            with dying_at(point):
-                return act()
-        except Crash:
-            if not foreseen:
-                self.the_database_is_as_the_reference_says()
-            return act()
-
-    def _names(self, picked: list[int], *statuses: str) -> list[str]:
-        """Return some names: of tasks in these statuses if there are such, else of any."""
-        there = [name for name, node in self.graph.nodes.items() if node.status != "DELETED"]
-        fitting = [name for name in there if not statuses or self.graph.nodes[name].status in statuses] or there
-        return sorted({fitting[number % len(fitting)] for number in picked})
-
-    def _question(self, names: list[str]) -> Any:
-        return transitions.tasks().filter(pk__in=[self.ids[name] for name in names])
-
-    # Workers -------------------------------------------------------------------------------------------------------
+class Histories(HistoryGraph):
+    """The actions of workers, leader and operators as rules; each may die at any statement and is
+    then repeated.
+    """
 
     @rule(pick=picks, point=points)
     def work(self, pick: int, point: int | None) -> None:
@@ -120,7 +61,11 @@ class Histories(RuleBasedStateMachine):
             self.runs[name] = self._do(whole(lambda: begin(self.ids[name])), point)
             self.graph.nodes[name].status = "RUNNING"
 
-    @rule(pick=picks, how=st.sampled_from(["SUCCESS", "SUCCESS", "FAILED", "AGAIN", "LOST"]), point=points)
+    @rule(
+        pick=picks,
+        how=st.sampled_from(["SUCCESS", "SUCCESS", "FAILED", "AGAIN", "LOST"]),
+        point=points,
+    )
     def finish(self, pick: int, how: str, point: int | None) -> None:
         """A run ends."""
         (name,) = self._names([pick], "RUNNING", READY)
@@ -145,7 +90,11 @@ class Histories(RuleBasedStateMachine):
     @applies_if(lambda self: len(self.ids) < MOST)
     def grow(self, pick: int, point: int | None, second: bool) -> None:
         """A run of the workflow succeeds and adds one task or two."""
-        inside = set(Task.objects.filter(workflow__isnull=False, status="RUNNING").values_list("pk", flat=True))
+        inside = set(
+            Task.objects.filter(workflow__isnull=False, status="RUNNING").values_list(
+                "pk", flat=True
+            )
+        )
         names = [name for name, task_id in self.ids.items() if task_id in inside]
         if not names or WorkflowRun.objects.get().status != "RUNNING":
             return
@@ -154,7 +103,7 @@ class Histories(RuleBasedStateMachine):
         if second:
             steps.append(growth.add(noop, step=f"g{len(self.ids) + 1}", after=steps[0]))
         below = self.graph.waiting_for(name)
-        assert self._do(lambda: attempts.succeed(self.runs[name], None, "w", (growth,)), point)
+        assert self._do(lambda: followups.succeed(self.runs[name], None, "w", (growth,)), point)
         self.graph.nodes[name].end("SUCCESS")
         for number, step in enumerate(steps):
             edges_above = {len(self.ids) - 1: ("MUST_SUCCEED", None)} if number else {}
@@ -165,13 +114,13 @@ class Histories(RuleBasedStateMachine):
             if node.status == "BLOCKED":
                 node.edges[f"t{len(self.ids) - 1}"] = Edge(edge.kind, edge.policy)
 
-    # Operators and sweepers ----------------------------------------------------------------------------------------
+    # Operators and sweepers -----------------------------------------------------------------------
 
     @rule(picked=some, point=points)
     def cancel(self, picked: list[int], point: int | None) -> None:
         """Waiting tasks are cancelled, running ones are asked."""
         names = self._names(picked, "BLOCKED", READY, "RUNNING")
-        self._do(lambda: cancellation.cancel(self._question(names), by="bob"), point)
+        self._do(lambda: operator_actions.cancel(self._question(names), by="bob"), point)
         for node in map(self.graph.nodes.__getitem__, names):
             if node.status in ("BLOCKED", READY):
                 node.end("CANCELLED")
@@ -183,14 +132,23 @@ class Histories(RuleBasedStateMachine):
         names = self._names(picked, "BLOCKED", READY)
         question = self._question(names)
         expires = verb == "expire"
-        self._do(lambda: transitions.expire(question, 9) if expires else transitions.skip(question, "DUPLICATE"), point)
+        self._do(
+            lambda: (
+                transitions.expire(question, 9)
+                if expires
+                else transitions.skip(question, "DUPLICATE")
+            ),
+            point,
+        )
         for node in map(self.graph.nodes.__getitem__, names):
             if node.status in ("BLOCKED", READY):
                 node.end("EXPIRED" if expires else "SKIPPED")
 
     @rule(picked=some, point=points)
     def replay(self, picked: list[int], point: int | None) -> None:
-        """Ended tasks come back, with what ended because of them; or something stands against it."""
+        """Ended tasks come back, with what ended because of them; or something stands
+        against it.
+        """
         names = self._names(picked, "FAILED", "SKIPPED", "CANCELLED", "EXPIRED")
         ended = {name for name in names if self.graph.nodes[name].status in ENDED - {"SUCCESS"}}
         back = self.graph.replay(names)
@@ -198,7 +156,9 @@ class Histories(RuleBasedStateMachine):
             with pytest.raises(TransitionRefused):
                 dead_letters.replay(self._question(names), by="bob")
             return
-        found = self._do(lambda: dead_letters.replay(self._question(names), by="bob"), point, foreseen=True)
+        found = self._do(
+            lambda: dead_letters.replay(self._question(names), by="bob"), point, foreseen=True
+        )
         assert set(found) == {self.ids[name] for name in ended & back}
 
     @rule(picked=some, point=points)
@@ -206,7 +166,11 @@ class Histories(RuleBasedStateMachine):
         """An operator calls tasks done."""
         names = self._names(picked, "FAILED", "SKIPPED", "BLOCKED")
         done = self.graph.complete(names)
-        found = self._do(lambda: dead_letters.force_complete(self._question(names), by="bob"), point, foreseen=True)
+        found = self._do(
+            lambda: operator_actions.force_complete(self._question(names), by="bob"),
+            point,
+            foreseen=True,
+        )
         assert set(found) == {self.ids[name] for name in done}
 
     @rule(picked=some, point=points)
@@ -218,11 +182,17 @@ class Histories(RuleBasedStateMachine):
         assert set(found) == {self.ids[name] for name in forced}
 
     def _forced(self, names: list[str]) -> list[uuid.UUID]:
-        forced, returned = reopening.force_run(self._question(names), "forced")
-        dead_letters.close_replayed([*forced, *returned], by="bob", reason="")
+        forced, returned = dependency_replay.force_run(self._question(names), "forced")
+        transition_dead_letters.close_replayed([*forced, *returned], by="bob", reason="")
         return forced
 
-    @rule(pick=picks, other=picks, kind=drawn.kinds, policy=st.one_of(st.none(), drawn.policies), point=points)
+    @rule(
+        pick=picks,
+        other=picks,
+        kind=drawn.kinds,
+        policy=st.one_of(st.none(), drawn.policies),
+        point=points,
+    )
     def link(self, pick: int, other: int, kind: str, policy: str | None, point: int | None) -> None:
         """One task waits for one more: new, known already, refused, or it would close a circle."""
         (low,), (high,) = self._names([pick], "BLOCKED", READY), self._names([other])
@@ -237,12 +207,12 @@ class Histories(RuleBasedStateMachine):
             refusal = InvalidDependency
         if refusal is not None:
             with pytest.raises(refusal):
-                linking.link(self.ids[low], wanted)
+                edit.link(self.ids[low], wanted)
         elif high in node.edges:
-            assert linking.link(self.ids[low], wanted) == 0
+            assert edit.link(self.ids[low], wanted) == 0
             self.graph.link(low, {})
         else:
-            assert self._do(lambda: linking.link(self.ids[low], wanted), point) == 1
+            assert self._do(lambda: edit.link(self.ids[low], wanted), point) == 1
             self.graph.link(low, {high: Edge(wish[0], wish[1] or node.policy)})
 
     @rule(pick=picks, picked=some, point=points)
@@ -253,7 +223,7 @@ class Histories(RuleBasedStateMachine):
         if self.graph.nodes[low].status != "BLOCKED" or not above:
             return
         names = sorted({above[number % len(above)] for number in picked})
-        self._do(lambda: linking.unlink(self.ids[low], [self.ids[name] for name in names]), point)
+        self._do(lambda: edit.unlink(self.ids[low], [self.ids[name] for name in names]), point)
         self.graph.unlink(low, names)
 
     @rule(pick=picks, gate=st.sampled_from([*Gate]), point=points)
@@ -262,17 +232,21 @@ class Histories(RuleBasedStateMachine):
         (name,) = self._names([pick], "BLOCKED", READY)
         node, there = self.graph.nodes[name], gate in self.graph.nodes[name].gates
         if node.status in ("BLOCKED", READY):
-            assert self._do(lambda: linking.place_gate(self.ids[name], gate, by="bob"), point) != there
+            assert self._do(lambda: edit.place_gate(self.ids[name], gate, by="bob"), point) != there
             self.graph.hold(name, str(gate))
 
     @rule(pick=picks, point=points)
     def open(self, pick: int, point: int | None) -> None:
         """The person speaks."""
-        gated = sorted(name for name, node in self.graph.nodes.items() if node.gates and node.status == "BLOCKED")
+        gated = sorted(
+            name
+            for name, node in self.graph.nodes.items()
+            if node.gates and node.status == "BLOCKED"
+        )
         if gated:
             name = gated[pick % len(gated)]
             gate = min(self.graph.nodes[name].gates)
-            self._do(lambda: linking.open_gate(self.ids[name], gate, by="ann"), point)
+            self._do(lambda: edit.open_gate(self.ids[name], gate, by="ann"), point)
             self.graph.open(name, gate)
 
     @rule(shape=drawn.shapes(MOST), point=points)
@@ -283,7 +257,7 @@ class Histories(RuleBasedStateMachine):
         if all(self.graph.nodes[f"t{up}"].status != "DELETED" for up in shape["edges"]):
             self._alone({**shape, "gates": []}, point)
 
-    # The leader ----------------------------------------------------------------------------------------------------
+    # The leader -----------------------------------------------------------------------------------
 
     def _fresh(self, notes: list[EndingEvent]) -> list[str]:
         rows = dict(Task.objects.values_list("pk", "epoch"))
@@ -295,13 +269,16 @@ class Histories(RuleBasedStateMachine):
         """Some endings are told, perhaps a second time under a note of its own."""
         notes = list(edges.endings().unresolved()[:number])
         names = self._fresh(notes)
-        self._do(lambda: dependencies.spread(number), point)
+        self._do(lambda: resolve.resolve_endings(number), point)
         self.graph.tell(names)
         if twice and notes:
             self.the_database_is_as_the_reference_says()
-            again = [EndingEvent(task_id=note.task_id, epoch=note.epoch, status=note.status, delta=0) for note in notes]
+            again = [
+                EndingEvent(task_id=note.task_id, epoch=note.epoch, status=note.status, delta=0)
+                for note in notes
+            ]
             EndingEvent.objects.bulk_create(again)
-            dependencies.spread_notes([note.pk for note in again])
+            resolve.resolve_given_endings([note.pk for note in again])
 
     @rule(pick=picks, point=points)
     def tell_out_of_order(self, pick: int, point: int | None) -> None:
@@ -310,20 +287,22 @@ class Histories(RuleBasedStateMachine):
         if notes:
             task_id = notes[pick % len(notes)].task_id
             names = self._fresh([note for note in notes if note.task_id == task_id])
-            self._do(lambda: dependencies.spread_of(task_id), point)
+            self._do(lambda: resolve.resolve_endings_of(task_id), point)
             self.graph.tell(names)
 
     @rule(number=st.integers(1, 5), point=points)
     def count(self, number: int, point: int | None) -> None:
         """Some endings are counted."""
-        self._do(lambda: workflow_runs.fold(number), point)
+        self._do(lambda: runs.count_endings(number), point)
 
     @rule(pick=picks)
     def all_is_told(self, pick: int) -> None:
-        """Everything is told and counted; then each edge knows how its upstream stands, and a recount agrees."""
+        """Everything is told and counted; then each edge knows how its upstream stands, and a
+        recount agrees.
+        """
         while edges.endings().unresolved().exists():
             self.tell(1 + pick % 4, False, None)
-        while workflow_runs.fold(1 + pick % 4):
+        while runs.count_endings(1 + pick % 4):
             pass
         assert not EndingEvent.objects.exists()
         assert not recount()
@@ -332,50 +311,25 @@ class Histories(RuleBasedStateMachine):
             for name, edge in node.edges.items():
                 upstream = self.graph.nodes[name].status
                 told_before = upstream == "DELETED" and edge.heard in ENDED
-                assert told_before or edge.heard in (upstream if upstream in ENDED else None, "FORCED")
+                assert told_before or edge.heard in (
+                    upstream if upstream in ENDED else None,
+                    "FORCED",
+                )
 
     @rule(pick=picks, really=st.integers(0, 7), point=points)
     def delete(self, pick: int, really: int, point: int | None) -> None:
-        """A row outside of the workflow is deleted by hand, when all is told; the leader notices."""
+        """A row outside of the workflow is deleted by hand, when all is told; the leader
+        notices.
+        """
         if really:
             return
         self.all_is_told(0)
         (name,) = self._names([pick])
         if Task.objects.unguarded().filter(pk=self.ids[name], workflow=None).delete()[0]:
             self.graph.nodes[name] = Node("DELETED")
-            self._do(lambda: dependencies.find_deleted(0, 1_000), point)
+            self._do(lambda: resolve.find_deleted(0, 1_000), point)
             self.graph.tell([name] if EndingEvent.objects.exists() else [])
-            self._do(lambda: dependencies.spread(100), point, foreseen=True)
-
-    # Always --------------------------------------------------------------------------------------------------------
-
-    @invariant()
-    def the_database_is_as_the_reference_says(self) -> None:
-        """Statuses, counters, edges, gates and cases are the reference's after every event, told or not."""
-        names = {task_id: name for name, task_id in self.ids.items()}
-        found = {names[row.pk]: row for row in Task.objects.all()}
-        alive = {name: node.status for name, node in self.graph.nodes.items() if node.status != "DELETED"}
-        assert {name: _status(row) for name, row in found.items()} == alive
-        for name, row in found.items():
-            node = self.graph.nodes[name]
-            assert row.status != "BLOCKED" or row.unresolved_dependencies_count == node.needs, name
-            assert (row.cause is not None and row.status in ("SKIPPED", "FAILED")) == node.doomed, name
-        rows = TaskDependency.objects.filter(depends_on__isnull=False)
-        stand = {(names[e.task_id], names[e.upstream_id]): (e.outcome, e.met, e.resolved_at is None) for e in rows}
-        assert stand == {
-            (name, key): (edge.heard, None if edge.heard is None else edge.met, edge.holds)
-            for name, node in self.graph.nodes.items() for key, edge in node.edges.items()
-        }  # fmt: skip
-        closed = TaskDependency.objects.gates().unresolved().values_list("task", "gate")
-        assert {(names[task], gate) for task, gate in closed} == {
-            (name, gate) for name, node in self.graph.nodes.items() for gate in node.gates
-        }
-        failed = sorted(row.pk for row in found.values() if row.status == "FAILED")
-        assert sorted(DeadLetter.objects.open().values_list("task_id", flat=True)) == failed
-
-
-def _status(row: Task) -> str:
-    return READY if row.status in ("PENDING", "QUEUED") else row.status
+            self._do(lambda: resolve.resolve_endings(100), point, foreseen=True)
 
 
 @pytest.mark.django_db
@@ -385,7 +339,10 @@ def test_a_graph_does_what_a_reference_without_counters_does_in_any_history() ->
         run_state_machine_as_test(
             Histories,
             settings=settings(
-                max_examples=EXAMPLES, stateful_step_count=40, deadline=None,
-                suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate],
+                max_examples=EXAMPLES,
+                stateful_step_count=40,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                phases=[Phase.explicit, Phase.reuse, Phase.generate],
             ),
-        )  # fmt: skip
+        )

@@ -1,4 +1,6 @@
-"""A failure in one task or workflow leaves the others alone: in counting, in cascades, deadlines and starts."""
+"""A failure in one task or workflow leaves the others alone: in counting, in cascades, deadlines
+and starts.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ from celery import current_app
 from django.db import connection, connections, transaction
 
 from django_durable_tasks import Workflow, durable_task
-from django_durable_tasks.celery import routing
+from django_durable_tasks.celery.publishing import routing
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import Patience, dedicated_connection
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.workflows import deadlines, runs, start
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
-from django_durable_tasks.lifecycle import dependencies, workflow_deadlines, workflow_runs, workflow_starts
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.connections import Patience, own
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.graphs.playing import fail, of, stands, succeed, tell
 from tests.factories import a_dead_letter, a_task
@@ -32,7 +35,7 @@ IMPATIENT = Patience(lock=0.2 if connection.vendor == "postgresql" else 1.0)
 @pytest.fixture(autouse=True)
 def nothing_postponed() -> Iterator[None]:
     yield
-    for module in (dependencies, workflow_runs, workflow_deadlines, workflow_starts):
+    for module in (resolve, runs, deadlines, start):
         module._isolation._items.clear()
 
 
@@ -113,16 +116,18 @@ def test_a_router_that_raises_concerns_its_own_task_only() -> None:
     assert Task.objects.get(pk=noop.delay().id).name == noop.name
 
 
-def test_a_corrupted_workflow_is_postponed_and_the_others_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupted_workflow_is_postponed_and_the_others_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     spoilt, innocent = _started("spoilt"), _started("innocent")
     WorkflowRun.objects.unguarded().filter(pk=spoilt.pk).update(status="ODD")
     _to_its_end(spoilt, innocent)
     innocent.refresh_from_db()
     assert (innocent.status, innocent.succeeded) == ("SUCCESS", 2)
     assert f"workflow {spoilt.pk} failed and is postponed" in caplog.text
-    assert workflow_runs._isolation.postponed() == [spoilt.pk]
+    assert runs._isolation.postponed() == [spoilt.pk]
     WorkflowRun.objects.unguarded().filter(pk=spoilt.pk).update(status="RUNNING")
-    workflow_runs._isolation._items.clear()
+    runs._isolation._items.clear()
     tell()
     spoilt.refresh_from_db()
     assert (spoilt.status, spoilt.succeeded) == ("SUCCESS", 2)
@@ -130,14 +135,17 @@ def test_a_corrupted_workflow_is_postponed_and_the_others_are_counted(caplog: py
 
 def test_an_ending_whose_dependents_are_corrupted_does_not_stop_the_other_cascades() -> None:
     first, second = a_task(), a_task()
-    spoilt, low = (noop.using(depends_on=[one], on_upstream_failure="FAIL").schedule() for one in (first, second))
+    spoilt, low = (
+        noop.using(depends_on=[one], on_upstream_failure="FAIL").schedule()
+        for one in (first, second)
+    )
     a_dead_letter(spoilt)  # it has not failed yet: the database refuses a second one
     fail(first)
     succeed(second)
     tell()
     assert stands(low)[0] in READY
     assert stands(spoilt) == ["BLOCKED"]
-    assert dependencies._isolation.postponed() == [first.pk]
+    assert resolve._isolation.postponed() == [first.pk]
 
 
 @contextmanager
@@ -166,31 +174,35 @@ def _locked_by_another(model: Any, pk: Any) -> Iterator[None]:
 
 def _count(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     succeed(of(run, "top"), of(other, "top"))
-    while dependencies.spread(100).notes:
+    while resolve.resolve_endings(100).events:
         pass
-    return (WorkflowRun, run.pk), lambda: workflow_runs.fold(100)
+    return (WorkflowRun, run.pk), lambda: runs.count_endings(100)
 
 
 def _release(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     succeed(of(run, "top"), of(other, "top"))
-    return (Task, of(run, "low").pk), lambda: dependencies.spread(100)
+    return (Task, of(run, "low").pk), lambda: resolve.resolve_endings(100)
 
 
 def _call_off(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     WorkflowRun.objects.unguarded().update(deadline_at=database_now() - timedelta(seconds=1))
     now = database_now()
-    return (WorkflowRun, run.pk), lambda: workflow_deadlines.cancel_late(now, 100)
+    return (WorkflowRun, run.pk), lambda: deadlines.cancel_late(now, 100)
 
 
 def _cancel(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
-    _, call_off = _call_off(run, other)
-    call_off()
-    return (Task, of(run, "low").pk), lambda: workflow_deadlines.cancel_called_off(100)
+    _, request_cancel_runs = _call_off(run, other)
+    request_cancel_runs()
+    return (Task, of(run, "low").pk), lambda: deadlines.cancel_called_off(100)
 
 
 def _has_moved(run: WorkflowRun) -> list[Any]:
     run.refresh_from_db()
-    return [run.succeeded, run.cancel_requested_at is not None, *stands(of(run, "top"), of(run, "low"))]
+    return [
+        run.succeeded,
+        run.cancel_requested_at is not None,
+        *stands(of(run, "top"), of(run, "low")),
+    ]
 
 
 @pytest.mark.postgresql
@@ -202,10 +214,10 @@ def test_a_row_that_a_transaction_of_the_project_locks_stops_its_own_workflow_on
     first, second = _started("first"), _started("second")
     (model, pk), act = case(first, second)
     before = _has_moved(first), _has_moved(second)
-    with _locked_by_another(model, pk), own(IMPATIENT):
+    with _locked_by_another(model, pk), dedicated_connection(IMPATIENT):
         act()
         assert _has_moved(second) != before[1]
         assert _has_moved(first) == before[0]
-    for module in (dependencies, workflow_runs, workflow_deadlines):
+    for module in (resolve, runs, deadlines):
         module._isolation._items.clear()
     until(lambda: act() or _has_moved(first) != before[0], within=30)

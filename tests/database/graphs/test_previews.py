@@ -13,12 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db import publish_on_commit, tables
+from django_durable_tasks.engine.workflows import operations
+from django_durable_tasks.engine.workflows.operations import Report
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.lifecycle import graph_operations, ringing, transitions
-from django_durable_tasks.lifecycle.graph_operations import Report
-from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, TaskExecutionLog, WorkflowRun
-from django_durable_tasks.rules.building import Step
-from django_durable_tasks.rules.graphs import DependencyType, OnUpstreamFailure
+from django_durable_tasks.models import (
+    DeadLetter,
+    EndingEvent,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    WorkflowRun,
+)
+from django_durable_tasks.rules.dependencies import DependencyType, OnUpstreamFailure
+from django_durable_tasks.rules.workflows.step import Step
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.graphs.playing import begin, fail, of, question, recount, succeed, tell
 from tests.project.tasks import noop
@@ -33,7 +41,7 @@ Act = Callable[[Task, Task, bool], Report]
 
 
 def _mode(mode: str) -> Act:
-    return lambda row, _, dry: graph_operations.retry_workflow(_run(row), mode, by="ann", dry_run=dry)
+    return lambda row, _, dry: operations.retry_workflow(_run(row), mode, by="ann", dry_run=dry)
 
 
 def _run(row: Task) -> WorkflowRun:
@@ -42,19 +50,25 @@ def _run(row: Task) -> WorkflowRun:
 
 
 OPERATIONS: dict[str, Act] = {
-    "cancel": lambda row, _, dry: graph_operations.cancel_workflow(_run(row), by="ann", dry_run=dry),
-    "branch": lambda row, _, dry: graph_operations.cancel_branch(row, by="ann", dry_run=dry),
-    "all": _mode("ALL"), "failed": _mode("FAILED"), "downstream": _mode("FAILED_AND_DOWNSTREAM"),
-    "from": lambda row, _, dry: graph_operations.retry_from(row, by="ann", dry_run=dry),
-    "complete": lambda row, two, dry: graph_operations.force_complete(_both(row, two), by="ann", dry_run=dry),
-    "run": lambda row, two, dry: graph_operations.force_run(_both(row, two), by="ann", dry_run=dry),
-    "approve": lambda row, _, dry: graph_operations.approve(row, by="ann", dry_run=dry),
-    "reject": lambda row, _, dry: graph_operations.reject(row, by="ann", dry_run=dry),
-    "hold": lambda row, _, dry: graph_operations.hold(row, by="ann", dry_run=dry),
-    "unhold": lambda row, _, dry: graph_operations.unhold(row, by="ann", dry_run=dry),
-    "add": lambda row, two, dry: graph_operations.add_edge(row, two, "MUST_SUCCEED", by="ann", dry_run=dry),
-    "remove": lambda row, two, dry: graph_operations.remove_edge(row, two, by="ann", dry_run=dry),
-}  # fmt: skip
+    "cancel": lambda row, _, dry: operations.cancel_workflow(_run(row), by="ann", dry_run=dry),
+    "branch": lambda row, _, dry: operations.cancel_branch(row, by="ann", dry_run=dry),
+    "all": _mode("ALL"),
+    "failed": _mode("FAILED"),
+    "downstream": _mode("FAILED_AND_DOWNSTREAM"),
+    "from": lambda row, _, dry: operations.retry_from(row, by="ann", dry_run=dry),
+    "complete": lambda row, two, dry: operations.force_complete(
+        _both(row, two), by="ann", dry_run=dry
+    ),
+    "run": lambda row, two, dry: operations.force_run(_both(row, two), by="ann", dry_run=dry),
+    "approve": lambda row, _, dry: operations.approve(row, by="ann", dry_run=dry),
+    "reject": lambda row, _, dry: operations.reject(row, by="ann", dry_run=dry),
+    "hold": lambda row, _, dry: operations.hold(row, by="ann", dry_run=dry),
+    "unhold": lambda row, _, dry: operations.unhold(row, by="ann", dry_run=dry),
+    "add": lambda row, two, dry: operations.add_edge(
+        row, two, "MUST_SUCCEED", by="ann", dry_run=dry
+    ),
+    "remove": lambda row, two, dry: operations.remove_edge(row, two, by="ann", dry_run=dry),
+}
 
 
 def _both(row: Task, two: Task) -> Any:
@@ -74,7 +88,7 @@ def _asked() -> set[uuid.UUID]:
     return set(running.values_list("pk", flat=True))
 
 
-# Graphs and histories ---------------------------------------------------------------------------------------------
+# Graphs and histories -----------------------------------------------------------------------------
 
 kinds = st.sampled_from([str(kind) for kind in DependencyType])
 policies = st.sampled_from([str(policy) for policy in OnUpstreamFailure])
@@ -87,9 +101,12 @@ def shapes(draw: Any, above: int) -> dict[str, Any]:
     join = draw(st.sampled_from(["ALL", "ALL", "ANY"])) if ups else "ALL"
     gate = draw(st.sampled_from([None, None, "approval", "hold"]))
     return {
-        "ups": {up: draw(kinds) for up in ups}, "join": join, "policy": draw(policies), "gate": gate,
+        "ups": {up: draw(kinds) for up in ups},
+        "join": join,
+        "policy": draw(policies),
+        "gate": gate,
         "inside": draw(st.booleans()),
-    }  # fmt: skip
+    }
 
 
 @st.composite
@@ -99,20 +116,31 @@ def graphs(draw: Any) -> list[dict[str, Any]]:
 
 
 def _born(graph: list[dict[str, Any]]) -> list[Task]:
-    """Start a workflow with a part that stands beside it, and a task outside that waits for the first of its tasks."""
+    """Start a workflow with a part that stands beside it, and a task outside that waits for the
+    first of its tasks.
+    """
     flow, part, steps = Workflow("whole"), Workflow("part"), list[Step]()
     part.add(noop, step="in the part")
     for number, shape in enumerate(graph):
         given = {shape["gate"]: "look"} if shape["gate"] else {}
         after = {steps[up]: kind for up, kind in shape["ups"].items()}
         steps.append(
-            flow.add(noop, step=f"t{number}", after=after, join=shape["join"],
-                     on_upstream_failure=shape["policy"], **given)
-        )  # fmt: skip
+            flow.add(
+                noop,
+                step=f"t{number}",
+                after=after,
+                join=shape["join"],
+                on_upstream_failure=shape["policy"],
+                **given,
+            )
+        )
     flow.add_workflow(part, step="part", after=steps[0])
     run = flow.start()
     first = Task.objects.get(workflow=run, step="t0")
-    return [*Task.objects.filter(workflow__root=run.pk).order_by("pk"), noop.using(depends_on=[first]).schedule()]
+    return [
+        *Task.objects.filter(workflow__root=run.pk).order_by("pk"),
+        noop.using(depends_on=[first]).schedule(),
+    ]
 
 
 def _play(tasks: list[Task], history: list[tuple[int, str]]) -> None:
@@ -122,24 +150,38 @@ def _play(tasks: list[Task], history: list[tuple[int, str]]) -> None:
         if what == "tell":
             tell()
         elif what == "cancel":
-            graph_operations.cancel_branch(tasks[pick % len(tasks)], by="bob")
+            operations.cancel_branch(tasks[pick % len(tasks)], by="bob")
         elif due:
             verbs[what](due[pick % len(due)])
 
 
 histories = st.lists(
-    st.tuples(st.integers(0, 99), st.sampled_from(["succeed", "succeed", "fail", "fail", "begin", "tell", "cancel"])),
+    st.tuples(
+        st.integers(0, 99),
+        st.sampled_from(["succeed", "succeed", "fail", "fail", "begin", "tell", "cancel"]),
+    ),
     max_size=9,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(graph=graphs(), history=histories, name=st.sampled_from(sorted(OPERATIONS)), pick=st.integers(0, 99),
-       other=st.integers(0, 99), told=st.booleans())  # fmt: skip
+@given(
+    graph=graphs(),
+    history=histories,
+    name=st.sampled_from(sorted(OPERATIONS)),
+    pick=st.integers(0, 99),
+    other=st.integers(0, 99),
+    told=st.booleans(),
+)
 def test_a_preview_is_what_the_operation_then_does(
-    graph: list[dict[str, Any]], history: list[tuple[int, str]], name: str, pick: int, other: int, told: bool
+    graph: list[dict[str, Any]],
+    history: list[tuple[int, str]],
+    name: str,
+    pick: int,
+    other: int,
+    told: bool,
 ) -> None:
-    with transitions.atomic():
+    with tables.atomic():
         tasks = _born(graph)
         _play(tasks, history)
         if told:
@@ -161,8 +203,14 @@ def _compare(act: Act, row: Task, two: Task) -> None:
         assert _dump() == before
         return
     assert done == replace(preview, dry_run=False)
-    moved = {change.task_id: (change.before, change.after) for change in done.changes if change.before != change.after}
-    assert moved == {key: (stood[key], now) for key, now in _statuses().items() if now != stood[key]}
+    moved = {
+        change.task_id: (change.before, change.after)
+        for change in done.changes
+        if change.before != change.after
+    }
+    assert moved == {
+        key: (stood[key], now) for key, now in _statuses().items() if now != stood[key]
+    }
     assert set(done.asked) == _asked() - asked
 
 
@@ -189,13 +237,17 @@ def test_a_preview_rings_nobody_and_no_receiver_hears_of_it() -> None:
     tasks_transitioned.connect(hear, sender=Task)
     try:
         connection.run_on_commit.clear()
-        preview = graph_operations.force_complete(question(of(run, "high")), by="ann", dry_run=True)
+        preview = operations.force_complete(question(of(run, "high")), by="ann", dry_run=True)
         (after,) = {change.after for change in preview.changes if change.step == "low"}
         assert after in DUE
         assert (heard, connection.run_on_commit) == ([], [])
-        graph_operations.force_complete(question(of(run, "high")), by="ann")
+        operations.force_complete(question(of(run, "high")), by="ann")
         assert heard == ["force_complete", "release"]
-        bells = [hook for _, hook, *_ in connection.run_on_commit if isinstance(hook, ringing._Bell)]
+        bells = [
+            hook
+            for _, hook, *_ in connection.run_on_commit
+            if isinstance(hook, publish_on_commit._Bell)
+        ]
         assert len(bells) == (after == "QUEUED")
     finally:
         tasks_transitioned.disconnect(hear, sender=Task)
@@ -211,14 +263,14 @@ def test_what_a_preview_of_a_whole_costs_does_not_grow_with_its_tasks(
         flow.add(noop, after=top)
     run = flow.start()
     with django_assert_max_num_queries(_COST):
-        assert graph_operations.cancel_workflow(run, by="ann", dry_run=True).total == steps + 1
+        assert operations.cancel_workflow(run, by="ann", dry_run=True).total == steps + 1
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_preview_takes_its_own_transaction_back() -> None:
     run = _waiting_for_one()
     before = _dump()
-    assert graph_operations.cancel_workflow(run, by="ann", dry_run=True).total == 2
+    assert operations.cancel_workflow(run, by="ann", dry_run=True).total == 2
     assert _dump() == before
-    assert graph_operations.cancel_workflow(run, by="ann").total == 2
+    assert operations.cancel_workflow(run, by="ann").total == 2
     assert set(_statuses().values()) == {"CANCELLED"}

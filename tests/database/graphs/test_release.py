@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
+from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.exceptions import InvalidDependency, InvalidOption
-from django_durable_tasks.lifecycle import dependencies
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.playing import fail, recount, stands, succeed, tell
@@ -37,7 +37,9 @@ def test_a_task_waits_for_all_its_upstreams() -> None:
     assert list(TaskDependency.objects.values_list("outcome", "met")) == [("SUCCESS", True)] * 2
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("SKIP", "SKIPPED"), ("FAIL", "FAILED"), ("WAIT", "BLOCKED")])
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("SKIP", "SKIPPED"), ("FAIL", "FAILED"), ("WAIT", "BLOCKED")]
+)
 def test_a_failed_upstream_decides_by_the_policy(policy: str, expected: str) -> None:
     first = a_task()
     last = _after(first, on_upstream_failure=policy)
@@ -48,16 +50,20 @@ def test_a_failed_upstream_decides_by_the_policy(policy: str, expected: str) -> 
     last.refresh_from_db()
     if expected != "BLOCKED":
         assert last.cause == first.pk
-    assert DeadLetter.objects.filter(open_task=last.pk, reason="UPSTREAM").count() == (expected == "FAILED")
+    assert DeadLetter.objects.filter(open_task=last.pk, reason="UPSTREAM").count() == (
+        expected == "FAILED"
+    )
 
 
-def test_an_ending_is_told_to_the_end_though_all_its_dependents_go_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "_EDGES", 2)
+def test_an_ending_is_told_to_the_end_though_all_its_dependents_go_on_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolve, "_EDGES", 2)
     first = a_task()
     waiting = [_after(first, on_upstream_failure="WAIT") for _ in range(5)]
     fail(first)
     batches = 0
-    while dependencies.spread(10).notes:
+    while resolve.resolve_endings(10).events:
         batches += 1
         assert batches < 10
     assert stands(*waiting) == ["BLOCKED"] * 5
@@ -77,17 +83,24 @@ def test_a_failure_walks_down_level_by_level_with_its_cause() -> None:
     second = _after(first)
     third = _after(second)
     fail(first)
-    dependencies.spread(10)
+    resolve.resolve_endings(10)
     assert stands(second, third) == ["SKIPPED", "BLOCKED"]
-    dependencies.spread(10)
+    resolve.resolve_endings(10)
     assert stands(third) == ["SKIPPED"]
-    assert set(Task.objects.filter(pk__in=[second.pk, third.pk]).values_list("cause", flat=True)) == {first.pk}
+    assert set(
+        Task.objects.filter(pk__in=[second.pk, third.pk]).values_list("cause", flat=True)
+    ) == {first.pk}
 
 
-@pytest.mark.parametrize(("kind", "outcome", "released"), [
-    ("MUST_FINISH", "fail", True), ("MUST_FINISH", "succeed", True),
-    ("MUST_FAIL", "fail", True), ("MUST_FAIL", "succeed", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "outcome", "released"),
+    [
+        ("MUST_FINISH", "fail", True),
+        ("MUST_FINISH", "succeed", True),
+        ("MUST_FAIL", "fail", True),
+        ("MUST_FAIL", "succeed", False),
+    ],
+)
 def test_an_edge_asks_for_one_kind_of_ending(kind: str, outcome: str, released: bool) -> None:
     first = a_task()
     last = noop.using(depends_on={first: kind}).schedule()
@@ -133,10 +146,10 @@ def test_a_deleted_upstream_is_noticed() -> None:
     first = a_task()
     last = _after(first)
     Task.objects.unguarded().filter(pk=first.pk).delete()
-    assert dependencies.find_deleted(0, 100)
+    assert resolve.find_deleted(0, 100)
     tell()
     assert stands(last) == ["SKIPPED"]
-    assert not dependencies.find_deleted(TaskDependency.objects.latest("pk").pk, 100)
+    assert not resolve.find_deleted(TaskDependency.objects.latest("pk").pk, 100)
 
 
 def test_a_missing_or_foreign_upstream_is_refused() -> None:

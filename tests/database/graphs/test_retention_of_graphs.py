@@ -1,4 +1,6 @@
-"""Retention never leaves half a graph: a workflow goes as a whole, and a task outlives whatever still hangs on it."""
+"""Retention never leaves half a graph: a workflow goes as a whole, and a task outlives whatever
+still hangs on it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ import pytest
 from django.test import override_settings
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import attempts, dead_letters, retention
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import dead_letters, retention
+from django_durable_tasks.engine.workflows import followups
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -19,7 +22,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.rules.building import Growth
+from django_durable_tasks.rules.workflows.builder import Growth
 from tests.database.durable_command import told
 from tests.database.graphs.playing import begin, fail, of, question, recount, stands, succeed, tell
 from tests.database.recurring.schedules import START, a_schedule, fire
@@ -31,7 +34,7 @@ DAY = 86_400.0
 
 
 def _in(days: float, limit: int = 100) -> int:
-    """Do what the leader's duty does so many days from now; return how many tasks it deleted."""
+    """Do what the leader's job prune does so many days from now; return how many tasks it deleted."""
     return retention.prune(database_now() + timedelta(days=days), limit)
 
 
@@ -58,7 +61,7 @@ def _all(run: WorkflowRun, *but: str) -> None:
             tell()
 
 
-# Workflows ----------------------------------------------------------------------------------------------------------
+# Workflows ----------------------------------------------------------------------------------------
 
 
 def test_a_workflow_goes_with_all_that_it_holds_when_its_time_is_over() -> None:
@@ -79,14 +82,18 @@ def test_no_task_of_a_workflow_goes_before_the_last_one_may() -> None:
     assert _in(400) == 5
 
 
-def test_the_longest_retention_of_its_ends_is_that_of_the_whole_and_counts_from_its_last_end() -> None:
+def test_the_longest_retention_of_its_ends_is_that_of_the_whole_and_counts_from_its_last_end() -> (
+    None
+):
     run = _graph()
     _all(run, "beside")
     fail(of(run, "beside"))
     tell()
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(29) == 0
-    WorkflowRun.objects.unguarded().filter(name="inner").update(completed_at=database_now() + timedelta(days=5))
+    WorkflowRun.objects.unguarded().filter(name="inner").update(
+        completed_at=database_now() + timedelta(days=5)
+    )
     assert _in(31) == 0
     assert _in(36) == 5
 
@@ -184,7 +191,7 @@ def test_what_a_body_added_goes_with_the_rest() -> None:
     part = Workflow("part")
     part.add(noop, step="added")
     growth.add_workflow(part, step="part")
-    assert attempts.succeed(body, None, "worker@host", (growth,))
+    assert followups.succeed(body, None, "worker@host", (growth,))
     tell()
     for step in ("added", "part"):
         succeed(of(run, step))
@@ -225,7 +232,7 @@ def test_the_command_deletes_what_its_dry_run_counts() -> None:
     assert told("prune")["deleted"] == 5
 
 
-# Loose edges --------------------------------------------------------------------------------------------------------
+# Loose edges --------------------------------------------------------------------------------------
 
 
 def _after(*upstreams: Any, **options: Any) -> Task:
@@ -265,7 +272,9 @@ def test_an_ending_that_nobody_has_told_yet_keeps_its_row() -> None:
     last = _after(first)
     fail(first)
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
-    Task.objects.unguarded().filter(pk=last.pk).update(status="CANCELLED", completed_at=database_now())
+    Task.objects.unguarded().filter(pk=last.pk).update(
+        status="CANCELLED", completed_at=database_now()
+    )
     assert _in(400) == 1
     assert stands(first) == ["FAILED"]
     tell()
@@ -290,7 +299,7 @@ def test_the_task_that_started_an_open_workflow_stays_with_it() -> None:
     wf = Workflow("closing")
     wf.add(noop)
     starter = Task.objects.get()
-    assert attempts.succeed(begin(starter), None, "worker@host", (wf,))
+    assert followups.succeed(begin(starter), None, "worker@host", (wf,))
     assert _in(400) == 0
     succeed(Task.objects.get(step="noop"))
     tell()

@@ -1,4 +1,6 @@
-"""Fifty endings, dependents or tasks cost the statements of one, and a link of a chain is told by two."""
+"""Fifty endings, dependents or tasks cost the statements of one, and a link of a chain is told by
+two.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import dependencies, workflow_runs, workflow_starts
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.workflows import runs, start
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
 from tests.database.graphs.playing import fail, recount, succeed, tell
@@ -23,7 +26,9 @@ FEW, MANY = 1, 50
 
 @pytest.fixture(autouse=True)
 def slow_path(settings: Any) -> None:
-    """Ring nothing: the picture of the queues is painted once a second, which would be counted now and then."""
+    """Ring nothing: the picture of the queues is painted once a second, which would be counted now
+    and then.
+    """
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "FAST_PATH": False}
 
 
@@ -69,7 +74,7 @@ def _one_into(number: int) -> Task:
 
 def _met(number: int) -> list[str]:
     succeed(*_pairs(number))
-    return _cost(lambda: dependencies.spread(100))
+    return _cost(lambda: resolve.resolve_endings(100))
 
 
 def _met_by_some(number: int) -> list[str]:
@@ -78,29 +83,29 @@ def _met_by_some(number: int) -> list[str]:
         wf.add(noop, after=[wf.add(noop), wf.add(noop)], join="ANY")
     run = wf.start()
     succeed(*Task.objects.filter(workflow=run.pk, status=Status.PENDING))
-    return _cost(lambda: dependencies.spread(100))
+    return _cost(lambda: resolve.resolve_endings(100))
 
 
 def _failed(number: int, policy: str) -> list[str]:
     fail(*_pairs(number, on_upstream_failure=policy))
-    return _cost(lambda: dependencies.spread(100))
+    return _cost(lambda: resolve.resolve_endings(100))
 
 
 def _joined(number: int) -> list[str]:
     succeed(*_into_one(number))
-    return _cost(lambda: dependencies.spread(100))
+    return _cost(lambda: resolve.resolve_endings(100))
 
 
 def _told_by_its_worker(number: int) -> list[str]:
     first = _one_into(number)
     succeed(first)
-    return _cost(lambda: dependencies.spread_of(first.pk))
+    return _cost(lambda: resolve.resolve_endings_of(first.pk))
 
 
 def _counted(number: int) -> list[str]:
     succeed(*_pairs(number))
-    dependencies.spread(100)
-    return _cost(lambda: workflow_runs.fold(100))
+    resolve.resolve_endings(100)
+    return _cost(lambda: runs.count_endings(100))
 
 
 def _started(number: int) -> list[str]:
@@ -112,15 +117,17 @@ def _started(number: int) -> list[str]:
 
 def _released(number: int) -> list[str]:
     rows = _pairs(number)
-    Task.objects.unguarded().filter(pk__in=[row.pk for row in rows]).update(status=Status.BLOCKED, due_at=None)
+    Task.objects.unguarded().filter(pk__in=[row.pk for row in rows]).update(
+        status=Status.BLOCKED, due_at=None
+    )
     WorkflowRun.objects.unguarded().update(released=False)
-    return _cost(lambda: workflow_starts.finish_starts(database_now(), 100))
+    return _cost(lambda: start.finish_starts(database_now(), 100))
 
 
 def _removed(number: int) -> list[str]:
     _pairs(number)
     WorkflowRun.objects.unguarded().update(status="STARTING", cancel_requested_at=database_now())
-    return _cost(lambda: workflow_starts.finish_starts(database_now(), 100))
+    return _cost(lambda: start.finish_starts(database_now(), 100))
 
 
 COSTS: dict[str, Callable[[int], list[str]]] = {
@@ -157,7 +164,7 @@ def test_fifty_cost_the_statements_of_one(verb: str) -> None:
 def test_a_link_of_a_chain_is_told_by_two_statements() -> None:
     first = _one_into(1)
     succeed(first)
-    below, spread = _cost(lambda: dependencies.spread_of(first.pk))
+    below, spread = _cost(lambda: resolve.resolve_endings_of(first.pk))
     assert (below.split(None, 1)[0], spread.split(None, 1)[0]) == ("SELECT", "WITH")
     assert Task.objects.filter(status=Status.PENDING).count() == 1
     assert not EndingEvent.objects.filter(resolved=False).exists()
@@ -165,7 +172,7 @@ def test_a_link_of_a_chain_is_told_by_two_statements() -> None:
 
 @pytest.mark.postgresql
 def test_an_ending_that_is_left_to_the_leader_costs_one_statement() -> None:
-    first, *_ = _into_one(dependencies.FEW + 1)
+    first, *_ = _into_one(resolve.FEW + 1)
     succeed(first)
-    assert len(_cost(lambda: dependencies.spread_of(first.pk))) == 1
+    assert len(_cost(lambda: resolve.resolve_endings_of(first.pk))) == 1
     assert EndingEvent.objects.filter(resolved=False).count() == 1

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow, registry
+from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.dependencies import results
+from django_durable_tasks.engine.tasks import dead_letters
+from django_durable_tasks.engine.workflows import followups, runs
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,
@@ -15,10 +19,8 @@ from django_durable_tasks.exceptions import (
     UnknownTask,
     WorkflowTooLarge,
 )
-from django_durable_tasks.lifecycle import attempts, dead_letters, references, workflow_runs
-from django_durable_tasks.lifecycle.isolation import Isolation
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
-from django_durable_tasks.rules.building import Growth
+from django_durable_tasks.rules.workflows.builder import Growth
 from tests.database.graphs.playing import begin, fail, of, question, recount, stands, succeed, tell
 from tests.project.tasks import add, echo, failing, noop
 
@@ -65,7 +67,11 @@ def test_a_replay_brings_back_exactly_what_was_skipped() -> None:
     tell()
     assert _run(run).status == "FAILED"
     dead_letters.replay(question(of(run, "left")), by="somebody")
-    assert stands(of(run, "left"), of(run, "right"), of(run, "bottom")) == ["PENDING", "SUCCESS", "BLOCKED"]
+    assert stands(of(run, "left"), of(run, "right"), of(run, "bottom")) == [
+        "PENDING",
+        "SUCCESS",
+        "BLOCKED",
+    ]
     tell()
     assert _run(run).status == "RUNNING"
     assert not recount()
@@ -85,7 +91,7 @@ def test_results_are_passed_by_reference() -> None:
     succeed(of(run, "add"), result=json.dumps({"rows": [5, 7]}))
     tell()
     started = begin(of(run, "second"))
-    assert references.resolve(started.args, started.kwargs) == ([{"rows": [5, 7]}], {"whole": 7})
+    assert results.resolve(started.args, started.kwargs) == ([{"rows": [5, 7]}], {"whole": 7})
 
 
 def test_a_reference_to_a_task_that_is_not_upstream_is_refused() -> None:
@@ -102,7 +108,9 @@ def test_a_cycle_is_refused_with_its_path() -> None:
     first, second = wf.add(noop, step="a"), wf.add(noop, step="b")
     third = wf.add(noop, step="c", after=second.after(first))
     first.after(third)
-    with pytest.raises(DependencyCycle, match=r"a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c"):
+    with pytest.raises(
+        DependencyCycle, match=r"a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c"
+    ):
         wf.start()
 
 
@@ -134,7 +142,7 @@ def test_sub_workflows_nest_and_hand_their_results_up() -> None:
     succeed(of(run, "inner"), result='{"inmost": {"leaf": 2}}')
     tell()
     started = begin(of(run, "last"))
-    assert references.resolve(started.args, started.kwargs)[0] == [{"inmost": {"leaf": 2}}]
+    assert results.resolve(started.args, started.kwargs)[0] == [{"inmost": {"leaf": 2}}]
     assert not recount()
 
 
@@ -146,7 +154,11 @@ def test_a_sub_workflow_that_fails_fails_the_whole_and_comes_back_with_it() -> N
     run = outer.start()
     fail(of(run, "bad"))
     tell()
-    assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["SKIPPED", "FAILED", "SKIPPED"]
+    assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == [
+        "SKIPPED",
+        "FAILED",
+        "SKIPPED",
+    ]
     assert _run(run).status == "FAILED"
     dead_letters.replay(question(of(run, "bad")), by="somebody")
     assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["BLOCKED"] * 3
@@ -177,7 +189,7 @@ def test_what_a_body_adds_holds_what_waits_for_the_body() -> None:
     left = begin(of(run, "left"))
     growth = Growth("growth")
     growth.add(noop, step="one", after=growth.add(noop, step="zero"))
-    assert attempts.succeed(left, None, "worker@host", (growth,))
+    assert followups.succeed(left, None, "worker@host", (growth,))
     succeed(of(run, "right"))
     tell()
     assert stands(of(run, "bottom"), of(run, "one")) == ["BLOCKED", "BLOCKED"]
@@ -198,7 +210,7 @@ def test_what_a_body_adds_is_waited_for_as_the_body_is() -> None:
     run = wf.start()
     growth = Growth("growth")
     growth.add(noop, step="added")
-    assert attempts.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
+    assert followups.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
     tell()
     assert stands(of(run, "clean-up"), of(run, "alarm")) == ["BLOCKED", "SKIPPED"]
     fail(of(run, "added"))
@@ -221,21 +233,28 @@ def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
     other.add(noop)
     run, untold = wf.start(), other.start()
     known = registry._tasks.pop(echo.name)
-    monkeypatch.setattr(workflow_runs, "_isolation", Isolation("workflow"))
+    monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
     succeed(of(run, "noop"), of(untold, "noop"))
     tell()
     assert "does not know its callback tests.project.tasks.echo" in caplog.text
-    assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == ["RUNNING", "SUCCESS"]
+    assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == [
+        "RUNNING",
+        "SUCCESS",
+    ]
     registry._tasks[echo.name] = known
-    monkeypatch.setattr(workflow_runs, "_isolation", Isolation("workflow"))
+    monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
     tell()
     assert WorkflowRun.objects.get(pk=run.pk).status == "SUCCESS"
     assert Task.objects.get(workflow=None).name == echo.name
     assert not recount()
 
 
-@pytest.mark.parametrize(("task", "error"), [("no.such.task", UnknownTask), (add, InvalidArguments)])
-def test_a_callback_that_could_not_be_called_is_refused_at_the_start(task: Any, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("task", "error"), [("no.such.task", UnknownTask), (add, InvalidArguments)]
+)
+def test_a_callback_that_could_not_be_called_is_refused_at_the_start(
+    task: Any, error: type[Exception]
+) -> None:
     wf = Workflow("told", on_failure=task)
     wf.add(noop)
     with pytest.raises(error):
@@ -252,5 +271,6 @@ def test_callbacks_are_created_once_each() -> None:
     tell()
     born = Task.objects.filter(workflow=None)
     assert sorted(born.values_list("name", "idempotency_key")) == sorted(
-        ("tests.project.tasks.echo", f"workflow-{run.pk}-{kind}") for kind in ("on_success", "on_complete")
+        ("tests.project.tasks.echo", f"workflow-{run.pk}-{kind}")
+        for kind in ("on_success", "on_complete")
     )

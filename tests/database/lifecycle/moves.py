@@ -1,4 +1,6 @@
-"""Every transition as one act on one row, so that tests can ask the table of states of each of them."""
+"""Every transition as one act on one row, so that tests can ask the table of states of each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +9,45 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django_durable_tasks.lifecycle import (
-    attempts,
-    cancellation,
-    claims,
-    dead_letters,
-    dependencies,
-    edges,
-    transitions,
-)
-from django_durable_tasks.lifecycle.attempts import Place
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import edges, resolve
+from django_durable_tasks.engine.tasks import attempts, claim, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.models.task import TaskQuerySet
-from django_durable_tasks.rules.endings import Kind, Outcome
+from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
 from tests.factories import QUEUE, a_run, a_task
 
-PLACE = Place(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
-FAILURE = Outcome(kind=Kind.FAILED, error="Broken: broken", error_type="Broken", traceback="Traceback ...", delay=60.0)
+PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
+FAILURE = Outcome(
+    kind=Kind.FAILED,
+    error="Broken: broken",
+    error_type="Broken",
+    traceback="Traceback ...",
+    delay=60.0,
+)
 HOPELESS = Outcome(kind=Kind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False)
 CRASH = Outcome(kind=Kind.CRASHED, error="The worker died.", error_type="Lost")
 
 
 def question(*rows: Task) -> TaskQuerySet:
     """Return the question that means these rows."""
-    return transitions.tasks().filter(pk__in=[row.pk for row in rows])
+    return tables.tasks().filter(pk__in=[row.pk for row in rows])
 
 
 def start(row: Task, epoch: int | None = None) -> Any:
     """Start the row on its own epoch or on another."""
-    return transitions.start(row.pk, row.epoch if epoch is None else epoch, uuid.uuid4(), PLACE.node, PLACE.lease)
+    return transitions.start(
+        row.pk, row.epoch if epoch is None else epoch, uuid.uuid4(), PLACE.node, PLACE.lease
+    )
 
 
-def heartbeat(row: Task, *, epoch: int | None = None, run_id: uuid.UUID | None = None) -> dict[uuid.UUID, bool]:
+def heartbeat(
+    row: Task, *, epoch: int | None = None, run_id: uuid.UUID | None = None
+) -> dict[uuid.UUID, bool]:
     """Beat once for the row, under its own tokens or others."""
     tokens = (row.epoch if epoch is None else epoch, run_id or row.run_id or uuid.uuid4())
     return attempts.heartbeat([(row.pk, *tokens, 60.0, None)])
@@ -53,15 +60,18 @@ def end(*rows: Task, outcome: Outcome) -> Any:
 
 def succeed(row: Task, result: str | None = None) -> bool:
     """Tell the success of the row's run."""
-    return transitions.succeed(a_run(row), result, "worker@host") if row.run_id else _succeed_without_run(row)
+    return (
+        transitions.succeed(a_run(row), result, "worker@host")
+        if row.run_id
+        else _succeed_without_run(row)
+    )
 
 
 def _succeed_without_run(row: Task) -> bool:
+    started = transitions.started_runs(Task.objects.filter(pk=row.pk))[0]
     run = attempts.run_of(
-        (row.pk, row.name, row.queue, row.tenant_id, row.epoch, uuid.uuid4(), 0, 0, 0, 5, "[]", "{}", None, None,
-         row.created_at, row.run_at, row.workflow_id, row.has_dependents),
-        PLACE.node, "",
-    )  # fmt: skip
+        started._replace(run_id=uuid.uuid4(), started_at=row.created_at), PLACE.node, ""
+    )
     return transitions.succeed(run, None, "worker@host")
 
 
@@ -75,20 +85,22 @@ def fail_for_want_of_an_upstream(row: Task) -> list[Any]:
         transitions.fail_blocked([(row.pk, row.epoch)], {row.pk: "a test"}, {row.pk: row.pk})
         return []
     upstream = a_task(Status.FAILED)
-    TaskDependency.objects.unguarded().create(task=row, depends_on=upstream, on_upstream_failure="FAIL")
-    edges.note_again({upstream.pk: (upstream.epoch, upstream.status)})
-    return [dependencies.spread(10)]
+    TaskDependency.objects.unguarded().create(
+        task=row, depends_on=upstream, on_upstream_failure="FAIL"
+    )
+    edges.insert_events_again({upstream.pk: (upstream.epoch, upstream.status)})
+    return [resolve.resolve_endings(10)]
 
 
 ACTS: Mapping[str, Callable[[Task], Any]] = {
     "release": lambda row: transitions.release([(row.pk, row.epoch)]),
-    "block": lambda row: transitions.hold_back(question(row)),
+    "block": lambda row: transitions.block(question(row)),
     "fail": fail_for_want_of_an_upstream,
     "force_run": lambda row: transitions.force_run(question(row), "by somebody"),
     "edit": lambda row: transitions.edit(question(row), run_at=_later()),
-    "claim": lambda row: claims.claim(QUEUE, database_now(), 10, PLACE.node),
+    "claim": lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node),
     "take": lambda row: attempts.take(question(row), 10, PLACE),
-    "republish": lambda row: claims.republish(question(row), database_now(), 10),
+    "republish": lambda row: claim.republish(question(row), database_now(), 10),
     "hand_back": lambda row: transitions.hand_back(question(row), 0.0),
     "start": start,
     "heartbeat": heartbeat,
@@ -96,13 +108,13 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "retry": lambda row: end(row, outcome=FAILURE),
     "exhaust": lambda row: end(row, outcome=HOPELESS),
     "lose": lambda row: end(row, outcome=CRASH),
-    "cancel": lambda row: cancellation.cancel(question(row)).total,
+    "cancel": lambda row: operator_actions.cancel(question(row)).total,
     "skip": lambda row: transitions.skip(question(row), "a test"),
     "expire": lambda row: transitions.expire(question(row), 10),
     "replay": lambda row: dead_letters.replay(question(row), by="somebody"),
     "rerun": lambda row: transitions.replay(question(row), "rerun"),
-    "force_complete": lambda row: dead_letters.force_complete(question(row), by="somebody"),
+    "force_complete": lambda row: operator_actions.force_complete(question(row), by="somebody"),
 }
 """One act a transition; each answers with something true when the row moved."""
 
-move = cancellation.move
+move = operator_actions.reschedule

@@ -1,4 +1,6 @@
-"""A small reference of the lifecycle, written from the table of states and not from the engine's code."""
+"""A small reference of the lifecycle, written from the table of states and not from the engine's
+code.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,16 @@ from dataclasses import dataclass, field
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, LogStatus, Status
 
 SOON, HOUR, DAY = 5.0, 3_600.0, 86_400.0
-"""How far a test's clock runs ahead: fresh rows are due SOON, retries in an HOUR, and after a DAY rows expire."""
+"""How far a test's clock runs ahead: fresh rows are due SOON, retries in an HOUR, and after a DAY
+rows expire.
+"""
 
 
 @dataclass
 class Row:
-    """What the reference knows of one task; ``due`` is how far ahead (seconds) its alarm lies at least."""
+    """What the reference knows of one task; ``due`` is how far ahead (seconds) its alarm lies at
+    least.
+    """
 
     task_id: uuid.UUID
     status: Status
@@ -42,11 +48,25 @@ class Row:
 
     def seen(self) -> tuple[object, ...]:
         """Return what must stand in the database."""
-        return self.status, self.epoch, self.attempts, self.failures, self.crashes, self.letter, self.asked
+        return (
+            self.status,
+            self.epoch,
+            self.attempts,
+            self.failures,
+            self.crashes,
+            self.letter,
+            self.asked,
+        )
 
     def wait(self, due: float = 0.0) -> None:
         """Go back to PENDING."""
-        self.status, self.epoch, self.due, self.run, self.asked = Status.PENDING, self.epoch + 1, due, None, False
+        self.status, self.epoch, self.due, self.run, self.asked = (
+            Status.PENDING,
+            self.epoch + 1,
+            due,
+            None,
+            False,
+        )
 
     def close(self, status: Status) -> None:
         """End."""
@@ -56,7 +76,12 @@ class Row:
 
     def start(self, run: uuid.UUID) -> None:
         """A message of this epoch arrived."""
-        self.status, self.epoch, self.attempts, self.run = Status.RUNNING, self.epoch + 1, self.attempts + 1, run
+        self.status, self.epoch, self.attempts, self.run = (
+            Status.RUNNING,
+            self.epoch + 1,
+            self.attempts + 1,
+            run,
+        )
 
     def fail(self, *, retryable: bool) -> LogStatus:
         """The body raised."""

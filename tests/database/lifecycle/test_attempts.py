@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import registry
+from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts, operator_actions, recovery
+from django_durable_tasks.engine.tasks.attempts import Refusal
+from django_durable_tasks.engine.workflows import followups as followup_engine
 from django_durable_tasks.exceptions import InvalidArguments
-from django_durable_tasks.lifecycle import attempts, dead_letters, queues, recovery
-from django_durable_tasks.lifecycle.attempts import Refusal
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.followups import Schedule
-from django_durable_tasks.rules.options import task_options
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.followups import Schedule
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, heartbeat, question
 from tests.factories import QUEUE, a_node, a_run, a_task, a_tenant, many_tasks
 from tests.project import tasks
@@ -32,7 +35,9 @@ WORKER = "worker@host"
 
 
 def _open(row: Task, epoch: int | None = None) -> Run | Refusal:
-    return attempts.open_run(row.pk, row.epoch if epoch is None else epoch, PLACE, "celery-id", None)
+    return attempts.open_run(
+        row.pk, row.epoch if epoch is None else epoch, PLACE, "celery-id", None
+    )
 
 
 def _now(row: Task) -> Task:
@@ -40,18 +45,38 @@ def _now(row: Task) -> Task:
     return found
 
 
-# Starts ------------------------------------------------------------------------------------------------------------
+# Starts -------------------------------------------------------------------------------------------
 
 
 def test_a_run_knows_what_its_body_needs() -> None:
     tenant = a_tenant()
-    row = a_task(Status.QUEUED, args=[1, "ü"], kwargs={"a": None}, options={"lease": 9.0}, tenant_id=tenant.pk,
-                 attempts=2, failures=1, crashes=1, max_attempts=7, idempotency_key="i")  # fmt: skip
+    row = a_task(
+        Status.QUEUED,
+        args=[1, "ü"],
+        kwargs={"a": None},
+        options={"lease": 9.0},
+        tenant_id=tenant.pk,
+        attempts=2,
+        failures=1,
+        crashes=1,
+        max_attempts=7,
+        idempotency_key="i",
+    )
     run = _open(row)
     assert isinstance(run, Run)
-    assert (run.args, run.kwargs, run.options, run.tenant_id) == ([1, "ü"], {"a": None}, {"lease": 9.0}, tenant.pk)
+    assert (run.args, run.kwargs, run.options, run.tenant_id) == (
+        [1, "ü"],
+        {"a": None},
+        {"lease": 9.0},
+        tenant.pk,
+    )
     assert (run.attempt, run.failures, run.crashes, run.max_attempts) == (3, 1, 1, 7)
-    assert (run.epoch, run.idempotency_key, run.node, run.celery_id) == (2, "i", PLACE.node, "celery-id")
+    assert (run.epoch, run.idempotency_key, run.node, run.celery_id) == (
+        2,
+        "i",
+        PLACE.node,
+        "celery-id",
+    )
     assert run.started_at.tzinfo is not None
     assert run.run_at == row.run_at
 
@@ -83,7 +108,7 @@ def test_a_message_that_comes_too_late_expires_its_row() -> None:
     assert (_now(row).status, _now(row).attempts) == (Status.EXPIRED, 0)
 
 
-# Heartbeats --------------------------------------------------------------------------------------------------------
+# Heartbeats ---------------------------------------------------------------------------------------
 
 
 def test_one_heartbeat_renews_every_run_and_tells_who_should_stop() -> None:
@@ -104,7 +129,7 @@ def test_a_heartbeat_without_news_leaves_the_progress() -> None:
     assert _now(row).progress == {"done": 3}
 
 
-# Endings -----------------------------------------------------------------------------------------------------------
+# Endings ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("result", [None, "3", '"text"', "[1, {}]", '{"a": null}', "false", "1.5"])
@@ -113,19 +138,31 @@ def test_a_success_keeps_its_result_and_writes_its_log_row(result: str | None) -
     run = a_run(row)
     assert attempts.succeed(run, result, WORKER)
     row = _now(row)
-    assert (row.status, row.result) == (Status.SUCCESS, None if result is None else json.loads(result))
+    assert (row.status, row.result) == (
+        Status.SUCCESS,
+        None if result is None else json.loads(result),
+    )
     assert (row.open_key, row.open_unique_key, row.lease_until) == (None, None, None)
     log = row.executions.get()
-    assert (log.status, log.attempt_number, log.worker, log.node) == (LogStatus.SUCCESS, 1, WORKER, row.node)
-    assert (log.run_id, log.celery_id, log.started_at) == (run.run_id, run.celery_id, row.started_at)
+    assert (log.status, log.attempt_number, log.worker, log.node) == (
+        LogStatus.SUCCESS,
+        1,
+        WORKER,
+        row.node,
+    )
+    assert (log.run_id, log.celery_id, log.started_at) == (
+        run.run_id,
+        run.celery_id,
+        row.started_at,
+    )
     assert log.duration is not None
     assert log.duration >= 0
 
 
 def test_a_success_told_twice_is_accepted_and_written_once() -> None:
     run = a_run(row := a_task(Status.RUNNING))
-    assert attempts.succeed(run, None, WORKER, [Schedule(tasks.noop)])
-    assert attempts.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
     assert row.executions.count() == 1
     assert Task.objects.count() == 2
 
@@ -145,7 +182,7 @@ def test_follow_ups_are_born_with_the_success() -> None:
         Schedule(tasks.add, (1, 2), run_at=later),
         Schedule("tests.project.tasks.noop", options={"queue": QUEUE, "priority": 8}),
     ]
-    assert attempts.succeed(a_run(row), None, WORKER, followups)
+    assert followup_engine.succeed(a_run(row), None, WORKER, followups)
     born = Task.objects.exclude(pk=row.pk).order_by("name")
     assert [(task.name, task.args, task.tenant_id, task.priority) for task in born] == [
         ("tests.project.tasks.add", [1, 2], tenant.pk, 0),
@@ -157,7 +194,9 @@ def test_follow_ups_are_born_with_the_success() -> None:
 def test_a_follow_up_that_is_refused_takes_the_success_and_its_sisters_back() -> None:
     row = a_task(Status.RUNNING)
     with pytest.raises(InvalidArguments):
-        attempts.succeed(a_run(row), None, WORKER, [Schedule(tasks.noop), Schedule(tasks.add, (1, 2, 3))])
+        followup_engine.succeed(
+            a_run(row), None, WORKER, [Schedule(tasks.noop), Schedule(tasks.add, (1, 2, 3))]
+        )
     assert _now(row).status == Status.RUNNING
     assert Task.objects.count() == 1
     assert not row.executions.exists()
@@ -167,7 +206,7 @@ def test_a_fenced_success_creates_no_follow_up() -> None:
     row = a_task(Status.RUNNING)
     run = a_run(row)
     end(row, outcome=CRASH)
-    assert not attempts.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert not followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
     assert Task.objects.count() == 1
     attempts.fence(run, WORKER, "late")
     assert row.executions.filter(status=LogStatus.FENCED, run_id=run.run_id).count() == 1
@@ -175,7 +214,7 @@ def test_a_fenced_success_creates_no_follow_up() -> None:
 
 def test_a_run_whose_task_was_completed_by_an_operator_is_fenced() -> None:
     run = a_run(row := a_task(Status.RUNNING))
-    dead_letters.force_complete(question(row), by="bob")
+    operator_actions.force_complete(question(row), by="bob")
     assert not attempts.succeed(run, "1", WORKER)
     assert attempts.fail(run, FAILURE, WORKER) is None
     assert _now(row).result is None
@@ -185,14 +224,20 @@ def test_the_log_row_of_a_failure_says_what_happened() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=FAILURE)
     log = row.executions.get()
-    assert (log.status, log.error_message, log.traceback) == (LogStatus.RETRY, FAILURE.error, FAILURE.traceback)
+    assert (log.status, log.error_message, log.traceback) == (
+        LogStatus.RETRY,
+        FAILURE.error,
+        FAILURE.traceback,
+    )
     assert log.celery_id == f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
 
 
 @pytest.mark.parametrize("wait", ["nonsense", -1, float("nan"), 1e300, None])
 def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -> None:
     known = registry.get("tests.project.tasks.noop")
-    odd = Registered(task_options("odd", {"backoff": lambda _: wait}), known.signature, known.function)
+    odd = Registered(
+        task_options("odd", {"backoff": lambda _: wait}), known.signature, known.function
+    )
     registry.add(odd)
     try:
         row = a_task(Status.RUNNING, name="odd")
@@ -226,57 +271,81 @@ def test_a_batch_of_endings_goes_each_its_own_way() -> None:
     assert [_now(row).epoch - row.epoch for row in rows] == [1, 1, 1]
 
 
-# What nobody told --------------------------------------------------------------------------------------------------
+# What nobody told ---------------------------------------------------------------------------------
 
 
 def test_a_run_whose_lease_is_over_is_lost_and_runs_again_at_once() -> None:
     over, held = a_task(Status.RUNNING, due=-1), a_task(Status.RUNNING, due=5)
-    assert recovery.lose({over.pk: leases()[over.pk]}, recovery.OVER) == {over.pk}
+    assert reap_dead_nodes.mark_lost(
+        {over.pk: leases()[over.pk]}, reap_dead_nodes.LEASE_EXPIRED
+    ) == {over.pk}
     row = _now(over)
     assert (row.status, row.crashes, row.failures) == (Status.PENDING, 1, 0)
     assert row.due_at is not None
     assert row.due_at <= database_now()
     assert "lease" in row.last_error
     log = row.executions.get()
-    assert (log.status, log.run_id, log.started_at) == (LogStatus.LOST, over.run_id, over.started_at)
+    assert (log.status, log.run_id, log.started_at) == (
+        LogStatus.LOST,
+        over.run_id,
+        over.started_at,
+    )
     assert _now(held).status == Status.RUNNING
 
 
 def test_crashes_end_in_a_dead_letter_when_their_budget_is_spent() -> None:
     row = a_task(Status.QUEUED, max_crashes=2, max_attempts=1)
     for _ in range(2):
-        Task.objects.unguarded().filter(pk=row.pk, status=Status.PENDING).update(status=Status.QUEUED)
+        Task.objects.unguarded().filter(pk=row.pk, status=Status.PENDING).update(
+            status=Status.QUEUED
+        )
         assert isinstance(_open(_now(row)), Run)
-        assert recovery.lose(leases(), recovery.OVER) == {row.pk}
+        assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == {row.pk}
     row = _now(row)
-    assert (row.status, row.reason, row.crashes, row.failures, row.attempts) == (Status.FAILED, "CRASHED", 2, 0, 2)
+    assert (row.status, row.reason, row.crashes, row.failures, row.attempts) == (
+        Status.FAILED,
+        "CRASHED",
+        2,
+        0,
+        2,
+    )
     assert row.dead_letters.get().reason == "CRASHED"
 
 
 def test_only_the_runs_that_still_have_these_leases_are_lost() -> None:
     lost, renewed, ended = many_tasks(3, Status.RUNNING)
     seen = leases()
-    Task.objects.unguarded().filter(pk=renewed.pk).update(lease_until=database_now() + timedelta(seconds=90))
+    Task.objects.unguarded().filter(pk=renewed.pk).update(
+        lease_until=database_now() + timedelta(seconds=90)
+    )
     end(ended, outcome=FAILURE)
-    assert recovery.lose(seen, recovery.DEAD) == {lost.pk}
-    assert recovery.lose({}, recovery.DEAD) == set()
+    assert reap_dead_nodes.mark_lost(seen, reap_dead_nodes.NODE_DEAD) == {lost.pk}
+    assert reap_dead_nodes.mark_lost({}, reap_dead_nodes.NODE_DEAD) == set()
     assert _now(renewed).status == Status.RUNNING
 
 
 def test_a_node_that_said_goodbye_has_departed_after_some_seconds() -> None:
-    left, just_left, dead, idle = a_node(stopped=6), a_node(stopped=1), a_node(stopped=0), a_node(stopped=6)
+    left, just_left, dead, idle = (
+        a_node(stopped=6),
+        a_node(stopped=1),
+        a_node(stopped=0),
+        a_node(stopped=6),
+    )
     Node.objects.filter(pk=dead.pk).update(declared_dead=True)
     for node in (left, just_left, dead):
         a_task(Status.RUNNING, node=node.pk)
-    assert recovery.departed(database_now()) == {left.pk: False, dead.pk: True}
-    assert idle.pk not in recovery.departed(database_now())
+    assert reap_dead_nodes.nodes_with_orphaned_runs(database_now()) == {
+        left.pk: False,
+        dead.pk: True,
+    }
+    assert idle.pk not in reap_dead_nodes.nodes_with_orphaned_runs(database_now())
 
 
 def test_a_child_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
     row = a_task(Status.RUNNING, node=PLACE.node)
     for epoch, node in ((row.epoch, PLACE.node), (row.epoch - 1, uuid.uuid4())):
-        assert not recovery.lose_child(row.pk, epoch, node, CRASH, WORKER, "id")
-    assert recovery.lose_child(row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id")
+        assert not recovery.end_run_of_dead_child(row.pk, epoch, node, CRASH, WORKER, "id")
+    assert recovery.end_run_of_dead_child(row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id")
     assert _now(row).status == Status.PENDING
 
 
@@ -291,7 +360,10 @@ def test_a_message_from_another_queue_starts_nothing_and_is_counted() -> None:
     (depth,) = [found for found in queues.depths(database_now()) if found.queue == "cards"]
     assert (depth.misrouted, depth.misrouted_from) == (3, "mails")
     assert depth.paused_at is None
-    assert isinstance(attempts.open_run(row.pk, row.epoch, replace(PLACE, queues=("mails", "cards")), "id", None), Run)
+    assert isinstance(
+        attempts.open_run(row.pk, row.epoch, replace(PLACE, queues=("mails", "cards")), "id", None),
+        Run,
+    )
 
 
 def test_a_message_of_which_the_queue_is_unknown_starts_its_row() -> None:

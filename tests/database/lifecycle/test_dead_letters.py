@@ -1,4 +1,6 @@
-"""A task that gave up has one open case; people replay, discard or complete it, and it is written down who did."""
+"""A task that gave up has one open case; people replay, discard or complete it, and it is written
+down who did.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_durable_tasks.exceptions import InvalidArguments, TransitionRefused, UnserializableArguments
-from django_durable_tasks.lifecycle import attempts, dead_letters
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    TransitionRefused,
+    UnserializableArguments,
+)
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.runs import Run
 from django_durable_tasks.rules.states import REPLAYABLE, LogStatus, Resolution, Status
+from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.signals import dead_letters_grew
 from tests.database.lifecycle.moves import HOPELESS, PLACE, end, question
 from tests.factories import a_dead_letter, a_task, many_tasks
@@ -43,15 +49,32 @@ def test_the_database_refuses_a_second_open_case_and_takes_any_number_of_closed_
 
 
 def test_a_replay_renews_both_budgets_keeps_attempts_and_closes_the_case() -> None:
-    row = a_task(Status.FAILED, attempts=5, failures=5, crashes=2, idempotency_key="i", key="k", unique_key="u")
+    row = a_task(
+        Status.FAILED,
+        attempts=5,
+        failures=5,
+        crashes=2,
+        idempotency_key="i",
+        key="k",
+        unique_key="u",
+    )
     assert dead_letters.replay(question(row), by="bob", reason="the bank is back") == [row.pk]
     again = _now(row)
-    assert (again.status, again.failures, again.crashes, again.attempts) == (Status.PENDING, 0, 0, 5)
+    assert (again.status, again.failures, again.crashes, again.attempts) == (
+        Status.PENDING,
+        0,
+        0,
+        5,
+    )
     assert (again.idempotency_key, again.open_key, again.open_unique_key) == ("i", "k", "u")
     assert again.reason == "replayed by bob: the bank is back"
     assert (again.completed_at, again.expires_at, again.publish_count) == (None, None, 0)
     letter = row.dead_letters.get()
-    assert (letter.resolution, letter.resolved_by, letter.note) == (Resolution.REPLAYED, "bob", "the bank is back")
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        Resolution.REPLAYED,
+        "bob",
+        "the bank is back",
+    )
     assert (letter.open_task, letter.resolved_at is not None) == (None, True)
 
 
@@ -107,7 +130,7 @@ def test_a_replay_is_refused_while_a_newer_open_task_holds_the_key(key: str) -> 
     holds: dict[str, Any] = {key: "k"}
     row = a_task(Status.FAILED, **holds)
     a_task(Status.PENDING, **holds)
-    with pytest.raises(TransitionRefused, match="newer open task holds the key"):
+    with pytest.raises(TransitionRefused, match="newer open task owns the key"):
         dead_letters.replay(question(row), by="bob")
     assert _now(row).status == Status.FAILED
     assert DeadLetter.objects.open().count() == 1
@@ -122,10 +145,17 @@ def test_many_are_replayed_by_a_filter_and_successes_are_left_alone() -> None:
 
 def test_a_discarded_case_is_closed_with_a_reason_and_its_task_stays_failed() -> None:
     row = a_task(Status.FAILED)
-    assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="bob", reason="not worth it") == 1
+    assert (
+        dead_letters.discard(DeadLetter.objects.filter(task=row), by="bob", reason="not worth it")
+        == 1
+    )
     assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="eve", reason="again") == 0
     letter = row.dead_letters.get()
-    assert (letter.resolution, letter.resolved_by, letter.note) == (Resolution.DISCARDED, "bob", "not worth it")
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        Resolution.DISCARDED,
+        "bob",
+        "not worth it",
+    )
     assert _now(row).status == Status.FAILED
 
 
@@ -139,7 +169,9 @@ def test_a_discarded_task_can_still_be_replayed() -> None:
 @pytest.mark.parametrize("status", set(Status) - {Status.SUCCESS})
 def test_an_operator_may_call_any_task_done(status: Status) -> None:
     row = a_task(status)
-    assert dead_letters.force_complete(question(row), by="bob", reason="paid by hand") == [row.pk]
+    assert operator_actions.force_complete(question(row), by="bob", reason="paid by hand") == [
+        row.pk
+    ]
     again = _now(row)
     assert (again.status, again.reason) == (Status.SUCCESS, "completed by bob: paid by hand")
     assert not DeadLetter.objects.open().exists()
@@ -163,7 +195,7 @@ def test_the_signal_tells_how_many_are_open() -> None:
     many_tasks(3, Status.FAILED)
     dead_letters_grew.connect(listen)
     try:
-        dead_letters.announce_growth(dead_letters.open_count())
+        dead_letters.send_growth_signal(dead_letters.open_count())
     finally:
         dead_letters_grew.disconnect(listen)
     assert heard == [3]

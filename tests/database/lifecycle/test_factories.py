@@ -6,7 +6,16 @@ import pytest
 
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import OPEN, Status
-from tests.factories import a_dead_letter, a_log_row, a_node, a_paused_queue, a_run, a_task, a_tenant, many_tasks
+from tests.factories import (
+    a_dead_letter,
+    a_log_row,
+    a_node,
+    a_paused_queue,
+    a_run,
+    a_task,
+    a_tenant,
+    many_tasks,
+)
 
 pytestmark = pytest.mark.django_db
 

@@ -1,4 +1,6 @@
-"""A row that cannot go, for whatever reason, closes its line for nobody and takes no turn from the rows behind it."""
+"""A row that cannot go, for whatever reason, closes its line for nobody and takes no turn from the
+rows behind it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import lines
+from django_durable_tasks.engine.limits import waitlist
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
-from tests.database.lifecycle.test_limits import claim, end, ids, let_go, limit, limited_tasks
+from tests.database.lifecycle.limited import claim, end, ids, let_go, limit, limited_tasks
 from tests.factories import NOOP, a_paused_queue, many_tasks
 
 __all__ = ["limited_tasks"]
@@ -24,7 +26,7 @@ def parked(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
     return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
 
 
-# Keys over which tasks differ --------------------------------------------------------------------------------------
+# Keys over which tasks differ ---------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("limited_tasks")
@@ -54,7 +56,7 @@ def test_what_one_task_allows_a_key_closes_the_line_for_no_other_task() -> None:
     assert Task.objects.get(pk=first[0].pk).status == Status.CANCELLED
 
 
-# Rows whose queue takes nothing ------------------------------------------------------------------------------------
+# Rows whose queue takes nothing -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [1, 30])
@@ -87,7 +89,7 @@ def test_parked_rows_of_a_full_window_take_no_turn_from_a_heavy_row() -> None:
 
 
 def test_so_many_rows_of_a_line_are_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_FAR", 40)
+    monkeypatch.setattr(waitlist, "_FAR", 40)
     parked(30, queue="paused")
     (seen,) = parked(1)
     parked(30, queue="paused")
@@ -102,7 +104,7 @@ def test_so_many_rows_of_a_line_are_looked_at_and_no_more(monkeypatch: pytest.Mo
     assert claim() == [too_far.pk]
 
 
-# Rows that another limit holds back --------------------------------------------------------------------------------
+# Rows that another limit holds back ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [1, 30])

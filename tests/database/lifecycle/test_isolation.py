@@ -1,4 +1,6 @@
-"""A row that cannot be written leaves the other rows of its batch alone: deletions, losses, retries."""
+"""A row that cannot be written leaves the other rows of its batch alone: deletions, losses,
+retries.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ from django.db import OperationalError, connection
 from django.db.models.signals import pre_delete
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.lifecycle import attempts, recovery, retention
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.isolation import Isolation
-from django_durable_tasks.lifecycle.leases import leases
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.tasks import attempts, retention
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.limit_bucket import LOCK
-from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.identifiers import uuid7
-from django_durable_tasks.rules.recurring import Fate
+from django_durable_tasks.rules.recurring.policies import Fate
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.identifiers import uuid7
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.lifecycle.moves import end, question
 from tests.factories import a_dead_letter, a_task
 
@@ -32,7 +36,7 @@ pytestmark = pytest.mark.django_db
 def nothing_postponed() -> Iterator[None]:
     yield
     isolations: list[Any] = [attempts._isolation, retention._tasks, retention._workflows]
-    for one in [*isolations, retention._entries, retention._buckets]:
+    for one in [*isolations, recurring_retention._entries, retention._buckets]:
         one._items.clear()
 
 
@@ -75,7 +79,10 @@ def test_a_ledger_entry_that_cannot_be_read_does_not_stop_the_deletion_of_others
     now = database_now()
     entries = [
         OccurrenceRecord.objects.unguarded().create(
-            recurring_task_id=uuid.uuid4(), fire_time=now, outcome=Fate.MISSED, created_at=now - timedelta(days=5_000)
+            recurring_task_id=uuid.uuid4(),
+            fire_time=now,
+            outcome=Fate.MISSED,
+            created_at=now - timedelta(days=5_000),
         )
         for _ in range(3)
     ]
@@ -88,13 +95,15 @@ def test_a_ledger_entry_that_cannot_be_read_does_not_stop_the_deletion_of_others
         )
         if connection.vendor == "mysql":
             cursor.execute("SET sql_mode = @before")
-    assert [retention.prune_ledger(now, 2) for _ in range(3)] == [1, 1, 0]
+    assert [recurring_retention.prune_ledger(now, 2) for _ in range(3)] == [1, 1, 0]
     assert list(OccurrenceRecord.objects.values_list("pk", flat=True)) == [entries[0].pk]
 
 
 def test_a_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> None:
     for number in range(3):
-        LimitBucket.objects.create(scope=f"key:{number}", tokens=0, refilled_at=database_now() - timedelta(days=5_000))
+        LimitBucket.objects.create(
+            scope=f"key:{number}", tokens=0, refilled_at=database_now() - timedelta(days=5_000)
+        )
 
     def keep(instance: Any, **_: Any) -> None:
         if instance.pk == "key:0":
@@ -111,9 +120,13 @@ def test_a_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -
 def test_a_run_that_cannot_be_ended_does_not_keep_others_from_being_lost() -> None:
     spoilt, *others = [a_task(Status.RUNNING, due=-1, on_orphan="DEAD_LETTER") for _ in range(3)]
     a_dead_letter(spoilt)  # the database refuses a second one
-    assert recovery.lose(leases(), recovery.OVER) == {row.pk for row in others}
-    assert recovery.lose(leases(), recovery.OVER) == set()
-    assert {row.pk for row in Task.objects.filter(status=Status.FAILED)} == {row.pk for row in others}
+    assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == {
+        row.pk for row in others
+    }
+    assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == set()
+    assert {row.pk for row in Task.objects.filter(status=Status.FAILED)} == {
+        row.pk for row in others
+    }
     assert Task.objects.get(pk=spoilt.pk).status == Status.RUNNING
 
 

@@ -1,4 +1,6 @@
-"""A caller's own name for an editable task: scheduling again updates the open row, a finished one is replaced."""
+"""A caller's own name for an editable task: scheduling again updates the open row, a finished one
+is replaced.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import claim, operator_actions
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
-from django_durable_tasks.lifecycle import cancellation, claims
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import TERMINAL, Status
 from tests.database.lifecycle.moves import FAILURE, PLACE, end, question, start, succeed
@@ -41,7 +43,9 @@ def test_scheduling_again_under_a_key_updates_the_open_row() -> None:
 
 def test_the_options_of_the_second_call_count_whole() -> None:
     _add(run_at=_in(60), timeout=5).schedule(1, 2)
-    row = _add(run_at=_in(60), lease=40, max_crashes=1, on_orphan="DEAD_LETTER", expected_duration=7).schedule(1, 2)
+    row = _add(
+        run_at=_in(60), lease=40, max_crashes=1, on_orphan="DEAD_LETTER", expected_duration=7
+    ).schedule(1, 2)
     assert (row.options, row.max_crashes, row.on_orphan) == ({"lease": 40}, 1, "DEAD_LETTER")
     assert row.expected_duration == timedelta(seconds=7)
 
@@ -66,7 +70,9 @@ def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() ->
     row = _add(run_at=_in(60)).schedule(1, 2)
     again = _add(run_at=_in(90)).schedule(3, 4)
     Task.objects.unguarded().filter(pk=row.pk).update(run_at=_in(-1), due_at=_in(-1))
-    assert [ring.task_id for ring in claims.claim(QUEUE, database_now(), 10, PLACE.node)] == [row.pk]
+    assert [message.task_id for message in claim.claim(QUEUE, database_now(), 10, PLACE.node)] == [
+        row.pk
+    ]
     assert again.epoch == row.epoch + 1
     assert start(row, epoch=row.epoch + 1) is None
 
@@ -74,7 +80,11 @@ def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() ->
 @pytest.mark.parametrize("by_key", [True, False])
 def test_a_row_that_is_moved_changes_its_epoch(by_key: bool) -> None:
     row = _add(run_at=_in(60)).schedule(1, 2)
-    assert (Task.objects.reschedule(KEY, _in(90)) if by_key else cancellation.move(question(row), _in(90))) == 1
+    assert (
+        Task.objects.reschedule(KEY, _in(90))
+        if by_key
+        else operator_actions.reschedule(question(row), _in(90))
+    ) == 1
     assert Task.objects.get().epoch == row.epoch + 1
 
 
@@ -106,7 +116,10 @@ def test_a_key_of_another_task_is_refused() -> None:
 
 def test_keys_of_tenants_are_apart() -> None:
     tenant = a_tenant()
-    mine, theirs = _add(run_at=_in(9)).schedule(1, 2), _add(run_at=_in(9), tenant=tenant).schedule(1, 2)
+    mine, theirs = (
+        _add(run_at=_in(9)).schedule(1, 2),
+        _add(run_at=_in(9), tenant=tenant).schedule(1, 2),
+    )
     assert mine.pk != theirs.pk
     assert Task.objects.cancel(KEY, tenant=tenant) == 1
     mine.refresh_from_db()
@@ -136,7 +149,7 @@ def test_a_running_or_ended_row_is_not_moved(status: Status) -> None:
 
 def test_a_naive_time_is_refused() -> None:
     with pytest.raises(InvalidOption, match="naive"):
-        Task.objects.reschedule(KEY, datetime(2027, 1, 1))  # noqa: DTZ001 - the point of the test
+        Task.objects.reschedule(KEY, datetime(2027, 1, 1))
 
 
 @pytest.mark.parametrize("status", [Status.BLOCKED, Status.PENDING, Status.QUEUED])
@@ -153,13 +166,17 @@ def test_a_running_row_is_asked_and_its_end_says_who_asked() -> None:
     assert Task.objects.cancel(KEY, by="bob") == 1
     end(row, outcome=FAILURE)
     row.refresh_from_db()
-    assert (row.status, row.reason, row.cancel_requested_at) == (Status.CANCELLED, "CANCELLED by bob", None)
+    assert (row.status, row.reason, row.cancel_requested_at) == (
+        Status.CANCELLED,
+        "CANCELLED by bob",
+        None,
+    )
     assert not row.dead_letters.exists()
 
 
 def test_cancelling_tells_apart_what_ended_and_what_was_asked() -> None:
     rows = [a_task(status) for status in Status]
-    done = cancellation.cancel(question(*rows), by="bob")
+    done = operator_actions.cancel(question(*rows), by="bob")
     assert (done.at_once, done.asked, done.total) == (3, 1, 4)
 
 

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.lifecycle import leadership
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import SchedulerLease
+from django_durable_tasks.models.lease import lease_name
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +22,7 @@ def _expire() -> None:
 
 
 def _reigns(holder: uuid.UUID, term: int) -> bool:
-    mine = SchedulerLease.objects.filter(name=leadership.LEADER, holder=holder, term=term)
+    mine = SchedulerLease.objects.filter(name=lease_name(), holder=holder, term=term)
     return mine.filter(expires_at__gte=database_now()).exists()
 
 

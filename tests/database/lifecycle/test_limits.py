@@ -1,8 +1,9 @@
-"""Limits are judged at the claim: what does not fit is parked, and let go when there is room; the rest goes on."""
+"""Limits are judged at the claim: what does not fit is parked, and let go when there is room; the
+rest goes on.
+"""
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,71 +13,32 @@ import pytest
 from django.test import override_settings
 
 from django_durable_tasks import registry
-from django_durable_tasks.lifecycle import (
-    ageing,
-    attempts,
-    cancellation,
-    claims,
-    dependencies,
-    letting_go,
-    limits,
-    scheduling,
-    transitions,
-)
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.engine.tasks import enqueue, new_task, operator_actions
 from django_durable_tasks.models import Limit, LimitBucket, Task
-from django_durable_tasks.models.task import NEVER
-from django_durable_tasks.rules.options import CallOptions
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.options import CallOptions
+from tests.database.lifecycle.limited import (
+    BY_SCOPE,
+    NODE,
+    claim,
+    end,
+    ids,
+    let_go,
+    limit,
+    limited_tasks,
+)
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
 from tests.project import limited
 
+__all__ = ["limited_tasks"]
+
 pytestmark = pytest.mark.django_db
-NODE = uuid.uuid4()
-_LIMITED = [name for name in registry.names() if name.startswith("tests.project.limited.")]
-_KNOWN = {name: registry._tasks.pop(name) for name in _LIMITED}
-
-
-@pytest.fixture
-def limited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the tasks that code limits; without them nothing is limited in the other tests."""
-    monkeypatch.setattr(registry, "_tasks", registry._tasks | _KNOWN)
-    limits.forget_picture()
-
-
-def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) -> None:
-    """Set an operator's limit, and let this process see it at once."""
-    Limit.objects.update_or_create(scope=scope, defaults={"max_concurrency": places, "rate": rate, **fields})
-    limits.forget_picture()
-
-
-def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
-    """Claim due rows of the queue."""
-    return [ring.task_id for ring in claims.claim(queue, database_now(), number, NODE)]
-
-
-def let_go(number: int = 1_000) -> int:
-    """Let parked rows go on."""
-    return letting_go.let_go(database_now(), number)
-
-
-def end(*ids: uuid.UUID) -> None:
-    """Let these rows end."""
-    transitions.cancel(Task.objects.filter(pk__in=ids), "DONE")
-
-
-def ids(rows: list[Task]) -> list[uuid.UUID]:
-    """Return the keys of these rows."""
-    return [row.pk for row in rows]
-
-
-BY_SCOPE: dict[str, dict[str, Any]] = {
-    f"task:{NOOP}": {},
-    "tenant:1": {},
-    "key:acme": {"limit_key": "acme"},
-    f"queue:{QUEUE}": {},
-    "global": {},
-}
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
@@ -95,8 +57,8 @@ def test_no_more_rows_are_claimed_than_the_scope_has_places(scope: str) -> None:
 def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: str) -> None:
     rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
     limit(scope, 3)
-    found = claims.claim_these(ids(rows), database_now(), NODE)
-    assert [ring.task_id for ring in found] == ids(rows[:3])
+    found = task_claim.claim_these(ids(rows), database_now(), NODE)
+    assert [message.task_id for message in found] == ids(rows[:3])
     assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {scope}
     end(rows[0].pk)
     assert let_go() == 1
@@ -146,7 +108,11 @@ def test_a_refused_row_is_parked_and_says_for_whom() -> None:
     limit(f"task:{NOOP}", 1)
     assert claim() == [first.pk]
     second.refresh_from_db()
-    assert (second.status, second.waiting_for_limit, second.due_at) == (Status.PENDING, f"task:{NOOP}", NEVER)
+    assert (second.status, second.waiting_for_limit, second.due_at) == (
+        Status.PENDING,
+        f"task:{NOOP}",
+        NEVER,
+    )
     assert (second.node, second.publish_count) == (None, 0)
     assert second.next_attempt_at is None
 
@@ -188,7 +154,7 @@ def test_what_nobody_limits_any_more_is_let_go() -> None:
     limit(f"task:{NOOP}", 0)
     assert claim() == []
     Limit.objects.all().delete()
-    limits.forget_picture()
+    backpressure.forget_picture()
     assert let_go() == 3
     assert len(claim()) == 3
 
@@ -197,7 +163,10 @@ def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
     row = a_task()
     limit(f"task:{NOOP}", 1)
     assert claim() == [row.pk]
-    assert [ring.number for ring in claims.republish(Task.objects.queued(), database_now(), 10)] == [2]
+    assert [
+        message.number
+        for message in task_claim.republish(Task.objects.queued(), database_now(), 10)
+    ] == [2]
     transitions.hand_back(Task.objects.filter(pk=row.pk), 0.0)
     assert claim() == [row.pk]
     a_task()
@@ -211,9 +180,9 @@ def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
         lambda question: transitions.skip(question, "BY_HAND"),
         lambda question: transitions.expire(question, 10),
         lambda question: transitions.force_complete(question, "BY_HAND"),
-        transitions.hold_back,
-        lambda question: cancellation.move(question, database_now() + timedelta(hours=1)),
-        cancellation.end_wait,
+        transitions.block,
+        lambda question: operator_actions.reschedule(question, database_now() + timedelta(hours=1)),
+        operator_actions.retry_now,
     ],
     ids=["cancel", "skip", "expire", "force_complete", "hold_back", "reschedule", "end_wait"],
 )
@@ -238,9 +207,6 @@ def test_a_row_that_is_replayed_is_judged_anew() -> None:
     assert Task.objects.get().waiting_for_limit == f"task:{NOOP}"
 
 
-# Born and released -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_code_limits_is_born_pending_and_others_are_not(limited_tasks: None) -> None:
     assert Task.objects.get(pk=limited.one_at_a_time.delay().id).status == Status.PENDING
@@ -250,7 +216,9 @@ def test_a_task_that_code_limits_is_born_pending_and_others_are_not(limited_task
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("scope", [f"queue:{QUEUE}", "tenant:1", "global", "task:tests.project.limited.unlimited"])
+@pytest.mark.parametrize(
+    "scope", [f"queue:{QUEUE}", "tenant:1", "global", "task:tests.project.limited.unlimited"]
+)
 def test_a_task_that_an_operator_limits_is_born_pending(limited_tasks: None, scope: str) -> None:
     limit(scope, 1)
     born = limited.unlimited.using(queue=QUEUE).delay()
@@ -264,7 +232,9 @@ def test_a_key_counts_for_itself_alone(limited_tasks: None) -> None:
     held = Counter(Task.objects.queued().values_list("limit_key", flat=True))
     assert held == {"acme": 2, "Acme": 1, "zenith": 1}
     assert Task.objects.parked().get().waiting_for_limit == "key:acme"
-    Task.objects.unguarded().queued().filter(limit_key="acme").update(status=Status.CANCELLED, due_at=None)
+    Task.objects.unguarded().queued().filter(limit_key="acme").update(
+        status=Status.CANCELLED, due_at=None
+    )
     assert let_go() == 1
     assert len(claim()) == 1
 
@@ -275,7 +245,9 @@ def test_many_calls_at_once_have_each_its_key(limited_tasks: None) -> None:
 
 
 def test_the_key_follows_the_arguments_of_an_editable_task(limited_tasks: None) -> None:
-    using = limited.two_for_each.using(queue=QUEUE, key="one", run_at=database_now() + timedelta(hours=1))
+    using = limited.two_for_each.using(
+        queue=QUEUE, key="one", run_at=database_now() + timedelta(hours=1)
+    )
     using.schedule("acme")
     using.schedule("zenith")
     assert Task.objects.get().limit_key == "zenith"
@@ -285,18 +257,17 @@ def test_the_key_follows_the_arguments_of_an_editable_task(limited_tasks: None) 
 def test_a_released_task_that_is_limited_waits_for_the_claim(limited_tasks: None) -> None:
     upstream = a_task(Status.RUNNING)
     under = [
-        scheduling.schedule(
-            scheduling.Call(registry.get(name), (), {}, CallOptions(queue=QUEUE, depends_on=[upstream]))
+        enqueue.schedule(
+            new_task.Call(
+                registry.get(name), (), {}, CallOptions(queue=QUEUE, depends_on=[upstream])
+            )
         )
         for name in ("tests.project.limited.one_at_a_time", "tests.project.limited.unlimited")
     ]
     transitions.force_complete(Task.objects.filter(pk=upstream.pk), "BY_HAND")
-    dependencies.spread_of(upstream.pk)
+    resolve.resolve_endings_of(upstream.pk)
     standing = [Task.objects.get(pk=row.pk).status for row in under]
     assert standing == [Status.PENDING, Status.QUEUED]
-
-
-# Fair shares -------------------------------------------------------------------------------------------------------
 
 
 def test_a_noisy_tenant_blocks_nobody() -> None:
@@ -304,12 +275,14 @@ def test_a_noisy_tenant_blocks_nobody() -> None:
     many_tasks(3_000, tenant=noisy, due=-100)
     late = many_tasks(3, tenant=quiet)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 40}):
-        limits.forget_picture()
-        limits.picture()
+        backpressure.forget_picture()
+        backpressure.picture()
         claimed = claim(40)
     assert claimed[-3:] == ids(late)
     assert len(claimed) == 20 + 3
-    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {f"share:{QUEUE}:{noisy.pk}"}
+    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {
+        f"share:{QUEUE}:{noisy.pk}"
+    }
 
 
 def test_tenants_take_turns_as_places_come_free() -> None:
@@ -317,13 +290,19 @@ def test_tenants_take_turns_as_places_come_free() -> None:
     for number, tenant in enumerate(tenants):
         many_tasks(200, tenant=tenant, due=-100 + number)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 80}):
-        limits.forget_picture()
+        backpressure.forget_picture()
         for _ in range(8):
             let_go()
-            claim(limits.picture().room(QUEUE))
+            claim(backpressure.picture().room(QUEUE))
             assert Task.objects.queued().count() >= 50
-            end(*Task.objects.queued().order_by("updated_at", "pk").values_list("pk", flat=True)[:40])
-    ended = Counter(Task.objects.filter(status=Status.CANCELLED).values_list("tenant_id", flat=True))
+            end(
+                *Task.objects.queued()
+                .order_by("updated_at", "pk")
+                .values_list("pk", flat=True)[:40]
+            )
+    ended = Counter(
+        Task.objects.filter(status=Status.CANCELLED).values_list("tenant_id", flat=True)
+    )
     assert min(ended[tenant.pk] for tenant in tenants) > 40, ended
 
 
@@ -333,68 +312,13 @@ def test_tenants_share_the_places_of_a_limited_queue() -> None:
     many_tasks(2, tenant=quiet)
     limit(f"queue:{QUEUE}", 4)
     claim()
-    assert Counter(Task.objects.queued().values_list("tenant_id", flat=True)) == {noisy.pk: 2, quiet.pk: 2}
+    assert Counter(Task.objects.queued().values_list("tenant_id", flat=True)) == {
+        noisy.pk: 2,
+        quiet.pk: 2,
+    }
 
 
 def test_a_tenant_alone_in_the_installation_is_never_parked() -> None:
     many_tasks(300)
     claim(300)
     assert Task.objects.queued().count() == 300
-
-
-# Ageing ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_that_waits_is_not_starved_by_a_stream_of_urgent_ones() -> None:
-    humble = a_task(priority=0, due=-1_000)
-    for _ in range(9):
-        many_tasks(2, priority=9)
-        assert humble.pk not in claim(1)
-        assert ageing.age(database_now(), 60.0, 100) == 1
-    assert claim(1) == [humble.pk]
-    humble.refresh_from_db()
-    assert (humble.priority, humble.priority_boost) == (9, 9)
-
-
-def test_a_row_that_waits_for_a_limit_ages_too() -> None:
-    a_task(priority=0, due=-1_000)
-    limit(f"task:{NOOP}", 0)
-    claim()
-    assert ageing.age(database_now(), 60.0, 100) == 1
-    assert ageing.age(database_now(), 2_000.0, 100) == 0
-    assert Task.objects.get().priority == 1
-
-
-def test_at_most_so_many_rows_of_a_priority_rise_at_once_and_the_oldest_first() -> None:
-    rows = [a_task(due=-1_000 + number) for number in range(5)]
-    assert ageing.age(database_now(), 60.0, 2) == 2
-    assert set(Task.objects.filter(priority_boost=1).values_list("pk", flat=True)) == set(ids(rows[:2]))
-
-
-def test_a_row_whose_id_a_caller_chose_ages_too_while_it_is_parked() -> None:
-    a_task(due=-1_000, id=uuid.uuid4())
-    limit(f"task:{NOOP}", 0)
-    claim()
-    Task.objects.unguarded().update(id=uuid.UUID(int=uuid.uuid4().int | 1 << 127))
-    assert ageing.age(database_now(), 60.0, 100) == 1
-
-
-def test_a_row_that_was_let_go_ages_once_at_a_time() -> None:
-    a_task(due=-1_000)
-    limit(f"task:{NOOP}", 0)
-    claim()
-    limit(f"task:{NOOP}", 1)
-    assert let_go() == 1
-    assert ageing.age(database_now(), 60.0, 100) == 1
-
-
-# Taken without a broker ----------------------------------------------------------------------------------------------
-
-
-def test_what_is_taken_without_a_broker_obeys_limits() -> None:
-    rows = [a_task(due=-9 + number, weight=2) for number in range(4)]
-    limit(f"task:{NOOP}", 5)
-    place = attempts.Place(node=NODE, worker="worker@host", lease=60.0)
-    runs = attempts.take(transitions.tasks().due(database_now()), 10, place)
-    assert {run.task_id for run in runs} == set(ids(rows[:2]))
-    assert set(Task.objects.parked().values_list("pk", flat=True)) == set(ids(rows[2:]))

@@ -1,4 +1,6 @@
-"""Tokens come back by the database's clock, and what has come back is forgotten; what is taken obeys limits too."""
+"""Tokens come back by the database's clock, and what has come back is forgotten; what is taken
+obeys limits too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.lifecycle import allowances, attempts, claims, letting_go, retention, transitions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import config, release
+from django_durable_tasks.engine.tasks import attempts, retention
+from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.limit_bucket import LOCK
-from tests.database.lifecycle.test_limits import NODE, claim, limit, limited_tasks
+from tests.database.lifecycle.limited import NODE, claim, limit, limited_tasks
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 
 __all__ = ["limited_tasks"]
@@ -31,8 +36,8 @@ def test_an_old_now_does_not_wind_a_bucket_back(scope: str) -> None:
     assert len(claim(2)) == 2
     claim()
     before, old = _refilled_at(scope), database_now() - timedelta(seconds=30)
-    letting_go.let_go(old, 100)
-    claims.claim(QUEUE, old, 100, NODE)
+    release.let_go(old, 100)
+    task_claim.claim(QUEUE, old, 100, NODE)
     assert _refilled_at(scope) == before
 
 
@@ -47,15 +52,17 @@ def test_tokens_come_back_by_a_clock_that_went_back(by_claim: bool) -> None:
         a_task()
         assert claim() == []
     else:
-        letting_go.let_go(database_now(), 100)
+        release.let_go(database_now(), 100)
     assert _refilled_at("tenant:1") <= database_now()
 
 
-# Buckets that are full again ----------------------------------------------------------------------------------------
+# Buckets that are full again ----------------------------------------------------------------------
 
 
 def _bucket(scope: str, ago: float) -> None:
-    LimitBucket.objects.create(scope=scope, tokens=0, refilled_at=database_now() - timedelta(seconds=ago))
+    LimitBucket.objects.create(
+        scope=scope, tokens=0, refilled_at=database_now() - timedelta(seconds=ago)
+    )
 
 
 def _prune_buckets(limit: int = 100) -> set[str]:
@@ -68,14 +75,18 @@ def test_buckets_of_keys_go_when_they_are_full_again_and_the_lock_stays() -> Non
     number, slowest = 1_000, _slowest()
     for scope, ago in (("key:full", 1.01), ("key:filling", 0.99)):
         _bucket(scope, ago * number / slowest)
-    LimitBucket.objects.update_or_create(scope=LOCK, defaults={"refilled_at": database_now() - timedelta(days=9_000)})
+    LimitBucket.objects.update_or_create(
+        scope=LOCK, defaults={"refilled_at": database_now() - timedelta(days=9_000)}
+    )
     assert _prune_buckets() == {"key:filling"}
     assert LimitBucket.objects.filter(scope=LOCK).exists()
 
 
 def _slowest() -> float:
     """Return the starts a second of the slowest rate by key."""
-    return min(one.rate.per_second for one in allowances.read().per_key.values() if one.rate is not None)
+    return min(
+        one.rate.per_second for one in config.read().per_key.values() if one.rate is not None
+    )
 
 
 def test_buckets_of_limits_in_force_stay_and_those_of_forgotten_ones_go() -> None:
@@ -96,7 +107,7 @@ def test_very_many_buckets_are_looked_at_page_by_page() -> None:
     assert left[-1] == 5
 
 
-# Taken without a broker ----------------------------------------------------------------------------------------------
+# Taken without a broker ---------------------------------------------------------------------------
 
 
 def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
@@ -104,9 +115,9 @@ def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
     limit("tenant:1", 0)
     claim()
     limit("tenant:1", 2)
-    assert letting_go.let_go(database_now(), 100) == 2
-    place = attempts.Place(node=NODE, worker="worker@host", lease=60.0)
-    runs = attempts.take(transitions.tasks().due(database_now()), 10, place)
+    assert release.let_go(database_now(), 100) == 2
+    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
+    runs = attempts.take(tables.tasks().due(database_now()), 10, place)
     assert {run.task_id for run in runs} == {row.pk for row in rows}
     assert not Task.objects.filter(waiting_for_limit__isnull=False).exists()
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.lifecycle import nodes
-from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import Node, NodeKind
 from tests.factories import a_node
 
@@ -18,36 +18,36 @@ EVERY, WITHIN = 5.0, 15.0
 
 
 class _Watch:
-    """A vigil with a clock that goes on by five seconds a look."""
+    """A monitor with a clock that advances by five seconds a look."""
 
     def __init__(self) -> None:
-        self.vigil, self.now = Vigil(), 0.0
+        self.monitor, self.now = HeartbeatMonitor(), 0.0
 
     def look(self, beats: dict[uuid.UUID, int], after: float = EVERY) -> None:
         self.now += after
-        self.vigil.look(beats, self.now, WITHIN)
+        self.monitor.look(beats, self.now, WITHIN)
 
 
 def test_a_node_whose_counter_rises_is_never_silent() -> None:
     watch = _Watch()
     for beat in range(20):
         watch.look({A: beat})
-    assert watch.vigil.silent(1) == []
+    assert watch.monitor.silent(1) == []
 
 
 def test_a_node_is_silent_after_so_many_looks_without_a_beat() -> None:
     watch = _Watch()
     for number in range(6):
         watch.look({A: 1, B: number})
-    assert watch.vigil.silent(5) == [A]
-    assert watch.vigil.silent(6) == []
+    assert watch.monitor.silent(5) == [A]
+    assert watch.monitor.silent(6) == []
 
 
 def test_one_beat_ends_the_silence() -> None:
     watch = _Watch()
     for beat in (1, 1, 1, 2):
         watch.look({A: beat})
-    assert watch.vigil.silent(1) == []
+    assert watch.monitor.silent(1) == []
 
 
 def test_a_node_that_left_is_forgotten() -> None:
@@ -55,18 +55,18 @@ def test_a_node_that_left_is_forgotten() -> None:
     for _ in range(5):
         watch.look({A: 1})
     watch.look({})
-    assert watch.vigil.silent(1) == []
+    assert watch.monitor.silent(1) == []
 
 
 def test_an_outage_of_the_database_condemns_nobody() -> None:
     watch = _Watch()
     for _ in range(4):
         watch.look({A: 1})
-    watch.vigil.missed()
-    assert (watch.vigil.silent(1), watch.vigil.contact) == ([], 0)
+    watch.monitor.missed()
+    assert (watch.monitor.silent(1), watch.monitor.contact) == ([], 0)
     for _ in range(3):
         watch.look({A: 1})
-    assert (watch.vigil.silent(4), watch.vigil.contact) == ([], 3)
+    assert (watch.monitor.silent(4), watch.monitor.contact) == ([], 3)
 
 
 def test_a_watcher_that_slept_begins_anew() -> None:
@@ -74,16 +74,20 @@ def test_a_watcher_that_slept_begins_anew() -> None:
     for _ in range(4):
         watch.look({A: 1})
     watch.look({A: 1}, after=WITHIN + 1)
-    assert watch.vigil.silent(2) == []
-    assert watch.vigil.contact == 1
+    assert watch.monitor.silent(2) == []
+    assert watch.monitor.contact == 1
 
 
-@given(st.lists(st.sampled_from(["beat", "quiet", "missed", "slept"]), max_size=60), st.integers(1, 5))
-def test_only_unbroken_contact_for_the_whole_threshold_condemns(events: list[str], threshold: int) -> None:
+@given(
+    st.lists(st.sampled_from(["beat", "quiet", "missed", "slept"]), max_size=60), st.integers(1, 5)
+)
+def test_only_unbroken_contact_for_the_whole_threshold_condemns(
+    events: list[str], threshold: int
+) -> None:
     watch, beats, quiet = _Watch(), 1, -1
     for event in events:
         if event == "missed":
-            watch.vigil.missed()
+            watch.monitor.missed()
             quiet = min(quiet, 0)
             continue
         beats += event == "beat"
@@ -91,20 +95,27 @@ def test_only_unbroken_contact_for_the_whole_threshold_condemns(events: list[str
             quiet = min(quiet, 0)
         watch.look({A: beats}, after=WITHIN + 1 if event == "slept" else EVERY)
         quiet = 0 if event == "beat" or quiet < 0 else quiet + 1
-        assert (A in watch.vigil.silent(threshold)) == (quiet >= threshold)
+        assert (A in watch.monitor.silent(threshold)) == (quiet >= threshold)
 
 
 @pytest.mark.django_db
 def test_a_node_registers_beats_and_leaves() -> None:
     me = uuid.uuid4()
-    nodes.register(me, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=4, queues=["a", "b"])
+    nodes.register(
+        me, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=4, queues=["a", "b"]
+    )
     assert nodes.beats() == {me: 1}
     assert nodes.beat(me)
     assert nodes.beats() == {me: 2}
     nodes.leave(me)
     assert (nodes.beats(), nodes.beat(me)) == ({}, False)
     row = Node.objects.get(pk=me)
-    assert (row.concurrency, row.queues, row.pool, row.declared_dead) == (4, ["a", "b"], "prefork", False)
+    assert (row.concurrency, row.queues, row.pool, row.declared_dead) == (
+        4,
+        ["a", "b"],
+        "prefork",
+        False,
+    )
     assert row.stopped_at is not None
 
 

@@ -1,4 +1,6 @@
-"""What only operators ask for: release a wait, retry, ring everything, count what a prune would delete."""
+"""What only operators ask for: release a wait, retry, ring everything, count what a prune would
+delete.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import cancellation, claims, recovery, retention, transitions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import claim, operator_actions, retention
 from django_durable_tasks.models import Task
-from django_durable_tasks.ports import Ring
+from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from tests.factories import a_task, many_tasks
 
@@ -27,18 +31,26 @@ def _statements(act: Callable[[], Any]) -> int:
 
 
 def _of(*rows: Task) -> Any:
-    return transitions.tasks().filter(pk__in=[row.pk for row in rows])
+    return tables.tasks().filter(pk__in=[row.pk for row in rows])
 
 
 def test_only_waiting_tries_are_released() -> None:
-    waiting, first, running = a_task(due=60, failures=1), a_task(due=60), a_task(Status.RUNNING, failures=1)
-    assert cancellation.end_wait(_of(waiting, first, running)) == 1
-    assert set(transitions.tasks().due(database_now())) == {waiting}
+    waiting, first, running = (
+        a_task(due=60, failures=1),
+        a_task(due=60),
+        a_task(Status.RUNNING, failures=1),
+    )
+    assert operator_actions.retry_now(_of(waiting, first, running)) == 1
+    assert set(tables.tasks().due(database_now())) == {waiting}
 
 
 def test_a_retry_releases_and_replays_in_one_go() -> None:
-    waiting, failed, running = a_task(due=60, failures=1), a_task(Status.FAILED), a_task(Status.RUNNING)
-    done = recovery.retry(_of(waiting, failed, running), by="ann", reason="mended")
+    waiting, failed, running = (
+        a_task(due=60, failures=1),
+        a_task(Status.FAILED),
+        a_task(Status.RUNNING),
+    )
+    done = operator_actions.retry(_of(waiting, failed, running), by="ann", reason="mended")
     assert (done.released, done.replayed) == (1, [failed.pk])
     assert failed.dead_letters.get().resolved_by == "ann"
     assert Task.objects.get(pk=running.pk).epoch == running.epoch
@@ -47,13 +59,13 @@ def test_a_retry_releases_and_replays_in_one_go() -> None:
 def test_a_retry_of_many_costs_the_statements_of_one() -> None:
     one = [a_task(due=60, failures=1), a_task(Status.FAILED)]
     many = [*many_tasks(50, due=60, failures=1), *many_tasks(50, Status.FAILED)]
-    assert _statements(lambda: recovery.retry(_of(*one), by="ann")) == _statements(
-        lambda: recovery.retry(_of(*many), by="ann")
+    assert _statements(lambda: operator_actions.retry(_of(*one), by="ann")) == _statements(
+        lambda: operator_actions.retry(_of(*many), by="ann")
     )
 
 
-def _rung(batch: int) -> list[list[Ring]]:
-    return list(claims.ring_all(transitions.tasks(), batch))
+def _rung(batch: int) -> list[list[TaskMessage]]:
+    return list(claim.republish_all(tables.tasks(), batch))
 
 
 def test_every_queued_row_is_rung_once_whatever_the_batches() -> None:
@@ -61,17 +73,19 @@ def test_every_queued_row_is_rung_once_whatever_the_batches() -> None:
     a_task()
     batches = _rung(2)
     assert [len(batch) for batch in batches] == [2, 2, 1]
-    assert sorted(ring.task_id for batch in batches for ring in batch) == [row.pk for row in rows]
-    assert {ring.number for batch in batches for ring in batch} == {2}
+    assert sorted(message.task_id for batch in batches for message in batch) == [
+        row.pk for row in rows
+    ]
+    assert {message.number for batch in batches for message in batch} == {2}
     assert _rung(2)[0][0].number == 3
 
 
 def test_a_row_born_while_the_others_are_rung_is_left_to_its_own_message() -> None:
     many_tasks(2, Status.QUEUED)
-    rounds = claims.ring_all(transitions.tasks(), 1)
+    rounds = claim.republish_all(tables.tasks(), 1)
     next(rounds)
     later = a_task(Status.QUEUED, id=uuid.UUID(int=(1 << 127) - 1))
-    assert later.pk not in {ring.task_id for batch in rounds for ring in batch}
+    assert later.pk not in {message.task_id for batch in rounds for message in batch}
 
 
 def test_a_batch_of_rings_costs_the_statements_of_one() -> None:
@@ -92,5 +106,7 @@ def test_rows_that_are_named_by_key_are_locked_by_one_list_of_keys() -> None:
     rows = many_tasks(3, Status.QUEUED)
     with CaptureQueriesContext(connection) as captured:
         transitions.hand_back(_of(*rows), 0)
-    locks = [query["sql"] for query in captured.captured_queries if "FOR NO KEY UPDATE" in query["sql"]]
+    locks = [
+        query["sql"] for query in captured.captured_queries if "FOR NO KEY UPDATE" in query["sql"]
+    ]
     assert [sql.count('"id" IN (') for sql in locks] == [1]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import Error, OperationalError, connection, transaction
 
-from django_durable_tasks.lifecycle.outages import is_unmigrated, reason_of
+from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 
 pytestmark = pytest.mark.django_db
 
@@ -18,10 +18,14 @@ def _refused(sql: str) -> Error:
     return raised.value
 
 
-@pytest.mark.parametrize("sql", [
-    "SELECT 1 FROM durable_tasks_absent", "INSERT INTO durable_tasks_absent VALUES (1)",
-    "SELECT durable_tasks_task.absent FROM durable_tasks_task",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1 FROM durable_tasks_absent",
+        "INSERT INTO durable_tasks_absent VALUES (1)",
+        "SELECT durable_tasks_task.absent FROM durable_tasks_task",
+    ],
+)
 def test_a_missing_table_or_column_of_ours_is_a_missing_migration(sql: str, settings: Any) -> None:
     error = _refused(sql)
     assert is_unmigrated(error), error
@@ -32,6 +36,9 @@ def test_a_missing_table_or_column_of_ours_is_a_missing_migration(sql: str, sett
 
 
 def test_other_errors_are_none() -> None:
-    for error in (_refused("SELECT 1 FROM shop_absent"), OperationalError("server closed the connection")):
+    for error in (
+        _refused("SELECT 1 FROM shop_absent"),
+        OperationalError("server closed the connection"),
+    ):
         assert not is_unmigrated(error)
         assert "migrate" not in reason_of(error)

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection, connections, transaction
 from django.utils.module_loading import import_string
 
-from django_durable_tasks.lifecycle.connections import close_all, count, own
-from django_durable_tasks.lifecycle.deadlocks import through_deadlocks
+from django_durable_tasks.engine.db.connections import close_all, count, dedicated_connection
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
@@ -24,7 +24,7 @@ def new_connections() -> Iterator[None]:
 
 
 def _limits() -> dict[str, str]:
-    with own(), connections["default"].cursor() as cursor:
+    with dedicated_connection(), connections["default"].cursor() as cursor:
         cursor.execute(
             "SELECT name, source FROM pg_settings WHERE name IN"
             " ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout')"
@@ -36,8 +36,13 @@ def test_a_connection_of_ours_waits_for_nothing_without_a_limit() -> None:
     assert set(_limits().values()) == {"session"}
 
 
-def test_behind_a_pooler_no_limit_is_left_on_a_session_that_others_will_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    behind_a_pooler: dict[str, Any] = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
+def test_behind_a_pooler_no_limit_is_left_on_a_session_that_others_will_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind_a_pooler: dict[str, Any] = {
+        **connection.settings_dict,
+        "DISABLE_SERVER_SIDE_CURSORS": True,
+    }
     monkeypatch.setitem(connections.settings, "default", behind_a_pooler)
     assert "session" not in _limits().values()
 
@@ -46,18 +51,32 @@ def test_behind_a_pooler_no_limit_is_left_on_a_session_that_others_will_use(monk
 def test_a_connection_of_ours_is_read_committed_whatever_the_project_sets(
     monkeypatch: pytest.MonkeyPatch, behind_a_pooler: bool
 ) -> None:
-    options = {**connection.settings_dict["OPTIONS"], "isolation_level": import_string(LEVELS).SERIALIZABLE}
-    strict = {**connection.settings_dict, "OPTIONS": options, "DISABLE_SERVER_SIDE_CURSORS": behind_a_pooler}
+    options = {
+        **connection.settings_dict["OPTIONS"],
+        "isolation_level": import_string(LEVELS).SERIALIZABLE,
+    }
+    strict = {
+        **connection.settings_dict,
+        "OPTIONS": options,
+        "DISABLE_SERVER_SIDE_CURSORS": behind_a_pooler,
+    }
     monkeypatch.setitem(connections.settings, "default", strict)
-    with own(), transaction.atomic(), connections["default"].cursor() as cursor:
+    with dedicated_connection(), transaction.atomic(), connections["default"].cursor() as cursor:
         cursor.execute("SHOW transaction_isolation")
         assert cursor.fetchone() == ("read committed",)
 
 
-def test_a_statement_of_ours_outside_of_a_transaction_is_read_committed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {**connection.settings_dict["OPTIONS"], "options": "-c default_transaction_isolation=serializable"}
-    monkeypatch.setitem(connections.settings, "default", {**connection.settings_dict, "OPTIONS": options})
-    with own(), connections["default"].cursor() as cursor:
+def test_a_statement_of_ours_outside_of_a_transaction_is_read_committed_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {
+        **connection.settings_dict["OPTIONS"],
+        "options": "-c default_transaction_isolation=serializable",
+    }
+    monkeypatch.setitem(
+        connections.settings, "default", {**connection.settings_dict, "OPTIONS": options}
+    )
+    with dedicated_connection(), connections["default"].cursor() as cursor:
         cursor.execute("SHOW transaction_isolation")
         assert cursor.fetchone() == ("read committed",)
 
@@ -65,26 +84,30 @@ def test_a_statement_of_ours_outside_of_a_transaction_is_read_committed_too(monk
 def test_a_serialization_failure_is_tried_again_like_a_deadlock() -> None:
     tries: list[int] = []
 
-    @through_deadlocks
+    @retry_on_deadlock
     def act() -> int:
         tries.append(1)
         if len(tries) < 3:
             with connection.cursor() as cursor:
-                cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '40001'; END $$")
+                cursor.execute(
+                    "DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '40001'; END $$"
+                )
         return len(tries)
 
     assert act() == 3
 
 
-def test_connections_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    with own(), own(), own():
+def test_connections_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with dedicated_connection(), dedicated_connection(), dedicated_connection():
         pass
     assert count() == 3
-    with own():
+    with dedicated_connection():
         pass
     assert count() == 3
-    monkeypatch.setattr("django_durable_tasks.lifecycle.connections.IDLE_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.engine.db.connections.IDLE_FOR", 0.0)
     for left in (2, 1, 1):
-        with own():
+        with dedicated_connection():
             pass
         assert count() == left

@@ -6,8 +6,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import queues
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.rules.states import Status
 from tests.factories import a_node, a_paused_queue, a_task, many_tasks
 
@@ -24,12 +24,23 @@ def test_open_rows_are_counted_by_queue_and_status_and_ended_ones_are_not() -> N
     many_tasks(2, Status.QUEUED, queue="mail", publish_count=1)
     a_task(Status.QUEUED, queue="mail", publish_count=3)
     a_task(Status.RUNNING, queue="mail")
-    a_task(Status.RUNNING, queue="mail", expected_duration=timedelta(seconds=1),
-           started_at=database_now() - timedelta(minutes=1))  # fmt: skip
+    a_task(
+        Status.RUNNING,
+        queue="mail",
+        expected_duration=timedelta(seconds=1),
+        started_at=database_now() - timedelta(minutes=1),
+    )
     a_task(Status.SUCCESS, queue="mail")
     a_task(Status.FAILED, queue="other")
     mail = _depth("mail")
-    assert (mail.pending, mail.due, mail.queued, mail.unanswered, mail.running, mail.late) == (5, 3, 3, 1, 2, 1)
+    assert (mail.pending, mail.due, mail.queued, mail.unanswered, mail.running, mail.late) == (
+        5,
+        3,
+        3,
+        1,
+        2,
+        1,
+    )
     assert [depth.queue for depth in queues.depths(database_now())] == ["mail"]
 
 
@@ -39,8 +50,10 @@ def test_the_oldest_row_that_could_have_started_is_told() -> None:
     a_task(queue="later", due=500)
     a_task(Status.QUEUED, queue="published", updated_at=database_now() - timedelta(seconds=50))
     now = database_now()
-    ages = {depth.queue: depth.oldest_due_at and (now - depth.oldest_due_at).total_seconds()
-            for depth in queues.depths(now)}  # fmt: skip
+    ages = {
+        depth.queue: depth.oldest_due_at and (now - depth.oldest_due_at).total_seconds()
+        for depth in queues.depths(now)
+    }
     assert ages["mail"] == pytest.approx(90, abs=30)
     assert ages["published"] == pytest.approx(50, abs=30)
     assert ages["later"] is None
@@ -53,7 +66,11 @@ def test_a_queue_shows_its_workers_and_the_operators_hand_even_when_it_is_empty(
     a_paused_queue("reports", reason="the printer burns")
     mail, reports = _depth("mail"), _depth("reports")
     assert (mail.workers, mail.concurrency, mail.paused_at) == (2, 6, None)
-    assert (reports.workers, reports.paused_by, reports.reason) == (1, "somebody", "the printer burns")
+    assert (reports.workers, reports.paused_by, reports.reason) == (
+        1,
+        "somebody",
+        "the printer burns",
+    )
     assert reports.paused_at is not None
 
 

@@ -1,4 +1,6 @@
-"""What the fast path knows of queues comes from a background thread: no caller waits for it in a transaction."""
+"""What the fast path knows of queues comes from a background thread: no caller waits for it in a
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from django.db import connection, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import connections, limits, reckoning
-from django_durable_tasks.lifecycle.background import Refresher
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.heads import late
+from django_durable_tasks.engine.db import clock_estimate, connections
+from django_durable_tasks.engine.db.background_refresh import Refresher
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits.next_due import late
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
@@ -31,10 +34,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def as_in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Let the engine behave as outside a test run, and give the threads that open connections of ours."""
+    """Let the engine behave as outside a test run, and give the threads that open connections of
+    ours.
+    """
     monkeypatch.delattr(mail, "outbox")
-    limits.forget_picture()
-    reckoning.forget()
+    backpressure.forget_picture()
+    clock_estimate.forget()
     connections.close_all()
     opened: list[int] = []
 
@@ -45,7 +50,7 @@ def as_in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     connection_created.connect(note)
     yield opened
     connection_created.disconnect(note)
-    limits.forget_picture()
+    backpressure.forget_picture()
     take_rings(QUEUE)
 
 
@@ -58,23 +63,33 @@ def _published_in_a_transaction() -> bool:
         return bool(_delay().status == Status.QUEUED)
 
 
-def test_a_call_in_a_transaction_opens_no_second_connection_and_waits_for_none(as_in_production: list[int]) -> None:
+def test_a_call_in_a_transaction_opens_no_second_connection_and_waits_for_none(
+    as_in_production: list[int],
+) -> None:
     # The lock keeps the background thread from having read the state before the call looks at it.
-    with limits._recent._lock, transaction.atomic():
+    with backpressure._recent._lock, transaction.atomic():
         assert _delay().status == Status.PENDING
         tasks.add.using(queue=QUEUE).apply_async((1, 2), countdown=100)
     assert threading.get_ident() not in as_in_production
-    until(_published_in_a_transaction, within=30, message="the background thread has read the queue's state")
+    until(
+        _published_in_a_transaction,
+        within=30,
+        message="the background thread has read the queue's state",
+    )
     assert threading.get_ident() not in as_in_production
 
 
-def test_a_call_outside_a_transaction_reads_the_state_itself_the_first_time(as_in_production: list[int]) -> None:
+def test_a_call_outside_a_transaction_reads_the_state_itself_the_first_time(
+    as_in_production: list[int],
+) -> None:
     assert _delay().status == Status.QUEUED
     with transaction.atomic():
         assert _delay().status == Status.QUEUED
 
 
-def test_in_eager_mode_a_call_in_a_transaction_runs_at_its_commit(as_in_production: list[int]) -> None:
+def test_in_eager_mode_a_call_in_a_transaction_runs_at_its_commit(
+    as_in_production: list[int],
+) -> None:
     current_app.conf.task_always_eager = True
     try:
         with transaction.atomic():
@@ -91,7 +106,9 @@ def test_the_thread_sees_that_a_queue_was_paused(as_in_production: list[int]) ->
     until(lambda: _delay().status == Status.PENDING, within=30, message="the pause is known")
 
 
-def test_a_failed_thread_is_started_again_and_one_that_nobody_asks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_thread_is_started_again_and_one_that_nobody_asks_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[int] = []
 
     def act() -> None:
@@ -104,7 +121,7 @@ def test_a_failed_thread_is_started_again_and_one_that_nobody_asks_ends(monkeypa
     until(lambda: refresher._thread is None, within=30)
     refresher.ask()
     until(lambda: len(calls) > 3, within=30)
-    monkeypatch.setattr("django_durable_tasks.lifecycle.background.KEPT_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.engine.db.background_refresh.KEPT_FOR", 0.0)
     until(lambda: refresher._thread is None, within=30)
     refresher.ask()
     refresher.stop(10.0)
@@ -117,7 +134,7 @@ def test_a_child_has_a_thread_of_its_own(as_in_production: list[int]) -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write, b"fresh" if limits._recent._refresher._thread is None else b"stale")
+        os.write(write, b"fresh" if backpressure._recent._refresher._thread is None else b"stale")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 10) == b"fresh"
@@ -128,9 +145,9 @@ def test_a_child_has_a_thread_of_its_own(as_in_production: list[int]) -> None:
 def test_only_the_queues_that_this_process_publishes_to_are_read() -> None:
     many_tasks(3, Status.QUEUED, queue="elsewhere")
     many_tasks(2, Status.QUEUED)
-    found = limits.picture({QUEUE})
+    found = backpressure.picture({QUEUE})
     assert found.queued == {QUEUE: 2}
-    assert limits.picture().queued == {QUEUE: 2, "elsewhere": 3}
+    assert backpressure.picture().queued == {QUEUE: 2, "elsewhere": 3}
 
 
 def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_alone() -> None:
@@ -138,7 +155,7 @@ def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_alone() -> None:
     for number in range(5):
         many_tasks(1, Status.QUEUED, queue=f"elsewhere-{number}", tenant=a_tenant())
     many_tasks(4, Status.QUEUED, tenant=one)
-    found = limits.picture()
+    found = backpressure.picture()
     assert (found.share(QUEUE, one.pk), found.share(QUEUE, two.pk)) == (500 - 4, 500)
 
 

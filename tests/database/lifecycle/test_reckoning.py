@@ -1,4 +1,6 @@
-"""A host whose clock is five minutes off decides nothing by it: what is due, the database's clock says."""
+"""A host whose clock is five minutes off decides nothing by it: what is due, the database's clock
+says.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from celery.exceptions import Retry
 from django.db import transaction
 from django.utils import timezone
 
-from django_durable_tasks.celery.failures import outcome_of
-from django_durable_tasks.celery.worker import NodeBeat
-from django_durable_tasks.lifecycle import dependencies, reckoning, transitions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.celery.execution.outcomes import outcome_of
+from django_durable_tasks.celery.execution.worker_node import NodeBeat
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import clock_estimate
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
 from tests.project import bodies
@@ -32,9 +36,9 @@ def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.fixture(autouse=True)
 def _new_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    reckoning.forget()
+    clock_estimate.forget()
     yield
-    reckoning.forget()
+    clock_estimate.forget()
 
 
 @pytest.fixture(params=[-300, 300])
@@ -51,7 +55,9 @@ def _born(run_at: datetime | None) -> str:
     return status
 
 
-def test_a_task_is_rung_at_once_only_where_it_is_due_by_the_clock_of_the_database(shift: int) -> None:
+def test_a_task_is_rung_at_once_only_where_it_is_due_by_the_clock_of_the_database(
+    shift: int,
+) -> None:
     assert _born(database_now() + timedelta(seconds=100)) == Status.PENDING
     assert _born(database_now() - timedelta(seconds=100)) == Status.QUEUED
     assert _born(None) == Status.QUEUED
@@ -63,28 +69,33 @@ def test_a_countdown_counts_by_the_clock_of_the_database(shift: int) -> None:
 
 
 def test_a_retry_at_an_instant_waits_by_the_clock_of_the_database(shift: int) -> None:
-    told = outcome_of(Retry(when=database_now().astimezone(UTC) + timedelta(seconds=100)), bodies.add.durable_options)
+    told = outcome_of(
+        Retry(when=database_now().astimezone(UTC) + timedelta(seconds=100)),
+        bodies.add.durable_options,
+    )
     assert told.delay is not None
     assert abs(told.delay - 100) < NEAR.total_seconds()
 
 
-def test_the_release_of_a_task_is_rung_only_when_it_is_due_by_the_clock_of_the_database(shift: int) -> None:
+def test_the_release_of_a_task_is_rung_only_when_it_is_due_by_the_clock_of_the_database(
+    shift: int,
+) -> None:
     first = bodies.add.schedule(1, 2)
     for wait, status in ((100, Status.PENDING), (-100, Status.QUEUED)):
         run_at = database_now() + timedelta(seconds=wait)
         row = bodies.add.using(depends_on=[first], run_at=run_at).schedule(1, 2)
         with transaction.atomic():
-            rings = dependencies.release(list(transitions.lock_rows([row.pk]).values()))
+            messages = resolve.release(list(transitions.lock_rows([row.pk]).values()))
         assert Task.objects.get(pk=row.pk).status == status
-        assert len(rings) == (status == Status.QUEUED)
+        assert len(messages) == (status == Status.QUEUED)
 
 
 def test_an_instant_counts_as_over_never_early(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_clock(monkeypatch, 300)
-    assert not reckoning.surely_over(database_now() + timedelta(seconds=5))
-    assert reckoning.surely_over(database_now() - timedelta(seconds=5))
+    assert not clock_estimate.surely_over(database_now() + timedelta(seconds=5))
+    assert clock_estimate.surely_over(database_now() - timedelta(seconds=5))
     before = database_now()
-    assert before - NEAR < reckoning.reckoned_now() < database_now() + NEAR
+    assert before - NEAR < clock_estimate.reckoned_now() < database_now() + NEAR
 
 
 def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
@@ -106,16 +117,16 @@ def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
 
 def test_an_answer_that_was_long_in_coming_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = database_now()
-    slow = reckoning.Look(said=now, asked=0.0, heard=8.0, host=now)
-    looks = iter([slow, reckoning.look()])
-    monkeypatch.setattr(reckoning, "look", lambda: next(looks))
-    assert not reckoning.surely_over(now - timedelta(hours=1))
-    reckoning._last.again_at = float("-inf")
-    assert reckoning.surely_over(now - timedelta(hours=1))
+    slow = clock_estimate.Look(said=now, asked=0.0, heard=8.0, host=now)
+    looks = iter([slow, clock_estimate.look()])
+    monkeypatch.setattr(clock_estimate, "look", lambda: next(looks))
+    assert not clock_estimate.surely_over(now - timedelta(hours=1))
+    clock_estimate._last.again_at = float("-inf")
+    assert clock_estimate.surely_over(now - timedelta(hours=1))
 
 
 def test_what_the_database_shows_is_never_reckoned_too_early() -> None:
     for _ in range(20):
-        before = reckoning.reckoned_now()
-        assert database_now() <= reckoning.reckoned_now() + timedelta(milliseconds=1)
-        assert before <= reckoning.reckoned_now()
+        before = clock_estimate.reckoned_now()
+        assert database_now() <= clock_estimate.reckoned_now() + timedelta(milliseconds=1)
+        assert before <= clock_estimate.reckoned_now()

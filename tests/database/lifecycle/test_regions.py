@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.conf import InvalidSetting, read
-from django_durable_tasks.lifecycle import leadership, nodes, recovery
-from django_durable_tasks.lifecycle.clock import after, database_now
+from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.db.clock import after, database_now
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
+from django_durable_tasks.models.lease import lease_name, region_of
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from tests.database.durable_command import durable
 from tests.factories import a_node, a_task
 
@@ -26,7 +28,7 @@ def _europe(settings: Any) -> None:
 
 
 def test_the_office_of_no_region_keeps_its_name() -> None:
-    assert (leadership.office(), leadership.region_of(leadership.office())) == ("leader", "")
+    assert (lease_name(), region_of(lease_name())) == ("leader", "")
 
 
 @pytest.mark.usefixtures("_europe")
@@ -36,10 +38,13 @@ def test_a_region_has_a_leader_beside_that_of_another() -> None:
     assert term == 1
     assert leadership.take(BERT, 60) is None
     assert leadership.renew(ANNA, term, 60)
-    assert set(SchedulerLease.objects.values_list("name", "holder")) == {("leader", BERT), ("leader@eu", ANNA)}
+    assert set(SchedulerLease.objects.values_list("name", "holder")) == {
+        ("leader", BERT),
+        ("leader@eu", ANNA),
+    }
     assert leadership.resign(ANNA, term)
     assert leadership.take(BERT, 60) == 2
-    assert leadership.region_of("leader@eu") == "eu"
+    assert region_of("leader@eu") == "eu"
 
 
 @pytest.mark.usefixtures("_europe")
@@ -51,9 +56,9 @@ def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
     assert set(nodes.beats()) == {mine.pk, ANNA}
     departed = a_node(region="us", stopped=3_600)
     a_task(Status.RUNNING, node=departed.pk)
-    assert recovery.departed(database_now()) == {}
+    assert reap_dead_nodes.nodes_with_orphaned_runs(database_now()) == {}
     Node.objects.filter(pk=departed.pk).update(region="eu")
-    assert recovery.departed(database_now()) == {departed.pk: False}
+    assert reap_dead_nodes.nodes_with_orphaned_runs(database_now()) == {departed.pk: False}
     assert there.pk not in nodes.beats()
     led.update(expires_at=database_now() - timedelta(hours=1))
     assert there.pk in nodes.beats(), "nobody leads its region"
@@ -64,13 +69,16 @@ def test_verify_finds_nothing_wrong_with_a_region_and_the_office_nobody_wants() 
     node = a_node(NodeKind.SCHEDULER, region="eu", started_at=database_now() - timedelta(hours=1))
     assert leadership.take(node.pk, 60) is not None
     answer = durable("verify", "--format", "json")
-    assert [one for one in answer.told["findings"] if one["check"] in ("first-rows", "leases")] == []
+    assert [one for one in answer.told["findings"] if one["check"] in ("seed-rows", "leases")] == []
 
 
 @pytest.mark.usefixtures("_europe")
 def test_verify_writes_the_office_of_a_region_that_is_missing() -> None:
     SchedulerLease.objects.all().delete()
-    assert any(one["check"] == "first-rows" for one in durable("verify", "--format", "json").told["findings"])
+    assert any(
+        one["check"] == "seed-rows"
+        for one in durable("verify", "--format", "json").told["findings"]
+    )
     durable("verify", "--repair", "--yes")
     assert SchedulerLease.objects.filter(name="leader@eu").exists()
 

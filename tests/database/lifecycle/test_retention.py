@@ -11,11 +11,11 @@ from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import retention
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
-from django_durable_tasks.rules.identifiers import uuid7
 from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.tasks.identifiers import uuid7
 from tests.factories import a_dead_letter, a_log_row, a_node, a_task
 
 pytestmark = pytest.mark.django_db
@@ -112,7 +112,9 @@ def test_a_walk_past_what_stays_is_one_page_a_call_after_the_deadline_and_comes_
     for _ in range(6):
         with CaptureQueriesContext(connection) as captured:
             assert retention.prune(now, 5, stayed, deadline=0.0) == 0
-        pages = [one for one in captured if "completed_at" in one["sql"] and "'SUCCESS'" in one["sql"]]
+        pages = [
+            one for one in captured if "completed_at" in one["sql"] and "'SUCCESS'" in one["sql"]
+        ]
         assert sum("LIMIT 5" in one["sql"] for one in pages) <= 1
         assert stayed.more()
         assert _stays(row)

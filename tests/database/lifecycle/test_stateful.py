@@ -1,4 +1,6 @@
-"""Hypothesis plays users, schedulers, brokers and workers against the engine, and a small reference plays along."""
+"""Hypothesis plays users, schedulers, brokers and workers against the engine, and a small reference
+plays along.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
-from django_durable_tasks.lifecycle import attempts, cancellation, claims, dead_letters, limits, recovery
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.ports import Ring
-from django_durable_tasks.rules.endings import Kind, Outcome
-from django_durable_tasks.rules.runs import Run
+from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.lifecycle.moves import PLACE
 from tests.database.lifecycle.reference import DAY, HOUR, SOON, Reference, Row
 from tests.factories import QUEUE
@@ -43,33 +48,44 @@ def _pick(items: list[Any], number: int) -> Any:
 
 
 class Lifecycle(RuleBasedStateMachine):
-    """The engine's verbs as rules; messages and runs are kept in bags, from which they come late, twice or never."""
+    """The engine's verbs as rules; messages and runs are kept in bags, from which they come late,
+    twice or never.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         Task.objects.unguarded().all().delete()
         connection.run_on_commit.clear()
-        limits.forget_picture()
+        backpressure.forget_picture()
         self.reference = Reference()
-        self.messages: list[Ring] = []
+        self.messages: list[TaskMessage] = []
         self.runs: list[Run] = []
         self.told: dict[uuid.UUID, LogStatus] = {}
 
-    # Users ---------------------------------------------------------------------------------------------------------
+    # Users ----------------------------------------------------------------------------------------
 
     def _born(self, row: Task, **known: Any) -> None:
         status = Status(row.status)
-        self.reference.rows.append(Row(row.pk, status, row.epoch, max_attempts=row.max_attempts, **known))
+        self.reference.rows.append(
+            Row(row.pk, status, row.epoch, max_attempts=row.max_attempts, **known)
+        )
         if status == Status.QUEUED:
-            self.messages.append(Ring(row.pk, row.epoch, 1, row.name, QUEUE, row.priority))
+            self.messages.append(TaskMessage(row.pk, row.epoch, 1, row.name, QUEUE, row.priority))
 
-    @rule(later=st.booleans(), expires=st.booleans(), tries=st.integers(1, 3), crashes=st.integers(1, 3))
+    @rule(
+        later=st.booleans(),
+        expires=st.booleans(),
+        tries=st.integers(1, 3),
+        crashes=st.integers(1, 3),
+    )
     @applies_if(lambda self: len(self.reference.rows) < CROWD // 2)
     def enqueue(self, later: bool, expires: bool, tries: int, crashes: int) -> None:
         """A plain call, for now or for later."""
         options = {"run_at": _ahead(LATER)} if later else {}
         options |= {"expires_at": _ahead(EXPIRY)} if expires else {}
-        row = tasks.noop.using(queue=QUEUE, max_attempts=tries, max_crashes=crashes, **options).schedule()
+        row = tasks.noop.using(
+            queue=QUEUE, max_attempts=tries, max_crashes=crashes, **options
+        ).schedule()
         assert row.status == (Status.PENDING if later else Status.QUEUED)
         self._born(row, due=LATER if later else 0.0, expires=expires, max_crashes=crashes)
 
@@ -95,7 +111,10 @@ class Lifecycle(RuleBasedStateMachine):
     @applies_if(lambda self: len(self.reference.rows) < CROWD)
     def enqueue_unique(self, subject: str) -> None:
         """A call that may be open once."""
-        row, unique = tasks.unique.using(queue=QUEUE).schedule(subject), f"tests.project.tasks.unique:{subject}"
+        row, unique = (
+            tasks.unique.using(queue=QUEUE).schedule(subject),
+            f"tests.project.tasks.unique:{subject}",
+        )
         holder = self.reference.holder(open_unique=unique)
         if holder is None:
             self._born(row, unique=unique, open_unique=unique)
@@ -105,7 +124,10 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(key=keys, payload=st.integers(1, 2))
     def enqueue_once(self, key: str, payload: int) -> None:
         """A call under an idempotency key: the first row, or a conflict."""
-        call, first = tasks.add.using(queue=QUEUE, idempotency_key=key), self.reference.holder(idempotency=key)
+        call, first = (
+            tasks.add.using(queue=QUEUE, idempotency_key=key),
+            self.reference.holder(idempotency=key),
+        )
         if first is not None and first.payload != payload:
             with pytest.raises(IdempotencyConflict):
                 call.schedule(payload, 0)
@@ -121,7 +143,7 @@ class Lifecycle(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         """Somebody cancels a row, whatever it does."""
         row: Row = _pick(self.reference.rows, pick)
-        reached = cancellation.cancel(Task.objects.filter(pk=row.task_id), by="bob").total
+        reached = operator_actions.cancel(Task.objects.filter(pk=row.task_id), by="bob").total
         assert reached == (row.is_open and not row.asked)
         row.cancel()
 
@@ -146,34 +168,38 @@ class Lifecycle(RuleBasedStateMachine):
     def discard(self, pick: int) -> None:
         """An operator closes a case."""
         row: Row = _pick(self.reference.rows, pick)
-        closed = dead_letters.discard(DeadLetter.objects.filter(task_id=row.task_id), by="bob", reason="")
+        closed = dead_letters.discard(
+            DeadLetter.objects.filter(task_id=row.task_id), by="bob", reason=""
+        )
         assert closed == row.letter
         row.letter = False
 
-    # Schedulers ----------------------------------------------------------------------------------------------------
+    # Schedulers -----------------------------------------------------------------------------------
 
     @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
     def claim(self, ahead: float) -> None:
         """A scheduler claims what is due; rows whose time is over expire at their turn."""
         due = self.reference.due(ahead)
-        rings = claims.claim(QUEUE, _ahead(ahead), 1_000, PLACE.node)
+        messages = task_claim.claim(QUEUE, _ahead(ahead), 1_000, PLACE.node)
         late = [row for row in due if row.expires and ahead == DAY]
-        assert {ring.task_id for ring in rings} == {row.task_id for row in due if row not in late}
+        assert {message.task_id for message in messages} == {
+            row.task_id for row in due if row not in late
+        }
         for row in due:
             row.status, row.epoch = Status.QUEUED, row.epoch + 1
         self._expire(late)
-        self.messages += rings
+        self.messages += messages
 
     @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
     def republish(self, ahead: float) -> None:
         """A scheduler rings what nobody started."""
         queued = self.reference.of(Status.QUEUED) if ahead > SOON else []
         late = [row for row in queued if row.expires and ahead == DAY]
-        rings = recovery.republish_overdue(_ahead(ahead), 1_000)
+        messages = republish.republish_overdue(_ahead(ahead), 1_000)
         expected = {(row.task_id, row.epoch) for row in queued if row not in late}
-        assert {(ring.task_id, ring.epoch) for ring in rings} == expected
+        assert {(message.task_id, message.epoch) for message in messages} == expected
         self._expire(late)
-        self.messages += rings
+        self.messages += messages
 
     def _expire(self, rows: list[Row]) -> None:
         for row in rows:
@@ -183,10 +209,10 @@ class Lifecycle(RuleBasedStateMachine):
     @applies_if(lambda self: self.messages)
     def hand_back(self, pick: int) -> None:
         """The broker did not take a message, and the scheduler notices now or much later."""
-        ring = _pick(self.messages, pick)
-        row = self.reference.get(ring.task_id)
-        fits = row.status == Status.QUEUED and row.epoch == ring.epoch
-        assert claims.hand_back([ring]) == fits
+        message = _pick(self.messages, pick)
+        row = self.reference.get(message.task_id)
+        fits = row.status == Status.QUEUED and row.epoch == message.epoch
+        assert task_claim.hand_back([message]) == fits
         if fits:
             row.wait()
 
@@ -194,11 +220,13 @@ class Lifecycle(RuleBasedStateMachine):
     def lose_all(self) -> None:
         """Every worker died."""
         running = self.reference.of(Status.RUNNING)
-        assert len(recovery.lose(leases(), recovery.OVER)) == len(running)
+        assert len(reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED)) == len(
+            running
+        )
         for row in running:
             row.lose()
 
-    # The broker ----------------------------------------------------------------------------------------------------
+    # The broker -----------------------------------------------------------------------------------
 
     @rule(pick=picks)
     @applies_if(lambda self: self.messages)
@@ -206,29 +234,31 @@ class Lifecycle(RuleBasedStateMachine):
         """The broker forgets a message."""
         self.messages.pop(pick % len(self.messages))
 
-    # Workers -------------------------------------------------------------------------------------------------------
+    # Workers --------------------------------------------------------------------------------------
 
     @rule(pick=picks, keep=st.sampled_from([True, True, False]))
     @applies_if(lambda self: self.messages)
     def deliver(self, pick: int, keep: bool) -> None:
         """A message arrives, perhaps not for the last time."""
-        ring = _pick(self.messages, pick)
+        message = _pick(self.messages, pick)
         if not keep:
-            self.messages.remove(ring)
-        self._deliver(ring)
+            self.messages.remove(message)
+        self._deliver(message)
 
     @rule()
     def busy_minute(self) -> None:
-        """All that waits is claimed, and every message arrives once; most stay in the bag to arrive again."""
+        """All that waits is claimed, and every message arrives once; most stay in the bag to arrive
+        again.
+        """
         self.claim(HOUR)
-        for ring in list(self.messages):
-            self._deliver(ring)
+        for message in list(self.messages):
+            self._deliver(message)
         del self.messages[: -2 * CROWD]
 
-    def _deliver(self, ring: Ring) -> None:
-        row = self.reference.get(ring.task_id)
-        run = attempts.open_run(ring.task_id, ring.epoch, PLACE, "id", None)
-        fits = row.status == Status.QUEUED and row.epoch == ring.epoch
+    def _deliver(self, message: TaskMessage) -> None:
+        row = self.reference.get(message.task_id)
+        run = attempts.open_run(message.task_id, message.epoch, PLACE, "id", None)
+        fits = row.status == Status.QUEUED and row.epoch == message.epoch
         assert isinstance(run, Run) == fits, run
         if isinstance(run, Run):
             row.start(run.run_id)
@@ -254,7 +284,9 @@ class Lifecycle(RuleBasedStateMachine):
         """A body raises; it may have been lost, or told before."""
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
-        verdict = attempts.fail(run, Outcome(kind=Kind.FAILED, error="E", delay=60.0, retryable=retryable), "w")
+        verdict = attempts.fail(
+            run, Outcome(kind=Kind.FAILED, error="E", delay=60.0, retryable=retryable), "w"
+        )
         if row.run == run.run_id:
             self.told[run.run_id] = row.fail(retryable=retryable)
         assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
@@ -281,7 +313,11 @@ class Lifecycle(RuleBasedStateMachine):
         assert owned == ({run.run_id: row.asked} if row.run == run.run_id else {})
 
     def _frozen(self) -> list[Run]:
-        return [run for run in self.runs if self.reference.get(run.task_id).run not in (None, run.run_id)]
+        return [
+            run
+            for run in self.runs
+            if self.reference.get(run.task_id).run not in (None, run.run_id)
+        ]
 
     @rule(pick=picks)
     @applies_if(lambda self: self._frozen())
@@ -289,20 +325,27 @@ class Lifecycle(RuleBasedStateMachine):
         """A worker that was given up wakes, and tells a success while another run goes on."""
         self._succeed(_pick(self._frozen(), pick))
 
-    # Always --------------------------------------------------------------------------------------------------------
+    # Always ---------------------------------------------------------------------------------------
 
     @invariant()
     def the_database_is_as_the_reference_says(self) -> None:
-        """Statuses, epochs, budgets, deadlines and cases are the reference's; so an epoch never falls."""
+        """Statuses, epochs, budgets, deadlines and cases are the reference's; so an epoch never
+        falls.
+        """
         opened = set(DeadLetter.objects.open().values_list("task_id", flat=True))
         found = {row.pk: row for row in Task.objects.all()}
         assert set(found) == {row.task_id for row in self.reference.rows}
         for row in self.reference.rows:
             stands = found[row.task_id]
             assert row.seen() == (
-                stands.status, stands.epoch, stands.attempts, stands.failures, stands.crashes, stands.pk in opened,
+                stands.status,
+                stands.epoch,
+                stands.attempts,
+                stands.failures,
+                stands.crashes,
+                stands.pk in opened,
                 stands.cancel_requested_at is not None,
-            )  # fmt: skip
+            )
             assert (stands.due_at is not None) == (stands.status in WITH_DUE_AT)
             assert (stands.lease_until is not None) == (stands.status == Status.RUNNING)
             assert (stands.open_key, stands.open_unique_key) == (row.open_key, row.open_unique)
@@ -316,9 +359,12 @@ def test_the_engine_does_what_the_reference_does_in_any_order_of_events() -> Non
         run_state_machine_as_test(
             Lifecycle,
             settings=settings(
-                max_examples=60 if connection.vendor == "sqlite" else 20, stateful_step_count=50, deadline=None,
+                max_examples=60 if connection.vendor == "sqlite" else 20,
+                stateful_step_count=50,
+                deadline=None,
                 suppress_health_check=list(HealthCheck),
-                # Without shrinking: each step is a transaction, and the trace of a small crowd can be read as it is.
+                # Without shrinking: each step is a transaction, and the trace of a small crowd can
+                # be read as it is.
                 phases=[Phase.explicit, Phase.reuse, Phase.generate],
             ),
-        )  # fmt: skip
+        )

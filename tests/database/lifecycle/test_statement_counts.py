@@ -1,4 +1,6 @@
-"""A batch costs the statements of one row, a birth one INSERT, a run from gate to close two statements."""
+"""A batch costs the statements of one row, a birth one INSERT, a run from gate to close two
+statements.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,22 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_durable_tasks.lifecycle import (
-    allowances,
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import connections as ours
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure, config, release
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.tasks import (
     attempts,
-    cancellation,
-    claims,
+    claim,
     dead_letters,
-    letting_go,
-    limits,
-    recovery,
-    transitions,
+    operator_actions,
 )
-from django_durable_tasks.lifecycle import connections as ours
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.heads import heads
-from django_durable_tasks.lifecycle.leases import leases
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
@@ -37,7 +37,9 @@ from tests.project import tasks
 
 
 class _Meter:
-    """Counts what every connection of ours sends and commits, by wrapping the connections that are lent out."""
+    """Counts what every connection of ours sends and commits, by wrapping the connections that are
+    lent out.
+    """
 
     def __init__(self) -> None:
         self.statements: list[str] = []
@@ -54,7 +56,9 @@ class _Meter:
 
         wrapper._commit = counted  # type: ignore[attr-defined]
 
-    def execute(self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def execute(
+        self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
         """Take one statement in."""
         if sql.startswith("BEGIN"):
             return execute(sql, params, many, context)
@@ -69,44 +73,65 @@ Rows = Sequence[Task]
 
 
 def _claim(rows: Rows) -> Any:
-    return claims.claim(QUEUE, database_now(), 100, NODE)
+    return claim.claim(QUEUE, database_now(), 100, NODE)
 
 
 @pytest.fixture(autouse=True)
 def fresh_book(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the limits in force be read at the first question and no more: once a second is no cost of a claim."""
-    monkeypatch.setattr(allowances, "FRESH", float("inf"))
+    """Let the limits in force be read at the first question and no more: once a second is no cost
+    of a claim.
+    """
+    monkeypatch.setattr(config, "FRESH", float("inf"))
 
 
 VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "claim": (Status.PENDING, _claim),
     "take": (Status.PENDING, lambda rows: attempts.take(question(*rows), 100, PLACE)),
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
-    "move": (Status.QUEUED, lambda rows: cancellation.move(question(*rows), database_now())),
-    "republish": (Status.QUEUED, lambda rows: claims.republish(question(*rows), database_now(), 100)),
-    "hand_back": (Status.QUEUED, lambda rows: claims.hand_back(claims.rings_of(_columns(rows)))),
+    "move": (
+        Status.QUEUED,
+        lambda rows: operator_actions.reschedule(question(*rows), database_now()),
+    ),
+    "republish": (
+        Status.QUEUED,
+        lambda rows: claim.republish(question(*rows), database_now(), 100),
+    ),
+    "hand_back": (
+        Status.QUEUED,
+        lambda rows: claim.hand_back(transitions.messages_for(_columns(rows))),
+    ),
     "expire": (Status.QUEUED, lambda rows: transitions.expire(question(*rows), 100)),
-    "cancel": (Status.QUEUED, lambda rows: cancellation.cancel(question(*rows))),
-    "ask to cancel": (Status.RUNNING, lambda rows: cancellation.cancel(question(*rows))),
+    "cancel": (Status.QUEUED, lambda rows: operator_actions.cancel(question(*rows))),
+    "ask to cancel": (Status.RUNNING, lambda rows: operator_actions.cancel(question(*rows))),
     "heartbeat": (
         Status.RUNNING,
-        lambda rows: attempts.heartbeat([(row.pk, row.epoch, row.run_id, 60.0, "{}") for row in rows if row.run_id]),
+        lambda rows: attempts.heartbeat(
+            [(row.pk, row.epoch, row.run_id, 60.0, "{}") for row in rows if row.run_id]
+        ),
     ),
     "retry": (Status.RUNNING, lambda rows: end(*rows, outcome=FAILURE)),
     "exhaust": (Status.RUNNING, lambda rows: end(*rows, outcome=HOPELESS)),
     "lose": (Status.RUNNING, lambda rows: end(*rows, outcome=CRASH)),
     "replay": (Status.FAILED, lambda rows: dead_letters.replay(question(*rows), by="bob")),
-    "discard": (Status.FAILED, lambda rows: dead_letters.discard(DeadLetter.objects.all(), by="bob", reason="")),
-    "force_complete": (Status.FAILED, lambda rows: dead_letters.force_complete(question(*rows), by="bob")),
+    "discard": (
+        Status.FAILED,
+        lambda rows: dead_letters.discard(DeadLetter.objects.all(), by="bob", reason=""),
+    ),
+    "force_complete": (
+        Status.FAILED,
+        lambda rows: operator_actions.force_complete(question(*rows), by="bob"),
+    ),
 }
 
 
 def _columns(rows: Rows) -> list[Any]:
-    return list(question(*rows).values_list(*transitions.RING_COLUMNS))
+    return transitions.claimed_tasks(question(*rows))
 
 
 def _cost(act: Callable[[], Any]) -> list[str]:
-    """Return the statements that the act sends on the registered connection, without BEGIN and COMMIT."""
+    """Return the statements that the act sends on the registered connection, without BEGIN and
+    COMMIT.
+    """
     meter = _Meter()
     with connection.execute_wrapper(meter.execute):
         act()
@@ -118,7 +143,7 @@ def _cost(act: Callable[[], Any]) -> list[str]:
 def test_a_verb_costs_as_many_statements_at_fifty_rows_as_at_one(verb: str) -> None:
     status, act = VERBS[verb]
     costs = []
-    allowances.book()
+    config.book()
     for number in (1, 50):
         rows = many_tasks(number, status)
         costs.append(_cost(partial(act, rows)))
@@ -128,18 +153,22 @@ def test_a_verb_costs_as_many_statements_at_fifty_rows_as_at_one(verb: str) -> N
 
 @pytest.mark.django_db
 def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: str) -> None:
-    allowances.book()
+    config.book()
     rows = many_tasks(3)
-    statements = [sql for sql in _cost(partial(_claim, rows)) if "clock_timestamp()" not in sql[:40]]
-    assert not [sql for sql in statements if "durable_tasks_limit" in sql or "limit_key" in sql], statements
+    statements = [
+        sql for sql in _cost(partial(_claim, rows)) if "clock_timestamp()" not in sql[:40]
+    ]
+    assert not [sql for sql in statements if "durable_tasks_limit" in sql or "limit_key" in sql], (
+        statements
+    )
     assert vendor != "postgresql" or len(statements) == 1
 
 
 @pytest.mark.django_db
 def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> None:
     Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
-    limits.forget_picture()
-    allowances.book()
+    backpressure.forget_picture()
+    config.book()
     costs = []
     for number in (1, 50):
         rows = many_tasks(number)
@@ -151,16 +180,20 @@ def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> N
 
 @pytest.mark.django_db
 def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: str) -> None:
-    limits.forget_picture()
-    allowances.book()
+    backpressure.forget_picture()
+    config.book()
     costs = []
     for number in (1, 50):
         for line in range(number):
-            many_tasks(2, due_at=NEVER, waiting_for_limit=f"task:line-{line:02}", name=f"line-{line:02}")
-        costs.append(_cost(lambda: letting_go.let_go(database_now(), 500)))
+            many_tasks(
+                2, due_at=NEVER, waiting_for_limit=f"task:line-{line:02}", name=f"line-{line:02}"
+            )
+        costs.append(_cost(lambda: release.let_go(database_now(), 500)))
         assert not Task.objects.parked().exists()
         Task.objects.unguarded().all().delete()
-    extra = 49 if vendor == "sqlite" else 0  # SQLite cannot unite what is cut: there a line costs a call
+    extra = (
+        49 if vendor == "sqlite" else 0
+    )  # SQLite cannot unite what is cut: there a line costs a call
     assert len(costs[1]) == len(costs[0]) + extra, costs
 
 
@@ -179,7 +212,7 @@ def test_a_dead_nodes_runs_are_lost_by_the_statements_of_one() -> None:
     for number in (1, 50):
         node = a_node()
         many_tasks(number, Status.RUNNING, node=node.pk)
-        costs.append(_cost(partial(recovery.lose, leases(), recovery.DEAD)))
+        costs.append(_cost(partial(reap_dead_nodes.mark_lost, leases(), reap_dead_nodes.NODE_DEAD)))
     assert len(costs[0]) == len(costs[1])
 
 
@@ -188,10 +221,10 @@ def test_the_heads_of_all_queues_cost_one_statement_and_the_picture_three() -> N
     for number in range(20):
         a_task(queue=f"queue-{number}")
     assert len(_cost(heads)) == 1
-    assert len(_cost(limits.picture)) == 3
+    assert len(_cost(backpressure.picture)) == 3
 
 
-# Births ------------------------------------------------------------------------------------------------------------
+# Births -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
@@ -213,13 +246,13 @@ def test_a_delay_outside_a_transaction_is_one_insert(vendor: str) -> None:
     assert len(later) <= 1
 
 
-# Runs --------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _metered() -> Iterator[_Meter]:
     meter = _Meter()
-    with ours.own():
+    with ours.dedicated_connection():
         meter.wrap(connections["default"])
     assert ours.count() == 1, "the meter must hold the only connection of ours"
     try:

@@ -1,4 +1,6 @@
-"""Every move of the table of states: where it starts, where it ends, which epoch it leaves, and who is refused."""
+"""Every move of the table of states: where it starts, where it ends, which epoch it leaves, and who
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,35 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
-from django_durable_tasks.rules.endings import Kind, Outcome
 from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
 from django_durable_tasks.signals import tasks_transitioned
-from tests.database.lifecycle.moves import ACTS, CRASH, FAILURE, HOPELESS, end, heartbeat, question, start
+from tests.database.lifecycle.moves import (
+    ACTS,
+    CRASH,
+    FAILURE,
+    HOPELESS,
+    end,
+    heartbeat,
+    question,
+    start,
+)
 from tests.factories import a_run, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
 
-ALLOWED = [(name, status) for name, move in TRANSITIONS.items() if name in ACTS for status in sorted(move.sources)]
-REFUSED = [(name, status) for name in ACTS for status in Status if status not in TRANSITIONS[name].sources]
+ALLOWED = [
+    (name, status)
+    for name, move in TRANSITIONS.items()
+    if name in ACTS
+    for status in sorted(move.sources)
+]
+REFUSED = [
+    (name, status) for name in ACTS for status in Status if status not in TRANSITIONS[name].sources
+]
 
 
 def _now(row: Task) -> Task:
@@ -30,7 +49,16 @@ def _now(row: Task) -> Task:
 
 def _state(row: Task) -> tuple[Any, ...]:
     row = _now(row)
-    return row.status, row.epoch, row.due_at, row.lease_until, row.attempts, row.failures, row.crashes, row.run_id
+    return (
+        row.status,
+        row.epoch,
+        row.due_at,
+        row.lease_until,
+        row.attempts,
+        row.failures,
+        row.crashes,
+        row.run_id,
+    )
 
 
 def test_every_transition_of_the_table_is_tried() -> None:
@@ -77,7 +105,9 @@ def test_every_live_row_has_its_deadline_and_no_other(name: str, status: Status)
 
 
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_a_failed_row_has_one_open_dead_letter_and_no_other_row_has_one(name: str, status: Status) -> None:
+def test_a_failed_row_has_one_open_dead_letter_and_no_other_row_has_one(
+    name: str, status: Status
+) -> None:
     row = a_task(status)
     ACTS[name](row)
     row = _now(row)
@@ -91,14 +121,18 @@ def test_a_message_of_another_epoch_does_not_start_the_row(away: int) -> None:
     assert _now(row).status == Status.QUEUED
 
 
-@pytest.mark.parametrize("tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str)
+@pytest.mark.parametrize(
+    "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
+)
 def test_a_heartbeat_under_other_tokens_renews_nothing(tokens: dict[str, Any]) -> None:
     row = a_task(Status.RUNNING)
     assert heartbeat(row, **tokens) == {}
     assert _now(row).lease_until == row.lease_until
 
 
-@pytest.mark.parametrize("tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str)
+@pytest.mark.parametrize(
+    "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
+)
 def test_an_ending_under_other_tokens_is_refused(tokens: dict[str, Any]) -> None:
     row = a_task(Status.RUNNING)
     told = {"epoch": row.epoch, "run_id": row.run_id} | tokens
@@ -130,7 +164,9 @@ def test_a_start_hands_out_a_new_run_id_and_counts_an_attempt() -> None:
         (Outcome(kind=Kind.IGNORED), {}, Status.CANCELLED),
     ],
 )
-def test_runs_end_where_their_budgets_say(outcome: Outcome, budgets: dict[str, Any], status: Status) -> None:
+def test_runs_end_where_their_budgets_say(
+    outcome: Outcome, budgets: dict[str, Any], status: Status
+) -> None:
     row = a_task(Status.RUNNING, **budgets)
     end(row, outcome=outcome)
     assert _now(row).status == status
@@ -158,7 +194,9 @@ def test_a_retry_waits_in_the_row_and_says_its_last_error() -> None:
 def test_one_signal_a_batch_tells_each_move() -> None:
     heard: list[tuple[Any, ...]] = []
 
-    def listen(sender: Any, transition: str, status: Status, task_ids: list[uuid.UUID], **_: Any) -> None:
+    def listen(
+        sender: Any, transition: str, status: Status, task_ids: list[uuid.UUID], **_: Any
+    ) -> None:
         heard.append((transition, status, sorted(task_ids)))
 
     rows = many_tasks(3, Status.PENDING)
@@ -192,7 +230,7 @@ def test_a_receiver_whose_statement_fails_undoes_no_move() -> None:
     tasks_transitioned.connect(stumble)
     try:
         row = a_task(Status.PENDING)
-        assert transitions.cancel(transitions.tasks().filter(pk=row.pk), "enough") == 1
+        assert transitions.cancel(tables.tasks().filter(pk=row.pk), "enough") == 1
     finally:
         tasks_transitioned.disconnect(stumble)
     row.refresh_from_db()
@@ -209,7 +247,7 @@ def test_a_receiver_that_hides_a_failed_statement_undoes_no_move(in_transaction:
     row = a_task(Status.QUEUED)
     tasks_transitioned.connect(hide)
     try:
-        with transitions.atomic() if in_transaction else nullcontext():
+        with tables.atomic() if in_transaction else nullcontext():
             assert start(row) is not None
     finally:
         tasks_transitioned.disconnect(hide)
@@ -228,7 +266,7 @@ def test_a_hook_that_a_receiver_registers_may_fail_after_the_commit(in_transacti
     row = a_task(Status.QUEUED)
     tasks_transitioned.connect(register)
     try:
-        with transitions.atomic() if in_transaction else nullcontext():
+        with tables.atomic() if in_transaction else nullcontext():
             assert start(row) is not None
     finally:
         tasks_transitioned.disconnect(register)

@@ -1,4 +1,6 @@
-"""Tenants take turns where a queue has a rate: whoever comes with one row gets a start soon, and no start is lost."""
+"""Tenants take turns where a queue has a rate: whoever comes with one row gets a start soon, and no
+start is lost.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,13 @@ from collections.abc import Sequence
 import pytest
 from django.db.models import F
 
-from django_durable_tasks.lifecycle import claims, letting_go, limit_orders
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import operator_limits, release
+from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import LimitBucket, Task, Tenant
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
-from tests.database.lifecycle.test_limits import NODE, claim, end, limit
+from tests.database.lifecycle.limited import NODE, claim, end, limit
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -23,19 +26,25 @@ SCOPE = f"queue:{QUEUE}"
 
 @pytest.fixture(autouse=True)
 def nobody_had_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin each round of turns with the first tenant, and look at 200 rows where a scheduler looks at 2,000."""
-    monkeypatch.setattr(letting_go, "_last_turn", {})
-    monkeypatch.setattr(letting_go, "_AHEAD", 200)
+    """Begin each round of turns with the first tenant, and look at 200 rows where a scheduler looks
+    at 2,000.
+    """
+    monkeypatch.setattr(release, "_last_turn", {})
+    monkeypatch.setattr(release, "_AHEAD", 200)
 
 
 def _tokens_come(number: float, scope: str = SCOPE) -> None:
-    LimitBucket.objects.update_or_create(scope=scope, defaults={"tokens": number, "refilled_at": database_now()})
+    LimitBucket.objects.update_or_create(
+        scope=scope, defaults={"tokens": number, "refilled_at": database_now()}
+    )
 
 
 def _turn(tokens: float = 1, scope: str = SCOPE) -> list[uuid.UUID]:
-    """Let tokens come, and do what a scheduler's round does with them; what started has ended at the next turn."""
+    """Let tokens come, and do what a scheduler's round does with them; what started has ended at
+    the next turn.
+    """
     _tokens_come(tokens, scope)
-    letting_go.let_go(database_now(), 500)
+    release.let_go(database_now(), 500)
     found = claim()
     end(*found)
     return found
@@ -72,7 +81,7 @@ def test_the_rows_at_the_head_are_seen_through_within_few_turns() -> None:
     started: list[uuid.UUID] = []
     for _ in range(6):
         LimitBucket.objects.filter(scope=SCOPE).update(tokens=F("tokens") + 1)
-        letting_go.let_go(database_now(), 500)
+        release.let_go(database_now(), 500)
         started += claim()
     assert one.pk in started
     tokens = LimitBucket.objects.get(scope=SCOPE).tokens
@@ -120,7 +129,7 @@ def test_rows_that_come_at_their_instant_take_no_turn_from_those_who_wait() -> N
     assert Task.objects.parked().count() == 5
     (at_its_instant,) = many_tasks(1, tenant=second)
     _tokens_come(1)
-    assert claims.claim_these([at_its_instant.pk], database_now(), NODE) == []
+    assert task_claim.claim_these([at_its_instant.pk], database_now(), NODE) == []
     assert Task.objects.get(pk=at_its_instant.pk).waiting_for_limit == f"share:{QUEUE}:{second.pk}"
 
 
@@ -132,12 +141,17 @@ def test_the_order_of_one_tenants_rows_is_that_of_priority_and_age() -> None:
 
 
 def test_very_many_other_lines_hide_no_tenants_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_TOGETHER", 3)
+    monkeypatch.setattr(task_claim, "_TOGETHER", 3)
     tenants = [a_tenant() for _ in range(5)]
     _slow()
     for number in range(6):
         many_tasks(
-            1, queue="other", name="other", due_at=NEVER, waiting_for_limit=f"key:{number}", limit_key=str(number)
+            1,
+            queue="other",
+            name="other",
+            due_at=NEVER,
+            waiting_for_limit=f"key:{number}",
+            limit_key=str(number),
         )
     for tenant in tenants:
         many_tasks(20, tenant=tenant)
@@ -163,7 +177,7 @@ def test_nothing_goes_of_a_paused_queue_and_its_turns_wait() -> None:
     claim()
     a_paused_queue()
     _tokens_come(5)
-    assert letting_go.let_go(database_now(), 100) == 0
+    assert release.let_go(database_now(), 100) == 0
 
 
 def test_a_tenant_for_whom_nobody_else_waits_has_all_places_of_a_limited_queue() -> None:
@@ -172,12 +186,12 @@ def test_a_tenant_for_whom_nobody_else_waits_has_all_places_of_a_limited_queue()
     limit(SCOPE, 4)
     for _ in range(2):
         claim()
-        letting_go.let_go(database_now(), 100)
+        release.let_go(database_now(), 100)
     claim()
     assert Counter(Task.objects.queued().values_list("tenant_id", flat=True)) == {noisy.pk: 4}
     one = a_task(tenant=quiet)
     end(Task.objects.queued().values_list("pk", flat=True)[0])
-    letting_go.let_go(database_now(), 100)
+    release.let_go(database_now(), 100)
     claim()
     assert Task.objects.get(pk=one.pk).status == Status.QUEUED
 
@@ -188,4 +202,4 @@ def test_a_waiting_task_says_that_its_turn_comes() -> None:
     _slow()
     many_tasks(2, tenant=noisy, due=-9)
     claim()
-    assert "waits for its turn" in limit_orders.why(Task.objects.parked()[0])
+    assert "waits for its turn" in operator_limits.why(Task.objects.parked()[0])

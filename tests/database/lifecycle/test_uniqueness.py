@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_durable_tasks.engine.tasks import attempts, enqueue, new_task
+from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
-from django_durable_tasks.lifecycle import attempts, scheduling
-from django_durable_tasks.lifecycle.attempts import Refusal
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered, get
-from django_durable_tasks.rules.options import task_options
 from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
+from django_durable_tasks.rules.tasks.options import task_options
 from tests.database.lifecycle.moves import PLACE
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
@@ -49,13 +49,17 @@ def test_another_subject_or_tenant_is_another_task() -> None:
 
 @pytest.mark.parametrize("status", sorted(OPEN))
 def test_a_row_holds_its_unique_key_while_it_is_open(status: Status) -> None:
-    holder = a_task(status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a")
+    holder = a_task(
+        status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
+    )
     assert _schedule(tasks.unique, "a").pk == holder.pk
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
 def test_an_ended_row_lets_its_unique_key_go(status: Status) -> None:
-    holder = a_task(status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a")
+    holder = a_task(
+        status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
+    )
     assert _schedule(tasks.unique, "a").pk != holder.pk
 
 
@@ -88,9 +92,11 @@ def test_replace_asks_a_running_holder_to_stop_and_takes_its_key() -> None:
 @pytest.mark.parametrize("unique", ["{task}:{1}", "{task}:{detail}", "{0.nope}", "{", "{0:d}"])
 def test_a_template_that_a_call_cannot_fill_is_refused_by_an_error_of_ours(unique: str) -> None:
     known = get("tests.project.tasks.unique")
-    odd = Registered(task_options(known.options.name, {"unique": unique}), known.signature, known.function)
+    odd = Registered(
+        task_options(known.options.name, {"unique": unique}), known.signature, known.function
+    )
     with pytest.raises(InvalidOption, match="unique="):
-        scheduling.submit(scheduling.Call(odd, ("a",), {}))
+        enqueue.submit(new_task.Call(odd, ("a",), {}))
 
 
 def test_for_a_time_after_a_success_a_start_is_a_no_op_and_logged_as_duplicate() -> None:
@@ -101,7 +107,12 @@ def test_for_a_time_after_a_success_a_start_is_a_no_op_and_logged_as_duplicate()
     opened = attempts.open_run(row.pk, row.epoch, PLACE, "id", 3600)
     row.refresh_from_db()
     assert opened == Refusal.DUPLICATE
-    assert (row.status, row.reason, row.attempts, row.open_unique_key) == (Status.SKIPPED, "DUPLICATE", 0, None)
+    assert (row.status, row.reason, row.attempts, row.open_unique_key) == (
+        Status.SKIPPED,
+        "DUPLICATE",
+        0,
+        None,
+    )
     log = row.executions.get()
     assert (log.status, log.worker, log.celery_id) == (LogStatus.DUPLICATE, PLACE.worker, "id")
 

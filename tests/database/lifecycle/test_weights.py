@@ -1,4 +1,6 @@
-"""Weights and rates by key: a heavy task takes so many places and tokens, and light ones do not keep it waiting."""
+"""Weights and rates by key: a heavy task takes so many places and tokens, and light ones do not
+keep it waiting.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,24 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import cancellation, claims, letting_go, limit_orders
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import operator_limits, release
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import LimitBucket, Task
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.durable_command import durable
-from tests.database.lifecycle.test_limits import BY_SCOPE, NODE, claim, end, ids, let_go, limit, limited_tasks
+from tests.database.lifecycle.limited import (
+    BY_SCOPE,
+    NODE,
+    claim,
+    end,
+    ids,
+    let_go,
+    limit,
+    limited_tasks,
+)
 from tests.factories import NOOP, QUEUE, a_paused_queue, a_task, many_tasks
 from tests.project import limited
 
@@ -24,7 +37,9 @@ SCOPE = f"task:{NOOP}"
 
 
 def _weight_under_way() -> int:
-    rows = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING]).values_list("weight", flat=True)
+    rows = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING]).values_list(
+        "weight", flat=True
+    )
     return sum(rows)
 
 
@@ -32,10 +47,12 @@ def _refill(scope: str, seconds: float) -> None:
     """Let so many seconds pass for a bucket."""
     bucket = LimitBucket.objects.get(scope=scope)
     assert bucket.refilled_at is not None
-    LimitBucket.objects.filter(scope=scope).update(refilled_at=bucket.refilled_at - timedelta(seconds=seconds))
+    LimitBucket.objects.filter(scope=scope).update(
+        refilled_at=bucket.refilled_at - timedelta(seconds=seconds)
+    )
 
 
-# The row ------------------------------------------------------------------------------------------------------------
+# The row ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("limited_tasks")
@@ -55,7 +72,7 @@ def test_the_weight_of_an_editable_task_is_that_of_its_last_call() -> None:
     assert Task.objects.get().weight == 1
 
 
-# Places -------------------------------------------------------------------------------------------------------------
+# Places -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_ids", [False, True], ids=["queue", "ids"])
@@ -63,7 +80,11 @@ def test_the_weight_of_an_editable_task_is_that_of_its_last_call() -> None:
 def test_a_row_takes_as_many_places_as_it_weighs(scope: str, by_ids: bool) -> None:
     rows = [a_task(due=-9 + number, weight=2, **BY_SCOPE[scope]) for number in range(5)]
     limit(scope, 5)
-    at_once = [ring.task_id for ring in claims.claim_these(ids(rows), database_now(), NODE)] if by_ids else claim()
+    at_once = (
+        [message.task_id for message in task_claim.claim_these(ids(rows), database_now(), NODE)]
+        if by_ids
+        else claim()
+    )
     assert at_once == ids(rows[:2])
     assert claim() == []
     end(rows[0].pk)
@@ -90,7 +111,7 @@ def test_a_row_takes_as_many_tokens_as_it_weighs(scope: str) -> None:
     assert LimitBucket.objects.get(scope=scope).tokens == pytest.approx(1.0, abs=0.01)
 
 
-# Who waits for room -------------------------------------------------------------------------------------------------
+# Who waits for room -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
@@ -100,7 +121,7 @@ def test_a_stream_of_light_rows_does_not_keep_a_heavy_one_waiting(scope: str) ->
     heavy = a_task(due=-9, weight=3, **fields)
     limit(scope, 4)
     for row in running[:3]:
-        claims.claim_these([heavy.pk], database_now(), NODE)
+        task_claim.claim_these([heavy.pk], database_now(), NODE)
         end(row.pk)
         late = many_tasks(3, queue="other" if scope != f"queue:{QUEUE}" else QUEUE, **fields)
         assert claim(queue=late[0].queue) == []
@@ -129,7 +150,7 @@ def test_parked_rows_behind_a_heavy_one_wait_for_their_turn() -> None:
     heavy, light = a_task(due=-9, weight=2), a_task(due=-8)
     limit(SCOPE, 4)
     claim()
-    claims.claim_these([heavy.pk, light.pk], database_now(), NODE)
+    task_claim.claim_these([heavy.pk, light.pk], database_now(), NODE)
     end(first[0].pk)
     assert let_go() == 0
     end(first[1].pk)
@@ -145,7 +166,10 @@ def test_a_row_heavier_than_the_whole_limit_holds_nobody_up_and_says_so() -> Non
     let_go()
     assert claim() == [light[2].pk]
     never.refresh_from_db()
-    assert f"It can never start: it weighs 5, and the whole limit {SCOPE} is 2." in limit_orders.why(never)
+    assert (
+        f"It can never start: it weighs 5, and the whole limit {SCOPE} is 2."
+        in operator_limits.why(never)
+    )
     warnings = durable("status", "--format", "json").told["warnings"]
     assert any("Tasks of weight 5 wait for the limit" in warning for warning in warnings)
     limit(SCOPE, 6)
@@ -179,7 +203,7 @@ def test_a_heavy_row_that_another_limit_holds_back_holds_nobody_up() -> None:
     assert len(claim(queue="other")) == 3
 
 
-# Rates --------------------------------------------------------------------------------------------------------------
+# Rates --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
@@ -191,7 +215,7 @@ def test_tokens_gather_for_a_heavy_row_and_light_ones_leave_them(scope: str) -> 
     heavy = a_task(due=-50, weight=3, **fields)
     for _ in range(3):
         assert claim() == []
-        claims.claim_these([heavy.pk], database_now(), NODE)
+        task_claim.claim_these([heavy.pk], database_now(), NODE)
         many_tasks(2, **fields)
         let_go()
         assert claim() == []
@@ -211,7 +235,7 @@ def test_a_rate_counts_for_each_key_and_stands_beside_its_places() -> None:
     assert let_go() == 0
     assert LimitBucket.objects.get(scope="key:acme").tokens == pytest.approx(0.0, abs=0.01)
     row = Task.objects.parked().get()
-    assert "the limit key:acme, 0 of 1 taken, 0 starts free at 2/d" in limit_orders.why(row)
+    assert "the limit key:acme, 0 of 1 taken, 0 starts free at 2/d" in operator_limits.why(row)
     _refill("key:acme", 43_200)
     assert let_go() == 1
     assert claim() == [row.pk]
@@ -219,7 +243,9 @@ def test_a_rate_counts_for_each_key_and_stands_beside_its_places() -> None:
 
 @pytest.mark.usefixtures("limited_tasks")
 def test_a_task_with_a_rate_by_key_is_never_born_published() -> None:
-    assert Task.objects.get(pk=limited.ten_a_minute_for_each.delay("acme").id).status == Status.PENDING
+    assert (
+        Task.objects.get(pk=limited.ten_a_minute_for_each.delay("acme").id).status == Status.PENDING
+    )
 
 
 @pytest.mark.usefixtures("limited_tasks")
@@ -229,7 +255,7 @@ def test_an_operator_counts_more_than_the_rate_of_a_key() -> None:
     assert len(claim()) == 3
 
 
-# Letting go ---------------------------------------------------------------------------------------------------------
+# Letting go ---------------------------------------------------------------------------------------
 
 
 def _parked(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
@@ -280,7 +306,7 @@ def test_a_bucket_of_a_clock_that_is_gone_goes_on_by_the_new_one() -> None:
 @pytest.mark.usefixtures("limited_tasks")
 def test_a_replay_keeps_its_weight(limited_tasks: None) -> None:
     row = limited.heavy.schedule()
-    cancellation.move(Task.objects.filter(pk=row.pk), database_now())
+    operator_actions.reschedule(Task.objects.filter(pk=row.pk), database_now())
     assert Task.objects.get().weight == 3
-    assert letting_go.let_go(database_now(), 10) == 0
+    assert release.let_go(database_now(), 10) == 0
     assert uuid.UUID(str(row.pk)) == row.pk

@@ -90,7 +90,14 @@ class PeriodicTask(_Table):  # noqa: DJ008
     description = models.TextField(default="")
 
 
-TABLES = (IntervalSchedule, CrontabSchedule, SolarSchedule, ClockedSchedule, PeriodicTasks, PeriodicTask)
+TABLES = (
+    IntervalSchedule,
+    CrontabSchedule,
+    SolarSchedule,
+    ClockedSchedule,
+    PeriodicTasks,
+    PeriodicTask,
+)
 
 
 def make_tables() -> None:
@@ -107,7 +114,9 @@ def drop_tables() -> None:
             editor.delete_model(table)
 
 
-def of_beat(name: str = "nightly", *, task: str = NOOP, cron: str = "", zone: str = "UTC", **given: Any) -> Any:
+def of_beat(
+    name: str = "nightly", *, task: str = NOOP, cron: str = "", zone: str = "UTC", **given: Any
+) -> Any:
     """Write a periodic task, by default of a crontab of every night."""
     schedules: dict[str, Any] = {}
     if "every" in given:
@@ -123,7 +132,12 @@ def of_beat(name: str = "nightly", *, task: str = NOOP, cron: str = "", zone: st
     else:
         minute, hour, day, month, weekday = (cron or "30 2 * * *").split()
         schedules["crontab"] = CrontabSchedule.objects.create(  # type: ignore[attr-defined]
-            minute=minute, hour=hour, day_of_month=day, month_of_year=month, day_of_week=weekday, timezone=zone
+            minute=minute,
+            hour=hour,
+            day_of_month=day,
+            month_of_year=month,
+            day_of_week=weekday,
+            timezone=zone,
         )
     recently = {"last_run_at": datetime.now(UTC)}  # earlier, a fire time may lie between
     return PeriodicTask.objects.create(name=name, task=task, **{**recently, **schedules, **given})  # type: ignore[attr-defined]

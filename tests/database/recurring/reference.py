@@ -1,4 +1,6 @@
-"""What a schedule by interval must have done, told fire by fire: slow, plain, and knowing nothing of the engine."""
+"""What a schedule by interval must have done, told fire by fire: slow, plain, and knowing nothing
+of the engine.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,17 @@ class Plan:
             self.stretches.append((outcome, fires))
 
     def _decided(self, now: datetime) -> list[datetime]:
-        """Tell what was missed; return the fires that run, in the order in which they are decided."""
+        """Tell what was missed; return the fires that run, in the order in which they are
+        decided.
+        """
         due = self.fires(self.watermark, now)
         late = [fire for fire in due if fire < now - timedelta(seconds=self.grace)]
         fresh = due[len(late) :]
-        caught = [fire for fire in late if self.window is None or fire > now - timedelta(seconds=self.window)]
+        caught = [
+            fire
+            for fire in late
+            if self.window is None or fire > now - timedelta(seconds=self.window)
+        ]
         caught = {
             "RUN_ALL_MISSED": caught[-self.most :],
             "RUN_ONE_NOW": [] if fresh else caught[-1:],
@@ -94,7 +102,7 @@ class Plan:
             self.status = "CANCELLED"
         return ran
 
-    # Verbs ---------------------------------------------------------------------------------------------------------
+    # Verbs ----------------------------------------------------------------------------------------
 
     def pause(self, until: datetime | None) -> None:
         """Stop, for good or until an instant."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.lifecycle import recurrence
+from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.project import tasks
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 """A Monday."""
 TOMORROW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=12)
-"""A full hour between which and now no other one of its kind lies, at whatever time of day the tests run."""
+"""A full hour between which and now no other one of its kind lies, at whatever time of day the
+tests run.
+"""
 DAILY = f"0 {TOMORROW.hour} * * *"
 """Fires at that hour of each day."""
 
@@ -28,7 +30,9 @@ def tomorrow(**more: float) -> datetime:
 
 
 def a_schedule(name: str = "nightly", *, task: Any = tasks.noop, **given: Any) -> RecurringTask:
-    """Declare a schedule, by default every 60 s from START, whose ledger begins just before START."""
+    """Declare a schedule, by default every 60 s from START, whose ledger begins just
+    before START.
+    """
     kinds = {"interval", "cron", "rrule", "solar", "at", "every", "parts"}
     timing: dict[str, Any] = {} if kinds & given.keys() else {"interval": 60}
     row = RecurringTask.objects.upsert(name=name, task=task, **timing, **{"queue": "test", **given})
@@ -47,12 +51,16 @@ def begin(row: RecurringTask, start: datetime) -> RecurringTask:
 
 def fire(now: datetime, limit: int = 100) -> int:
     """Trigger what is due at ``now``; return how many tasks were born."""
-    return recurrence.fire_due(now, limit, term=7)
+    return trigger.fire_due(now, limit, term=7)
 
 
 def born(row: RecurringTask) -> list[datetime]:
     """Return the fire times of the tasks of a schedule, in their order."""
-    return list(Task.objects.filter(recurring_task=row).order_by("fire_time").values_list("fire_time", flat=True))
+    return list(
+        Task.objects.filter(recurring_task=row)
+        .order_by("fire_time")
+        .values_list("fire_time", flat=True)
+    )
 
 
 def told(row: RecurringTask) -> list[tuple[str, datetime, datetime | None, int, str]]:

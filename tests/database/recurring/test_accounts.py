@@ -11,9 +11,9 @@ import pytest
 from celery import signals
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Task
 from tests.database.durable_command import told
 from tests.database.recurring.schedules import DAILY, START, a_schedule, at, fire, tomorrow
@@ -26,7 +26,9 @@ def test_a_fire_is_told_from_its_birth_to_its_end() -> None:
     row = a_schedule()
     fire(START)
     task = Task.objects.get()
-    assert row.explain(START) == f"2026-03-02T09:00:00Z was dispatched. Its task {task.pk} is PENDING."
+    assert (
+        row.explain(START) == f"2026-03-02T09:00:00Z was dispatched. Its task {task.pk} is PENDING."
+    )
     Task.objects.unguarded().update(status="SUCCESS", due_at=None, completed_at=at(5))
     assert row.explain(START).endswith(f"Its task {task.pk} is SUCCESS since 2026-03-02T09:00:05Z.")
     Task.objects.unguarded().all().delete()
@@ -37,7 +39,10 @@ def test_a_fire_that_met_an_open_run_names_it() -> None:
     row = a_schedule()
     fire(START)
     fire(at(60))
-    assert f"was skipped: task {Task.objects.get().pk} of an earlier run was still open" in row.explain(at(60))
+    assert (
+        f"was skipped: task {Task.objects.get().pk} of an earlier run was still open"
+        in row.explain(at(60))
+    )
 
 
 def test_a_held_fire_names_who_it_waits_for_and_durable_show_says_so_too() -> None:
@@ -47,7 +52,8 @@ def test_a_held_fire_names_who_it_waits_for_and_durable_show_says_so_too() -> No
     first, second = Task.objects.order_by("fire_time")
     assert f"Its task {second.pk} is held behind task {first.pk}" in row.explain(at(60))
     assert any(
-        "waits until the earlier runs with its overlap key" in text for text in told("show", second.pk)["sentences"]
+        "waits until the earlier runs with its overlap key" in text
+        for text in told("show", second.pk)["sentences"]
     )
     assert second.next_attempt_at is None
 
@@ -78,7 +84,9 @@ def test_a_run_by_hand_is_found_by_its_instant() -> None:
 def test_a_due_fire_asks_for_a_leader_where_none_is() -> None:
     row = a_schedule()
     assert "no scheduler leads: run `manage.py run_scheduler`" in row.explain(START)
-    SchedulerLease.objects.filter(name="leader").update(expires_at=database_now() + timedelta(minutes=1))
+    SchedulerLease.objects.filter(name="leader").update(
+        expires_at=database_now() + timedelta(minutes=1)
+    )
     assert "The leader is behind" in row.explain(START)
 
 
@@ -91,7 +99,9 @@ def test_before_it_was_changed_nothing_fired() -> None:
 
 def test_a_schedule_that_cannot_be_read_says_why() -> None:
     row = a_schedule()
-    RecurringTask.objects.unguarded().update(timetable=[{"interval": 60, "cron": "* * * * *"}], revision=77)
+    RecurringTask.objects.unguarded().update(
+        timetable=[{"interval": 60, "cron": "* * * * *"}], revision=77
+    )
     assert row.explain(START).startswith("nightly cannot fire at all: ")
 
 
@@ -100,7 +110,7 @@ def test_an_instant_without_a_zone_is_refused() -> None:
         a_schedule().explain(START.replace(tzinfo=None))
 
 
-# The next fires ---------------------------------------------------------------------------------------------------
+# The next fires -----------------------------------------------------------------------------------
 
 
 def test_the_next_fires_carry_jitter_within_their_stretch_and_the_trigger_uses_the_same() -> None:
@@ -146,7 +156,7 @@ def test_a_number_out_of_range_is_refused(number: int) -> None:
         a_schedule().next_fire_times(number)
 
 
-# Instants of whole seconds, as lists and tables print them ---------------------------------------------------------
+# Instants of whole seconds, as lists and tables print them ----------------------------------------
 
 ODD = START + timedelta(microseconds=808_286)
 
@@ -172,7 +182,9 @@ def test_a_fire_in_the_ledger_is_found_by_its_second_after_the_timetable_has_cha
 
 
 def test_a_run_by_hand_is_found_by_its_second() -> None:
-    row = a_schedule(at=[START + timedelta(days=36500)])  # others may have a fire time in the second of this test
+    row = a_schedule(
+        at=[START + timedelta(days=36500)]
+    )  # others may have a fire time in the second of this test
     task = row.trigger_now(by="anna")
     assert "was run by hand (by anna)" in row.explain(task.fire_time.replace(microsecond=0))
 
@@ -188,14 +200,15 @@ def test_a_moved_fire_is_found_by_the_second_to_which_it_was_moved() -> None:
     assert f"{tomorrow():%Y-%m-%dT%H:%M:%SZ} was put there" in row.explain(tomorrow(minutes=5))
 
 
-# Bounds -----------------------------------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
 
 
 def test_before_its_start_a_schedule_names_its_start() -> None:
     row = a_schedule(cron="0 0 * * *")
-    assert row.explain(at(days=-1)) == (
-        "2026-03-01T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing fires before it. The first "
-        "fire time is 2026-03-03T00:00:00Z."
+    assert (
+        row.explain(at(days=-1))
+        == "2026-03-01T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing"
+        " fires before it. The first fire time is 2026-03-03T00:00:00Z."
     )
     row.pause("deploy")
     assert "is before the start of nightly" in row.explain(at(days=-1))
@@ -206,19 +219,23 @@ def test_after_its_end_a_schedule_names_its_end() -> None:
     assert "is after the end of nightly" in row.explain(at(days=100_000))
 
 
-# A process that has not imported the task modules ------------------------------------------------------------------
+# A process that has not imported the task modules -------------------------------------------------
 
 
 @pytest.fixture
 def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give the name of a task whose module is imported only when the modules of tasks are, as in a web process."""
+    """Give the name of a task whose module is imported only when the modules of tasks are, as in a
+    web process.
+    """
     known = registry.get(tasks.noop.name)
     name = "shop.tasks.late"
 
     def import_it(**_: Any) -> None:
-        monkeypatch.setitem(registry._tasks, name, replace(known, options=replace(known.options, name=name)))
+        monkeypatch.setitem(
+            registry._tasks, name, replace(known, options=replace(known.options, name=name))
+        )
 
-    monkeypatch.setattr(wiring._Tasks, "loaded_by", None)
+    monkeypatch.setattr(inspect._Tasks, "loaded_by", None)
     signals.import_modules.connect(import_it)
     yield name
     signals.import_modules.disconnect(import_it)
@@ -233,7 +250,9 @@ VERBS: dict[str, Callable[[RecurringTask], object]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_imports_the_tasks_of_the_project_at_first_need(not_imported: str, verb: str) -> None:
+def test_a_verb_imports_the_tasks_of_the_project_at_first_need(
+    not_imported: str, verb: str
+) -> None:
     row = a_schedule(overlap="ALLOW")
     RecurringTask.objects.unguarded().update(task=not_imported, revision=row.revision + 1)
     row.refresh_from_db()

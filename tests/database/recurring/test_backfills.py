@@ -1,4 +1,6 @@
-"""Fire times of the past that have no run get one: each once, in order, as many at a time as was asked."""
+"""Fire times of the past that have no run get one: each once, in order, as many at a time as was
+asked.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
-from django_durable_tasks.lifecycle import overlap
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.models.task import NEVER
+from django_durable_tasks.models.task_queries import NEVER
 from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
 from tests.factories import a_dead_letter
 from tests.project import tasks
@@ -32,7 +34,9 @@ def a_missed_stretch(minutes: int = 5, **given: Any) -> RecurringTask:
 def end_task(task: Task | None, status: str) -> None:
     """End a task past the engine."""
     assert task is not None
-    Task.objects.unguarded().filter(pk=task.pk).update(status=status, completed_at=database_now(), due_at=None)
+    Task.objects.unguarded().filter(pk=task.pk).update(
+        status=status, completed_at=database_now(), due_at=None
+    )
 
 
 def test_what_was_missed_gets_its_runs_and_the_watermark_stays() -> None:
@@ -82,7 +86,9 @@ def test_a_fire_that_was_skipped_keeps_its_one_line() -> None:
     fire(at(60))
     report = row.backfill(START, at(60))
     assert [(step.deed, step.why) for step in report.steps] == [
-        ("UNCHANGED", "its task is PENDING"), ("CREATED", "was SKIPPED_OVERLAP")]  # fmt: skip
+        ("UNCHANGED", "its task is PENDING"),
+        ("CREATED", "was SKIPPED_OVERLAP"),
+    ]
     assert [line[:2] for line in told(row)] == [("DISPATCHED", START), ("DISPATCHED", at(60))]
     assert born(row) == [START, at(60)]
 
@@ -131,7 +137,9 @@ def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
     assert DeadLetter.objects.get().resolution == "REPLAYED"
     report = row.backfill(START, at(240), reprocess="ALL")
     assert [(step.why, step.task_id) for step in report.steps if step.deed == "REPLAYED"] == [
-        ("was CANCELLED", cancelled.pk), ("was SUCCESS", done.pk)]  # fmt: skip
+        ("was CANCELLED", cancelled.pk),
+        ("was SUCCESS", done.pk),
+    ]
     assert Task.objects.filter(status="PENDING").count() == Task.objects.count() == 5
 
 
@@ -193,7 +201,8 @@ def test_too_many_fire_times_are_refused_before_they_are_all_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("reprocess", "SOME"), ("order", "RANDOM"), ("concurrency", 0), ("limit", 10_001)]
+    ("option", "value"),
+    [("reprocess", "SOME"), ("order", "RANDOM"), ("concurrency", 0), ("limit", 10_001)],
 )
 def test_a_wrong_option_is_named(option: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=option):
@@ -232,9 +241,10 @@ def test_before_its_start_nothing_is_run_and_the_report_says_why() -> None:
     row = a_schedule(cron="0 0 * * *")
     report = row.backfill(at(days=-3), at(days=-2))
     assert report.steps == ()
-    assert report.remark == (
-        "2026-02-27T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing fires before it. The first "
-        "fire time is 2026-03-03T00:00:00Z."
+    assert (
+        report.remark
+        == "2026-02-27T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing"
+        " fires before it. The first fire time is 2026-03-03T00:00:00Z."
     )
     assert row.backfill(at(days=-3), at(days=3)).born == 3
     assert "is before the start of nightly" in row.backfill(at(days=-3), at(days=3)).remark
@@ -242,19 +252,26 @@ def test_before_its_start_nothing_is_run_and_the_report_says_why() -> None:
 
 def test_a_range_between_two_fires_names_them() -> None:
     row = a_schedule(cron="0 0 * * *")
-    assert row.backfill(at(days=3), at(days=3, seconds=5)).remark == (
-        "nightly has no fire time from 2026-03-05T09:00:00Z to 2026-03-05T09:00:05Z: before them comes "
-        "2026-03-05T00:00:00Z and after them comes 2026-03-06T00:00:00Z."
+    assert (
+        row.backfill(at(days=3), at(days=3, seconds=5)).remark
+        == "nightly has no fire time from 2026-03-05T09:00:00Z to 2026-03-05T09:00:05Z: before them"
+        " comes 2026-03-05T00:00:00Z and after them comes 2026-03-06T00:00:00Z."
     )
 
 
 def test_a_range_after_the_end_of_a_schedule_names_its_end() -> None:
     row = a_schedule(cron="0 0 * * *")
     RecurringTask.objects.unguarded().update(end_time=at(days=2))
-    assert "is after the end of nightly, 2026-03-04T09:00:00Z" in row.backfill(at(days=3), at(days=4)).remark
+    assert (
+        "is after the end of nightly, 2026-03-04T09:00:00Z"
+        in row.backfill(at(days=3), at(days=4)).remark
+    )
 
 
 def test_an_end_of_whole_seconds_includes_the_fire_within_its_second() -> None:
     odd = START + timedelta(microseconds=808_286)
     row = a_schedule(start_time=odd, overlap="ALLOW")
-    assert [step.fire_time for step in row.backfill(START, at(60)).steps] == [odd, odd + timedelta(seconds=60)]
+    assert [step.fire_time for step in row.backfill(START, at(60)).steps] == [
+        odd,
+        odd + timedelta(seconds=60),
+    ]

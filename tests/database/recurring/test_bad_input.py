@@ -45,7 +45,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "named"), BAD.values(), ids=BAD.keys())
-def test_a_schedule_that_cannot_be_is_refused_by_name_and_nothing_is_written(given: dict[str, Any], named: str) -> None:
+def test_a_schedule_that_cannot_be_is_refused_by_name_and_nothing_is_written(
+    given: dict[str, Any], named: str
+) -> None:
     Calendar.objects.unguarded().create(name="always closed", working_days=[])
     with pytest.raises(DurableTasksError) as refused:
         RecurringTask.objects.upsert(name="bad", task=tasks.noop, **given)
@@ -68,7 +70,9 @@ def test_an_edit_that_cannot_be_leaves_the_schedule_as_it_was(given: dict[str, A
     assert RecurringTask.objects.filter(pk=row.pk).values().get() == before
 
 
-def test_a_cron_that_never_fires_may_be_kept_in_a_paused_row_and_is_refused_again_when_it_should_go_on() -> None:
+def test_a_cron_that_never_fires_may_be_kept_in_a_paused_row_and_is_refused_again_when_it_should_go_on() -> (
+    None
+):
     row = RecurringTask.objects.upsert(name="off", task=tasks.noop, cron="0 0 31 2 *", paused=True)
     assert (row.status, row.next_run_at) == ("PAUSED", None)
     with pytest.raises(InvalidSchedule, match="never fire"):
@@ -95,9 +99,16 @@ def test_ten_million_missed_fires_are_a_few_lines(mode: str, calendar: str) -> N
     Calendar.objects.unguarded().create(name="office")
     named = {"calendar": calendar} if calendar else {}
     row = RecurringTask.objects.upsert(
-        name="each second", task=tasks.noop, cron="* * * * * *", seconds="FIRST", overlap="ALLOW", catch_up_mode=mode,
-        misfire_grace=0.5, max_catchup_runs=3, **named,
-    )  # fmt: skip
+        name="each second",
+        task=tasks.noop,
+        cron="* * * * * *",
+        seconds="FIRST",
+        overlap="ALLOW",
+        catch_up_mode=mode,
+        misfire_grace=0.5,
+        max_catchup_runs=3,
+        **named,
+    )
     begin(row, START)
     now = at(10_000_000 + 7 * 3_600 + 0.7)  # a Friday, in the hours of the office
     assert fire(now) == {"RUN_ALL_MISSED": 3, "RUN_ONE_NOW": 1, "SKIP_MISSED": 0}[mode]

@@ -1,4 +1,6 @@
-"""Schedules on calendars: closed days are skipped or rolled, and a calendar that changes moves what is to come."""
+"""Schedules on calendars: closed days are skipped or rolled, and a calendar that changes moves what
+is to come.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,31 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
-from django_durable_tasks.lifecycle import calendars
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
-from django_durable_tasks.rules.calendars import DayKind, SpecialDay, from_holidays
+from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay, from_holidays
 from tests.database.recurring.schedules import a_schedule, born, fire, told
 
 pytestmark = pytest.mark.django_db
 
-FRIDAY, SATURDAY, SUNDAY, MONDAY, TUESDAY = (datetime(2026, 3, day, 9, tzinfo=UTC) for day in (6, 7, 8, 9, 10))
+FRIDAY, SATURDAY, SUNDAY, MONDAY, TUESDAY = (
+    datetime(2026, 3, day, 9, tzinfo=UTC) for day in (6, 7, 8, 9, 10)
+)
 
 
-def a_daily_schedule(name: str = "nightly", start: datetime = FRIDAY, **given: Any) -> RecurringTask:
-    """Declare a schedule of 09:00 UTC each day from Friday on, by default on the calendar `office`."""
+def a_daily_schedule(
+    name: str = "nightly", start: datetime = FRIDAY, **given: Any
+) -> RecurringTask:
+    """Declare a schedule of 09:00 UTC each day from Friday on, by default on the calendar
+    `office`.
+    """
     return a_schedule(
-        name, cron="0 9 * * *", start_time=start, overlap="ALLOW", **{"calendar": "office", "misfire_grace": 1, **given}
+        name,
+        cron="0 9 * * *",
+        start_time=start,
+        overlap="ALLOW",
+        **{"calendar": "office", "misfire_grace": 1, **given},
     )
 
 
@@ -38,11 +50,14 @@ def test_a_closed_day_does_not_run_and_the_ledger_names_the_calendar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roll", "runs_at"), [("FOLLOWING", MONDAY), ("PRECEDING", FRIDAY), ("MODIFIED_FOLLOWING", MONDAY)]
+    ("roll", "runs_at"),
+    [("FOLLOWING", MONDAY), ("PRECEDING", FRIDAY), ("MODIFIED_FOLLOWING", MONDAY)],
 )
 def test_a_closed_day_is_rolled_once_and_keeps_its_fire_time(roll: str, runs_at: datetime) -> None:
     calendars.upsert("office")
-    row = a_schedule(cron="0 9 7 * *", start_time=FRIDAY - timedelta(days=1), calendar="office", roll=roll)
+    row = a_schedule(
+        cron="0 9 7 * *", start_time=FRIDAY - timedelta(days=1), calendar="office", roll=roll
+    )
     RecurringTask.objects.unguarded().update(next_run_at=runs_at)
     assert [fire(day) for day in (FRIDAY, MONDAY)] == ([0, 1] if runs_at == MONDAY else [1, 0])
     assert born(row) == [SATURDAY]
@@ -94,7 +109,9 @@ def test_a_change_moves_the_next_fire_of_all_who_name_it_by_one_statement_for_al
     for number in range(20):
         a_daily_schedule(f"more {number}")
     assert change(FRIDAY, MONDAY) == few
-    assert set(RecurringTask.objects.active().exclude(name="other").values_list("next_run_at", flat=True)) == {TUESDAY}
+    assert set(
+        RecurringTask.objects.active().exclude(name="other").values_list("next_run_at", flat=True)
+    ) == {TUESDAY}
 
 
 def test_a_day_that_was_opened_again_fires() -> None:
@@ -107,9 +124,19 @@ def test_a_day_that_was_opened_again_fires() -> None:
 
 
 def test_what_is_not_given_stays() -> None:
-    calendars.upsert("office", working_days=[1, 2], days=[SpecialDay(FRIDAY.date(), DayKind.OPEN)], origin="by hand")
+    calendars.upsert(
+        "office",
+        working_days=[1, 2],
+        days=[SpecialDay(FRIDAY.date(), DayKind.OPEN)],
+        origin="by hand",
+    )
     found = calendars.upsert("office", description="Ours")
-    assert (found.working_days, found.origin, found.description, found.revision) == ([1, 2], "by hand", "Ours", 2)
+    assert (found.working_days, found.origin, found.description, found.revision) == (
+        [1, 2],
+        "by hand",
+        "Ours",
+        2,
+    )
     assert CalendarDay.objects.get().kind == "OPEN"
 
 
@@ -168,4 +195,7 @@ def test_a_change_that_was_taken_back_leaves_nothing_behind_in_what_is_remembere
         assert row.next_fire_times(1, after=FRIDAY - timedelta(hours=1))[0].nominal == MONDAY
         transaction.set_rollback(True)
     calendars.upsert("office", days=[SpecialDay(MONDAY.date())])
-    assert [fire.nominal for fire in row.next_fire_times(2, after=FRIDAY - timedelta(hours=1))] == [FRIDAY, TUESDAY]
+    assert [fire.nominal for fire in row.next_fire_times(2, after=FRIDAY - timedelta(hours=1))] == [
+        FRIDAY,
+        TUESDAY,
+    ]

@@ -1,4 +1,6 @@
-"""What code and settings declare becomes rows: once, idempotently, and an operator's hand is kept."""
+"""What code and settings declare becomes rows: once, idempotently, and an operator's hand
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from django.core.management import call_command
 from django.db.models.signals import post_migrate
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery import wiring
-from django_durable_tasks.lifecycle import declared
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.declarations import CODE
+from django_durable_tasks.rules.recurring.declarations import CODE
 from tests.database.durable_command import durable, told
 from tests.database.recurring.schedules import a_schedule, at, begin, born, fire
 from tests.project import tasks
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin without declarations."""
-    wiring.load_tasks()
+    inspect.load_tasks()
     monkeypatch.setattr(registry, "_declarations", {})
     return iter([None])
 
@@ -49,19 +51,24 @@ def _row(name: str = "nightly") -> RecurringTask:
 
 
 def _acts(*, prune: bool = False, adopt: bool = False) -> list[tuple[str, str]]:
-    return [(step.name, str(step.act)) for step in declared.apply(prune=prune, adopt=adopt)]
+    return [(step.name, str(step.act)) for step in sync.apply(prune=prune, adopt=adopt)]
 
 
-# Create and change ------------------------------------------------------------------------------------------------
+# Create and change --------------------------------------------------------------------------------
 
 
 def test_a_declared_schedule_becomes_a_row_once() -> None:
     _declare(cron="30 2 * * *", timezone="Europe/London", queue="reports", args=[])
-    assert [(step.name, step.act) for step in declared.diff()] == [("nightly", "CREATE")]
+    assert [(step.name, step.act) for step in sync.diff()] == [("nightly", "CREATE")]
     assert not RecurringTask.objects.exists()
     assert _acts() == [("nightly", "CREATE")]
     row = _row()
-    assert (row.source, row.status, row.queue, row.time_zone) == ("code", "ACTIVE", "reports", "Europe/London")
+    assert (row.source, row.status, row.queue, row.time_zone) == (
+        "code",
+        "ACTIVE",
+        "reports",
+        "Europe/London",
+    )
     assert row.timetable == [{"cron": "30 2 * * *"}]
     assert _acts() == []
     assert _row().revision == row.revision
@@ -74,7 +81,7 @@ def test_settings_declare_as_well(settings: Any) -> None:
     assert _acts() == [("sums", "CREATE")]
     assert (_row("sums").source, _row("sums").args) == ("settings", [1, 2])
     _declare("sums", "tests.project.tasks.add", args=[1, 2])
-    [step] = declared.apply()
+    [step] = sync.apply()
     assert (step.act, "take one of the two away" in step.reason) == ("REFUSE", True)
 
 
@@ -84,7 +91,7 @@ def test_code_wins_over_what_it_declares_and_an_operators_values_stay() -> None:
     RecurringTask.objects.unguarded().update(queue="slow", priority=7)
     assert _acts() == []
     _declare(interval=90, queue="reports", max_runs=5)
-    [step] = declared.diff()
+    [step] = sync.diff()
     assert (dict(step.changes)["interval_seconds"], step.edited) == ((60.0, 90.0), ("queue",))
     assert _acts() == [("nightly", "CHANGE")]
     assert (_row().interval_seconds, _row().queue, _row().priority) == (90.0, "slow", 7)
@@ -109,7 +116,9 @@ def test_a_row_may_move_from_code_to_settings(settings: Any) -> None:
     _declare()
     _acts()
     _forget()
-    settings.DURABLE_TASKS = {"SCHEDULES": {"nightly": {"task": "tests.project.tasks.noop", "interval": 60}}}
+    settings.DURABLE_TASKS = {
+        "SCHEDULES": {"nightly": {"task": "tests.project.tasks.noop", "interval": 60}}
+    }
     assert _acts() == [("nightly", "CHANGE")]
     assert (_row().source, _row().status) == ("settings", "ACTIVE")
 
@@ -119,12 +128,12 @@ def test_an_ended_schedule_stays_ended() -> None:
     _acts()
     _row().cancel("no longer needed", by="anna")
     _declare(interval=90)
-    [step] = declared.apply()
+    [step] = sync.apply()
     assert "has ended (no longer needed)" in step.reason
     assert (_row().status, _row().next_run_at, _row().interval_seconds) == ("CANCELLED", None, 90.0)
 
 
-# No longer declared -----------------------------------------------------------------------------------------------
+# No longer declared -------------------------------------------------------------------------------
 
 
 def test_what_nobody_declares_any_more_is_marked_and_never_fires() -> None:
@@ -190,17 +199,22 @@ def test_rows_that_others_made_are_left_alone() -> None:
     assert _acts(prune=True) == []
 
 
-# Clashes and refusals ---------------------------------------------------------------------------------------------
+# Clashes and refusals -----------------------------------------------------------------------------
 
 
 def test_a_row_of_another_source_is_refused_unless_it_is_adopted() -> None:
     a_schedule(source="beat", queue="beats", priority=3)
     _declare(interval=90)
-    [step] = declared.apply()
+    [step] = sync.apply()
     assert (step.act, "'beat'" in step.reason) == ("CLASH", True)
     assert (_row().source, _row().interval_seconds) == ("beat", 60.0)
     assert _acts(adopt=True) == [("nightly", "ADOPT")]
-    assert (_row().source, _row().interval_seconds, _row().queue, _row().priority) == ("code", 90.0, "beats", 3)
+    assert (_row().source, _row().interval_seconds, _row().queue, _row().priority) == (
+        "code",
+        90.0,
+        "beats",
+        3,
+    )
     assert _acts() == []
 
 
@@ -212,13 +226,19 @@ def test_an_upsert_by_hand_does_not_take_a_row_from_code() -> None:
 
 
 def test_a_bad_one_is_told_and_holds_no_other_up(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"SCHEDULES": {"lost": {"task": "tests.project.tasks.nope", "interval": 60}}}
+    settings.DURABLE_TASKS = {
+        "SCHEDULES": {"lost": {"task": "tests.project.tasks.nope", "interval": 60}}
+    }
     _declare("late", end_time=at())
     _declare("misfit", "tests.project.tasks.add", args=[1])
     _declare("right", "tests.project.tasks.echo")
-    steps = {step.name: step for step in declared.apply()}
+    steps = {step.name: step for step in sync.apply()}
     assert {name: str(step.act) for name, step in steps.items()} == {
-        "late": "REFUSE", "lost": "REFUSE", "misfit": "REFUSE", "right": "CREATE"}  # fmt: skip
+        "late": "REFUSE",
+        "lost": "REFUSE",
+        "misfit": "REFUSE",
+        "right": "CREATE",
+    }
     assert "end_time" in steps["late"].reason
     assert "missing a required argument" in steps["misfit"].reason
     assert [row.name for row in RecurringTask.objects.all()] == ["right"]
@@ -233,7 +253,7 @@ def test_a_bad_entry_does_not_let_its_row_look_undeclared(settings: Any) -> None
     assert _row("sums").status == "ACTIVE"
 
 
-# The command ------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def test_the_command_shows_and_does_it() -> None:
@@ -242,7 +262,12 @@ def test_the_command_shows_and_does_it() -> None:
     assert durable("sync", "--dry-run").code == 0
     assert not RecurringTask.objects.exists()
     [line] = told("sync")
-    assert (line["name"], line["act"], line["source"], line["done"]) == ("nightly", "CREATE", "code", True)
+    assert (line["name"], line["act"], line["source"], line["done"]) == (
+        "nightly",
+        "CREATE",
+        "code",
+        True,
+    )
     _declare(queue="fast")
     assert "queue: 'reports' -> 'fast'" in durable("sync").out
     answer = durable("sync", "--check")
@@ -250,7 +275,9 @@ def test_the_command_shows_and_does_it() -> None:
 
 
 def test_a_long_reason_is_told_whole(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"SCHEDULES": {"lost": {"task": "tests.project.tasks.nop", "interval": 60}}}
+    settings.DURABLE_TASKS = {
+        "SCHEDULES": {"lost": {"task": "tests.project.tasks.nop", "interval": 60}}
+    }
     assert "Did you mean 'tests.project.tasks.noop'?" in durable("sync").out
 
 
@@ -270,7 +297,7 @@ def test_modules_that_cannot_be_imported_pause_nothing(monkeypatch: pytest.Monke
     _declare()
     _acts()
     _forget()
-    monkeypatch.setattr(wiring._Tasks, "loaded_by", None)
+    monkeypatch.setattr(inspect._Tasks, "loaded_by", None)
     signals.import_modules.connect(_broken)
     try:
         answer = durable("sync")
@@ -295,5 +322,7 @@ def test_migrate_syncs_only_where_it_is_asked_for(settings: Any, wanted: bool) -
     settings.DURABLE_TASKS = {"SYNC_SCHEDULES_ON_MIGRATE": wanted}
     _declare()
     config = apps.get_app_config("django_durable_tasks")
-    post_migrate.send(sender=config, app_config=config, verbosity=0, interactive=False, using="default")
+    post_migrate.send(
+        sender=config, app_config=config, verbosity=0, interactive=False, using="default"
+    )
     assert RecurringTask.objects.filter(name="nightly").exists() is wanted

@@ -1,4 +1,6 @@
-"""The zone of a schedule that names none: DURABLE_TASKS['TIMEZONE'], else CELERY_TIMEZONE, else TIME_ZONE."""
+"""The zone of a schedule that names none: DURABLE_TASKS['TIMEZONE'], else CELERY_TIMEZONE, else
+TIME_ZONE.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from celery import current_app
 
 from django_durable_tasks.celery.zones import schedule_zone
 from django_durable_tasks.checks import check_settings
+from django_durable_tasks.engine.recurring import sync
+from django_durable_tasks.engine.recurring.preview import preview
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.lifecycle import declared
-from django_durable_tasks.lifecycle.previews import preview
 from django_durable_tasks.models import RecurringTask
 from tests.celery_told import celery_told
 from tests.database.admin.site import operator
@@ -71,18 +73,23 @@ def test_nine_is_nine_in_the_zone_of_the_project(berlin: None) -> None:
 def test_a_schedule_keeps_its_zone_when_the_settings_change(settings: Any) -> None:
     _upsert()
     settings.TIME_ZONE = "Europe/Berlin"
-    assert RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 10 * * *").time_zone == "UTC"
+    assert (
+        RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 10 * * *").time_zone
+        == "UTC"
+    )
     row = RecurringTask.objects.upsert(name="daily", task=tasks.noop, timezone="Europe/Berlin")
     assert row.time_zone == "Europe/Berlin"
 
 
-def test_declared_schedules_follow_the_rule_when_they_are_made_and_keep_their_zone(settings: Any) -> None:
+def test_declared_schedules_follow_the_rule_when_they_are_made_and_keep_their_zone(
+    settings: Any,
+) -> None:
     settings.DURABLE_TASKS = {"SCHEDULES": {"declared": {"task": NAME, "cron": "0 9 * * *"}}}
     settings.TIME_ZONE = "Europe/Berlin"
-    declared.apply()
+    sync.apply()
     assert RecurringTask.objects.get(name="declared").time_zone == "Europe/Berlin"
     settings.TIME_ZONE = "Asia/Tokyo"
-    assert [step for step in declared.diff() if step.name == "declared"] == []
+    assert [step for step in sync.diff() if step.name == "declared"] == []
     assert RecurringTask.objects.get(name="declared").time_zone == "Europe/Berlin"
 
 
@@ -96,17 +103,21 @@ def _offered() -> str:
 
 
 def _drafted() -> str:
-    fires = told("preview", "--cron", "0 9 * * *", "--start", "2026-07-01T00:00:00Z", "--count", "1")
+    fires = told(
+        "preview", "--cron", "0 9 * * *", "--start", "2026-07-01T00:00:00Z", "--count", "1"
+    )
     at = (fires["fires"] if isinstance(fires, dict) else fires)[0]["nominal"]
     return "Europe/Berlin" if datetime.fromisoformat(at).astimezone(UTC).hour == 7 else "another"
 
 
 @pytest.mark.parametrize("shown", [_previewed, _offered, _drafted])
-def test_a_preview_and_the_form_show_the_zone_that_saving_would_give(berlin: None, shown: Callable[[], str]) -> None:
+def test_a_preview_and_the_form_show_the_zone_that_saving_would_give(
+    berlin: None, shown: Callable[[], str]
+) -> None:
     assert shown() == "Europe/Berlin"
 
 
-# The system check ---------------------------------------------------------------------------------------------------
+# The system check ---------------------------------------------------------------------------------
 
 
 def test_a_zone_of_schedules_that_another_setting_does_not_share_is_told(settings: Any) -> None:

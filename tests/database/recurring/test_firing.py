@@ -1,4 +1,6 @@
-"""A due recurring row gives birth to its fire times: each once, told in the ledger, whatever was missed."""
+"""A due recurring row gives birth to its fire times: each once, told in the ledger, whatever was
+missed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.lifecycle import recurrence
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
 from tests.project import tasks
@@ -20,25 +22,43 @@ def test_a_fire_time_becomes_one_task_and_one_line() -> None:
     assert fire(at(0.5)) == 1
     task = Task.objects.get(recurring_task=row)
     assert (task.name, task.args, task.queue, task.priority, task.status) == (
-        "tests.project.tasks.add", [1, 2], "test", 4, "PENDING")  # fmt: skip
+        "tests.project.tasks.add",
+        [1, 2],
+        "test",
+        4,
+        "PENDING",
+    )
     assert (task.fire_time, task.run_at, task.due_at) == (START, START, START)
     assert task.idempotency_key == f"{row.pk}/2026-03-02T09:00:00Z"
     line = OccurrenceRecord.objects.get()
-    assert (line.outcome, line.fire_time, line.task_id, line.term) == ("DISPATCHED", START, task.pk, 7)
+    assert (line.outcome, line.fire_time, line.task_id, line.term) == (
+        "DISPATCHED",
+        START,
+        task.pk,
+        7,
+    )
     row.refresh_from_db()
     assert (row.next_run_at, row.runs_count, row.last_run_at) == (at(60), 1, at(0.5))
 
 
 def test_nothing_fires_before_its_time_nor_twice() -> None:
     row = a_schedule(overlap="ALLOW")
-    assert [fire(START - timedelta(seconds=1)), fire(START), fire(START), fire(at(59)), fire(at(60))] == [0, 1, 0, 0, 1]
+    assert [
+        fire(START - timedelta(seconds=1)),
+        fire(START),
+        fire(START),
+        fire(at(59)),
+        fire(at(60)),
+    ] == [0, 1, 0, 0, 1]
     assert born(row) == [START, at(60)]
 
 
 def test_a_watermark_that_was_set_back_gives_no_second_birth() -> None:
     row = a_schedule(overlap="ALLOW")
     fire(at(60))
-    RecurringTask.objects.unguarded().update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
+    RecurringTask.objects.unguarded().update(
+        watermark_at=START - timedelta(seconds=1), next_run_at=START
+    )
     assert fire(at(62)) == 0
     assert born(row) == [START, at(60)]
     assert OccurrenceRecord.objects.single().count() == 2
@@ -57,12 +77,19 @@ def test_one_run_now_is_the_last_missed_when_none_is_on_time() -> None:
     row = a_schedule(misfire_grace=5)
     assert fire(at(3600 + 30)) == 1
     assert born(row) == [at(3600)]
-    assert told(row) == [("MISSED", START, at(3540), 60, "COALESCED"), ("DISPATCHED", at(3600), None, 1, "caught up")]
+    assert told(row) == [
+        ("MISSED", START, at(3540), 60, "COALESCED"),
+        ("DISPATCHED", at(3600), None, 1, "caught up"),
+    ]
 
 
 def test_all_missed_runs_are_caught_up_at_a_pace_and_the_oldest_left_out() -> None:
     row = a_schedule(
-        catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, max_catchup_runs=3, catchup_pace=10, overlap="ALLOW"
+        catch_up_mode="RUN_ALL_MISSED",
+        misfire_grace=5,
+        max_catchup_runs=3,
+        catchup_pace=10,
+        overlap="ALLOW",
     )
     assert fire(at(600 + 30)) == 3
     assert born(row) == [at(480), at(540), at(600)]
@@ -79,7 +106,9 @@ def test_all_missed_runs_wait_for_each_other_under_skip() -> None:
 
 
 def test_a_window_shuts_out_what_is_too_old() -> None:
-    row = a_schedule(catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_window=150, overlap="ALLOW")
+    row = a_schedule(
+        catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_window=150, overlap="ALLOW"
+    )
     assert fire(at(600 + 30)) == 2
     assert born(row) == [at(540), at(600)]
     assert told(row)[0] == ("MISSED", START, at(480), 9, "CATCHUP_WINDOW")
@@ -98,7 +127,11 @@ def test_a_busy_schedule_is_skipped_and_the_ledger_names_who_was_in_the_way() ->
     fire(START)
     assert fire(at(60)) == 0
     line = OccurrenceRecord.objects.get(fire_time=at(60))
-    assert (line.outcome, line.blocked_by, line.task_id) == ("SKIPPED_OVERLAP", Task.objects.get().pk, None)
+    assert (line.outcome, line.blocked_by, line.task_id) == (
+        "SKIPPED_OVERLAP",
+        Task.objects.get().pk,
+        None,
+    )
     row.refresh_from_db()
     assert (row.runs_count, row.next_run_at) == (1, at(120))
 
@@ -107,7 +140,12 @@ def test_max_runs_ends_the_schedule() -> None:
     row = a_schedule(max_runs=2, overlap="ALLOW", catch_up_mode="RUN_ALL_MISSED")
     assert fire(at(300)) == 2
     row.refresh_from_db()
-    assert (row.status, row.status_reason, row.runs_count, row.next_run_at) == ("CANCELLED", "MAX_RUNS", 2, None)
+    assert (row.status, row.status_reason, row.runs_count, row.next_run_at) == (
+        "CANCELLED",
+        "MAX_RUNS",
+        2,
+        None,
+    )
     assert born(row) == [START, at(60)]
 
 
@@ -133,7 +171,9 @@ def test_a_task_that_this_process_does_not_know_is_put_off_and_nothing_is_lost()
     assert fire(START) == 0
     row.refresh_from_db()
     assert (row.next_run_at, row.status) == (at(30), "ACTIVE")
-    RecurringTask.objects.unguarded().filter(pk=row.pk).update(task="tests.project.tasks.noop", revision=10)
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        task="tests.project.tasks.noop", revision=10
+    )
     assert fire(at(30)) == 1
     assert born(row) == [START]
 
@@ -141,9 +181,9 @@ def test_a_task_that_this_process_does_not_know_is_put_off_and_nothing_is_lost()
 def test_the_next_look_is_the_head_of_all_rows() -> None:
     a_schedule("later", start_time=at(500))
     row = a_schedule()
-    assert recurrence.head() == START
+    assert trigger.head() == START
     row.cancel()
-    assert recurrence.head() == at(500)
+    assert trigger.head() == at(500)
 
 
 def test_what_passed_in_a_pause_is_one_line_and_a_resume_fires_nothing_of_it() -> None:
@@ -165,7 +205,10 @@ def test_a_pause_ends_by_itself_and_its_fires_are_told() -> None:
     assert fire(at(185)) == 1
     row.refresh_from_db()
     assert (row.status, row.next_run_at) == ("ACTIVE", at(240))
-    assert told(row) == [("PAUSED", START, at(120), 3, "deploy"), ("DISPATCHED", at(180), None, 1, "")]
+    assert told(row) == [
+        ("PAUSED", START, at(120), 3, "deploy"),
+        ("DISPATCHED", at(180), None, 1, ""),
+    ]
 
 
 def test_a_pause_that_outlived_the_last_fire_ends_the_schedule_when_it_is_resumed() -> None:

@@ -1,4 +1,6 @@
-"""Rows, keys and clocks that mean ill: the trigger accounts for each fire once, and no row stops the others."""
+"""Rows, keys and clocks that mean ill: the trigger accounts for each fire once, and no row stops
+the others.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ from typing import Any
 import pytest
 from django.db import ProgrammingError, connection
 
-from django_durable_tasks.lifecycle import births, claims, overlap, recurrence, retention, watermarks
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.recurring import occurrence_tasks, trigger, writes
+from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
 from tests.database.lifecycle.moves import PLACE
@@ -23,7 +28,9 @@ UNIQUE = "tests.project.tasks.unique:a"
 
 def _by_hand(row: RecurringTask, **values: Any) -> None:
     """Write columns as somebody does who knows nothing of the verbs."""
-    RecurringTask.objects.unguarded().filter(pk=row.pk).update(**{"revision": row.revision + 1, **values})
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        **{"revision": row.revision + 1, **values}
+    )
 
 
 def _states(*rows: RecurringTask) -> list[tuple[str, str]]:
@@ -32,7 +39,7 @@ def _states(*rows: RecurringTask) -> list[tuple[str, str]]:
     return [(row.status, row.status_reason) for row in rows]
 
 
-# Bad rows ----------------------------------------------------------------------------------------------------------
+# Bad rows -----------------------------------------------------------------------------------------
 
 BY_HAND: dict[str, dict[str, Any]] = {
     "a word for an interval": {"timetable": [{"interval": "x"}]},
@@ -53,7 +60,11 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "an unknown roll": {"roll": "SIDEWAYS"},
     "a jitter beyond time": {"jitter": 1e300},
     "an expiry beyond time": {"expires_in": 1e300},
-    "a window beyond time": {"catchup_window": 1e300, "catch_up_mode": "RUN_ALL_MISSED", "misfire_grace": 0.0},
+    "a window beyond time": {
+        "catchup_window": 1e300,
+        "catch_up_mode": "RUN_ALL_MISSED",
+        "misfire_grace": 0.0,
+    },
     "a grace beyond time": {"misfire_grace": 1e300},
     "calendars that are no list": {"calendars": 7},
     "a calendar that is not there": {"calendars": ["nowhere"]},
@@ -65,7 +76,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("values", BY_HAND.values(), ids=BY_HAND.keys())
-def test_a_row_spoilt_by_hand_is_set_apart_with_its_error_and_the_others_fire(values: dict[str, Any]) -> None:
+def test_a_row_spoilt_by_hand_is_set_apart_with_its_error_and_the_others_fire(
+    values: dict[str, Any],
+) -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     _by_hand(bad, **values)
     assert fire(at(1)) == 1
@@ -82,10 +95,14 @@ def test_a_column_that_is_no_json_is_set_apart_too() -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA ignore_check_constraints = ON")
-        cursor.execute("UPDATE durable_tasks_recurring_task SET timetable = '[{' WHERE id = %s", [bad.pk.hex])
+        cursor.execute(
+            "UPDATE durable_tasks_recurring_task SET timetable = '[{' WHERE id = %s", [bad.pk.hex]
+        )
         cursor.execute("PRAGMA ignore_check_constraints = OFF")
     assert fire(at(1)) == 1
-    state = RecurringTask.objects.filter(pk=bad.pk).values_list("status", "status_reason", "next_run_at")
+    state = RecurringTask.objects.filter(pk=bad.pk).values_list(
+        "status", "status_reason", "next_run_at"
+    )
     assert list(state) == [("PAUSED", "QUARANTINED", None)]
     assert born(good) == [START]
 
@@ -96,8 +113,8 @@ def _let_the_database_refuse(row: RecurringTask) -> None:
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute(
-                "CREATE TEMP TRIGGER refuse BEFORE INSERT ON durable_tasks_occurrence WHEN NEW.recurring_task_id = "
-                f"'{row.pk.hex}' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+                "CREATE TEMP TRIGGER refuse BEFORE INSERT ON durable_tasks_occurrence WHEN"
+                f" NEW.recurring_task_id = '{row.pk.hex}' BEGIN SELECT RAISE(ABORT, 'refused'); END"
             )
 
 
@@ -116,8 +133,8 @@ def test_a_line_that_the_database_leaves_out_in_silence_loses_no_fire() -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     with connection.cursor() as cursor:
         cursor.execute(
-            "CREATE TEMP TRIGGER leave_out BEFORE INSERT ON durable_tasks_occurrence WHEN NEW.recurring_task_id = "
-            f"'{bad.pk.hex}' BEGIN SELECT RAISE(IGNORE); END"
+            "CREATE TEMP TRIGGER leave_out BEFORE INSERT ON durable_tasks_occurrence WHEN"
+            f" NEW.recurring_task_id = '{bad.pk.hex}' BEGIN SELECT RAISE(IGNORE); END"
         )
     assert fire(START) == 1
     assert _states(bad) == [("PAUSED", "QUARANTINED")]
@@ -126,7 +143,9 @@ def test_a_line_that_the_database_leaves_out_in_silence_loses_no_fire() -> None:
     assert born(good) == [START]
 
 
-def test_a_row_that_is_refused_at_the_end_of_its_pause_is_set_apart_and_not_tried_for_ever() -> None:
+def test_a_row_that_is_refused_at_the_end_of_its_pause_is_set_apart_and_not_tried_for_ever() -> (
+    None
+):
     bad, worse, good = a_schedule("bad"), a_schedule("worse"), a_schedule("good")
     for row in (bad, worse):
         row.pause("deploy")
@@ -157,19 +176,19 @@ def test_an_outage_or_a_missing_column_sets_no_row_apart() -> None:
 
 def test_a_row_that_was_mended_while_it_failed_is_tried_again() -> None:
     row = a_schedule()
-    watermarks.quarantine(row.pk, row.revision - 1, ValueError("of an older revision"))
+    writes.quarantine(row.pk, row.revision - 1, ValueError("of an older revision"))
     assert _states(row) == [("ACTIVE", "")]
     assert fire(START) == 1
 
 
 def test_an_error_that_no_database_could_keep_is_kept_shortened() -> None:
     row = a_schedule()
-    watermarks.quarantine(row.pk, row.revision, ValueError("\x00 and \ud800"))
+    writes.quarantine(row.pk, row.revision, ValueError("\x00 and \ud800"))
     row.refresh_from_db()
     assert row.error == "ValueError: \\x00 and \\ud800"
 
 
-# What somebody wrote past the verbs --------------------------------------------------------------------------------
+# What somebody wrote past the verbs ---------------------------------------------------------------
 
 
 def test_a_status_written_by_hand_is_never_undone_by_the_trigger() -> None:
@@ -178,7 +197,11 @@ def test_a_status_written_by_hand_is_never_undone_by_the_trigger() -> None:
     _by_hand(ended, status="CANCELLED")
     _by_hand(snoozed, status="PAUSED", paused_until=at(600))
     assert fire(at(1)) == 0
-    assert [state for state, _ in _states(paused, ended, snoozed)] == ["PAUSED", "CANCELLED", "PAUSED"]
+    assert [state for state, _ in _states(paused, ended, snoozed)] == [
+        "PAUSED",
+        "CANCELLED",
+        "PAUSED",
+    ]
     assert [row.next_run_at for row in (paused, ended, snoozed)] == [None, None, at(600)]
     assert not Task.objects.exists()
 
@@ -192,7 +215,7 @@ def test_a_clock_that_goes_back_moves_no_watermark_back_and_fires_nothing_twice(
     assert (row.watermark_at, row.next_run_at) == (at(600), at(660))
 
 
-# What the ledger knows ---------------------------------------------------------------------------------------------
+# What the ledger knows ----------------------------------------------------------------------------
 
 
 def _set_back(row: RecurringTask) -> None:
@@ -225,7 +248,7 @@ def test_what_the_ledger_has_forgotten_is_not_born_again_even_when_the_tasks_are
     row = a_schedule(overlap="ALLOW")
     assert fire(at(60)) == 2
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
-    assert retention.prune_ledger(database_now(), 100) == 2
+    assert recurring_retention.prune_ledger(database_now(), 100) == 2
     Task.objects.unguarded().all().delete()
     _set_back(row)
     assert fire(at(121)) == 1
@@ -238,12 +261,12 @@ def test_pruning_forgets_nothing_that_is_still_to_be_told() -> None:
     RecurringTask.objects.unguarded().filter(pk=slow.pk).update(next_run_at=at(90))
     fire(at(60))
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
-    assert retention.prune_ledger(database_now(), 100) == 3
+    assert recurring_retention.prune_ledger(database_now(), 100) == 3
     fire(at(91))
     assert born(slow) == born(fast) == [START, at(60)]
 
 
-# Keys of other tasks -----------------------------------------------------------------------------------------------
+# Keys of other tasks ------------------------------------------------------------------------------
 
 
 def test_a_fire_whose_unique_key_is_held_is_skipped_and_says_by_whom() -> None:
@@ -261,13 +284,17 @@ def test_a_fire_whose_unique_key_is_held_is_skipped_and_says_by_whom() -> None:
 
 
 def test_two_schedules_of_one_unique_key_in_one_tick_give_one_birth() -> None:
-    rows = [a_schedule(f"row {n}", task=tasks.unique, args=["a"], overlap="ALLOW") for n in range(3)]
+    rows = [
+        a_schedule(f"row {n}", task=tasks.unique, args=["a"], overlap="ALLOW") for n in range(3)
+    ]
     assert fire(START) == 1
     outcomes = sorted(line[0] for row in rows for line in told(row))
     assert outcomes == ["DISPATCHED", "SKIPPED_OVERLAP", "SKIPPED_OVERLAP"]
 
 
-@pytest.mark.parametrize("overlap", ["ALLOW", "SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING"])
+@pytest.mark.parametrize(
+    "overlap", ["ALLOW", "SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING"]
+)
 def test_a_unique_task_never_has_two_open_runs_under_any_policy(overlap: str) -> None:
     row = a_schedule(task=tasks.unique, args=["a"], overlap=overlap, interval=10)
     for seconds in (0, 10, 45, 50):
@@ -278,29 +305,40 @@ def test_a_unique_task_never_has_two_open_runs_under_any_policy(overlap: str) ->
 
 
 @pytest.mark.parametrize("how", ["unique", "idempotency"])
-def test_a_birth_that_meets_a_key_at_the_last_moment_has_failed_to_create_and_the_row_goes_on(how: str) -> None:
+def test_a_birth_that_meets_a_key_at_the_last_moment_has_failed_to_create_and_the_row_goes_on(
+    how: str,
+) -> None:
     """The holder is not seen before the insert: its row says another key than its marker."""
     row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
-    given: dict[str, Any] = {"idempotency_key": births.idempotency_key(row.pk, START)} if how == "idempotency" else {}
+    given: dict[str, Any] = (
+        {"idempotency_key": occurrence_tasks.idempotency_key(row.pk, START)}
+        if how == "idempotency"
+        else {}
+    )
     holder = a_task(Status.PENDING, **given)
     if how == "unique":
-        tasks_of = recurrence._holders
+        tasks_of = trigger._key_owners
         Task.objects.unguarded().filter(pk=holder.pk).update(open_unique_key=UNIQUE)
-        recurrence._holders = lambda plans: {}
+        trigger._key_owners = lambda plans: {}
     try:
         assert fire(START) == 1
     finally:
         if how == "unique":
-            recurrence._holders = tasks_of
+            trigger._key_owners = tasks_of
     line = OccurrenceRecord.objects.get(recurring_task=row)
     assert (line.outcome, line.task_id, line.unique_fire_time) == ("FAILED_TO_CREATE", None, START)
     assert line.reason
     row.refresh_from_db()
-    assert (row.status, row.runs_count, row.last_run_at, row.next_run_at) == ("ACTIVE", 0, None, at(60))
+    assert (row.status, row.runs_count, row.last_run_at, row.next_run_at) == (
+        "ACTIVE",
+        0,
+        None,
+        at(60),
+    )
     assert born(good) == [START]
 
 
-# Several fires of one tick -----------------------------------------------------------------------------------------
+# Several fires of one tick ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", ["CANCEL_RUNNING", "REPLACE_PENDING"])
@@ -320,7 +358,7 @@ def test_a_thousand_fires_are_decided_at_a_time_and_the_rest_with_the_next_tick(
     assert (row.watermark_at, row.next_run_at) == (at(25), at(25.01))
 
 
-# Slots -------------------------------------------------------------------------------------------------------------
+# Slots --------------------------------------------------------------------------------------------
 
 
 def test_a_held_run_that_is_let_go_still_waits_for_its_pace() -> None:
@@ -337,11 +375,16 @@ def test_who_died_between_its_claim_and_the_look_at_the_slot_rings_no_second_run
     a_schedule(overlap="QUEUE_ALL")
     fire(START)
     running = Task.objects.get()
-    assert len(claims.claim(QUEUE, at(1), 10, PLACE.node)) == 1
+    assert len(claim.claim(QUEUE, at(1), 10, PLACE.node)) == 1
     fire(at(60))
     queued = Task.objects.waiting_for_overlap().get()
     # What a claim leaves behind that never looked: QUEUED, its alarm over.
-    Task.objects.unguarded().filter(pk=queued.pk).update(status=Status.QUEUED, epoch=1, due_at=START, publish_count=1)
-    assert [ring.task_id for ring in claims.republish(Task.objects.filter(pk=queued.pk), at(100), 10)] == []
+    Task.objects.unguarded().filter(pk=queued.pk).update(
+        status=Status.QUEUED, epoch=1, due_at=START, publish_count=1
+    )
+    assert [
+        message.task_id
+        for message in claim.republish(Task.objects.filter(pk=queued.pk), at(100), 10)
+    ] == []
     assert Task.objects.waiting_for_overlap().get().pk == queued.pk
     assert Task.objects.queued().get().pk == running.pk

@@ -1,4 +1,6 @@
-"""``shadow.listen()`` writes down what beat sends, under the names of its entries, and never stops it."""
+"""``listener.listen()`` writes down what beat sends, under the names of its entries, and never
+stops it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from celery import current_app, signals
 from celery.beat import ScheduleEntry, Scheduler
 from django.db import DatabaseError
 
-from django_durable_tasks.celery import shadow
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.contrib.beat import listener
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import ShadowFire
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
     """Give a scheduler of Celery's, as beat has it after ``listen()``."""
-    shadow.listen()
+    listener.listen()
     scheduler = Scheduler(current_app._get_current_object(), lazy=True)
 
     class Service:
@@ -31,8 +33,8 @@ def scheduler() -> Iterator[Scheduler]:
     service.scheduler = scheduler  # type: ignore[attr-defined]
     signals.beat_init.send(sender=service)
     yield scheduler
-    signals.beat_init.disconnect(dispatch_uid=shadow._UID)
-    signals.before_task_publish.disconnect(dispatch_uid=shadow._UID)
+    signals.beat_init.disconnect(dispatch_uid=listener._UID)
+    signals.before_task_publish.disconnect(dispatch_uid=listener._UID)
 
 
 def _entry(scheduler: Scheduler, name: str, task: str) -> ScheduleEntry:

@@ -1,4 +1,6 @@
-"""Pause, snooze, resume and cancel: what an operator says is kept, told, and never undone by the trigger."""
+"""Pause, snooze, resume and cancel: what an operator says is kept, told, and never undone by the
+trigger.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_durable_tasks.exceptions import DurableTasksError, InvalidOption, InvalidSchedule, TransitionRefused
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.exceptions import (
+    DurableTasksError,
+    InvalidOption,
+    InvalidSchedule,
+    TransitionRefused,
+)
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.durable_command import told as told_by_the_command
 from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
@@ -70,7 +77,9 @@ def test_a_resume_of_what_is_not_paused_changes_nothing() -> None:
 
 
 def test_a_resume_with_what_was_missed_catches_up_by_the_policy_and_tells_no_pause() -> None:
-    row = a_schedule(catch_up_mode="RUN_ALL_MISSED", max_catchup_runs=3, misfire_grace=1, overlap="ALLOW")
+    row = a_schedule(
+        catch_up_mode="RUN_ALL_MISSED", max_catchup_runs=3, misfire_grace=1, overlap="ALLOW"
+    )
     row.pause("deploy")
     RecurringTask.objects.unguarded().update(paused_at=START)
     row.resume(run_missed=True, pace=30)
@@ -79,7 +88,9 @@ def test_a_resume_with_what_was_missed_catches_up_by_the_policy_and_tells_no_pau
     assert fire(now) == 3
     assert born(row) == [at(480), at(540), at(600)]
     starts = list(Task.objects.order_by("fire_time").values_list("run_at", flat=True))
-    assert [start - now for start in starts] == [timedelta(seconds=seconds) for seconds in (0, 30, 60)]
+    assert [start - now for start in starts] == [
+        timedelta(seconds=seconds) for seconds in (0, 30, 60)
+    ]
     assert not OccurrenceRecord.objects.filter(outcome="PAUSED").exists()
 
 
@@ -115,7 +126,11 @@ def test_an_ended_schedule_stays_ended_and_its_open_tasks_go_on() -> None:
     row.refresh_from_db()
     assert (row.status, row.status_reason, row.status_by) == ("CANCELLED", "enough", "anna")
     assert Task.objects.get().status == "PENDING"
-    verbs: list[Any] = [row.pause, row.resume, partial(row.snooze, database_now() + timedelta(days=1))]
+    verbs: list[Any] = [
+        row.pause,
+        row.resume,
+        partial(row.snooze, database_now() + timedelta(days=1)),
+    ]
     for verb in verbs:
         with pytest.raises(TransitionRefused, match=r"has ended \(enough\)"):
             verb()
@@ -143,15 +158,23 @@ def test_an_edit_undoes_no_word_of_an_operator(verb: str) -> None:
 
 
 @pytest.mark.parametrize("values", BY_HAND.values(), ids=BY_HAND.keys())
-def test_a_row_spoilt_by_hand_is_refused_by_every_verb_with_an_error_of_ours(values: dict[str, Any]) -> None:
+def test_a_row_spoilt_by_hand_is_refused_by_every_verb_with_an_error_of_ours(
+    values: dict[str, Any],
+) -> None:
     row = a_schedule()
     RecurringTask.objects.unguarded().update(**values, revision=7)
     row.refresh_from_db()
     verbs: list[Any] = [
-        partial(row.explain, START), row.next_fire_times, row.trigger_now, partial(row.backfill, START, at(60)),
-        partial(row.override, database_now(), "SKIP"), partial(row.pause, "broken"), row.resume,
-        partial(row.resume, run_missed=True), row.cancel,
-    ]  # fmt: skip
+        partial(row.explain, START),
+        row.next_fire_times,
+        row.trigger_now,
+        partial(row.backfill, START, at(60)),
+        partial(row.override, database_now(), "SKIP"),
+        partial(row.pause, "broken"),
+        row.resume,
+        partial(row.resume, run_missed=True),
+        row.cancel,
+    ]
     for verb in verbs:
         with suppress(DurableTasksError), transaction.atomic():
             verb()
@@ -178,7 +201,9 @@ def test_a_later_snooze_replaces_an_earlier_one() -> None:
 
 
 def test_a_snooze_until_a_whole_second_includes_the_fire_within_it() -> None:
-    row = RecurringTask.objects.upsert(name="odd", task=tasks.noop, interval=86_400, start_time=at(days=1, seconds=0.8))
+    row = RecurringTask.objects.upsert(
+        name="odd", task=tasks.noop, interval=86_400, start_time=at(days=1, seconds=0.8)
+    )
     next_run = row.next_fire_times(1)[0].nominal
     row.snooze(next_run.replace(microsecond=0))
     assert row.paused_until == next_run

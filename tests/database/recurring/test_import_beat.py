@@ -10,10 +10,16 @@ import pytest
 from celery import current_app
 from django.db import connection
 
-from django_durable_tasks.celery import wiring
+from django_durable_tasks.celery import inspect
 from django_durable_tasks.models import RecurringTask, Task
 from tests.database.durable_command import durable, told
-from tests.database.recurring.beat_rows import PeriodicTask, PeriodicTasks, drop_tables, make_tables, of_beat
+from tests.database.recurring.beat_rows import (
+    PeriodicTask,
+    PeriodicTasks,
+    drop_tables,
+    make_tables,
+    of_beat,
+)
 from tests.database.recurring.schedules import a_schedule, begin, fire
 
 pytestmark = pytest.mark.django_db
@@ -22,7 +28,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(scope="module", autouse=True)
 def tables(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """Give beat's tables to this file."""
-    wiring.load_tasks()
+    inspect.load_tasks()
     with django_db_blocker.unblock():
         make_tables()
     yield
@@ -39,13 +45,18 @@ def _state(name: str = "nightly") -> tuple[str, str]:
     return _row(name).status, _row(name).status_reason
 
 
-# Reading and importing --------------------------------------------------------------------------------------------
+# Reading and importing ----------------------------------------------------------------------------
 
 
 def test_a_dry_run_tells_and_imports_nothing() -> None:
     of_beat(cron="30 2 * * *", zone="America/New_York", queue="reports", args="[]")
     [line] = told("import-beat", "--dry-run")
-    assert (line["name"], line["act"], line["begins"], line["carried"]) == ("nightly", "IMPORT", "ACTIVE", False)
+    assert (line["name"], line["act"], line["begins"], line["carried"]) == (
+        "nightly",
+        "IMPORT",
+        "ACTIVE",
+        False,
+    )
     assert line["here"] == line["beat"]
     assert len(line["here"]) == 3
     assert [text.partition(":")[0] for text in line["differences"]] == ["DST"]
@@ -64,7 +75,12 @@ def test_rows_of_every_kind_become_schedules() -> None:
     assert durable("import-beat").code == 0
     cron, interval, sun, once = _row("cron"), _row("interval"), _row("sun"), _row("once")
     assert cron.timetable == [{"cron": "*/15 8,9,10,11,12,13,14,15,16,17,18 * * 1,2,3,4,5"}]
-    assert (cron.time_zone, cron.queue, cron.priority, cron.source) == ("Europe/London", "reports", 4, "beat")
+    assert (cron.time_zone, cron.queue, cron.priority, cron.source) == (
+        "Europe/London",
+        "reports",
+        4,
+        "beat",
+    )
     assert (interval.interval_seconds, interval.start_time) == (7200.0, last)
     assert interval.next_run_at == last + timedelta(hours=2)
     assert sun.timetable[0]["solar"] == "sunset"
@@ -109,7 +125,7 @@ def test_an_operators_pause_outlives_an_import() -> None:
     assert _state() == ("PAUSED", "deploy")
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def test_a_bad_row_is_told_and_holds_no_other_up() -> None:
@@ -123,7 +139,10 @@ def test_a_bad_row_is_told_and_holds_no_other_up() -> None:
     for why in ("args are no JSON", "missing a required argument"):
         assert why in answer.out
     # Celery 5.7 refuses a day that never comes, before we do.
-    assert "Celery cannot read its crontab, '0 0 31 2 *'" in answer.out or "can never fire" in answer.out
+    assert (
+        "Celery cannot read its crontab, '0 0 31 2 *'" in answer.out
+        or "can never fire" in answer.out
+    )
 
 
 def test_what_has_had_its_time_is_left_out_and_is_no_failure() -> None:
@@ -132,7 +151,10 @@ def test_what_has_had_its_time_is_left_out_and_is_no_failure() -> None:
     of_beat("expired", expires=past)
     of_beat("done", one_off=True, total_run_count=1)
     assert {(line["name"], line["act"]) for line in told("import-beat")} == {
-        ("clocked", "OVER"), ("expired", "OVER"), ("done", "OVER")}  # fmt: skip
+        ("clocked", "OVER"),
+        ("expired", "OVER"),
+        ("done", "OVER"),
+    }
     assert not RecurringTask.objects.exists()
 
 
@@ -147,10 +169,15 @@ def test_a_row_of_somebody_else_is_not_taken() -> None:
 def test_a_database_without_beats_tables_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(connection.introspection), "table_names", lambda self: [])
     answer = durable("import-beat")
-    assert (answer.code, "'default' has no table django_celery_beat_periodictask" in answer.err) == (2, True)
+    assert (
+        answer.code,
+        "'default' has no table django_celery_beat_periodictask" in answer.err,
+    ) == (2, True)
 
 
-def test_tables_of_an_older_version_have_defaults_for_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_an_older_version_have_defaults_for_what_they_lack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     of_beat(headers="{}", expire_seconds=9)
     introspection = type(connection.introspection)
     describe = introspection.get_table_description
@@ -164,7 +191,7 @@ def test_tables_of_an_older_version_have_defaults_for_what_they_lack(monkeypatch
     assert _row().expires_in is None
 
 
-# Leaving beat -----------------------------------------------------------------------------------------------------
+# Leaving beat -------------------------------------------------------------------------------------
 
 
 def test_what_fires_here_is_switched_off_in_beat_when_asked() -> None:
@@ -175,7 +202,10 @@ def test_what_fires_here_is_switched_off_in_beat_when_asked() -> None:
     assert enabled == {"one": False, "off": False}
     assert PeriodicTasks.objects.get().ident == 1  # type: ignore[attr-defined]
     assert (_state("one"), _state("off")) == (("ACTIVE", ""), ("PAUSED", "DISABLED_IN_BEAT"))
-    again = {line["name"]: (line["act"], line["begins"]) for line in told("import-beat", "--disable-in-beat")}
+    again = {
+        line["name"]: (line["act"], line["begins"])
+        for line in told("import-beat", "--disable-in-beat")
+    }
     assert again == {"one": ("OURS", "ACTIVE"), "off": ("OURS", "PAUSED")}
     assert _state("one") == ("ACTIVE", "")
 
@@ -193,7 +223,7 @@ def test_a_shadow_first_and_the_switch_later() -> None:
     assert not PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]
 
 
-# Carrying ---------------------------------------------------------------------------------------------------------
+# Carrying -----------------------------------------------------------------------------------------
 
 
 def test_a_task_that_is_not_durable_is_listed_and_not_imported() -> None:
@@ -217,13 +247,19 @@ def test_it_is_carried_once_the_settings_allow_it(settings: Any) -> None:
     begin(row, datetime(2026, 3, 2, 2, 30, tzinfo=UTC))
     assert fire(datetime(2026, 3, 2, 2, 30, 1, tzinfo=UTC)) == 1
     sent = Task.objects.get().kwargs
-    assert (sent["task"], sent["args"], sent["options"]["queue"]) == ("shop.tasks.plain", [1], "old")
+    assert (sent["task"], sent["args"], sent["options"]["queue"]) == (
+        "shop.tasks.plain",
+        [1],
+        "old",
+    )
 
 
-# One-offs and zones -------------------------------------------------------------------------------------------------
+# One-offs and zones -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", [{"every": (10, "seconds")}, {"cron": "*/15 * * * *"}, {"cron": "0 9 * * *"}])
+@pytest.mark.parametrize(
+    "when", [{"every": (10, "seconds")}, {"cron": "*/15 * * * *"}, {"cron": "0 9 * * *"}]
+)
 def test_a_one_off_shows_the_one_fire_that_it_has_here_and_in_beat(when: dict[str, Any]) -> None:
     of_beat(one_off=True, last_run_at=datetime.now(UTC), **when)
     [line] = told("import-beat")

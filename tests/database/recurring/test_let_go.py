@@ -1,10 +1,12 @@
-"""A task that waited for its slot is dispatched as soon as the sweep lets it go, not one poll later."""
+"""A task that waited for its slot is dispatched as soon as the sweep lets it go, not one poll
+later.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from django_durable_tasks.lifecycle import transitions
+from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.database.recurring.schedules import START, a_schedule, at, fire
@@ -27,6 +29,9 @@ def test_a_task_that_the_sweep_lets_go_is_dispatched_by_a_round_that_comes_at_on
     scheduler.leader.step()
     scheduler.round()
     scheduler.maintenance.round()
-    assert scheduler.dispatching.rest() < 0.1
-    until(lambda: (scheduler.round(), Task.objects.queued().filter(pk=second.pk).exists())[1], within=30)
-    assert [ring.task_id for ring in take_rings(QUEUE)] == [second.pk]
+    assert scheduler.dispatching.time_to_sleep() < 0.1
+    until(
+        lambda: (scheduler.round(), Task.objects.queued().filter(pk=second.pk).exists())[1],
+        within=30,
+    )
+    assert [message.task_id for message in take_rings(QUEUE)] == [second.pk]

@@ -1,4 +1,6 @@
-"""A fire time meets a run that is still open: six policies, from the birth over the claim to the end of the runs."""
+"""A fire time meets a run that is still open: six policies, from the birth over the claim to the
+end of the runs.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import claims, dead_letters, overlap, recovery
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.tasks import claim, dead_letters, operator_actions
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from tests.database.lifecycle.moves import CRASH, FAILURE, HOPELESS, PLACE, end, question, start, succeed
+from tests.database.lifecycle.moves import (
+    CRASH,
+    FAILURE,
+    HOPELESS,
+    PLACE,
+    end,
+    question,
+    start,
+    succeed,
+)
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import QUEUE, a_task
 from tests.project import tasks
@@ -28,7 +40,10 @@ def of(fire_time: datetime) -> Task:
 
 def claimed() -> list[Any]:
     """Claim whatever is due as a scheduler does; return the fire times that are to be published."""
-    ids = [ring.task_id for ring in claims.claim(QUEUE, database_now() + timedelta(seconds=1), 10, PLACE.node)]
+    ids = [
+        message.task_id
+        for message in claim.claim(QUEUE, database_now() + timedelta(seconds=1), 10, PLACE.node)
+    ]
     return sorted(Task.objects.filter(pk__in=ids).values_list("fire_time", flat=True))
 
 
@@ -56,7 +71,7 @@ def after_three_fires(overlap: str, *, running: bool = True, **given: Any) -> Re
     return row
 
 
-# The six policies --------------------------------------------------------------------------------------------------
+# The six policies ---------------------------------------------------------------------------------
 
 
 def test_allow_runs_them_beside_each_other() -> None:
@@ -149,7 +164,7 @@ def test_the_newest_missed_run_goes_first_when_it_was_asked_for() -> None:
     assert order == [THIRD, SECOND, START]
 
 
-# One key, several schedules ---------------------------------------------------------------------------------------
+# One key, several schedules -----------------------------------------------------------------------
 
 
 def test_schedules_of_one_key_exclude_each_other_and_others_do_not() -> None:
@@ -163,7 +178,9 @@ def test_schedules_of_one_key_exclude_each_other_and_others_do_not() -> None:
 
 
 def test_a_key_takes_named_arguments_and_the_tasks_own_name() -> None:
-    a_schedule(task=tasks.echo, kwargs={"region": "eu"}, overlap="SKIP", overlap_key="{task}/{region}")
+    a_schedule(
+        task=tasks.echo, kwargs={"region": "eu"}, overlap="SKIP", overlap_key="{task}/{region}"
+    )
     fire(START)
     assert of(START).overlap_key == "1:tests.project.tasks.echo/eu"
 
@@ -177,7 +194,7 @@ def test_a_policy_counts_for_the_newcomer_whoever_was_there_first() -> None:
     assert claimed() == [at(30)]
 
 
-# At the claim -----------------------------------------------------------------------------------------------------
+# At the claim -------------------------------------------------------------------------------------
 
 
 def test_a_run_that_waits_for_its_next_try_keeps_its_slot() -> None:
@@ -185,7 +202,7 @@ def test_a_run_that_waits_for_its_next_try_keeps_its_slot() -> None:
     end(of(START), outcome=FAILURE)
     assert of(START).status == "PENDING"
     assert (overlap.release(10), claimed()) == (0, [])
-    recovery.retry(question(of(START)), by="anna")
+    operator_actions.retry(question(of(START)), by="anna")
     assert claimed() == [START]
 
 
@@ -232,9 +249,10 @@ def test_any_number_of_busy_slots_hide_no_free_one() -> None:
             a_task("RUNNING", overlap_key=slot)
         a_task(overlap_key=slot, due_at=datetime.fromisoformat("9000-01-01T00:00:00+00:00"))
     assert overlap.release(1) == 1
-    assert [task.overlap_key for task in Task.objects.pending().exclude(pk__in=Task.objects.waiting_for_overlap())] == [
-        "slot 5"
-    ]
+    assert [
+        task.overlap_key
+        for task in Task.objects.pending().exclude(pk__in=Task.objects.waiting_for_overlap())
+    ] == ["slot 5"]
 
 
 def test_a_run_with_jitter_is_let_go_no_sooner_than_its_instant() -> None:

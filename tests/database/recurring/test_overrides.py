@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, TransitionRefused
-from django_durable_tasks.lifecycle.clock import database_now
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
-from tests.database.recurring.schedules import DAILY, START, a_schedule, at, born, fire, told, tomorrow
+from tests.database.recurring.schedules import (
+    DAILY,
+    START,
+    a_schedule,
+    at,
+    born,
+    fire,
+    told,
+    tomorrow,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -29,7 +38,13 @@ def test_a_skipped_fire_does_not_run_and_the_ledger_says_by_whose_word() -> None
     assert row.next_run_at == tomorrow(days=1)
     assert fire(tomorrow(days=1)) == 1
     assert born(row) == [tomorrow(days=1)]
-    assert told(row)[0] == ("OVERRIDDEN", tomorrow(), tomorrow(), 1, "skipped by hand: bank holiday")
+    assert told(row)[0] == (
+        "OVERRIDDEN",
+        tomorrow(),
+        tomorrow(),
+        1,
+        "skipped by hand: bank holiday",
+    )
     assert OccurrenceOverride.objects.get().by == "anna"
 
 
@@ -92,7 +107,9 @@ def test_the_past_is_refused_by_the_name_of_its_field() -> None:
         row.override(START, "SKIP")
     with pytest.raises(TransitionRefused, match=r"move_to=.* is past"):
         row.override(tomorrow(), "MOVE", move_to=START)
-    OccurrenceOverride.objects.unguarded().create(recurring_task=row, fire_time=START, action="SKIP")
+    OccurrenceOverride.objects.unguarded().create(
+        recurring_task=row, fire_time=START, action="SKIP"
+    )
     with pytest.raises(TransitionRefused, match="is past"):
         row.withdraw(START)
     assert OccurrenceOverride.objects.count() == 1
@@ -102,15 +119,21 @@ def test_a_fire_that_was_moved_forward_and_has_run_is_decided() -> None:
     row = a_daily_schedule()
     row.override(tomorrow(days=1), "MOVE", move_to=tomorrow(hours=-2))
     fire(tomorrow(hours=-2))
-    for change in (lambda: row.override(tomorrow(days=1), "SKIP"), lambda: row.withdraw(tomorrow(days=1))):
-        with pytest.raises(TransitionRefused, match="is told already: DISPATCHED"):
+    for change in (
+        lambda: row.override(tomorrow(days=1), "SKIP"),
+        lambda: row.withdraw(tomorrow(days=1)),
+    ):
+        with pytest.raises(TransitionRefused, match="is already in the ledger: DISPATCHED"):
             change()
     assert OccurrenceOverride.objects.get().action == "MOVE"
 
 
 def test_what_is_no_fire_time_is_refused_with_those_around_it() -> None:
     row = a_daily_schedule()
-    noon, around = tomorrow(hours=3), f"before it comes {tomorrow().isoformat()[:16]}.* and after it comes"
+    noon, around = (
+        tomorrow(hours=3),
+        f"before it comes {tomorrow().isoformat()[:16]}.* and after it comes",
+    )
     for action, more in (("SKIP", {}), ("MOVE", {"move_to": tomorrow(hours=4)})):
         with pytest.raises(InvalidSchedule, match=around):
             row.override(noon, action, **more)
@@ -141,7 +164,8 @@ def test_a_second_names_the_fire_within_it() -> None:
 
 
 def test_before_its_start_a_schedule_names_its_start() -> None:
-    row = RecurringTask.objects.upsert(name="later", task="tests.project.tasks.noop", cron=DAILY,
-                                       start_time=tomorrow(days=5))  # fmt: skip
+    row = RecurringTask.objects.upsert(
+        name="later", task="tests.project.tasks.noop", cron=DAILY, start_time=tomorrow(days=5)
+    )
     with pytest.raises(InvalidSchedule, match="is before the start of later"):
         row.override(tomorrow(days=1), "SKIP")

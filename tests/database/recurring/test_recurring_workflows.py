@@ -1,4 +1,6 @@
-"""A recurring task may start a workflow: one for each fire time, which holds the slot of its schedule until it ends."""
+"""A recurring task may start a workflow: one for each fire time, which holds the slot of its
+schedule until it ends.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.lifecycle import attempts, claims, dead_letters, overlap, recovery, workflow_deadlines
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.tasks import (
+    attempts,
+    claim,
+    dead_letters,
+    operator_actions,
+)
+from django_durable_tasks.engine.workflows import deadlines, followups
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from tests.database.graphs.playing import HOPELESS, begin, fail, recount, succeed, tell
 from tests.database.lifecycle.moves import CRASH, FAILURE, PLACE, question
@@ -39,7 +48,7 @@ def of(fire_time: datetime) -> Task:
 
 def build(fire_time: datetime, steps: int = 2) -> WorkflowRun:
     """Run the body of a fire time, which returns a workflow; return its run."""
-    assert attempts.succeed(begin(of(fire_time)), None, "worker@host", (closing(steps),))
+    assert followups.succeed(begin(of(fire_time)), None, "worker@host", (closing(steps),))
     found: WorkflowRun = WorkflowRun.objects.filter(fire_time=fire_time).latest("pk")
     return found
 
@@ -55,8 +64,12 @@ def finish(run: WorkflowRun) -> WorkflowRun:
 
 def due() -> list[datetime | None]:
     """Claim whatever is due as a scheduler does; return the fire times that are to be published."""
-    ids = [ring.task_id for ring in claims.claim(QUEUE, database_now(), 10, PLACE.node)]
-    return sorted(Task.objects.filter(pk__in=ids, recurring_task__isnull=False).values_list("fire_time", flat=True))
+    ids = [message.task_id for message in claim.claim(QUEUE, database_now(), 10, PLACE.node)]
+    return sorted(
+        Task.objects.filter(pk__in=ids, recurring_task__isnull=False).values_list(
+            "fire_time", flat=True
+        )
+    )
 
 
 def outcome(fire_time: datetime) -> tuple[str, str]:
@@ -72,7 +85,7 @@ def with_a_run_open(overlap: str, **given: Any) -> tuple[RecurringTask, Workflow
     return row, build(START)
 
 
-# One run a fire time ------------------------------------------------------------------------------------------------
+# One run a fire time ------------------------------------------------------------------------------
 
 
 def test_a_fire_starts_one_workflow_which_knows_whose_it_is() -> None:
@@ -92,9 +105,11 @@ def test_only_the_attempt_that_succeeds_starts_it(outcome: Any) -> None:
     fire(START)
     first = begin(of(START))
     attempts.end_runs(question(of(START)), lambda _: outcome, worker="worker@host")
-    recovery.retry(question(of(START)), by="anna")
+    operator_actions.retry(question(of(START)), by="anna")
     run = build(START)
-    assert not attempts.succeed(first, None, "worker@host", (closing(),)), "a paused worker wakes: it is fenced"
+    assert not followups.succeed(first, None, "worker@host", (closing(),)), (
+        "a paused worker wakes: it is fenced"
+    )
     assert list(WorkflowRun.objects.values_list("pk", flat=True)) == [run.pk]
 
 
@@ -102,9 +117,12 @@ def test_a_success_whose_reply_was_lost_starts_nothing_more_when_it_is_told_agai
     a_schedule()
     fire(START)
     body = begin(of(START))
-    assert attempts.succeed(body, None, "worker@host", (closing(),))
-    assert attempts.succeed(body, None, "worker@host", (closing(),))
-    assert (WorkflowRun.objects.count(), Task.objects.filter(workflow__isnull=False).count()) == (1, 2)
+    assert followups.succeed(body, None, "worker@host", (closing(),))
+    assert followups.succeed(body, None, "worker@host", (closing(),))
+    assert (WorkflowRun.objects.count(), Task.objects.filter(workflow__isnull=False).count()) == (
+        1,
+        2,
+    )
 
 
 def test_a_start_that_is_refused_fails_the_body_and_leaves_nothing() -> None:
@@ -114,7 +132,7 @@ def test_a_start_that_is_refused_fails_the_body_and_leaves_nothing() -> None:
     first = stray.add(tasks.noop)
     stray.add(tasks.echo, first.result)
     with pytest.raises(Exception, match="not upstream"):
-        attempts.succeed(begin(of(START)), None, "worker@host", (stray,))
+        followups.succeed(begin(of(START)), None, "worker@host", (stray,))
     assert (of(START).status, WorkflowRun.objects.count()) == ("RUNNING", 0)
 
 
@@ -135,7 +153,7 @@ def test_a_fire_whose_task_succeeded_cannot_be_replayed_into_a_second_run() -> N
     assert of(START).status == "SUCCESS"
 
 
-# Overlap -----------------------------------------------------------------------------------------------------------
+# Overlap ------------------------------------------------------------------------------------------
 
 
 def test_allow_starts_them_beside_each_other() -> None:
@@ -162,12 +180,14 @@ def test_a_sub_workflow_that_goes_on_alone_keeps_the_slot_too() -> None:
     sub = Workflow("sub", deadline=1)
     sub.add(tasks.noop)
     whole.add_workflow(sub, step="sub")
-    assert attempts.succeed(begin(of(START)), None, "worker@host", (whole,))
+    assert followups.succeed(begin(of(START)), None, "worker@host", (whole,))
     begin(Task.objects.get(step="noop"))
-    workflow_deadlines.cancel_late(at(days=36_500), 10)
-    workflow_deadlines.cancel_called_off(10)
+    deadlines.cancel_late(at(days=36_500), 10)
+    deadlines.cancel_called_off(10)
     tell()
-    WorkflowRun.objects.unguarded().filter(name="whole").update(status="FAILED", completed_at=database_now())
+    WorkflowRun.objects.unguarded().filter(name="whole").update(
+        status="FAILED", completed_at=database_now()
+    )
     fire(SECOND)
     assert outcome(SECOND)[0] == "SKIPPED_OVERLAP"
 
@@ -212,7 +232,7 @@ def test_cancel_running_calls_the_workflow_off_and_waits_until_it_has_ended() ->
     body = begin(Task.objects.get(step="step 0"))
     fire(SECOND)
     assert (overlap.release(10), due()) == (0, [])
-    workflow_deadlines.cancel_called_off(10)
+    deadlines.cancel_called_off(10)
     tell()
     assert (overlap.release(10), due()) == (0, []), "a body still runs"
     attempts.fail(body, FAILURE, "worker@host")
@@ -273,7 +293,7 @@ def test_a_tick_costs_as_many_statements_at_many_open_workflows_as_at_one() -> N
             a_schedule(name, overlap="CANCEL_RUNNING", start_time=START)
         fire(START)
         for task in Task.objects.filter(fire_time=START, status="PENDING"):
-            attempts.succeed(begin(task), None, "worker@host", (closing(),))
+            followups.succeed(begin(task), None, "worker@host", (closing(),))
         with CaptureQueriesContext(connection) as seen:
             fire(SECOND)
         assert WorkflowRun.objects.filter(reason="REPLACED").count() == number
@@ -284,7 +304,7 @@ def test_a_tick_costs_as_many_statements_at_many_open_workflows_as_at_one() -> N
     assert statements(8) == statements(1)
 
 
-# By hand and of the past --------------------------------------------------------------------------------------------
+# By hand and of the past --------------------------------------------------------------------------
 
 
 def test_a_run_by_hand_waits_for_the_workflow_and_starts_one_of_its_own() -> None:
@@ -310,7 +330,10 @@ def test_the_account_of_a_fire_tells_how_far_its_workflow_is() -> None:
     row, run = with_a_run_open("SKIP")
     succeed(Task.objects.get(step="step 0"))
     tell()
-    assert f"It started workflow run {run.pk}, which is RUNNING: 1 of 2 tasks have ended." in row.explain(START)
+    assert (
+        f"It started workflow run {run.pk}, which is RUNNING: 1 of 2 tasks have ended."
+        in row.explain(START)
+    )
     finish(run)
     assert "which is SUCCESS: 2 of 2" in row.explain(START)
 
@@ -328,7 +351,9 @@ def test_a_backfill_runs_one_workflow_after_the_other() -> None:
     assert WorkflowRun.objects.count() == 3
 
 
-def test_a_backfill_leaves_an_open_workflow_and_starts_an_ended_one_anew_when_all_was_asked_for() -> None:
+def test_a_backfill_leaves_an_open_workflow_and_starts_an_ended_one_anew_when_all_was_asked_for() -> (
+    None
+):
     row, run = with_a_run_open("SKIP")
 
     def told(reprocess: str) -> tuple[str, str]:
@@ -338,7 +363,9 @@ def test_a_backfill_leaves_an_open_workflow_and_starts_an_ended_one_anew_when_al
     assert told("ALL") == ("UNCHANGED", f"its workflow run {run.pk} is RUNNING")
     fail(Task.objects.get(step="step 0"))
     tell()
-    assert told("FAILED") == ("UNCHANGED", f"its workflow run {run.pk} is FAILED"), "it is retried in the run itself"
+    assert told("FAILED") == ("UNCHANGED", f"its workflow run {run.pk} is FAILED"), (
+        "it is retried in the run itself"
+    )
     assert told("ALL") == ("REPLAYED", "was SUCCESS")
     second = build(START)
     assert second.pk != run.pk

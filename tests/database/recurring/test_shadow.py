@@ -1,4 +1,6 @@
-"""``durable shadow`` compares what was heard of beat with what would have fired here, and changes nothing."""
+"""``durable shadow`` compares what was heard of beat with what would have fired here, and changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.lifecycle import shadows
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.management.durable import shadowing
+from django_durable_tasks.contrib.beat import shadow_fires
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
+from django_durable_tasks.management.durable import shadow
 from django_durable_tasks.models import RecurringTask, ShadowFire
 from tests.database.durable_command import Answer, durable
 from tests.database.recurring.schedules import START, a_schedule, at
@@ -37,7 +40,7 @@ def _told(*more: str) -> dict[str, Any]:
     return {one["name"]: one for one in answer.told["schedules"]}
 
 
-# The report -------------------------------------------------------------------------------------------------------
+# The report ---------------------------------------------------------------------------------------
 
 
 def test_a_paused_row_that_beat_fires_alike_does_not_differ() -> None:
@@ -55,7 +58,9 @@ def test_what_one_side_does_alone_is_told_with_its_instants() -> None:
     _heard("nightly", 0.1, 60.2, 95, 180.1, 240.1, 300.1)
     answer = _shadow()
     assert answer.code == 1
-    assert "nightly: here alone: 2026-03-02 09:02:00Z; beat alone: 2026-03-02 09:01:35Z" in answer.out
+    assert (
+        "nightly: here alone: 2026-03-02 09:02:00Z; beat alone: 2026-03-02 09:01:35Z" in answer.out
+    )
 
 
 def test_a_fire_at_the_edge_belongs_to_what_came_before_it() -> None:
@@ -85,14 +90,14 @@ def test_only_what_is_named_is_compared() -> None:
 
 
 def test_a_dense_schedule_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadows, "MOST", 3)
+    monkeypatch.setattr(shadow_fires, "MOST", 3)
     _of_beat()
     assert "more than 3 fires" in _told()["nightly"]["remark"]
 
 
 def test_without_anything_heard_there_is_nothing_to_compare_from() -> None:
     answer = durable("shadow")
-    assert (answer.code, "shadow.listen()" in answer.err) == (2, True)
+    assert (answer.code, "listener.listen()" in answer.err) == (2, True)
     _heard("stray", 0)
     assert durable("shadow", "--to", at(60).isoformat()).code == 1
 
@@ -104,9 +109,9 @@ def test_a_watch_tells_each_difference_once(monkeypatch: pytest.MonkeyPatch) -> 
         passed = next(rounds, None)
         if passed is None:
             raise KeyboardInterrupt
-        monkeypatch.setattr(shadowing, "database_now", lambda: at(passed + 31))
+        monkeypatch.setattr(shadow, "database_now", lambda: at(passed + 31))
 
-    monkeypatch.setattr(shadowing, "_wait", wait)
+    monkeypatch.setattr(shadow, "_wait", wait)
     _of_beat()
     _heard("nightly", 60.1, 180.1)
     answer = durable("shadow", "--watch", "--to", at(10).isoformat())
@@ -119,5 +124,9 @@ def test_what_was_heard_is_pruned_in_its_turn(settings: Any) -> None:
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
     now = database_now()
-    assert [shadows.prune(now, 2), shadows.prune(now, 2), shadows.prune(now, 2)] == [2, 1, 0]
+    assert [prune_shadow_fires(now, 2), prune_shadow_fires(now, 2), prune_shadow_fires(now, 2)] == [
+        2,
+        1,
+        0,
+    ]
     assert ShadowFire.objects.get().name == "new"

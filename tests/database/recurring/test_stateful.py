@@ -1,4 +1,6 @@
-"""Hypothesis plays outages, operators, crashes and clocks that go back; a slow reference keeps the same books."""
+"""Hypothesis plays outages, operators, crashes and clocks that go back; a slow reference keeps the
+same books.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from django_durable_tasks.lifecycle import schedules
+from django_durable_tasks.engine.recurring import schedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.reference import TICK, Plan
 from tests.database.recurring.schedules import START, fire
@@ -22,16 +24,18 @@ ROWS = 4
 intervals = st.sampled_from([60.0, 90.0, 7.5, 3600.0])
 picks = st.integers(0, ROWS - 1)
 steps = st.one_of(st.floats(0, 100), st.sampled_from([0.0, 60.0, 90.0, 600.0, 3600.0, 7200.0]))
-plans = st.fixed_dictionaries({
-    "interval": intervals,
-    "catch_up_mode": st.sampled_from(["RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED"]),
-    "misfire_grace": st.sampled_from([0.0, 1.0, 60.0, 600.0]),
-    "catchup_window": st.sampled_from([None, None, 0.0, 300.0, 3600.0]),
-    "max_catchup_runs": st.sampled_from([1, 3, 100]),
-    "catchup_order": st.sampled_from(["OLDEST", "NEWEST"]),
-    "expires_in": st.sampled_from([None, None, 90.0]),
-    "max_runs": st.sampled_from([None, None, 1, 20]),
-})  # fmt: skip
+plans = st.fixed_dictionaries(
+    {
+        "interval": intervals,
+        "catch_up_mode": st.sampled_from(["RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED"]),
+        "misfire_grace": st.sampled_from([0.0, 1.0, 60.0, 600.0]),
+        "catchup_window": st.sampled_from([None, None, 0.0, 300.0, 3600.0]),
+        "max_catchup_runs": st.sampled_from([1, 3, 100]),
+        "catchup_order": st.sampled_from(["OLDEST", "NEWEST"]),
+        "expires_in": st.sampled_from([None, None, 90.0]),
+        "max_runs": st.sampled_from([None, None, 1, 20]),
+    }
+)
 
 
 class Clock:
@@ -60,16 +64,26 @@ class Trigger(RuleBasedStateMachine):
     def declare(self, given: dict[str, Any]) -> None:
         """Somebody declares a schedule; it begins with its first grid point after now."""
         name = f"row {len(self.plans)}"
-        row = RecurringTask.objects.upsert(name=name, task=tasks.noop, queue="test", overlap="ALLOW", **given)
+        row = RecurringTask.objects.upsert(
+            name=name, task=tasks.noop, queue="test", overlap="ALLOW", **given
+        )
         self.plans.append(
             Plan(
-                row.pk, given["interval"], Clock.now, Clock.now, given["catch_up_mode"], given["misfire_grace"],
-                given["catchup_window"], given["max_catchup_runs"], given["catchup_order"] == "NEWEST",
-                given["expires_in"], given["max_runs"],
+                row.pk,
+                given["interval"],
+                Clock.now,
+                Clock.now,
+                given["catch_up_mode"],
+                given["misfire_grace"],
+                given["catchup_window"],
+                given["max_catchup_runs"],
+                given["catchup_order"] == "NEWEST",
+                given["expires_in"],
+                given["max_runs"],
             )
-        )  # fmt: skip
+        )
 
-    # Leaders -------------------------------------------------------------------------------------------------------
+    # Leaders --------------------------------------------------------------------------------------
 
     @rule(seconds=steps, limit=st.sampled_from([1, 100]))
     def lead(self, seconds: float, limit: int) -> None:
@@ -82,7 +96,9 @@ class Trigger(RuleBasedStateMachine):
 
     @rule(seconds=steps)
     def lead_with_a_clock_behind(self, seconds: float) -> None:
-        """Another leader's clock is behind: there is nothing for it that the first has not done, but what it sees."""
+        """Another leader's clock is behind: there is nothing for it that the first has not done,
+        but what it sees.
+        """
         behind = Clock.now - timedelta(seconds=seconds)
         assert fire(behind) == sum(plan.tick(behind) for plan in self.plans)
 
@@ -99,7 +115,7 @@ class Trigger(RuleBasedStateMachine):
         """An outage."""
         Clock.now += timedelta(seconds=seconds)
 
-    # Operators -----------------------------------------------------------------------------------------------------
+    # Operators ------------------------------------------------------------------------------------
 
     def _living(self, pick: int) -> list[Plan]:
         living = [plan for plan in self.plans if plan.status != "CANCELLED"]
@@ -124,19 +140,25 @@ class Trigger(RuleBasedStateMachine):
     def edit(self, pick: int, interval: float) -> None:
         """Somebody changes when a schedule fires, or declares it as it is."""
         for plan in self._living(pick):
-            RecurringTask.objects.upsert(name=self._row(plan).name, task=tasks.noop, interval=interval)
+            RecurringTask.objects.upsert(
+                name=self._row(plan).name, task=tasks.noop, interval=interval
+            )
             plan.edit(Clock.now, interval)
 
     @rule(pick=picks, mode=st.sampled_from(["RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED"]))
     def edit_policy(self, pick: int, mode: str) -> None:
         """Somebody changes how a schedule treats what it missed; when it fires stays as it is."""
         for plan in self._living(pick):
-            RecurringTask.objects.upsert(name=self._row(plan).name, task=tasks.noop, catch_up_mode=mode)
+            RecurringTask.objects.upsert(
+                name=self._row(plan).name, task=tasks.noop, catch_up_mode=mode
+            )
             plan.mode = mode
 
     @rule(pick=picks)
     def set_back(self, pick: int) -> None:
-        """A watermark is set back by hand: what is told alone stays as it is, and the row is not to blame."""
+        """A watermark is set back by hand: what is told alone stays as it is, and the row is not to
+        blame.
+        """
         for plan in self._living(pick):
             if plan.status != "ACTIVE":
                 continue
@@ -149,20 +171,28 @@ class Trigger(RuleBasedStateMachine):
                 born = fire(Clock.now)
                 assert known.items() <= dict(lines.all().values_list("fire_time", "task")).items()
                 fired = Task.objects.filter(recurring_task=plan.pk).values_list("fire_time", "pk")
-                assert dict(fired) == dict(lines.filter(task__isnull=False).values_list("fire_time", "task"))
+                assert dict(fired) == dict(
+                    lines.filter(task__isnull=False).values_list("fire_time", "task")
+                )
                 assert self._row(plan).status_reason in ("", "MAX_RUNS")
                 assert self._row(plan).runs_count == len(fired) <= plan.runs + born
                 transaction.set_rollback(True)
 
-    # Always --------------------------------------------------------------------------------------------------------
+    # Always ---------------------------------------------------------------------------------------
 
     @invariant()
     def the_books_are_those_of_the_reference(self) -> None:
-        """Each fire is told once, alone or inside one range, and a task there is where the line says so."""
+        """Each fire is told once, alone or inside one range, and a task there is where the line
+        says so.
+        """
         rows = RecurringTask.objects.in_bulk([plan.pk for plan in self.plans])
         for plan in self.plans:
             row = rows[plan.pk]
-            assert (row.status, row.runs_count, row.next_run_at) == (plan.status, plan.runs, plan.next_look())
+            assert (row.status, row.runs_count, row.next_run_at) == (
+                plan.status,
+                plan.runs,
+                plan.next_look(),
+            )
             assert row.watermark_at >= self.watermarks.get(plan.pk, row.watermark_at)
             assert row.status != "ACTIVE" or (row.next_run_at or START) > row.watermark_at
             self.watermarks[plan.pk] = row.watermark_at
@@ -173,14 +203,23 @@ class Trigger(RuleBasedStateMachine):
         singles = {line.fire_time: line for line in lines.single()}
         assert {fire_time: line.outcome for fire_time, line in singles.items()} == plan.singles
         runs = dict(Task.objects.filter(recurring_task=plan.pk).values_list("fire_time", "pk"))
-        assert runs == {fire_time: line.task_id for fire_time, line in singles.items() if line.task_id}
-        assert set(runs) == {fire_time for fire_time, outcome in plan.singles.items() if outcome == "DISPATCHED"}
-        told = [(one.outcome, one.fire_time, one.last_fire_time, one.count) for one in lines.ranges().order_by("pk")]
+        assert runs == {
+            fire_time: line.task_id for fire_time, line in singles.items() if line.task_id
+        }
+        assert set(runs) == {
+            fire_time for fire_time, outcome in plan.singles.items() if outcome == "DISPATCHED"
+        }
+        told = [
+            (one.outcome, one.fire_time, one.last_fire_time, one.count)
+            for one in lines.ranges().order_by("pk")
+        ]
         assert all(one.count_is_exact for one in lines)
         for outcome, fires in plan.stretches:
             # A stretch may be told in two: what the window shuts out, and what the number does.
             within = [
-                one for one in told if one[0] == outcome and fires[0] <= one[1] <= (one[2] or one[1]) <= fires[-1]
+                one
+                for one in told
+                if one[0] == outcome and fires[0] <= one[1] <= (one[2] or one[1]) <= fires[-1]
             ]
             assert sum(one[3] for one in within) == len(fires)
             told = [one for one in told if one not in within]
@@ -189,14 +228,18 @@ class Trigger(RuleBasedStateMachine):
 
 @pytest.mark.django_db
 @pytest.mark.timeout(300)
-def test_the_trigger_keeps_the_books_of_the_reference_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trigger_keeps_the_books_of_the_reference_in_any_order_of_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(schedules, "database_now", lambda: Clock.now)
     with ids_in_creation_order():
         run_state_machine_as_test(
             Trigger,
             settings=settings(
-                max_examples=60 if connection.vendor == "sqlite" else 15, stateful_step_count=30, deadline=None,
+                max_examples=60 if connection.vendor == "sqlite" else 15,
+                stateful_step_count=30,
+                deadline=None,
                 suppress_health_check=list(HealthCheck),
                 phases=[Phase.explicit, Phase.reuse, Phase.generate],
             ),
-        )  # fmt: skip
+        )

@@ -1,4 +1,6 @@
-"""People write `0 0 31 2 *` to switch a job off: such a schedule is taken only where it is paused anyway."""
+"""People write `0 0 31 2 *` to switch a job off: such a schedule is taken only where it is paused
+anyway.
+"""
 
 from __future__ import annotations
 

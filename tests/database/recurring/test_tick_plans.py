@@ -1,4 +1,6 @@
-"""Among 100,000 recurring rows and a million lines of the ledger, no statement reads one of these tables whole."""
+"""Among 100,000 recurring rows and a million lines of the ledger, no statement reads one of these
+tables whole.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,30 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_durable_tasks.lifecycle import overlap, recurrence, retention
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import a_schedule
 from tests.project import tasks
 
 pytestmark = [
-    pytest.mark.postgresql, pytest.mark.mariadb, pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)
-]  # fmt: skip
+    pytest.mark.postgresql,
+    pytest.mark.mariadb,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(600),
+]
 
 ROWS, LINES, TASKS, DUE = 100_000, 1_000_000, 100_000, 40
 BIG = {model._meta.db_table for model in (RecurringTask, OccurrenceRecord, Task)}
 FAR = timedelta(days=300)
 _SERIES = {"postgresql": "generate_series(1, {}) AS series (seq)", "mysql": "seq_1_to_{} AS series"}
 _KEY = {
-    "postgresql": "(lpad(to_hex(1700000000000 + {0}), 12, '0') || '70008000' || lpad(to_hex({0}), 12, '0'))::uuid",
+    "postgresql": (
+        "(lpad(to_hex(1700000000000 + {0}), 12, '0') || '70008000' || lpad(to_hex({0}), 12,"
+        " '0'))::uuid"
+    ),
     "mysql": "CONCAT(LPAD(HEX(1700000000000 + {0}), 12, '0'), '70008000', LPAD(HEX({0}), 12, '0'))",
 }
 _LATER = {"postgresql": "{} + {} * interval '1 second'", "mysql": "{} + INTERVAL {} SECOND"}
@@ -41,10 +51,16 @@ def _later(moment: str, seconds: str) -> str:
 
 
 def _multiply(model: Any, number: int, **values: str) -> None:
-    """Write copies of the only row of a table, with these columns spelled anew in SQL; then take the row away."""
+    """Write copies of the only row of a table, with these columns spelled anew in SQL; then take
+    the row away.
+    """
     (pattern,) = model.objects.values_list("pk", flat=True)
     quote, table = connection.ops.quote_name, model._meta.db_table
-    columns = [field.column for field in model._meta.concrete_fields if field.column != "id" or "id" in values]
+    columns = [
+        field.column
+        for field in model._meta.concrete_fields
+        if field.column != "id" or "id" in values
+    ]
     spelled = ", ".join(values.get(column) or f"pattern.{quote(column)}" for column in columns)
     series = _SERIES[connection.vendor].format(number)
     with connection.cursor() as cursor:
@@ -53,12 +69,16 @@ def _multiply(model: Any, number: int, **values: str) -> None:
             f" SELECT {spelled} FROM {table} AS pattern CROSS JOIN {series}"
         )
         model._base_manager.filter(pk=pattern).delete()
-        cursor.execute(f"{'ANALYZE' if connection.vendor == 'postgresql' else 'ANALYZE TABLE'} {table}")
+        cursor.execute(
+            f"{'ANALYZE' if connection.vendor == 'postgresql' else 'ANALYZE TABLE'} {table}"
+        )
 
 
 @pytest.fixture
 def crowd() -> datetime:
-    """Write the crowd, all of it due in a far future but for a few, and give the instant at which those are due."""
+    """Write the crowd, all of it due in a far future but for a few, and give the instant at which
+    those are due.
+    """
     now = database_now()
     row = a_schedule(overlap="SKIP", interval=3_600, start_time=now)
     tasks.noop.schedule(run_at=now + FAR)
@@ -67,15 +87,36 @@ def crowd() -> datetime:
     )
     owner = f"MOD(series.seq, {ROWS}) + 1"
     moment = _later("pattern.fire_time", f"(series.seq / {ROWS} * 3600)")
-    _multiply(OccurrenceRecord, LINES, recurring_task_id=_key(f"({owner})"), fire_time=moment, unique_fire_time=moment)
+    _multiply(
+        OccurrenceRecord,
+        LINES,
+        recurring_task_id=_key(f"({owner})"),
+        fire_time=moment,
+        unique_fire_time=moment,
+    )
     finished = {"status": "'SUCCESS'", "due_at": "NULL", "completed_at": "pattern.created_at"}
     slot = "CONCAT('recurring:', series.seq)"
-    _multiply(Task, TASKS, id=_key("series.seq"), recurring_task_id=_key("series.seq"), overlap_key=slot, **finished)
-    start = _later("pattern.start_time", f"(CASE WHEN series.seq <= {DUE} THEN -60 ELSE 20000000 + series.seq END)")
     _multiply(
-        RecurringTask, ROWS, id=_key("series.seq"), name="CONCAT('row ', series.seq)", start_time=start,
-        next_run_at=start, watermark_at=_later(start, "-1"),
-    )  # fmt: skip
+        Task,
+        TASKS,
+        id=_key("series.seq"),
+        recurring_task_id=_key("series.seq"),
+        overlap_key=slot,
+        **finished,
+    )
+    start = _later(
+        "pattern.start_time",
+        f"(CASE WHEN series.seq <= {DUE} THEN -60 ELSE 20000000 + series.seq END)",
+    )
+    _multiply(
+        RecurringTask,
+        ROWS,
+        id=_key("series.seq"),
+        name="CONCAT('row ', series.seq)",
+        start_time=start,
+        next_run_at=start,
+        watermark_at=_later(start, "-1"),
+    )
     return now
 
 
@@ -84,7 +125,9 @@ def recorded() -> Iterator[list[tuple[str, Any]]]:
     """Give the statements that are sent within, with their parameters."""
     seen: list[tuple[str, Any]] = []
 
-    def record(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def record(
+        execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
         if sql.lstrip().split(None, 1)[0] in ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"):
             seen.append((sql, params))
         return execute(sql, params, many, context)
@@ -103,8 +146,13 @@ def _whole_tables(sql: str, parameters: Any) -> list[str]:
         cursor.execute(f"EXPLAIN {sql}", parameters)
         names = [column[0] for column in cursor.description]
         lines = [dict(zip(names, line, strict=True)) for line in cursor.fetchall()]
-    # "index" is a walk along a whole index, unless a LIMIT ends it: then the rows are as few as the limit.
-    return [str(line["table"]) for line in lines if line["type"] in ("ALL", "index") and int(line["rows"] or 0) > 1_000]
+    # "index" is a walk along a whole index, unless a LIMIT ends it: then the rows are as few as the
+    # limit.
+    return [
+        str(line["table"])
+        for line in lines
+        if line["type"] in ("ALL", "index") and int(line["rows"] or 0) > 1_000
+    ]
 
 
 def _scanned(node: dict[str, Any]) -> Iterator[str]:
@@ -116,14 +164,18 @@ def _scanned(node: dict[str, Any]) -> Iterator[str]:
 
 def _expect_no_scan(seen: list[tuple[str, Any]]) -> None:
     assert seen
-    scans = [(sql[:200], sql[-200:], tables) for sql, parameters in seen if (tables := _whole_tables(sql, parameters))]
+    scans = [
+        (sql[:200], sql[-200:], tables)
+        for sql, parameters in seen
+        if (tables := _whole_tables(sql, parameters))
+    ]
     assert scans == []
 
 
 def test_no_statement_of_recurring_tasks_reads_a_whole_table(crowd: datetime) -> None:
     with recorded() as seen:
-        recurrence.head()
-        born = recurrence.fire_due(crowd, 100, term=7)
+        trigger.head()
+        born = trigger.fire_due(crowd, 100, term=7)
     assert born == DUE
     _expect_no_scan(seen)
 
@@ -134,5 +186,5 @@ def test_no_statement_of_recurring_tasks_reads_a_whole_table(crowd: datetime) ->
 
     with recorded() as seen:
         overlap.release(100)
-        retention.prune_ledger(crowd, 100)
+        recurring_retention.prune_ledger(crowd, 100)
     _expect_no_scan(seen)

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.lifecycle import calendars, recurrence
+from django_durable_tasks.engine.recurring import calendars, trigger
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.project import tasks
@@ -41,7 +41,9 @@ def _closed(name: str) -> datetime:
 
 def _overridden(name: str) -> datetime:
     row = a_schedule(name, overlap="ALLOW")
-    OccurrenceOverride.objects.unguarded().create(recurring_task=row, fire_time=START, action="SKIP")
+    OccurrenceOverride.objects.unguarded().create(
+        recurring_task=row, fire_time=START, action="SKIP"
+    )
     return at(60.5)
 
 
@@ -73,12 +75,18 @@ def _unique(name: str) -> datetime:
 
 
 KINDS: dict[str, Callable[[str], datetime]] = {
-    "plain": _plain, "on calendars": _on_calendars, "closed": _closed, "overridden": _overridden, "ending": _ending,
+    "plain": _plain,
+    "on calendars": _on_calendars,
+    "closed": _closed,
+    "overridden": _overridden,
+    "ending": _ending,
     "with unique keys": _unique,
-    **{f"overlap {policy}": _overlapping(policy)
-       for policy in ("SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING")},
+    **{
+        f"overlap {policy}": _overlapping(policy)
+        for policy in ("SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING")
+    },
     **{mode: _missed(mode) for mode in ("RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED")},
-}  # fmt: skip
+}
 
 
 def _tick(kind: str, number: int) -> list[str]:
@@ -87,8 +95,8 @@ def _tick(kind: str, number: int) -> list[str]:
         model._base_manager.all().delete()
     now = max([KINDS[kind](f"{kind} {number} {each}") for each in range(number)])
     with CaptureQueriesContext(connection) as seen:
-        recurrence.head()
-        recurrence.fire_due(now, 100, term=7)
+        trigger.head()
+        trigger.fire_due(now, 100, term=7)
     assert not RecurringTask.objects.due(now).exists()
     return [query["sql"] for query in seen]
 
@@ -104,11 +112,13 @@ def test_a_tick_costs_as_many_statements_at_fifty_due_rows_as_at_one(kind: str) 
     few, many = _tick(kind, FEW), _tick(kind, MANY)
     born, told = Task.objects.count(), OccurrenceRecord.objects.count()
     parts = _parts(born, Task) + _parts(told, OccurrenceRecord) - 2
-    assert len(many) <= len(few) + max(parts, 0), [[sql[:100] for sql in each] for each in (few, many)]
+    assert len(many) <= len(few) + max(parts, 0), [
+        [sql[:100] for sql in each] for each in (few, many)
+    ]
 
 
 def test_a_tick_with_nothing_due_is_one_probe() -> None:
     a_schedule("later", start_time=at(500))
     with CaptureQueriesContext(connection) as seen:
-        assert recurrence.head() == at(500)
+        assert trigger.head() == at(500)
     assert len(seen) == 1

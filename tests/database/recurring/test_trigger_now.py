@@ -1,13 +1,20 @@
-"""A run by hand: once a request, beside the fire times, whatever pauses and bounds say, and in its turn."""
+"""A run by hand: once a request, beside the fire times, whatever pauses and bounds say, and in its
+turn.
+"""
 
 from __future__ import annotations
 
 import pytest
 from django.db import transaction
 
-from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict, UnknownTask
-from django_durable_tasks.lifecycle import limits, overlap
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure, overlap
+from django_durable_tasks.exceptions import (
+    InvalidOption,
+    TransitionRefused,
+    UniqueConflict,
+    UnknownTask,
+)
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import QUEUE, a_task
@@ -20,9 +27,18 @@ pytestmark = pytest.mark.django_db
 def test_a_run_by_hand_is_told_under_its_request_and_moves_nothing_of_the_schedule() -> None:
     row = a_schedule(task=tasks.add, args=[1, 2], max_runs=3)
     task = row.trigger_now(by="anna")
-    assert (task.name, task.args, task.recurring_task_id) == ("tests.project.tasks.add", [1, 2], row.pk)
+    assert (task.name, task.args, task.recurring_task_id) == (
+        "tests.project.tasks.add",
+        [1, 2],
+        row.pk,
+    )
     line = OccurrenceRecord.objects.get()
-    assert (line.outcome, line.task_id, line.unique_fire_time, line.reason) == ("MANUAL", task.pk, None, "by anna")
+    assert (line.outcome, line.task_id, line.unique_fire_time, line.reason) == (
+        "MANUAL",
+        task.pk,
+        None,
+        "by anna",
+    )
     assert task.idempotency_key == f"{row.pk}/request/{line.request_id}"
     after = RecurringTask.objects.get(pk=row.pk)
     for name in ("next_run_at", "watermark_at", "runs_count", "last_run_at", "revision"):
@@ -34,14 +50,18 @@ def test_a_request_runs_once_and_two_without_a_name_are_two() -> None:
     assert row.trigger_now(request_id="deploy-17") == row.trigger_now(request_id="deploy-17")
     assert row.trigger_now() != row.trigger_now()
     assert Task.objects.count() == OccurrenceRecord.objects.count() == 3
-    assert a_schedule("another").trigger_now(request_id="deploy-17").recurring_task.name == "another"
+    assert (
+        a_schedule("another").trigger_now(request_id="deploy-17").recurring_task.name == "another"
+    )
 
 
 def test_a_request_whose_task_was_pruned_is_told_and_not_run_again() -> None:
     row = a_schedule()
     row.trigger_now(request_id="deploy-17")
     Task.objects.unguarded().all().delete()
-    with pytest.raises(TransitionRefused, match=r"'deploy-17' ran as task .*, which is no longer kept"):
+    with pytest.raises(
+        TransitionRefused, match=r"'deploy-17' ran as task .*, which is no longer kept"
+    ):
         row.trigger_now(request_id="deploy-17")
 
 
@@ -85,9 +105,13 @@ def test_it_waits_behind_an_open_run_and_goes_when_that_has_ended(policy: str) -
     first = Task.objects.get()
     waiting = [row.trigger_now() for _ in range(2)]
     assert set(Task.objects.waiting_for_overlap()) == set(waiting)
-    assert set(OccurrenceRecord.objects.filter(outcome="MANUAL").values_list("blocked_by", flat=True)) == {first.pk}
+    assert set(
+        OccurrenceRecord.objects.filter(outcome="MANUAL").values_list("blocked_by", flat=True)
+    ) == {first.pk}
     assert overlap.release(10) == 0
-    Task.objects.unguarded().filter(pk=first.pk).update(status="SUCCESS", completed_at=database_now(), due_at=None)
+    Task.objects.unguarded().filter(pk=first.pk).update(
+        status="SUCCESS", completed_at=database_now(), due_at=None
+    )
     assert overlap.release(10) == 1
     assert list(Task.objects.waiting_for_overlap()) == [waiting[1]]
 
@@ -114,19 +138,19 @@ def test_it_asks_a_running_one_to_stop_and_waits_for_its_end() -> None:
 @pytest.mark.parametrize("overlap", ["ALLOW", "SKIP"])
 def test_it_is_rung_at_the_commit_when_the_fast_path_is_open(overlap: str) -> None:
     row = a_schedule(overlap=overlap)
-    limits.picture()
+    backpressure.picture()
     with transaction.atomic():
         task = row.trigger_now()
         assert take_rings(QUEUE) == []
     task.refresh_from_db()
     assert (task.status, task.epoch, task.publish_count) == ("QUEUED", 1, 1)
-    assert [(ring.task_id, ring.epoch) for ring in take_rings(QUEUE)] == [(task.pk, 1)]
+    assert [(message.task_id, message.epoch) for message in take_rings(QUEUE)] == [(task.pk, 1)]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_what_took_its_slot_before_the_commit_holds_it_back_unrung() -> None:
     row = a_schedule()
-    limits.picture()
+    backpressure.picture()
     with transaction.atomic():
         task = row.trigger_now()
         a_task("RUNNING", recurring_task=row, overlap_key=f"recurring:{row.pk}", fire_time=at())

@@ -1,4 +1,6 @@
-"""A new release of the zone tables moves fires of the future; each such schedule is told and set right, once."""
+"""A new release of the zone tables moves fires of the future; each such schedule is told and set
+right, once.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.lifecycle import zone_tables
+from django_durable_tasks.engine.recurring import tzdata
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.timetables.zones import tzdata_version
+from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from tests.database.recurring.schedules import a_schedule
 
 pytestmark = pytest.mark.django_db
@@ -17,14 +19,16 @@ pytestmark = pytest.mark.django_db
 def _by_older_tables(row: RecurringTask, hours: int) -> None:
     assert row.next_run_at is not None
     wrong = row.next_run_at + timedelta(hours=hours)
-    RecurringTask.objects.unguarded().filter(pk=row.pk).update(tzdata_version="2020a", next_run_at=wrong)
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        tzdata_version="2020a", next_run_at=wrong
+    )
 
 
 def test_a_schedule_that_moves_is_listed_and_one_that_stays_is_not() -> None:
     moves, stays, fresh = a_schedule("moves"), a_schedule("stays"), a_schedule("fresh")
     _by_older_tables(moves, 1)
     _by_older_tables(stays, 0)
-    (one,) = zone_tables.moved(100)
+    (one,) = tzdata.moved(100)
     assert (one.row.pk, one.found) == (moves.pk, moves.next_run_at)
     assert fresh.tzdata_version == tzdata_version()
 
@@ -32,7 +36,7 @@ def test_a_schedule_that_moves_is_listed_and_one_that_stays_is_not() -> None:
 def test_it_is_set_right_once_and_its_watermark_stays() -> None:
     row = a_schedule()
     _by_older_tables(row, 1)
-    assert [zone_tables.recompute(100), zone_tables.recompute(100)] == [1, 0]
+    assert [tzdata.recompute(100), tzdata.recompute(100)] == [1, 0]
     found = RecurringTask.objects.get(pk=row.pk)
     assert (found.next_run_at, found.watermark_at) == (row.next_run_at, row.watermark_at)
 
@@ -40,8 +44,10 @@ def test_it_is_set_right_once_and_its_watermark_stays() -> None:
 def test_a_row_that_cannot_be_computed_stops_no_other() -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     _by_older_tables(good, 1)
-    RecurringTask.objects.unguarded().filter(pk=bad.pk).update(tzdata_version="2020a", calendars=["gone"])
-    assert zone_tables.recompute(100) == 2
+    RecurringTask.objects.unguarded().filter(pk=bad.pk).update(
+        tzdata_version="2020a", calendars=["gone"]
+    )
+    assert tzdata.recompute(100) == 2
     assert RecurringTask.objects.get(pk=good.pk).next_run_at == good.next_run_at
 
 
@@ -50,8 +56,8 @@ def test_a_row_that_cannot_be_read_stops_no_other() -> None:
     _by_older_tables(good, 1)
     RecurringTask.objects.unguarded().filter(pk=bad.pk).update(tzdata_version="2020a", calendars=7)
     try:
-        assert [zone_tables.recompute(100), zone_tables.recompute(100)] == [1, 0]
+        assert [tzdata.recompute(100), tzdata.recompute(100)] == [1, 0]
     finally:
-        zone_tables._isolation._items.clear()
+        tzdata._isolation._items.clear()
     assert RecurringTask.objects.get(pk=good.pk).next_run_at == good.next_run_at
-    assert list(zone_tables.computed_elsewhere()) == [bad]
+    assert list(tzdata.computed_elsewhere()) == [bad]

@@ -8,14 +8,16 @@ from typing import Any, Self
 
 import pytest
 
-from django_durable_tasks.celery import publisher
+from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.lifecycle import limits, nodes, queues, transitions
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.cluster import nodes, queues
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.models import QueueControl, Task
-from django_durable_tasks.models.task import NEVER
-from django_durable_tasks.rules.shards import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_node, a_task, many_tasks
 from tests.messages import take_rings
@@ -27,13 +29,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scheduler() -> Scheduler:
     """Return a scheduler that does not lead, with a fresh view of the queues."""
-    limits.forget_picture()
-    publisher.breaker.succeeded()
+    backpressure.forget_picture()
+    broker_outage.breaker.succeeded()
     return Scheduler("one")
 
 
 def _rung(scheduler: Scheduler, row: Task) -> None:
-    until(lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1], within=30, message="rung")
+    until(
+        lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1],
+        within=30,
+        message="rung",
+    )
 
 
 def test_a_row_that_comes_is_known_and_published_by_its_id(scheduler: Scheduler) -> None:
@@ -43,7 +49,7 @@ def test_a_row_that_comes_is_known_and_published_by_its_id(scheduler: Scheduler)
     assert len(hands.index) == 1
     hands.poll = lambda: 0  # type: ignore[method-assign]
     _rung(scheduler, row)
-    assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
+    assert [message.task_id for message in take_rings(QUEUE)] == [row.pk]
     row.refresh_from_db()
     assert row.due_at is not None
     assert row.updated_at >= row.run_at
@@ -54,15 +60,19 @@ def test_queues_whose_names_differ_in_case_only_are_both_dispatched(scheduler: S
     """MySQL and MariaDB compare them by a binary collation."""
     rows = [a_task(queue=queue) for queue in (QUEUE, QUEUE.upper())]
     assert scheduler.dispatching.poll() == 2
-    assert [ring.task_id for queue in (QUEUE, QUEUE.upper()) for ring in take_rings(queue)] == [row.pk for row in rows]
+    assert [
+        message.task_id for queue in (QUEUE, QUEUE.upper()) for message in take_rings(queue)
+    ] == [row.pk for row in rows]
     assert scheduler.steps.failing() == []
 
 
-def test_a_pause_of_a_queue_leaves_one_alone_whose_name_differs_in_case_only(scheduler: Scheduler) -> None:
+def test_a_pause_of_a_queue_leaves_one_alone_whose_name_differs_in_case_only(
+    scheduler: Scheduler,
+) -> None:
     paused, open_ = (a_task(queue=queue) for queue in (QUEUE, QUEUE.upper()))
     queues.pause(QUEUE, by="anna")
     assert scheduler.dispatching.poll() == 1
-    assert [ring.task_id for ring in take_rings(QUEUE.upper())] == [open_.pk]
+    assert [message.task_id for message in take_rings(QUEUE.upper())] == [open_.pk]
     assert Task.objects.pending().get() == paused
     queues.resume(QUEUE.upper(), by="anna")
     assert QueueControl.objects.get(name=QUEUE).paused_at is not None
@@ -75,11 +85,16 @@ def test_a_row_that_was_cancelled_or_moved_meanwhile_is_not_published(scheduler:
     transitions.cancel(Task.objects.filter(pk=gone.pk), "TEST")
     transitions.edit(Task.objects.filter(pk=later.pk), due_at=later.run_at + timedelta(hours=1))
     _rung(scheduler, row)
-    assert [ring.task_id for ring in take_rings(QUEUE)] == [row.pk]
-    assert set(Task.objects.exclude(pk=row.pk).values_list("status", flat=True)) == {"CANCELLED", "PENDING"}
+    assert [message.task_id for message in take_rings(QUEUE)] == [row.pk]
+    assert set(Task.objects.exclude(pk=row.pk).values_list("status", flat=True)) == {
+        "CANCELLED",
+        "PENDING",
+    }
 
 
-def test_a_queue_that_is_paused_or_full_keeps_its_rows_at_their_instant(scheduler: Scheduler) -> None:
+def test_a_queue_that_is_paused_or_full_keeps_its_rows_at_their_instant(
+    scheduler: Scheduler,
+) -> None:
     for due, queue in ((1.0, QUEUE), (1.4, "other")):
         a_task(due=due, queue=queue)
     queues.pause(QUEUE, by="anna")
@@ -96,17 +111,23 @@ def test_the_most_urgent_wait_behind_no_full_window(scheduler: Scheduler, settin
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 5}
     many_tasks(5, Status.QUEUED)
     rows = [a_task(priority=priority) for priority in (9, 8, 0)]
-    assert scheduler.dispatching.turn() == 1
+    assert scheduler.dispatching.run_once() == 1
     assert set(Task.objects.pending().values_list("pk", flat=True)) == {row.pk for row in rows[1:]}
     many_tasks(20, priority=9)
     scheduler.dispatching.poll()
     assert Task.objects.queued().count() == 5 + 10
 
 
-def test_the_first_look_goes_by_the_databases_clock(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = a_task(due_at=NEVER, waiting_for_limit="tenant:1", expires_at=database_now() + timedelta(seconds=60))
+def test_the_first_look_goes_by_the_databases_clock(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_task(
+        due_at=NEVER,
+        waiting_for_limit="tenant:1",
+        expires_at=database_now() + timedelta(seconds=60),
+    )
     # The host's clock is an hour ahead.
-    monkeypatch.setattr("django_durable_tasks.scheduler.dispatching.datetime", _Ahead)
+    monkeypatch.setattr("django_durable_tasks.scheduler.dispatch_loop.datetime", _Ahead)
     assert scheduler.dispatching.poll() == 1
     row.refresh_from_db()
     assert row.status == Status.QUEUED
@@ -126,7 +147,9 @@ def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
     a_task(due=60, queue="other")
     settings.DURABLE_TASKS = {"LOOKAHEAD": 600}
     scheduler.dispatching.poll()
-    Task.objects.unguarded().filter(pk__in=list(Task.objects.queued().values_list("pk", flat=True)[:1_700])).delete()
+    Task.objects.unguarded().filter(
+        pk__in=list(Task.objects.queued().values_list("pk", flat=True)[:1_700])
+    ).delete()
     scheduler.dispatching.poll()
     parked = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
     assert scheduler.dispatching.poll() == 1
@@ -134,12 +157,14 @@ def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
     assert parked.status == Status.QUEUED
 
 
-def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(scheduler: Scheduler) -> None:
+def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(
+    scheduler: Scheduler,
+) -> None:
     scheduler.dispatching.serve(frozenset(range(32)))
     mine, others = a_task(due=-0.1, shard_key=31), a_task(due=-0.1, shard_key=32)
     unserved = a_task(due=-UNSERVED_AFTER - 0.1, shard_key=SHARDS - 1)
     a_task(due=1, shard_key=32)
-    assert scheduler.dispatching.turn() == 2
+    assert scheduler.dispatching.run_once() == 2
     assert set(Task.objects.queued().values_list("pk", flat=True)) == {mine.pk, unserved.pk}
     assert Task.objects.pending().filter(pk=others.pk).exists()
     assert len(scheduler.dispatching.index) == 0
@@ -150,12 +175,12 @@ def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> N
     for scheduler in (one, two):
         scheduler._beat._say()
     for scheduler in (one, two):
-        scheduler.maintenance._look_at = 0.0
+        scheduler.maintenance._read_at = 0.0
         scheduler.maintenance.round()
     assert two.dispatching.shards == frozenset({1, 2})
     assert one.dispatching.shards == frozenset(range(SHARDS)) - {1, 2}
     nodes.leave(two.node)
-    one.maintenance._look_at = 0.0
+    one.maintenance._read_at = 0.0
     one.maintenance.round()
     assert one.dispatching.shards is None
 
@@ -180,5 +205,7 @@ def test_a_row_that_is_born_due_soon_is_looked_for_at_once(scheduler: Scheduler)
     row = a_task(due=0.5)
     assert scheduler.round() > 0
     assert len(hands.index) == 0
-    scheduler._woken_by_rows(row.run_at)
-    until(lambda: (scheduler.round(), len(hands.index) == 1)[1], within=30, message="the row is known")
+    scheduler._on_due_soon(row.run_at)
+    until(
+        lambda: (scheduler.round(), len(hands.index) == 1)[1], within=30, message="the row is known"
+    )

@@ -1,4 +1,6 @@
-"""No exception of any class ends a scheduler or one of its threads: the part that raised is put off, counted, shown."""
+"""No exception of any class ends a scheduler or one of its threads: the part that raised is put
+off, counted, shown.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_durable_tasks.celery import publisher
-from django_durable_tasks.celery.worker import NodeBeat
+from django_durable_tasks.celery.execution.worker_node import NodeBeat
+from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.due_index.memory import MemoryDueIndex
-from django_durable_tasks.lifecycle import limits
-from django_durable_tasks.lifecycle.nodes import NodeReport
+from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.notifier.listener import Listener
 from django_durable_tasks.notifier.message import Notification
@@ -34,7 +36,11 @@ CLASSES = [ValueError, UnicodeDecodeError, MemoryError]
 
 
 def _error(kind: type[Exception]) -> Exception:
-    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd") if kind is UnicodeDecodeError else kind("odd")
+    return (
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")
+        if kind is UnicodeDecodeError
+        else kind("odd")
+    )
 
 
 class BrokenIndex(MemoryDueIndex):
@@ -54,8 +60,8 @@ class BrokenIndex(MemoryDueIndex):
 def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_raises(
     method: str, kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits.forget_picture()
-    publisher.breaker.succeeded()
+    backpressure.forget_picture()
+    broker_outage.breaker.succeeded()
     scheduler = Scheduler("one")
     scheduler.dispatching.index = BrokenIndex(method, _error(kind))
     scheduler.leader.step()
@@ -76,7 +82,9 @@ def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_rai
     assert failing["error"] == kind.__name__
 
 
-def test_what_fails_is_told_once_put_off_longer_each_time_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_is_told_once_put_off_longer_each_time_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     steps, calls, broken = Steps(), list[float](), [True]
 
     def act() -> int:
@@ -88,11 +96,21 @@ def test_what_fails_is_told_once_put_off_longer_each_time_and_counted(caplog: py
     until(lambda: steps.attempt("It", act, 1.0) or len(calls) == 4, within=30)
     waits = [after - before for before, after in pairwise(calls)]
     assert all(wait >= least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=True))
-    assert steps.failing()[0] | {"since": 0} == {"what": "It", "error": "ZeroDivisionError", "number": 4, "since": 0}
+    assert steps.failing()[0] | {"since": 0} == {
+        "what": "It",
+        "error": "ZeroDivisionError",
+        "number": 4,
+        "since": 0,
+    }
     broken.clear()
     until(lambda: steps.attempt("It", act, 1.0) == 5, within=30)
     assert steps.failing() == []
-    assert caplog.text.count("It failed (ZeroDivisionError). The other parts of the scheduler continue.") == 1
+    assert (
+        caplog.text.count(
+            "It failed (ZeroDivisionError). The other parts of the scheduler continue."
+        )
+        == 1
+    )
     assert caplog.text.count("It works again after 4 failures.") == 1
 
 
@@ -112,13 +130,13 @@ def test_what_fails_is_shown_by_status_until_it_works_again() -> None:
     def act() -> int:
         raise TypeError
 
-    scheduler.steps.attempt("The duty prune", act)
+    scheduler.steps.attempt("Job prune", act)
     scheduler._beat._say()
-    assert "Node one: The duty prune failed 1 times in a row in" in durable("status").out
-    scheduler.steps._failing["The duty prune"].again_at = 0.0
-    scheduler.steps.attempt("The duty prune", lambda: 0)
+    assert "Node one: Job prune failed 1 times in a row in" in durable("status").out
+    scheduler.steps._failing["Job prune"].again_at = 0.0
+    scheduler.steps.attempt("Job prune", lambda: 0)
     scheduler._beat._say()
-    assert "The duty prune" not in durable("status").out
+    assert "Job prune" not in durable("status").out
 
 
 def test_a_node_whose_report_raises_goes_on_to_beat(

@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import SchedulerLease
 from django_durable_tasks.scheduler.leader import Leader
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_the_loop_is_woken_once_a_reign() -> None:
+def test_the_loop_is_woken_once_per_term() -> None:
     led: list[bool] = []
     leader = Leader(uuid.uuid4(), lambda: led.append(leader.leading()))
     leader.step()

@@ -1,4 +1,6 @@
-"""A lease is over when the watcher's own looks saw it unrenewed for as long as it lasts, whatever any clock says."""
+"""A lease is over when the watcher's own looks saw it unrenewed for as long as it lasts, whatever
+any clock says.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_durable_tasks.lifecycle import attempts, nodes
-from django_durable_tasks.lifecycle.clock import database_now
-from django_durable_tasks.lifecycle.leases import leases
-from django_durable_tasks.lifecycle.nodes import Vigil
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler import duties
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
 from tests.factories import a_node, a_task
 
@@ -35,27 +38,35 @@ def _node_timeout(settings: Any) -> None:
 
 
 class Watcher:
-    """A scheduler's vigil and its duties, with a monotonic clock that goes on by five seconds a look."""
+    """A scheduler's heartbeat monitor and jobs, with a monotonic clock that advances by five
+    seconds a look.
+    """
 
     def __init__(self) -> None:
-        self.vigil, self.at = Vigil(), 0.0
+        self.monitor, self.at = HeartbeatMonitor(), 0.0
 
     def look(self, looks: int = 1) -> Watcher:
         for _ in range(looks):
             self.at += EVERY
-            self.vigil.look(nodes.beats(), self.at, 3 * EVERY, leases())
+            self.monitor.look(nodes.beats(), self.at, 3 * EVERY, leases())
         return self
 
     def sweep(self, ahead: timedelta = timedelta(0)) -> int:
         now = database_now() + ahead
-        acts = (duties.bury_dead_nodes, duties.lose_departed, duties.lose_silent_runs)
-        return sum(act(now, self.vigil) for act in acts)
+        jobs = (
+            reap_dead_nodes.reap_dead_nodes,
+            reap_dead_nodes.mark_orphaned_runs,
+            reap_dead_nodes.mark_lost_runs,
+        )
+        return sum(job(now, self.monitor) for job in jobs)
 
 
 def _renew(row: Task, at: timedelta = timedelta(0)) -> None:
     """Renew the lease as a heartbeat does whose database has a clock that is wrong by ``at``."""
     until = database_now() + timedelta(seconds=60) + at
-    assert Task.objects.unguarded().filter(pk=row.pk, status=Status.RUNNING).update(lease_until=until)
+    assert (
+        Task.objects.unguarded().filter(pk=row.pk, status=Status.RUNNING).update(lease_until=until)
+    )
 
 
 def _status(row: Task) -> str:
@@ -75,7 +86,9 @@ def test_no_jump_of_the_databases_clock_loses_a_run_that_renews_its_lease(jump: 
     row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE - 1)
     for _ in range(2 * LEASE):
         assert (watcher.sweep(ahead=jump), _status(row)) == (0, "RUNNING")
-        _renew(row)  # written before the jump: for the clock of now it ended an hour ago, or ends in an hour
+        _renew(
+            row
+        )  # written before the jump: for the clock of now it ended an hour ago, or ends in an hour
         watcher.look(3)
 
 
@@ -91,7 +104,7 @@ def test_a_jump_of_the_databases_clock_keeps_no_run_that_is_silent(jump: timedel
 
 def test_an_outage_of_the_database_begins_the_series_anew() -> None:
     row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE)
-    watcher.vigil.missed()
+    watcher.monitor.missed()
     watcher.look(LEASE - 1)
     assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
     watcher.look()
@@ -148,7 +161,9 @@ def test_the_runs_of_a_dead_node_are_lost_and_its_death_is_told_once(caplog: Any
     assert {_status(row) for row in rows} == {"PENDING"}
     assert Node.objects.get(pk=dead.pk).declared_dead
     watcher.sweep()
-    assert len([one for one in caplog.records if "missed their heartbeats" in one.getMessage()]) == 1
+    assert (
+        len([one for one in caplog.records if "missed their heartbeats" in one.getMessage()]) == 1
+    )
 
 
 def test_a_run_that_renews_its_lease_is_not_lost_because_its_node_is_silent() -> None:
@@ -180,7 +195,9 @@ def test_many_runs_are_lost_in_batches(settings: Any) -> None:
     assert not Task.objects.running().exists()
 
 
-def test_a_look_at_the_leases_costs_one_statement(django_assert_num_queries: Callable[..., Any]) -> None:
+def test_a_look_at_the_leases_costs_one_statement(
+    django_assert_num_queries: Callable[..., Any],
+) -> None:
     for _ in range(3):
         a_task(Status.RUNNING)
     with django_assert_num_queries(1):

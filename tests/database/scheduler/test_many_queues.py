@@ -1,4 +1,6 @@
-"""One poll dispatches many queues by a constant number of statements, and each queue alone where one fails."""
+"""One poll dispatches many queues by a constant number of statements, and each queue alone where
+one fails.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ from celery import current_app
 from django.db import connection
 from django.db.backends.signals import connection_created
 
-from django_durable_tasks.celery import publisher
-from django_durable_tasks.lifecycle import claims, connections, limits
-from django_durable_tasks.lifecycle.clock import database_now
+from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.engine.db import connections
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
-from django_durable_tasks.rules.demands import Demand
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.dispatching import Pace
+from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.scheduler.dispatch_loop import ThroughputMeter
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.messages import take_rings
@@ -35,8 +39,8 @@ QUEUES = [f"{QUEUE}-{number}" for number in range(30)]
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
     """Return a scheduler that does not lead, with a fresh view of the queues."""
-    limits.forget_picture()
-    publisher.breaker.succeeded()
+    backpressure.forget_picture()
+    broker_outage.breaker.succeeded()
     yield Scheduler("one")
     for queue in QUEUES:
         take_rings(queue)
@@ -65,7 +69,11 @@ def _statements() -> Iterator[list[str]]:
 
 def _claimed(*asked: Demand, limit: int = 100) -> list[Any]:
     now = database_now()
-    return [ring for part in claims.parted(asked) for ring in claims.claim_of(part, now, limit, NODE).rings]
+    return [
+        message
+        for part in claim.parted(asked)
+        for message in claim.claim_of(part, now, limit, NODE).messages
+    ]
 
 
 def test_each_queue_gives_its_most_urgent_rows_up_to_what_is_asked_of_it() -> None:
@@ -75,8 +83,13 @@ def test_each_queue_gives_its_most_urgent_rows_up_to_what_is_asked_of_it() -> No
     a_task(queue="c", due=60)
     a_task(queue="not asked")
     found = _claimed(Demand("a", 2), Demand("b", 5, 3), Demand("c", 5), Demand("empty", 5))
-    assert sorted((ring.queue, ring.priority) for ring in found) == [("a", 3), ("a", 9), ("b", 3), ("b", 9)]
-    assert [ring.priority for ring in found] == [9, 9, 3, 3]
+    assert sorted((message.queue, message.priority) for message in found) == [
+        ("a", 3),
+        ("a", 9),
+        ("b", 3),
+        ("b", 9),
+    ]
+    assert [message.priority for message in found] == [9, 9, 3, 3]
     assert Task.objects.queued().count() == 4
 
 
@@ -84,7 +97,7 @@ def test_all_queues_together_give_no_more_than_the_whole_batch() -> None:
     for queue in ("a", "b", "c"):
         many_tasks(4, queue=queue)
     found = _claimed(Demand("a", 3), Demand("b", 3), Demand("c", 3), limit=5)
-    assert Counter(ring.queue for ring in found) == {"a": 3, "b": 2}
+    assert Counter(message.queue for message in found) == {"a": 3, "b": 2}
     assert Task.objects.queued().count() == 5
 
 
@@ -92,42 +105,44 @@ def test_rows_that_somebody_else_claims_are_left_alone() -> None:
     many_tasks(3, queue="a")
     first = _claimed(Demand("a", 2))
     second = _claimed(Demand("a", 2))
-    assert not {ring.task_id for ring in first} & {ring.task_id for ring in second}
+    assert not {message.task_id for message in first} & {message.task_id for message in second}
     assert len(first) + len(second) == 3
 
 
 def test_the_limits_of_some_queues_and_of_all_bind_a_claim_of_many() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
     Limit.objects.create(scope="global", max_concurrency=4)
-    limits.forget_picture()
+    backpressure.forget_picture()
     for queue in ("a", "b", "c"):
         many_tasks(3, queue=queue)
     found = _claimed(Demand("a", 3), Demand("b", 3), Demand("c", 3))
-    assert Counter(ring.queue for ring in found) == {"a": 1, "b": 3}
+    assert Counter(message.queue for message in found) == {"a": 1, "b": 3}
     assert not _claimed(Demand("a", 3), Demand("c", 3))
 
 
 def test_queues_without_a_limit_are_claimed_apart_from_those_with_one() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
-    limits.forget_picture()
-    parts = claims.parted([Demand("a", 1), Demand("b", 1), Demand("c", 1)])
+    backpressure.forget_picture()
+    parts = claim.parted([Demand("a", 1), Demand("b", 1), Demand("c", 1)])
     assert parts == [[Demand("b", 1), Demand("c", 1)], [Demand("a", 1)]]
 
 
 def test_tenants_share_each_of_many_queues(settings: Any) -> None:
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
     one, two = a_tenant(), a_tenant()
-    limits.forget_picture()
+    backpressure.forget_picture()
     for queue in ("a", "b"):
         many_tasks(30, queue=queue, tenant=one)
         many_tasks(5, queue=queue, tenant=two, priority=1)
-    limits.picture()
+    backpressure.picture()
     found = _claimed(Demand("a", 40), Demand("b", 40))
-    assert Counter(ring.queue for ring in found) == {"a": 25, "b": 25}
+    assert Counter(message.queue for message in found) == {"a": 25, "b": 25}
     assert Task.objects.parked().count() == 20
 
 
-def test_a_poll_of_thirty_queues_costs_as_many_statements_as_one_of_three(scheduler: Scheduler, vendor: str) -> None:
+def test_a_poll_of_thirty_queues_costs_as_many_statements_as_one_of_three(
+    scheduler: Scheduler, vendor: str
+) -> None:
     costs = []
     for tenants in (1, 3):
         owners = [DEFAULT_TENANT_ID, *(a_tenant().pk for _ in range(tenants - 1))]
@@ -135,7 +150,7 @@ def test_a_poll_of_thirty_queues_costs_as_many_statements_as_one_of_three(schedu
             for queue in QUEUES[:number]:
                 for owner in owners:
                     many_tasks(2, queue=queue, tenant_id=owner)
-            limits.forget_picture()
+            backpressure.forget_picture()
             with _statements() as said:
                 assert scheduler.dispatching.poll() == 2 * number * len(owners)
             costs.append(len(said))
@@ -157,24 +172,26 @@ def test_a_long_queue_holds_up_no_other(scheduler: Scheduler, settings: Any) -> 
     scheduler.dispatching.poll()
     assert set(Task.objects.queued().values_list("queue", flat=True)) == set(QUEUES)
     assert Task.objects.queued().filter(queue=QUEUES[0]).count() == 10
-    assert scheduler.dispatching.rest() == 0.0
+    assert scheduler.dispatching.time_to_sleep() == 0.0
 
 
 @pytest.mark.parametrize("limited", [False, True])
 def test_each_of_many_busy_queues_makes_progress_in_one_poll(
     scheduler: Scheduler, settings: Any, limited: bool
 ) -> None:
-    """A claim takes 100 rows, at least 10 of a queue: three claims serve 30 queues, also those with a limit."""
+    """A claim takes 100 rows, at least 10 of a queue: three claims serve 30 queues, also those with
+    a limit.
+    """
     settings.DURABLE_TASKS = {"BATCH_SIZE": 20}
     if limited:
         for queue in QUEUES[:3]:
             Limit.objects.create(scope=f"queue:{queue}", max_concurrency=100)
-    limits.forget_picture()
+    backpressure.forget_picture()
     for queue in QUEUES:
         many_tasks(20, queue=queue)
     scheduler.dispatching.poll()
     assert set(Task.objects.queued().values_list("queue", flat=True)) == set(QUEUES)
-    assert scheduler.dispatching.rest() == 0.0
+    assert scheduler.dispatching.time_to_sleep() == 0.0
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -184,26 +201,30 @@ def test_expired_rows_of_a_backlog_are_cleared_without_a_pause(
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10, "QUEUE_WINDOW": 5}
     if limited:
         Limit.objects.create(scope=f"queue:{QUEUE}", max_concurrency=100)
-    limits.forget_picture()
+    backpressure.forget_picture()
     many_tasks(23, expires_at=database_now() - timedelta(seconds=1))
     good = a_task(due=-0.5)
     assert scheduler.dispatching.poll() == 0
     assert Task.objects.filter(status=Status.EXPIRED).count() == 20
-    assert scheduler.dispatching.rest() == 0.0
+    assert scheduler.dispatching.time_to_sleep() == 0.0
     assert scheduler.dispatching.poll() == 1
     assert Task.objects.queued().get() == good
     assert not Task.objects.pending().exists()
-    assert scheduler.dispatching.rest() > 0.0
+    assert scheduler.dispatching.time_to_sleep() > 0.0
 
 
 @contextmanager
 def _refusing(bad: str) -> Iterator[None]:
     """Let every change of the rows of this queue fail in the database."""
     with connection.cursor() as cursor:
-        cursor.execute("CREATE FUNCTION refused() RETURNS trigger LANGUAGE plpgsql AS "
-                       "$$ BEGIN RAISE EXCEPTION 'this queue cannot be claimed'; END $$")  # fmt: skip
-        cursor.execute("CREATE TRIGGER refused BEFORE UPDATE ON durable_tasks_task FOR EACH ROW "
-                       f"WHEN (OLD.queue = '{bad}') EXECUTE FUNCTION refused()")  # fmt: skip
+        cursor.execute(
+            "CREATE FUNCTION refused() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'this queue cannot be claimed'; END $$"
+        )
+        cursor.execute(
+            "CREATE TRIGGER refused BEFORE UPDATE ON durable_tasks_task FOR EACH ROW "
+            f"WHEN (OLD.queue = '{bad}') EXECUTE FUNCTION refused()"
+        )
     try:
         yield
     finally:
@@ -254,7 +275,7 @@ def test_a_claim_that_is_repeated_overfills_no_window(scheduler: Scheduler, sett
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 3}
     sound, bad = QUEUES[:2]
     Limit.objects.create(scope=f"queue:{bad}", max_concurrency=100)
-    limits.forget_picture()
+    backpressure.forget_picture()
     with _refusing(bad):
         for queue in (sound, bad):
             many_tasks(10, queue=queue)
@@ -265,10 +286,13 @@ def test_a_claim_that_is_repeated_overfills_no_window(scheduler: Scheduler, sett
 def test_a_row_with_unreadable_options_is_published_without_them_and_stops_no_other(
     scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, good = a_task(queue=QUEUES[0], options=[1]), a_task(queue=QUEUES[1], options={"timeout": 3})
+    bad, good = (
+        a_task(queue=QUEUES[0], options=[1]),
+        a_task(queue=QUEUES[1], options={"timeout": 3}),
+    )
     assert scheduler.dispatching.poll() == 2
     assert str(bad.pk) in caplog.text
-    assert [ring.task_id for ring in take_rings(QUEUES[1])] == [good.pk]
+    assert [message.task_id for message in take_rings(QUEUES[1])] == [good.pk]
 
 
 def test_a_queue_that_celery_does_not_know_costs_the_others_nothing(
@@ -285,14 +309,14 @@ def test_a_queue_that_celery_does_not_know_costs_the_others_nothing(
 
 
 def test_a_queue_that_has_fallen_idle_is_forgotten() -> None:
-    pace = Pace()
-    pace.look(Counter(busy=100))
-    pace.sent("busy", 10)
-    pace.look(Counter())
-    assert pace.rate("busy") > 0
+    meter = ThroughputMeter()
+    meter.record_queued(Counter(busy=100))
+    meter.record_sent("busy", 10)
+    meter.record_queued(Counter())
+    assert meter.rate("busy") > 0
     for _ in range(300):
-        pace.look(Counter())
-    assert not pace._rate
+        meter.record_queued(Counter())
+    assert not meter._rate
 
 
 def test_rows_of_many_queues_are_looked_ahead_at_together(scheduler: Scheduler) -> None:

@@ -1,4 +1,4 @@
-"""The dispatching thread waits for no duty and for no firing; the watchdog watches each thread."""
+"""The dispatching thread waits for no job and for no firing; the watchdog watches each thread."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_durable_tasks.celery import publisher
-from django_durable_tasks.lifecycle import limits
+from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.duties import Rota
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.scheduler.maintenance.schedule import JobSchedule
 from tests.factories import a_task, many_tasks
 from tests.waiting import until
 
@@ -29,8 +29,8 @@ SELECT pid, query_start FROM pg_stat_activity
 
 @contextmanager
 def _running() -> Iterator[Scheduler]:
-    limits.forget_picture()
-    publisher.breaker.succeeded()
+    backpressure.forget_picture()
+    broker_outage.breaker.succeeded()
     scheduler = Scheduler("one")
     thread = threading.Thread(target=scheduler.run)
     thread.start()
@@ -64,15 +64,22 @@ def _waiting() -> list[Any]:
 
 @pytest.mark.postgresql
 @pytest.mark.parametrize(
-    "table", ["durable_tasks_dead_letter", "durable_tasks_recurring_task", "durable_tasks_ending_event"]
+    "table",
+    ["durable_tasks_dead_letter", "durable_tasks_recurring_task", "durable_tasks_ending_event"],
 )
 def test_tasks_are_dispatched_while_a_duty_or_the_firing_waits_for_a_lock(table: str) -> None:
-    """A thread that waits gives up after 5 s, so the wait that began before the task must be the one after it."""
+    """A thread that waits gives up after 5 s, so the wait that began before the task must be the
+    one after it.
+    """
 
     def dispatched_meanwhile() -> bool:
         before = until(_waiting, within=30, message="a thread waits for the table")
         row = a_task()
-        until(lambda: Task.objects.queued().filter(pk=row.pk).exists(), within=30, message="dispatched")
+        until(
+            lambda: Task.objects.queued().filter(pk=row.pk).exists(),
+            within=30,
+            message="dispatched",
+        )
         return bool(set(before) & set(_waiting()))
 
     with _running(), _locked(table):
@@ -124,15 +131,15 @@ def _resigned(leader: Leader) -> bool:
     return leader.term is None
 
 
-def test_a_duty_that_did_something_comes_again_soon_and_another_in_its_turn() -> None:
-    rota = Rota()
-    due = {duty.name: duty for duty in rota.due()}
-    assert rota.due() == []
-    rota.did(due["prune"], 0, 0.2)
-    rota.did(due["age"], 3, 0.0)
-    assert [duty.name for duty in rota.due()] == ["age"]
-    rota.did(due["prune"], 500, 0.001)
-    until(lambda: "prune" in {duty.name for duty in rota.due()}, within=5)
-    rota.hurry()
-    assert {"tell_dependents", "count_endings"} <= {duty.name for duty in rota.due()}
-    assert rota.next_in() <= 0.2
+def test_a_job_that_changed_something_runs_again_soon_and_another_after_its_interval() -> None:
+    schedule = JobSchedule()
+    due = {job.name: job for job in schedule.take_due()}
+    assert schedule.take_due() == []
+    schedule.finished(due["prune"], 0, 0.2)
+    schedule.finished(due["age_priorities"], 3, 0.0)
+    assert [job.name for job in schedule.take_due()] == ["age_priorities"]
+    schedule.finished(due["prune"], 500, 0.001)
+    until(lambda: "prune" in {job.name for job in schedule.take_due()}, within=5)
+    schedule.endings_recorded()
+    assert {"resolve_dependents", "count_endings"} <= {job.name for job in schedule.take_due()}
+    assert schedule.next_in() <= 0.2

@@ -1,4 +1,6 @@
-"""An agenda by brute force: every fire is mapped by itself, and every minute of a zone is looked at by itself."""
+"""An agenda by brute force: every fire is mapped by itself, and every minute of a zone is looked at
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo
 
-from django_durable_tasks.rules.calendars import BusinessDays, Roll
-from django_durable_tasks.rules.timetables.values import Count, Fire
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
+from django_durable_tasks.rules.recurring.timetables.types import Count, Fire
 
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 MARGIN = 45 * DAY
@@ -66,7 +68,10 @@ def target(days: BusinessDays, wall: datetime, roll: Roll) -> date | None:
 
     following, preceding = nearest(1), nearest(-1)
     if roll is Roll.MODIFIED_FOLLOWING:
-        same_month = following is not None and (following.year, following.month) == (wall.year, wall.month)
+        same_month = following is not None and (following.year, following.month) == (
+            wall.year,
+            wall.month,
+        )
         return following if same_month else preceding
     return {Roll.FOLLOWING: following, Roll.PRECEDING: preceding, Roll.SKIP: None}[roll]
 

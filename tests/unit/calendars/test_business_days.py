@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.rules.calendars import (
+from django_durable_tasks.rules.recurring.calendars import (
     BusinessDays,
     DayKind,
     SpecialDay,
@@ -27,7 +27,7 @@ WEEKEND = BusinessDays(name="weekend", working_days=(6, 7))
 
 
 def _at(day: int, hour: int = 9, minute: int = 0) -> datetime:
-    return datetime(2026, 12, day, hour, minute)  # noqa: DTZ001 - wall time
+    return datetime(2026, 12, day, hour, minute)
 
 
 def test_weekdays_are_open_unless_their_date_says_otherwise() -> None:
@@ -75,10 +75,22 @@ def test_a_search_for_an_open_day_ends() -> None:
         ({"working_days": (), "special": (CHRISTMAS,)}, "has no working day"),
         ({"working_days": (0, 1)}, r"working_days has 0; weekdays are 1 \(Monday\) to 7"),
         ({"working_days": (True,)}, "working_days has True"),
-        ({"special": (CHRISTMAS, SpecialDay(CHRISTMAS.day, DayKind.OPEN))}, "2026-12-25 is told twice"),
-        ({"special": (SpecialDay(CHRISTMAS.day, DayKind.HALF),)}, "2026-12-25 is HALF: a half day.*has `until`"),
-        ({"special": (SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "", time(9)),)}, "2026-12-25 is CLOSED"),
-        ({"special": tuple(SpecialDay(date(1, 1, 1) + timedelta(n)) for n in range(20_001))}, "20001 dates"),
+        (
+            {"special": (CHRISTMAS, SpecialDay(CHRISTMAS.day, DayKind.OPEN))},
+            "2026-12-25 is given twice",
+        ),
+        (
+            {"special": (SpecialDay(CHRISTMAS.day, DayKind.HALF),)},
+            "2026-12-25 is HALF: a half day.*has `until`",
+        ),
+        (
+            {"special": (SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "", time(9)),)},
+            "2026-12-25 is CLOSED",
+        ),
+        (
+            {"special": tuple(SpecialDay(date(1, 1, 1) + timedelta(n)) for n in range(20_001))},
+            "20001 dates",
+        ),
     ],
 )
 def test_a_calendar_that_cannot_be_used_is_refused(given: dict[str, Any], words: str) -> None:
@@ -87,7 +99,9 @@ def test_a_calendar_that_cannot_be_used_is_refused(given: dict[str, Any], words:
 
 
 def test_the_order_of_the_dates_makes_no_difference() -> None:
-    turned = BusinessDays(name="office", working_days=(5, 4, 3, 2, 1), special=(INVENTORY, EVE, CHRISTMAS))
+    turned = BusinessDays(
+        name="office", working_days=(5, 4, 3, 2, 1), special=(INVENTORY, EVE, CHRISTMAS)
+    )
     assert turned == OFFICE
     assert hash(turned) == hash(OFFICE)
     assert turned != BusinessDays(name="office")
@@ -95,20 +109,26 @@ def test_the_order_of_the_dates_makes_no_difference() -> None:
 
 days = st.dates(date(2026, 12, 1), date(2027, 1, 31))
 special_days = st.builds(
-    lambda day, kind, hour: SpecialDay(day, kind, f"{kind} {day}", hour if kind is DayKind.HALF else None),
+    lambda day, kind, hour: SpecialDay(
+        day, kind, f"{kind} {day}", hour if kind is DayKind.HALF else None
+    ),
     days,
     st.sampled_from(DayKind),
     st.times(min_value=time(6), max_value=time(20)),
 )
 calendars = st.builds(
-    lambda working, special: BusinessDays(name="any", working_days=tuple(working), special=tuple(special)),
+    lambda working, special: BusinessDays(
+        name="any", working_days=tuple(working), special=tuple(special)
+    ),
     st.sets(st.integers(1, 7), min_size=1),
     st.lists(special_days, max_size=12, unique_by=lambda one: one.day),
 )
 
 
-@given(st.lists(calendars, min_size=1, max_size=3), st.datetimes(_at(1), datetime(2027, 1, 31)))  # noqa: DTZ001
-def test_combined_calendars_are_open_where_all_are(several: list[BusinessDays], local: datetime) -> None:
+@given(st.lists(calendars, min_size=1, max_size=3), st.datetimes(_at(1), datetime(2027, 1, 31)))
+def test_combined_calendars_are_open_where_all_are(
+    several: list[BusinessDays], local: datetime
+) -> None:
     try:
         both = combined(several)
     except InvalidCalendar:
@@ -119,7 +139,9 @@ def test_combined_calendars_are_open_where_all_are(several: list[BusinessDays], 
 
 
 def test_what_closes_a_combined_day_is_told() -> None:
-    trade = BusinessDays(name="trade", special=(SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "Bank holiday"),))
+    trade = BusinessDays(
+        name="trade", special=(SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "Bank holiday"),)
+    )
     both = combined([OFFICE, trade])
     assert both.name == "office + trade"
     assert both.why_closed(_at(25)) == "Christmas Day / Bank holiday"
@@ -150,7 +172,9 @@ def test_without_working_days_only_the_dates_are_looked_at(step: int, offsets: s
     start, way = date(2026, 3, 2), timedelta(days=step)
     dates = tuple(SpecialDay(start + timedelta(days=one), DayKind.OPEN) for one in offsets)
     few = BusinessDays(working_days=(), special=dates)
-    assert list(few.may_open(start, way)) == [one for one in days_from(start, way) if few.is_open(one)]
+    assert list(few.may_open(start, way)) == [
+        one for one in days_from(start, way) if few.is_open(one)
+    ]
 
 
 def test_holidays_come_as_a_snapshot_of_the_years_asked_for() -> None:
@@ -175,6 +199,8 @@ def test_an_exchange_has_holidays_too() -> None:
         ("DE", None, range(1900, 2100), "give 1 to 100 years"),
     ],
 )
-def test_unknown_holidays_are_refused(country: str, subdivision: str | None, years: Any, words: str) -> None:
+def test_unknown_holidays_are_refused(
+    country: str, subdivision: str | None, years: Any, words: str
+) -> None:
     with pytest.raises(InvalidCalendar, match=words):
         from_holidays(country, subdivision, years)

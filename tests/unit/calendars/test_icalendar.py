@@ -1,4 +1,6 @@
-"""Calendar files close the days of their all-day events, and what cannot be read is refused by its line."""
+"""Calendar files close the days of their all-day events, and what cannot be read is refused by its
+line.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.rules.calendars import BusinessDays, DayKind, SpecialDay, from_holidays
-from django_durable_tasks.rules.icalendar import from_ics
+from django_durable_tasks.rules.recurring.calendars import (
+    BusinessDays,
+    DayKind,
+    SpecialDay,
+    from_holidays,
+)
+from django_durable_tasks.rules.recurring.icalendar import from_ics
 
 
 def _file(*lines: str, end: str = "\r\n") -> str:
-    return end.join(["BEGIN:VCALENDAR", "VERSION:2.0", "BEGIN:VEVENT", *lines, "END:VEVENT", "END:VCALENDAR", ""])
+    return end.join(
+        [
+            "BEGIN:VCALENDAR",
+            "VERSION:2.0",
+            "BEGIN:VEVENT",
+            *lines,
+            "END:VEVENT",
+            "END:VCALENDAR",
+            "",
+        ]
+    )
 
 
 def _days(*lines: str, years: tuple[int, ...] = (2026,)) -> list[str]:
@@ -28,13 +45,7 @@ def test_an_all_day_event_closes_its_day_by_name() -> None:
     assert not BusinessDays(special=found).is_open(date(2026, 12, 25))
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "DTEND;VALUE=DATE:20270102",
-        "DURATION:P3D",
-    ],
-)
+@pytest.mark.parametrize("end", ["DTEND;VALUE=DATE:20270102", "DURATION:P3D"])
 def test_an_event_of_several_days_closes_all_of_them_within_the_years(end: str) -> None:
     lines = ("DTSTART;VALUE=DATE:20261230", end)
     assert _days(*lines) == ["2026-12-30", "2026-12-31"]
@@ -43,17 +54,20 @@ def test_an_event_of_several_days_closes_all_of_them_within_the_years(end: str) 
 
 
 def test_midnight_to_midnight_is_a_day_too() -> None:
-    assert _days("DTSTART;TZID=Europe/Berlin:20261225T000000", "DTEND;TZID=Europe/Berlin:20261227T000000") == [
-        "2026-12-25",
-        "2026-12-26",
-    ]
+    assert _days(
+        "DTSTART;TZID=Europe/Berlin:20261225T000000", "DTEND;TZID=Europe/Berlin:20261227T000000"
+    ) == ["2026-12-25", "2026-12-26"]
     assert _days("DTSTART:20261225T000000Z", "DURATION:P1W")[-1] == "2026-12-31"
 
 
 def test_lines_are_unfolded_and_texts_unescaped() -> None:
     (found,) = from_ics(
         _file(
-            "DTSTART;VALUE=DATE:2026", " 1225", 'SUMMARY;ALTREP="cid:x;y":Christmas\\, the', "\t first\\nday", end="\n"
+            "DTSTART;VALUE=DATE:2026",
+            " 1225",
+            'SUMMARY;ALTREP="cid:x;y":Christmas\\, the',
+            "\t first\\nday",
+            end="\n",
         ),
         [2026],
     )
@@ -64,15 +78,31 @@ def test_lines_are_unfolded_and_texts_unescaped() -> None:
     ("lines", "days"),
     [
         (("DTSTART;VALUE=DATE:19991225", "RRULE:FREQ=YEARLY"), ["2026-12-25"]),
-        (("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=MONTHLY;COUNT=3"), ["2026-01-01", "2026-02-01", "2026-03-01"]),
-        (("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=DAILY;UNTIL=20260102"), ["2026-01-01", "2026-01-02"]),
+        (
+            ("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=MONTHLY;COUNT=3"),
+            ["2026-01-01", "2026-02-01", "2026-03-01"],
+        ),
+        (
+            ("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=DAILY;UNTIL=20260102"),
+            ["2026-01-01", "2026-01-02"],
+        ),
         (("DTSTART;VALUE=DATE:20251127", "RRULE:FREQ=YEARLY;BYMONTH=11;BYDAY=4TH"), ["2026-11-26"]),
         (
-            ("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=WEEKLY;COUNT=3", "EXDATE;VALUE=DATE:20260108"),
+            (
+                "DTSTART;VALUE=DATE:20260101",
+                "RRULE:FREQ=WEEKLY;COUNT=3",
+                "EXDATE;VALUE=DATE:20260108",
+            ),
             ["2026-01-01", "2026-01-15"],
         ),
-        (("DTSTART;VALUE=DATE:20260101", "RDATE;VALUE=DATE:20260301,20270301"), ["2026-01-01", "2026-03-01"]),
-        (("DTSTART;VALUE=DATE:20260301", "RRULE:FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"), ["2026-03-01"]),
+        (
+            ("DTSTART;VALUE=DATE:20260101", "RDATE;VALUE=DATE:20260301,20270301"),
+            ["2026-01-01", "2026-03-01"],
+        ),
+        (
+            ("DTSTART;VALUE=DATE:20260301", "RRULE:FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"),
+            ["2026-03-01"],
+        ),
     ],
 )
 def test_recurrences_are_followed_within_the_years(lines: tuple[str, ...], days: list[str]) -> None:
@@ -81,9 +111,17 @@ def test_recurrences_are_followed_within_the_years(lines: tuple[str, ...], days:
 
 def test_a_moved_instance_replaces_the_recurring_one() -> None:
     text = _file(
-        "UID:a", "DTSTART;VALUE=DATE:20200501", "RRULE:FREQ=YEARLY", "SUMMARY:May day", "END:VEVENT", "BEGIN:VEVENT",
-        "UID:a", "RECURRENCE-ID;VALUE=DATE:20260501", "DTSTART;VALUE=DATE:20260504", "SUMMARY:May day, moved",
-    )  # fmt: skip
+        "UID:a",
+        "DTSTART;VALUE=DATE:20200501",
+        "RRULE:FREQ=YEARLY",
+        "SUMMARY:May day",
+        "END:VEVENT",
+        "BEGIN:VEVENT",
+        "UID:a",
+        "RECURRENCE-ID;VALUE=DATE:20260501",
+        "DTSTART;VALUE=DATE:20260504",
+        "SUMMARY:May day, moved",
+    )
     assert from_ics(text, [2026, 2027]) == (
         SpecialDay(date(2026, 5, 4), DayKind.CLOSED, "May day, moved"),
         SpecialDay(date(2027, 5, 1), DayKind.CLOSED, "May day"),
@@ -107,7 +145,10 @@ def test_a_day_of_two_events_has_both_names() -> None:
     [
         ("", "line 1: an iCalendar file begins with BEGIN:VCALENDAR"),
         ("\n\nhello", "line 3: an iCalendar file begins"),
-        ("BEGIN:VCALENDAR\nhello\nEND:VCALENDAR", "line 2: 'hello' is no line of an iCalendar file"),
+        (
+            "BEGIN:VCALENDAR\nhello\nEND:VCALENDAR",
+            "line 2: 'hello' is no line of an iCalendar file",
+        ),
         ("BEGIN:VCALENDAR\nBEGIN:VEVENT\nEND:VCALENDAR", "line 3: END:VCALENDAR ends nothing"),
         ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "line 2: BEGIN:VEVENT has no end"),
         ("BEGIN:VCALENDAR\nEND:VCALENDAR\nBEGIN:VEVENT", "line 3: an iCalendar file begins"),
@@ -150,7 +191,9 @@ rules = st.builds(
 @settings(deadline=None, max_examples=60)
 def test_recurrences_are_those_of_dateutil(rule: str, start: date) -> None:
     begin = datetime.combine(start, datetime.min.time())
-    expected = rrulestr(rule, dtstart=begin).between(datetime(2026, 1, 1), datetime(2026, 12, 31), inc=True)  # noqa: DTZ001
+    expected = rrulestr(rule, dtstart=begin).between(
+        datetime(2026, 1, 1), datetime(2026, 12, 31), inc=True
+    )
     days = {str(one.date()) for one in expected} | ({str(start)} if start.year == 2026 else set())
     assert _days(f"DTSTART;VALUE=DATE:{start:%Y%m%d}", f"RRULE:{rule}") == sorted(days)
 
@@ -168,4 +211,6 @@ def test_a_file_of_the_holidays_package_closes_the_days_that_the_package_names()
             "END:VEVENT",
         )
     ]
-    assert from_ics("\r\n".join(["BEGIN:VCALENDAR", *events, "END:VCALENDAR"]), [2026, 2027]) == told
+    assert (
+        from_ics("\r\n".join(["BEGIN:VCALENDAR", *events, "END:VCALENDAR"]), [2026, 2027]) == told
+    )

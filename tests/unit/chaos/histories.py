@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tests.chaos.records import Change, Edge, Enqueued, Fire, History, Log, Mark, Row, Term, Timetable
+from tests.chaos.records import (
+    Change,
+    Edge,
+    Enqueued,
+    Fire,
+    History,
+    Log,
+    Mark,
+    Row,
+    Term,
+    Timetable,
+)
 
 
 def _ran(task: str, run: str, at: float) -> tuple[Mark, Mark]:
@@ -82,4 +93,6 @@ def with_row(row: Row) -> History:
 
 def without_mark(task: str, *, begins: bool) -> History:
     """Return the good history without one kind of mark of a task."""
-    return but(marks=tuple(mark for mark in GOOD.marks if mark.task != task or mark.begins != begins))
+    return but(
+        marks=tuple(mark for mark in GOOD.marks if mark.task != task or mark.begins != begins)
+    )

@@ -19,17 +19,44 @@ WINDOWS = (
 
 
 def _lane(**changes: Any) -> dict[str, Any]:
-    found = figures(GOOD, WINDOWS, [{"task": "child", "took": 0.002}, {"refused": "Error"}], {"kills": 3}, 4)
+    found = figures(
+        GOOD, WINDOWS, [{"task": "child", "took": 0.002}, {"refused": "Error"}], {"kills": 3}, 4
+    )
     broken = {name: {"number": 0, "first": []} for name in INVARIANTS}
-    return {"broker": "redis", "seed": "1", "servers": ["Redis 7"], **found, "violations": broken, **changes}
+    return {
+        "broker": "redis",
+        "seed": "1",
+        "servers": ["Redis 7"],
+        **found,
+        "violations": broken,
+        **changes,
+    }
 
 
 def test_a_good_history_has_nothing_lost_and_nothing_twice() -> None:
     lane = _lane()
-    none = ("lost", "accepted_twice", "ghost_runs", "effects_twice", "fires_missing", "fires_doubled")
+    none = (
+        "lost",
+        "accepted_twice",
+        "ghost_runs",
+        "effects_twice",
+        "fires_missing",
+        "fires_doubled",
+    )
     assert {name: lane[name] for name in none} == dict.fromkeys(none, 0)
-    assert (lane["tasks"], lane["runs"], lane["faults"], lane["kills"], lane["refused_calls"]) == (5, 5, 1, 3, 1)
-    assert (lane["fenced_endings"], lane["dropped_rings"], lane["attempts_lost"], lane["terms"]) == (1, 4, 1, 2)
+    assert (lane["tasks"], lane["runs"], lane["faults"], lane["kills"], lane["refused_calls"]) == (
+        5,
+        5,
+        1,
+        3,
+        1,
+    )
+    assert (
+        lane["fenced_endings"],
+        lane["dropped_rings"],
+        lane["attempts_lost"],
+        lane["terms"],
+    ) == (1, 4, 1, 2)
 
 
 def test_a_body_that_began_again_unasked_is_counted_and_one_that_asked_is_not() -> None:
@@ -45,7 +72,10 @@ def test_two_accepted_endings_are_counted() -> None:
 
 def test_runs_that_overlap_are_counted() -> None:
     marks = (*GOOD.marks, Mark("child", 2, "c2", True, 12.5))
-    assert figures(but(marks=marks), WINDOWS, [], {}, 0)["overlapping_runs"] == _lane()["overlapping_runs"] + 1
+    assert (
+        figures(but(marks=marks), WINDOWS, [], {}, 0)["overlapping_runs"]
+        == _lane()["overlapping_runs"] + 1
+    )
 
 
 def test_a_fire_that_a_past_leader_wrote_is_counted() -> None:
@@ -54,12 +84,16 @@ def test_a_fire_that_a_past_leader_wrote_is_counted() -> None:
 
 
 def test_the_longest_gap_is_between_two_starts_under_load() -> None:
-    changes = tuple(Change("a", "QUEUED", "RUNNING", 1, 2, 1, "r", at) for at in (-90.0, 1.0, 3.0, 9.5, 99.0))
+    changes = tuple(
+        Change("a", "QUEUED", "RUNNING", 1, 2, 1, "r", at) for at in (-90.0, 1.0, 3.0, 9.5, 99.0)
+    )
     assert longest_gap(but(changes=changes), WINDOWS) == 6.5
 
 
 def test_throughput_is_told_before_during_and_after() -> None:
-    changes = tuple(Change("a", "RUNNING", "SUCCESS", 2, 3, 1, "r", at) for at in (1.0, 2.0, 15.0, 22.0))
+    changes = tuple(
+        Change("a", "RUNNING", "SUCCESS", 2, 3, 1, "r", at) for at in (1.0, 2.0, 15.0, 22.0)
+    )
     assert figures(but(changes=changes), WINDOWS, [], {}, 0)["throughput"] == {
         "before": 0.2,
         "during": 0.1,
@@ -74,7 +108,9 @@ def test_a_run_without_a_fenced_ending_or_a_dropped_ring_fails() -> None:
     assert failures([_lane(dropped_rings=0)], tried=False) == []
 
 
-@pytest.mark.parametrize("name", ["lost", "accepted_twice", "ghost_runs", "effects_twice", "fires_missing"])
+@pytest.mark.parametrize(
+    "name", ["lost", "accepted_twice", "ghost_runs", "effects_twice", "fires_missing"]
+)
 def test_a_run_in_which_something_was_lost_or_doubled_fails(name: str) -> None:
     assert failures([_lane(**{name: 1})])
 
@@ -88,9 +124,12 @@ def test_a_violated_invariant_fails_the_run() -> None:
 def test_the_report_is_written_between_its_marks_and_kept_beside(tmp_path: Any) -> None:
     page = tmp_path / "guarantees.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    answer = {"seed": "s", "seconds": 600.0, "lanes": [_lane()], "facts": {
-        "taken": "then", "machine": "here", "versions": "these",
-    }}  # fmt: skip
+    answer = {
+        "seed": "s",
+        "seconds": 600.0,
+        "lanes": [_lane()],
+        "facts": {"taken": "then", "machine": "here", "versions": "these"},
+    }
     write(page, answer)
     text = page.read_text()
     assert text == f"before\n{BEGIN}\n\n{rendered(answer)}\n\n{END}\nafter\n"
@@ -104,12 +143,19 @@ def test_a_page_without_marks_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="no place"):
         write(
             page,
-            {"seed": "s", "seconds": 1.0, "lanes": [], "facts": dict.fromkeys(("taken", "machine", "versions"), "")},
+            {
+                "seed": "s",
+                "seconds": 1.0,
+                "lanes": [],
+                "facts": dict.fromkeys(("taken", "machine", "versions"), ""),
+            },
         )
 
 
 def test_the_published_report_is_the_run_kept_beside_it_and_a_clean_one() -> None:
     answer = taken(PAGE)
-    assert section(PAGE) == (RUN if answer is None else rendered(answer)), "python -m tests.chaos.report"
+    assert section(PAGE) == (RUN if answer is None else rendered(answer)), (
+        "python -m tests.chaos.report"
+    )
     if answer is not None:
         assert failures(answer["lanes"]) == []

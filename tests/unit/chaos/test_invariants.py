@@ -1,8 +1,22 @@
-"""Each invariant holds of a good history, and finds each way to break it: a checker that cannot fail proves nothing."""
+"""Each invariant holds of a good history, and finds each way to break it: a checker that cannot
+fail proves nothing.
+"""
 
 import pytest
 
-from tests.chaos.records import Calm, Change, Edge, Enqueued, Fire, History, Log, Mark, Row, Term, Timetable
+from tests.chaos.records import (
+    Calm,
+    Change,
+    Edge,
+    Enqueued,
+    Fire,
+    History,
+    Log,
+    Mark,
+    Row,
+    Term,
+    Timetable,
+)
 from tests.chaos.verdict import INVARIANTS, meaning, stories_of, violations
 from tests.unit.chaos.histories import GOOD, but, with_row, without_mark
 
@@ -12,16 +26,32 @@ def _path_of(task: str, *changes: Change) -> History:
 
 
 BROKEN: list[tuple[str, str, History]] = [
-    ("H1", "an acknowledged row is gone", but(enqueued=(*GOOD.enqueued, Enqueued("vanished", "plain")))),
+    (
+        "H1",
+        "an acknowledged row is gone",
+        but(enqueued=(*GOOD.enqueued, Enqueued("vanished", "plain"))),
+    ),
     ("H1", "a row never ends", with_row(Row("child", "RUNNING", 1))),
     ("H1", "a row nobody heard of never ends", with_row(Row("extra", "QUEUED"))),
     ("H2", "a run of nobody", but(marks=(*GOOD.marks, Mark("child", 2, "ghost", True, 30.0)))),
-    ("H2", "a run under another's id", but(marks=(*GOOD.marks, Mark("child", 1, "p1", True, 30.0)))),
+    (
+        "H2",
+        "a run under another's id",
+        but(marks=(*GOOD.marks, Mark("child", 1, "p1", True, 30.0))),
+    ),
     ("H3", "an attempt begins twice", but(marks=(*GOOD.marks, Mark("child", 1, "c1", True, 30.0)))),
-    ("H3", "a hole in the attempts", _path_of("twice", Change("twice", "QUEUED", "RUNNING", 1, 2, 2, "t1"))),
+    (
+        "H3",
+        "a hole in the attempts",
+        _path_of("twice", Change("twice", "QUEUED", "RUNNING", 1, 2, 2, "t1")),
+    ),
     ("H3", "a budget overdrawn by failures", with_row(Row("hopeless", "FAILED", 6, failures=6))),
     ("H3", "a budget overdrawn by crashes", with_row(Row("hopeless", "FAILED", 4, crashes=4))),
-    ("H4", "two accepted endings of an attempt", but(logs=(*GOOD.logs, Log("child", 1, "RETRY", "c1")))),
+    (
+        "H4",
+        "two accepted endings of an attempt",
+        but(logs=(*GOOD.logs, Log("child", 1, "RETRY", "c1"))),
+    ),
     ("H4", "two successes", but(logs=(*GOOD.logs, Log("twice", 3, "SUCCESS", "t3")))),
     ("H4", "a success that the row does not know", with_row(Row("child", "FAILED", 1, failures=5))),
     ("H4", "a success that nobody logged", with_row(Row("hopeless", "SUCCESS", 1))),
@@ -33,15 +63,35 @@ BROKEN: list[tuple[str, str, History]] = [
     ),
     ("H6", "an effect twice", but(effects=("parent", "parent"))),
     ("H6", "an effect never", but(effects=())),
-    ("H6", "an effect of a body that did not succeed", with_row(Row("parent", "CANCELLED", atomic=True))),
+    (
+        "H6",
+        "an effect of a body that did not succeed",
+        with_row(Row("parent", "CANCELLED", atomic=True)),
+    ),
     ("H6", "an effect of nothing", but(effects=("parent", "nothing"))),
     ("H7", "a fire missed", but(timetables=(Timetable("table", 100.0, 2.0, 102.0),))),
     ("H7", "a fire doubled", but(fires=(*GOOD.fires, Fire("table", 100.0, "again", 2)))),
-    ("H7", "a fire at no time of the timetable", but(fires=(*GOOD.fires, Fire("table", 100.7, "fired", 2)))),
-    ("H7", "a fire that ran too late", but(timetables=(Timetable("table", 100.0, 2.0, 101.0, lateness=0.1),))),
-    ("H7", "a fire that ran too early", but(marks=(*GOOD.marks, Mark("fired", 1, "f0", True, 99.0)))),
+    (
+        "H7",
+        "a fire at no time of the timetable",
+        but(fires=(*GOOD.fires, Fire("table", 100.7, "fired", 2))),
+    ),
+    (
+        "H7",
+        "a fire that ran too late",
+        but(timetables=(Timetable("table", 100.0, 2.0, 101.0, lateness=0.1),)),
+    ),
+    (
+        "H7",
+        "a fire that ran too early",
+        but(marks=(*GOOD.marks, Mark("fired", 1, "f0", True, 99.0))),
+    ),
     ("H7", "a fire that never ran", without_mark("fired", begins=True)),
-    ("H8", "a child before its parent's end", but(marks=(*GOOD.marks, Mark("child", 1, "c0", True, 10.5)))),
+    (
+        "H8",
+        "a child before its parent's end",
+        but(marks=(*GOOD.marks, Mark("child", 1, "c0", True, 10.5))),
+    ),
     ("H8", "a child of a parent that never ended", but(edges=(Edge("hopeless", "child"),))),
     ("H8", "a child that waits for ever", with_row(Row("hopeless", "BLOCKED"))),
     ("H8", "a child skipped under a good parent", with_row(Row("child", "SKIPPED"))),
@@ -49,25 +99,49 @@ BROKEN: list[tuple[str, str, History]] = [
     ("H9", "two open dead letters", but(open_letters=("child", "child"))),
     ("H9", "a dead letter of a success", but(open_letters=("child",))),
     ("H9", "a dead letter of nothing", but(open_letters=("nothing",))),
-    ("H9", "given up too early", with_row(Row("hopeless", "FAILED", 1, failures=1, reason="EXHAUSTED"))),
-    ("H10", "a move that the table does not have", _path_of("hopeless", Change("hopeless", None, "SUCCESS", 0, 0))),
+    (
+        "H9",
+        "given up too early",
+        with_row(Row("hopeless", "FAILED", 1, failures=1, reason="EXHAUSTED")),
+    ),
+    (
+        "H10",
+        "a move that the table does not have",
+        _path_of("hopeless", Change("hopeless", None, "SUCCESS", 0, 0)),
+    ),
     (
         "H10",
         "a way back from an end",
         but(changes=(*GOOD.changes, Change("child", "SUCCESS", "RUNNING", 3, 4, 2, "c2"))),
     ),
-    ("H10", "a move that keeps the epoch", but(changes=(*GOOD.changes, Change("child", "SUCCESS", "PENDING", 3, 3)))),
+    (
+        "H10",
+        "a move that keeps the epoch",
+        but(changes=(*GOOD.changes, Change("child", "SUCCESS", "PENDING", 3, 3))),
+    ),
     (
         "H10",
         "an epoch that rises for nothing",
         but(changes=(*GOOD.changes, Change("child", "SUCCESS", "SUCCESS", 3, 4))),
     ),
-    ("H10", "an epoch that falls", but(changes=(*GOOD.changes, Change("child", "SUCCESS", "PENDING", 3, 2)))),
-    ("H10", "a row born twice", but(changes=(*GOOD.changes, Change("child", None, "QUEUED", 0, 1)))),
+    (
+        "H10",
+        "an epoch that falls",
+        but(changes=(*GOOD.changes, Change("child", "SUCCESS", "PENDING", 3, 2))),
+    ),
+    (
+        "H10",
+        "a row born twice",
+        but(changes=(*GOOD.changes, Change("child", None, "QUEUED", 0, 1))),
+    ),
     ("H10", "a row deleted", but(changes=(*GOOD.changes, Change("child", "SUCCESS", None, 3, 3)))),
     ("H10", "a move from where it did not stand", but(changes=GOOD.changes[1:])),
     ("H10", "a row that moved unseen", with_row(Row("child", "CANCELLED"))),
-    ("H11", "a term before the one before is over", but(terms=(Term(1, "a", 9.0, 1.0), Term(2, "b", 12.0, 8.0)))),
+    (
+        "H11",
+        "a term before the one before is over",
+        but(terms=(Term(1, "a", 9.0, 1.0), Term(2, "b", 12.0, 8.0))),
+    ),
     ("H11", "one term of two holders", but(terms=(*GOOD.terms, Term(2, "c", 13.0, 9.0)))),
     (
         "H11",
@@ -89,7 +163,9 @@ def test_a_good_history_breaks_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "history"), [(name, history) for name, _, history in BROKEN], ids=[what for _, what, _ in BROKEN]
+    ("name", "history"),
+    [(name, history) for name, _, history in BROKEN],
+    ids=[what for _, what, _ in BROKEN],
 )
 def test_a_broken_history_is_found(name: str, history: History) -> None:
     assert violations(history)[name]
@@ -109,7 +185,9 @@ def test_a_late_run_does_not_hide_behind_an_early_one() -> None:
 
 
 def test_a_lost_run_whose_process_slept_before_its_body_may_begin_after_the_next_one() -> None:
-    woken = tuple(Mark("twice", 1, "t1", True, 20.5) if mark.run == "t1" else mark for mark in GOOD.marks)
+    woken = tuple(
+        Mark("twice", 1, "t1", True, 20.5) if mark.run == "t1" else mark for mark in GOOD.marks
+    )
     assert violations(but(marks=woken))["H5"] == []
 
 

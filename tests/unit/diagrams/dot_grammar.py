@@ -6,13 +6,16 @@ import re
 from dataclasses import dataclass, field
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|[{}\[\]=,;]))""", re.ASCII
+    r"""\s*(?:(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>->|[{}\[\]=,;]))""",
+    re.ASCII,
 )
 
 
 @dataclass
 class Dot:
-    """What was read: nodes with their attributes, edges with theirs, how deep each node stands in clusters."""
+    """What was read: nodes with their attributes, edges with theirs, how deep each node stands in
+    clusters.
+    """
 
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     edges: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)

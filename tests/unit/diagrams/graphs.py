@@ -16,10 +16,14 @@ STATUSES = tuple(str(status) for status in Status)
 
 
 def node(id: str, status: str = "SUCCESS", seconds: float | None = None, **fields: str) -> Node:
-    """Return a node whose label is its id, unless told; with a measured run where seconds are given."""
+    """Return a node whose label is its id, unless told; with a measured run where seconds are
+    given.
+    """
     ended = None if seconds is None else START + timedelta(seconds=seconds)
     started = None if seconds is None else START
-    return Node(id=id, status=status, started_at=started, completed_at=ended, **{"label": id} | fields)
+    return Node(
+        id=id, status=status, started_at=started, completed_at=ended, **{"label": id} | fields
+    )
 
 
 def edge(arrow: str, kind: str = "MUST_SUCCEED", *, resolved: bool = True) -> Edge:
@@ -28,7 +32,9 @@ def edge(arrow: str, kind: str = "MUST_SUCCEED", *, resolved: bool = True) -> Ed
     return Edge(source=source, target=target, kind=kind, resolved=resolved)
 
 
-def diagram(nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title: str = "nightly") -> Diagram:
+def diagram(
+    nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title: str = "nightly"
+) -> Diagram:
     """Return a diagram; words stand for nodes that succeeded and for edges ``a>b``."""
     nodes = [node(word) for word in nodes.split()] if isinstance(nodes, str) else nodes
     edges = [edge(word) for word in edges.split()] if isinstance(edges, str) else edges
@@ -36,7 +42,9 @@ def diagram(nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title
 
 
 def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) -> Diagram:
-    """Return a random graph without cycles of so many nodes, edges, different names and sub-workflows."""
+    """Return a random graph without cycles of so many nodes, edges, different names and
+    sub-workflows.
+    """
     chance = random.Random(seed)
     nodes = [
         node(
@@ -51,7 +59,9 @@ def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) ->
     while len(pairs) < edges:
         low, high = sorted(chance.sample(range(count), 2))
         pairs.add((low, high))
-    return diagram(nodes, [edge(f"n{low}>n{high}", chance.choice(KINDS)) for low, high in sorted(pairs)])
+    return diagram(
+        nodes, [edge(f"n{low}>n{high}", chance.choice(KINDS)) for low, high in sorted(pairs)]
+    )
 
 
 def lanes(count: int, length: int) -> Diagram:
@@ -61,7 +71,9 @@ def lanes(count: int, length: int) -> Diagram:
     for lane in range(count):
         ids = [f"step {step} of {lane}" for step in range(length)]
         nodes += [node(known, name=f"jobs.step{step}") for step, known in enumerate(ids)]
-        edges += [edge(f"{low}>{high}") for low, high in zip(["start", *ids], [*ids, "end"], strict=True)]
+        edges += [
+            edge(f"{low}>{high}") for low, high in zip(["start", *ids], [*ids, "end"], strict=True)
+        ]
     return diagram(nodes, edges)
 
 
@@ -70,7 +82,9 @@ GROUPS = ("", "", "", "a", "a/b", "a/c", "d", "d/e/f", "a/b/c/d/e/f/g/h")
 
 @st.composite
 def diagrams(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Diagram:
-    """Give random graphs, some in sub-workflows; with ``cycles`` any directed graph, self-edges and doubles too."""
+    """Give random graphs, some in sub-workflows; with ``cycles`` any directed graph, self-edges and
+    doubles too.
+    """
     count = draw(st.integers(0, most))
     nodes = [
         node(
@@ -84,9 +98,17 @@ def diagrams(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Diagra
         for number in range(count)
     ]
     number = st.integers(0, max(0, count - 1))
-    found = draw(st.lists(st.tuples(number, number, st.sampled_from(KINDS), st.booleans()), max_size=3 * count))
+    found = draw(
+        st.lists(
+            st.tuples(number, number, st.sampled_from(KINDS), st.booleans()), max_size=3 * count
+        )
+    )
     edges = [
-        edge(f"n{one}>n{other}" if cycles or one < other else f"n{other}>n{one}", kind, resolved=resolved)
+        edge(
+            f"n{one}>n{other}" if cycles or one < other else f"n{other}>n{one}",
+            kind,
+            resolved=resolved,
+        )
         for one, other, kind, resolved in found
         if count and (cycles or one != other)
     ]

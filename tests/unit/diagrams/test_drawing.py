@@ -1,4 +1,6 @@
-"""The layout: no box over another, frames that hold their own and nothing else, lines that pass no box."""
+"""The layout: no box over another, frames that hold their own and nothing else, lines that pass no
+box.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def test_every_line_leads_forward_from_box_to_box(of: Diagram) -> None:
         source, target = drawing.boxes[line.source], drawing.boxes[line.target]
         assert way[0] in {source.x, source.x + WIDTH, source.y, source.y + HEIGHT}
         assert way[-1] in {target.x, target.x + WIDTH, target.y, target.y + HEIGHT}
-        assert line.broken or drawing.outline.boxes[line.source].layer < drawing.outline.boxes[line.target].layer
+        assert (
+            line.broken
+            or drawing.outline.boxes[line.source].layer < drawing.outline.boxes[line.target].layer
+        )
 
 
 @given(diagrams(cycles=True))
@@ -98,7 +103,11 @@ def test_everything_lies_within_the_diagram(of: Diagram) -> None:
     whole = Rectangle(0, 0, drawing.width, drawing.height)
     assert all(_holds(whole, box) for box in drawing.boxes)
     assert all(_holds(whole, frame.around) for frame in drawing.frames)
-    assert all(0 <= x <= drawing.width and 0 <= y <= drawing.height for line in drawing.lines for x, y in line)
+    assert all(
+        0 <= x <= drawing.width and 0 <= y <= drawing.height
+        for line in drawing.lines
+        for x, y in line
+    )
 
 
 def test_two_hundred_boxes_in_nested_sub_workflows_do_not_overlap() -> None:
@@ -123,8 +132,12 @@ def test_a_fan_stands_around_the_middle(wide: int) -> None:
 
 
 def test_a_wide_graph_reads_rightwards_and_a_long_one_downwards() -> None:
-    wide = diagram("a " + " ".join(f"p{at}" for at in range(12)), " ".join(f"a>p{at}" for at in range(12)))
-    long = diagram(" ".join(f"p{at}" for at in range(15)), " ".join(f"p{at}>p{at + 1}" for at in range(14)))
+    wide = diagram(
+        "a " + " ".join(f"p{at}" for at in range(12)), " ".join(f"a>p{at}" for at in range(12))
+    )
+    long = diagram(
+        " ".join(f"p{at}" for at in range(15)), " ".join(f"p{at}>p{at + 1}" for at in range(14))
+    )
     assert not _drawing(wide).downwards
     assert _drawing(long).downwards
 
@@ -132,7 +145,9 @@ def test_a_wide_graph_reads_rightwards_and_a_long_one_downwards() -> None:
 def test_lines_that_need_not_cross_do_not_cross() -> None:
     drawing = _drawing(diagram("a b c x y z", "a>z b>y c>x"))
     order = sorted("abc", key=lambda label: _spot(drawing, label).y)
-    assert sorted("zyx", key=lambda label: _spot(drawing, label).y) == ["zyx"["abc".index(label)] for label in order]
+    assert sorted("zyx", key=lambda label: _spot(drawing, label).y) == [
+        "zyx"["abc".index(label)] for label in order
+    ]
 
 
 def test_boxes_change_places_where_that_saves_a_crossing() -> None:
@@ -145,7 +160,9 @@ def test_boxes_change_places_where_that_saves_a_crossing() -> None:
 def test_a_line_out_of_a_sub_workflow_is_straight_from_its_box() -> None:
     inside = [node(known, group="g") for known in ("s", "p0", "p1", "p2", "p3", "p4")]
     edges = " ".join(f"s>p{at}" for at in range(5))
-    drawing = _drawing(diagram([*inside, node("z")], [edge(word) for word in f"{edges} p4>z".split()]))
+    drawing = _drawing(
+        diagram([*inside, node("z")], [edge(word) for word in f"{edges} p4>z".split()])
+    )
     assert _spot(drawing, "z").y == _spot(drawing, "p4").y
 
 
@@ -157,7 +174,11 @@ def test_tasks_without_dependencies_stand_in_rows() -> None:
 
 def test_a_broken_edge_is_drawn_backwards() -> None:
     drawing = _drawing(diagram("a b c", "a>b b>c c>a"))
-    backwards = [points for line, points in zip(drawing.outline.lines, drawing.lines, strict=True) if line.broken]
+    backwards = [
+        points
+        for line, points in zip(drawing.outline.lines, drawing.lines, strict=True)
+        if line.broken
+    ]
     assert len(backwards) == 1
     assert backwards[0][0][0] > backwards[0][-1][0]
 
@@ -167,6 +188,8 @@ def test_the_critical_path_is_marked_on_boxes_and_lines() -> None:
     outline = _drawing(diagram(nodes, [edge("a>b"), edge("a>c"), edge("c>d"), edge("b>d")])).outline
     assert [box.label for box in outline.boxes if box.critical] == ["a", "c", "d"]
     ends = [
-        (outline.boxes[line.source].label, outline.boxes[line.target].label) for line in outline.lines if line.critical
+        (outline.boxes[line.source].label, outline.boxes[line.target].label)
+        for line in outline.lines
+        if line.critical
     ]
     assert ends == [("a", "c"), ("c", "d")]

@@ -1,4 +1,6 @@
-"""Above 200 nodes alike ones share a box; the boxes stay few whatever the graph is like, and no node is lost."""
+"""Above 200 nodes alike ones share a box; the boxes stay few whatever the graph is like, and no
+node is lost.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +36,36 @@ def test_two_hundred_nodes_have_a_box_each_and_one_more_has_not() -> None:
 def test_nodes_of_one_name_between_the_same_tasks_share_a_box() -> None:
     outline = _outline(lanes(1_234, 1))
     assert _labels(outline) == ["start", "step0 × 1,234", "end"]
-    assert [(line.count, line.source, line.target) for line in outline.lines] == [(1_234, 0, 1), (1_234, 1, 2)]
+    assert [(line.count, line.source, line.target) for line in outline.lines] == [
+        (1_234, 0, 1),
+        (1_234, 1, 2),
+    ]
 
 
 def test_parallel_chains_collapse_step_by_step() -> None:
-    assert _labels(_outline(lanes(100, 3))) == ["start", "step0 × 100", "step1 × 100", "step2 × 100", "end"]
+    assert _labels(_outline(lanes(100, 3))) == [
+        "start",
+        "step0 × 100",
+        "step1 × 100",
+        "step2 × 100",
+        "end",
+    ]
 
 
 def test_nodes_that_wait_for_different_tasks_stay_apart() -> None:
     nodes = [node("a", name="a"), node("b", name="b")]
     nodes += [node(f"p{at}", name="page") for at in range(300)]
-    outline = _outline(diagram(nodes, [edge(f"{'a' if at < 100 else 'b'}>p{at}") for at in range(300)]))
+    outline = _outline(
+        diagram(nodes, [edge(f"{'a' if at < 100 else 'b'}>p{at}") for at in range(300)])
+    )
     assert sorted(_labels(outline)) == ["a", "b", "page × 100", "page × 200"]
 
 
 def test_different_sub_workflows_become_a_box_each() -> None:
     nodes = [
-        node(f"{part}-{step}", name=f"n{part}-{step}", group=f"part {part}") for part in range(9) for step in range(40)
+        node(f"{part}-{step}", name=f"n{part}-{step}", group=f"part {part}")
+        for part in range(9)
+        for step in range(40)
     ]
     edges = [edge(f"{part}-{step}>{part}-{step + 1}") for part in range(9) for step in range(39)]
     assert _labels(_outline(diagram(nodes, edges))) == [f"part {part} × 40" for part in range(9)]
@@ -58,7 +73,9 @@ def test_different_sub_workflows_become_a_box_each() -> None:
 
 def test_many_sub_workflows_of_the_same_steps_collapse_by_step() -> None:
     nodes = [
-        node(f"{part}-{step}", name=f"jobs.s{step}", group=f"part {part}") for part in range(999) for step in range(3)
+        node(f"{part}-{step}", name=f"jobs.s{step}", group=f"part {part}")
+        for part in range(999)
+        for step in range(3)
     ]
     edges = [edge(f"{part}-{step}>{part}-{step + 1}") for part in range(999) for step in range(2)]
     assert _labels(_outline(diagram(nodes, edges))) == ["s0 × 999", "s1 × 999", "s2 × 999"]
@@ -98,13 +115,25 @@ def test_whatever_the_graph_the_boxes_and_lines_are_few_and_hold_every_node(of: 
         outline = _outline(of, most_lines)
         assert len(outline.boxes) <= MOST_BOXES
         assert len(outline.lines) <= most_lines
-        assert Counter(known.id for box in outline.boxes for known in box.nodes) == Counter(n.id for n in of.nodes)
-        assert all(outline.boxes[line.source].layer < outline.boxes[line.target].layer for line in outline.lines)
+        assert Counter(known.id for box in outline.boxes for known in box.nodes) == Counter(
+            n.id for n in of.nodes
+        )
+        assert all(
+            outline.boxes[line.source].layer < outline.boxes[line.target].layer
+            for line in outline.lines
+        )
 
 
-def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_kept_whole_in_json() -> None:
+def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_kept_whole_in_json() -> (
+    None
+):
     of = large(10_000, 50_000, names=50)
-    for known, most in {"text": 100_000, "mermaid": 50_000, "dot": 500_000, "svg": 1_500_000}.items():
+    for known, most in {
+        "text": 100_000,
+        "mermaid": 50_000,
+        "dot": 500_000,
+        "svg": 1_500_000,
+    }.items():
         assert len(draw(of, known)) < most
     kept = json.loads(draw(of, "json"))
     assert (len(kept["nodes"]), len(kept["edges"])) == (10_000, 50_000)
@@ -112,7 +141,8 @@ def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_kept_wh
 
 def test_a_dense_graph_is_drawn_without_the_lines_that_longer_paths_say() -> None:
     everything = diagram(
-        " ".join(f"n{at}" for at in range(60)), " ".join(f"n{a}>n{b}" for b in range(60) for a in range(b))
+        " ".join(f"n{at}" for at in range(60)),
+        " ".join(f"n{a}>n{b}" for b in range(60) for a in range(b)),
     )
     outline = _outline(everything)
     assert len(outline.lines) == 59
@@ -128,8 +158,13 @@ def test_the_status_of_a_box_is_the_one_that_asks_for_attention() -> None:
 
 @given(st.integers(201, 320), st.integers(1, 40), st.integers(0, 6), st.integers(0, 999))
 @settings(deadline=None, max_examples=30)
-def test_random_large_graphs_stay_under_the_limit(count: int, names: int, groups: int, seed: int) -> None:
+def test_random_large_graphs_stay_under_the_limit(
+    count: int, names: int, groups: int, seed: int
+) -> None:
     outline = _outline(large(count, 2 * count, names, groups, seed))
     assert len(outline.boxes) <= MOST_BOXES
     assert sum(len(box.nodes) for box in outline.boxes) == count
-    assert all(outline.boxes[line.source].layer < outline.boxes[line.target].layer for line in outline.lines)
+    assert all(
+        outline.boxes[line.source].layer < outline.boxes[line.target].layer
+        for line in outline.lines
+    )

@@ -49,18 +49,41 @@ HOSTILE = (
     "字" * 5_000,
 )
 HREFS = (
-    "javascript:alert(1)", "JaVaScRiPt:alert(1)", " javascript:alert(1)", "java\nscript:alert(1)", "java\tscript:x",
-    "\x01javascript:alert(1)", "data:text/html,<script>alert(1)</script>", "vbscript:x", "blob:x", "file:///etc/passwd",
-    "\\\\evil\\x", "/\\evil", "javascript&colon;alert(1) x", "\u202e/x",
-)  # fmt: skip
+    "javascript:alert(1)",
+    "JaVaScRiPt:alert(1)",
+    " javascript:alert(1)",
+    "java\nscript:alert(1)",
+    "java\tscript:x",
+    "\x01javascript:alert(1)",
+    "data:text/html,<script>alert(1)</script>",
+    "vbscript:x",
+    "blob:x",
+    "file:///etc/passwd",
+    "\\\\evil\\x",
+    "/\\evil",
+    "javascript&colon;alert(1) x",
+    "\u202e/x",
+)
 _TAGS = {"svg", "title", "desc", "g", "rect", "path", "text", "a"}
 
 
 def _everywhere(text: str, href: str = "") -> Diagram:
     """Return a diagram that holds the text wherever foreign text may stand."""
     nodes = tuple(
-        Node(id=known, label=text, status=status, name=text, reason=text, group=f"{text}/{text}", href=href)
-        for known, status in (("a" + text, "SUCCESS"), ("b" + text, "FAILED"), ("c" + text, "SUCCESS"))
+        Node(
+            id=known,
+            label=text,
+            status=status,
+            name=text,
+            reason=text,
+            group=f"{text}/{text}",
+            href=href,
+        )
+        for known, status in (
+            ("a" + text, "SUCCESS"),
+            ("b" + text, "FAILED"),
+            ("c" + text, "SUCCESS"),
+        )
     )
     edges = (
         Edge(source="a" + text, target="b" + text, kind="MUST_SUCCEED", outcome=text),
@@ -74,19 +97,30 @@ def _expect_plain_svg(of: Diagram) -> None:
     root = ET.fromstring(draw(of, "svg"))
     for found in root.iter():
         assert found.tag.removeprefix("{http://www.w3.org/2000/svg}") in _TAGS
-        assert not [name for name in found.attrib if name.startswith("on") or name in {"style", "class", "id"}]
+        assert not [
+            name
+            for name in found.attrib
+            if name.startswith("on") or name in {"style", "class", "id"}
+        ]
 
 
 def _expect_plain_mermaid(of: Diagram) -> None:
     lines = draw(of, "mermaid").splitlines()
     quoted = r'"[\w \-.,:/()×…→·–#;]*(?:<br/>[\w \-.,:/()×…→·–#;]*)?"'
     allowed = (
-        "---", "flowchart (?:LR|TB)", r'title: "[^"<>%{}`]*(?:\\"[^"<>%{}`]*)*"', " +%% [^%{}<>]*", " *end",
-        rf" +n\d+\[{quoted}\]:::[a-z]+", rf" +subgraph g\d+\[{quoted}\]",
+        "---",
+        "flowchart (?:LR|TB)",
+        r'title: "[^"<>%{}`]*(?:\\"[^"<>%{}`]*)*"',
+        " +%% [^%{}<>]*",
+        " *end",
+        rf" +n\d+\[{quoted}\]:::[a-z]+",
+        rf" +subgraph g\d+\[{quoted}\]",
         r"  n\d+ (?:-->|-\.->|--x)(?:\|[a-z0-9, ]+\|)? n\d+",
         r"  linkStyle [\d,]+ stroke:#[0-9a-f]{6},stroke-width:\dpx",
-        r"  classDef [a-z]+ [a-z:#0-9,-]+", r"  class [n\d,]+ critical", r'  click n\d+ href "[^"<>\s\\]+"',
-    )  # fmt: skip
+        r"  classDef [a-z]+ [a-z:#0-9,-]+",
+        r"  class [n\d,]+ critical",
+        r'  click n\d+ href "[^"<>\s\\]+"',
+    )
     assert not [line for line in lines if not re.fullmatch("|".join(allowed), line)]
 
 
@@ -95,7 +129,8 @@ def _expect_plain_dot(of: Diagram) -> None:
     assert len(found.nodes) == len(of.nodes)
     assert set(found.nodes) == {f"n{place}" for place in range(len(of.nodes))}
     for attributes in found.nodes.values():
-        # What is left after taking out written-over pairs must hold no escape of Graphviz and no entity.
+        # What is left after taking out written-over pairs must hold no escape of Graphviz and no
+        # entity.
         rest = re.sub(r'\\\\|\\"|\\n|&amp;', "", attributes["label"])
         assert "\\" not in rest
         assert "&" not in rest
@@ -103,7 +138,9 @@ def _expect_plain_dot(of: Diagram) -> None:
 
 def _expect_plain_text(of: Diagram) -> None:
     drawn = draw(of, "text")
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", drawn)
+    assert not re.search(
+        "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", drawn
+    )
     assert sum(line.startswith("┌─ layer") for line in drawn.splitlines()) == 2
 
 
@@ -123,7 +160,12 @@ def test_hostile_text_stays_text(text: str) -> None:
     _expect_plain_json(_everywhere(text), text)
 
 
-@given(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>&\"'\\`%{}[]#;\n\x1b"), max_size=40))
+@given(
+    st.text(
+        st.characters(exclude_categories=()) | st.sampled_from("<>&\"'\\`%{}[]#;\n\x1b"),
+        max_size=40,
+    )
+)
 @settings(deadline=None)
 def test_any_text_stays_text(text: str) -> None:
     _expect_plain_svg(_everywhere(text))
@@ -156,7 +198,9 @@ def test_a_link_that_could_do_more_than_lead_somewhere_is_none(href: str) -> Non
     assert {kept["href"] for kept in json.loads(drawn["json"])["nodes"]} == {""}
 
 
-@pytest.mark.parametrize("href", ["/tasks/1/", "tasks/1?a=b:c", "?id=1", "#n1", "https://example.org/x", "HTTP://x/"])
+@pytest.mark.parametrize(
+    "href", ["/tasks/1/", "tasks/1?a=b:c", "?id=1", "#n1", "https://example.org/x", "HTTP://x/"]
+)
 def test_a_plain_link_is_a_link(href: str) -> None:
     of = diagram([node("a", href=href)])
     root = ET.fromstring(draw(of, "svg"))
@@ -196,7 +240,9 @@ def test_any_two_labels_can_be_sorted(one: str, other: str) -> None:
 
 
 def test_deep_sub_workflows_are_framed_only_so_deep() -> None:
-    deep = Node(id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000)))
+    deep = Node(
+        id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000))
+    )
     of = replace(diagram("b"), nodes=(deep,))
     assert len(dot_grammar.read(draw(of, "dot")).clusters) == 6
     _expect_plain_svg(of)

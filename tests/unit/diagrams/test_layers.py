@@ -1,4 +1,6 @@
-"""Nodes stand in layers behind what they wait for, cycles are broken, and the critical path is the heaviest."""
+"""Nodes stand in layers behind what they wait for, cycles are broken, and the critical path is the
+heaviest.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ def test_a_self_edge_is_a_cycle() -> None:
 
 def test_a_chain_of_fifty_thousand_needs_no_deep_stack() -> None:
     count = 50_000
-    chain = diagram([node(f"n{at}") for at in range(count)], [edge(f"n{at}>n{at + 1}") for at in range(count - 1)])
+    chain = diagram(
+        [node(f"n{at}") for at in range(count)],
+        [edge(f"n{at}>n{at + 1}") for at in range(count - 1)],
+    )
     assert len(layered(chain).critical) == count
 
 
@@ -76,7 +81,13 @@ def test_an_edge_to_an_unknown_task_is_kept_apart() -> None:
 
 
 def test_the_critical_path_is_the_longest_by_measured_duration() -> None:
-    nodes = [node("a", seconds=1), node("b", seconds=2), node("c", seconds=2), node("d", seconds=9), node("e")]
+    nodes = [
+        node("a", seconds=1),
+        node("b", seconds=2),
+        node("c", seconds=2),
+        node("d", seconds=9),
+        node("e"),
+    ]
     assert _critical(diagram(nodes, "a>b b>c a>d d>e")) == "a d e"
 
 
@@ -85,7 +96,10 @@ def test_without_durations_the_critical_path_is_the_one_of_most_nodes() -> None:
 
 
 def test_of_equally_long_paths_the_one_of_more_nodes_then_the_first_counts() -> None:
-    assert _critical(diagram([node("a", seconds=1), node("b"), node("c", seconds=0)], "a>b b>c a>c")) == "a b c"
+    assert (
+        _critical(diagram([node("a", seconds=1), node("b"), node("c", seconds=0)], "a>b b>c a>c"))
+        == "a b c"
+    )
     assert _critical(diagram("a b c", "a>c a>b")) == "a b"
 
 

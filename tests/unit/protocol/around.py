@@ -1,4 +1,6 @@
-"""Moves around the row: the sweeper and its grace, outages, operators, fail-over of the database."""
+"""Moves around the row: the sweeper and its grace, outages, operators, fail-over of the
+database.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ from tests.unit.protocol.states import (
     seat,
     shift,
 )
-from tests.unit.protocol.writes import OUTAGE_LOST_A_RUN, beaten, commit, living_owner, lose, reachable
+from tests.unit.protocol.writes import (
+    OUTAGE_LOST_A_RUN,
+    beaten,
+    commit,
+    living_owner,
+    lose,
+    reachable,
+)
 
 
 def around(state: State, case: Case) -> Iterator[Step]:
@@ -80,7 +89,9 @@ def _fencing_itself(state: State, case: Case) -> Iterator[Step]:
         return
     for slot, worker in enumerate(state.workers):
         if worker is not None and worker.step == BODY and worker.beating:
-            yield Step("run fences itself", FAULT, seat(state, slot, worker._replace(beating=False)))
+            yield Step(
+                "run fences itself", FAULT, seat(state, slot, worker._replace(beating=False))
+            )
 
 
 def _operator(state: State, case: Case) -> Iterator[Step]:
@@ -89,10 +100,18 @@ def _operator(state: State, case: Case) -> Iterator[Step]:
         yield Step("cancel", CHOICE, commit(state, case, status=CANCELLED))
         yield Step("expire", CHOICE, commit(state, case, status=EXPIRED))
     if row.status == RUNNING and not row.cancel_asked:
-        yield Step("cancel (asked for)", CHOICE, commit(state, case, raises=False, cancel_asked=True))
+        yield Step(
+            "cancel (asked for)", CHOICE, commit(state, case, raises=False, cancel_asked=True)
+        )
     if row.status in (FAILED, CANCELLED, EXPIRED):
         asked = row.cancel_asked and not rules.replay_clears_cancel
-        fresh: dict[str, Any] = {"attempts": 0, "failures": 0, "crashes": 0, "open_letters": 0, "cancel_asked": asked}
+        fresh: dict[str, Any] = {
+            "attempts": 0,
+            "failures": 0,
+            "crashes": 0,
+            "open_letters": 0,
+            "cancel_asked": asked,
+        }
         replayed = commit(state, case, operator=True, status=PENDING, **fresh)
         yield Step("replay", CHOICE, replayed._replace(started=0))
     if row.status != SUCCESS and row.status in TERMINAL | {PENDING, QUEUED, RUNNING}:

@@ -1,8 +1,10 @@
-"""The worlds that the protocol is tried in, and its mutants: those that break it and those that another guard covers.
+"""The worlds that the protocol is tried in, and its mutants: those that break it and those that
+another guard covers.
 
-Each world adds its own adversities to the core ones, because the product of all of them is too large for a test.
-What no mutant can show here: anything that is a matter of time (how late, how often), more than one row (dependents,
-limits, uniqueness, the leader's term) and whatever a body does outside the database.
+Each world adds its own adversities to the core ones, because the product of all of them is too
+large for a test. What no mutant can show here: anything that is a matter of time (how late, how
+often), more than one row (dependents, limits, uniqueness, the leader's term) and whatever a body
+does outside the database.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ FORGETFUL = World(failover=True)
 EVERYTHING = World(takes=True, doubles=True, doubts=True, operator=True, outages=True, parents=True)
 
 PROTOCOL = (
-    Case("delivery: rings lost, doubled and late, lost replies", DELIVERY),
+    Case("delivery: messages lost, duplicated and late, lost replies", DELIVERY),
     Case("operator: cancel, expire, replay, force_complete", OPERATOR),
     Case("outage: the database goes away and comes back", OUTAGE),
-    Case("parents: lost children are told of", PARENTS),
+    Case("parents: lost children are reported", PARENTS),
     Case("fail-over that forgets a commit: owner's endings only", FAILOVER),
 )
 
@@ -52,27 +54,51 @@ CAUGHT = {
         DELIVERY,
         Rules(ending_checks_epoch=False, ending_checks_run_id=False),
     ): FOREIGN_ENDING,
-    Case("ending without run_id, fail-over", FAILOVER, Rules(ending_checks_run_id=False)): FOREIGN_ENDING,
-    Case("ending without run_id, lose and take keep the epoch", DELIVERY, _NO_EPOCHS): FOREIGN_ENDING,
-    Case("ending's lost reply never read back", DELIVERY, Rules(ending_reads_back="nothing")): FENCED_OWN_ENDING,
-    Case("ending's lost reply read from the task row", DELIVERY, Rules(ending_reads_back="row")): FENCED_OWN_ENDING,
+    Case(
+        "ending without run_id, fail-over", FAILOVER, Rules(ending_checks_run_id=False)
+    ): FOREIGN_ENDING,
+    Case(
+        "ending without run_id, lose and take keep the epoch", DELIVERY, _NO_EPOCHS
+    ): FOREIGN_ENDING,
+    Case(
+        "ending's lost reply never read back", DELIVERY, Rules(ending_reads_back="nothing")
+    ): FENCED_OWN_ENDING,
+    Case(
+        "ending's lost reply read from the task row", DELIVERY, Rules(ending_reads_back="row")
+    ): FENCED_OWN_ENDING,
     Case("run never leaves the heartbeat", DELIVERY, Rules(leaves_heartbeat=False)): DEAD_END,
-    Case("class does not tell the ending", DELIVERY, Rules(class_tells=False)): DEAD_END,
+    Case("class does not record the ending", DELIVERY, Rules(class_tells=False)): DEAD_END,
     Case("no republish", DELIVERY, Rules(rings_again=False)): DEAD_END,
     Case(
-        "publish before commit, no republish", DELIVERY, Rules(publish_after_commit=False, rings_again=False)
+        "publish before commit, no republish",
+        DELIVERY,
+        Rules(publish_after_commit=False, rings_again=False),
     ): DEAD_END,
-    Case("start without a guard", DELIVERY, Rules(start_checks_status=False, start_checks_epoch=False)): STARTED_TWICE,
+    Case(
+        "start without a guard",
+        DELIVERY,
+        Rules(start_checks_status=False, start_checks_epoch=False),
+    ): STARTED_TWICE,
     Case("take without a guard", DELIVERY, Rules(take_is_guarded=False)): STARTED_TWICE,
-    Case("start's lost reply taken for a yes", DELIVERY, Rules(start_reads_back="nothing")): BODY_WITHOUT_START,
-    Case("start's lost reply read back by node", DELIVERY, Rules(start_reads_back="node")): BODY_WITHOUT_START,
+    Case(
+        "start's lost reply taken as accepted", DELIVERY, Rules(start_reads_back="nothing")
+    ): BODY_WITHOUT_START,
+    Case(
+        "start's lost reply read back by node", DELIVERY, Rules(start_reads_back="node")
+    ): BODY_WITHOUT_START,
     Case("attempt counted at the end", DELIVERY, Rules(counts_at_start=False)): STARTED_TWICE,
     Case("a loss costs no crash", DELIVERY, Rules(lose_counts_crash=False)): BUDGET,
     Case("no grace after an outage", OUTAGE, Rules(grace=False)): OUTAGE_LOST_A_RUN,
-    Case("self-fence stops the beat", OUTAGE, Rules(self_fence_keeps_beating=False)): OUTAGE_LOST_A_RUN,
-    Case("dead letter in a transaction of its own", DELIVERY, Rules(letter_with_failure=False)): LETTERS,
+    Case(
+        "self-fencing stops the heartbeat", OUTAGE, Rules(self_fence_keeps_beating=False)
+    ): OUTAGE_LOST_A_RUN,
+    Case(
+        "dead letter in a separate transaction", DELIVERY, Rules(letter_with_failure=False)
+    ): LETTERS,
     Case("retry forgets a cancel request", FEW_OPERATOR, Rules(retry_heeds_cancel=False)): DEAD_END,
-    Case("replay keeps the cancel request", FEW_OPERATOR, Rules(replay_clears_cancel=False)): DEAD_END,
+    Case(
+        "replay keeps the cancel request", FEW_OPERATOR, Rules(replay_clears_cancel=False)
+    ): DEAD_END,
     Case(
         "parent guarded by epoch and node only", FEW_PARENTS, Rules(parent_checks_process=False)
     ): PARENT_LOST_A_LIVE_RUN,
@@ -80,23 +106,41 @@ CAUGHT = {
 }
 
 COVERED = {
-    Case("publish before commit", DELIVERY, Rules(publish_after_commit=False)): "republishing repairs it, later",
-    Case("start without status", DELIVERY, Rules(start_checks_status=False)): "an epoch is QUEUED only once",
-    Case("start without epoch", DELIVERY, Rules(start_checks_epoch=False)): "the status lets one ring in; the epoch "
-    "keeps old rings out of another queue's workers",
-    Case("ending without status", DELIVERY, Rules(ending_checks_status=False)): "epoch and run_id suffice",
-    Case("ending without epoch", DELIVERY, Rules(ending_checks_epoch=False)): "status and run_id suffice",
-    Case("ending without run_id", DELIVERY, Rules(ending_checks_run_id=False)): "the epoch suffices until a fail-over",
-    Case("lose keeps the epoch", DELIVERY, Rules(lose_raises_epoch=False)): "the next claim or take raises it, "
-    "and run_id differs",
-    Case("republish raises the epoch", DELIVERY, Rules(republish_keeps_epoch=False)): "some ring may still arrive in "
-    "time; a queue slower than its alarm starves, which takes a clock to see",
-    Case("signal does not tell", DELIVERY, Rules(signal_tells=False)): "the lease tells, later",
-    Case("second telling is not free", DELIVERY, Rules(told_flag=False)): "the guard refuses it; it costs a statement",
-    Case("parent does not tell", FEW_PARENTS, Rules(parent_tells=False)): "the lease tells, later",
+    Case(
+        "publish before commit", DELIVERY, Rules(publish_after_commit=False)
+    ): "republishing repairs it, later",
+    Case(
+        "start without status", DELIVERY, Rules(start_checks_status=False)
+    ): "an epoch is QUEUED only once",
+    Case(
+        "start without epoch", DELIVERY, Rules(start_checks_epoch=False)
+    ): "the status accepts one message; the epoch refuses old messages in another queue's workers",
+    Case(
+        "ending without status", DELIVERY, Rules(ending_checks_status=False)
+    ): "epoch and run_id suffice",
+    Case(
+        "ending without epoch", DELIVERY, Rules(ending_checks_epoch=False)
+    ): "status and run_id suffice",
+    Case(
+        "ending without run_id", DELIVERY, Rules(ending_checks_run_id=False)
+    ): "the epoch suffices until a fail-over",
+    Case(
+        "lose keeps the epoch", DELIVERY, Rules(lose_raises_epoch=False)
+    ): "the next claim or take raises it, and run_id differs",
+    Case("republish raises the epoch", DELIVERY, Rules(republish_keeps_epoch=False)): (
+        "a message may still arrive in time; that a queue slower than its republish delay starves is"
+        " visible only with a clock"
+    ),
+    Case("signal does not record", DELIVERY, Rules(signal_tells=False)): "the lease expires later",
+    Case(
+        "second recording is not free", DELIVERY, Rules(told_flag=False)
+    ): "the guard refuses it; it costs a statement",
+    Case(
+        "parent does not record", FEW_PARENTS, Rules(parent_tells=False)
+    ): "the lease expires later",
     Case(
         "parent guarded by epoch and node only, live runs not judged",
         World(parents=True, judges_parents=False),
         Rules(parent_checks_process=False),
-    ): "the living run is fenced and tried again: it costs a crash, no promise",
+    ): "the running task is fenced and retried: it costs a crash and violates no guarantee",
 }

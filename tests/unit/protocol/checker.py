@@ -1,7 +1,8 @@
 """Breadth first over every reachable state of one task row.
 
-A violation is a state that no order of events may reach. A dead end is a state from which no terminal status can be
-reached any more, unless by a fault or an operator: a system left alone would keep the task open for ever.
+A violation is a state that no order of events may reach. A dead end is a state from which no
+terminal status can be reached any more, unless by a fault or an operator: a system left alone would
+keep the task open for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ CEILING = 2_000_000
 
 @dataclass
 class Found:
-    """Hold what an exploration met: all states in the order met, and the moves of status by name."""
+    """Hold what an exploration met: all states in the order met, and the moves of status
+    by name.
+    """
 
     states: list[State] = field(default_factory=list)
     parents: list[tuple[int, str]] = field(default_factory=list)

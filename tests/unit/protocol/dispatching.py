@@ -48,14 +48,14 @@ def _claiming(state: State, case: Case) -> Iterator[Step]:
         claimed = commit(state, case, status=QUEUED)
         yield Step("claim", FAIR, claimed._replace(claims=add(claimed.claims, NOW)))
     if row.status == PENDING and not case.rules.publish_after_commit:
-        early = state._replace(claims=add(state.claims, NEXT), rings=add(state.rings, NEXT))
+        early = state._replace(claims=add(state.claims, NEXT), messages=add(state.messages, NEXT))
         yield Step("publish before commit", FAIR, early)
         if NEXT in state.claims:
             claimed = commit(state._replace(claims=remove(state.claims, NEXT)), case, status=QUEUED)
             yield Step("claim", FAIR, claimed)
     if row.status == QUEUED and case.rules.rings_again:
         rung = state if case.rules.republish_keeps_epoch else commit(state, case)
-        yield Step("republish", FAIR, rung._replace(rings=add(rung.rings, NOW)))
+        yield Step("republish", FAIR, rung._replace(messages=add(rung.messages, NOW)))
 
 
 def _publishing(state: State, case: Case) -> Iterator[Step]:
@@ -64,15 +64,15 @@ def _publishing(state: State, case: Case) -> Iterator[Step]:
         yield Step("publisher dies", FAULT, released)
         if age == NEXT:
             continue
-        yield Step("publish", FAIR, released._replace(rings=add(released.rings, age)))
+        yield Step("publish", FAIR, released._replace(messages=add(released.messages, age)))
         if age == NOW and state.row.status == QUEUED and reachable(state):
             yield Step("hand back", FAULT, commit(released, case, status=PENDING))
 
 
 def _delivering(state: State, case: Case) -> Iterator[Step]:
     idle = [slot for slot, worker in enumerate(state.workers) if worker is None]
-    for age in state.rings:
-        taken = state._replace(rings=remove(state.rings, age))
+    for age in state.messages:
+        taken = state._replace(messages=remove(state.messages, age))
         yield Step("ring lost", FAULT, taken)
         for slot in idle:
             yield Step("deliver", FAIR, seat(taken, slot, Worker(GATE, age)))

@@ -1,7 +1,8 @@
 """Print what the checker finds.
 
-``python -m tests.unit.protocol.model`` prints the tables of the documentation; with a part of a name, the shortest way
-to the violation of each such case; with ``everything``, it explores all adversities at once, for some 30 seconds.
+``python -m tests.unit.protocol.model`` prints the tables of the documentation; with a part of a
+name, the shortest way to the violation of each such case; with ``everything``, it explores all
+adversities at once, for some 30 seconds.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ def table() -> str:
 
 
 def _protocol() -> Iterator[str]:
-    yield from ("| the protocol, as it is | states | violation |", "|---|---:|---|")
+    yield from ("| the protocol | states | violation |", "|---|---:|---|")
     for case in PROTOCOL:
         verdict = verdict_of(case)
         yield f"| {case.name} | {verdict.states:,} | {verdict.violation or 'none'} |"
 
 
 def _caught() -> Iterator[str]:
-    yield from ("| taken away | violation | after steps |", "|---|---|---:|")
+    yield from ("| removed | violation | after steps |", "|---|---|---:|")
     for case in CAUGHT:
         verdict = verdict_of(case)
         yield f"| {case.name} | {verdict.violation or 'none'} | {len(verdict.trace)} |"
 
 
 def _covered() -> Iterator[str]:
-    yield from ("| taken away, and not missed here | states | violation | why |", "|---|---:|---|---|")
+    yield from (
+        "| removed, without a violation | states | violation | why |",
+        "|---|---:|---|---|",
+    )
     for case, why in COVERED.items():
         verdict = verdict_of(case)
         yield f"| {case.name} | {verdict.states:,} | {verdict.violation or 'none'} | {why} |"
@@ -50,7 +54,12 @@ def _covered() -> Iterator[str]:
 def _told(case: Case) -> str:
     verdict = verdict_of(case)
     lines = [f"{case.name}: {verdict.states:,} states, {verdict.violation or 'no violation'}"]
-    return "\n".join([*lines, *(f"  {number}. {name}" for number, name in enumerate(verdict.trace, 1))]) + "\n"
+    return (
+        "\n".join(
+            [*lines, *(f"  {number}. {name}" for number, name in enumerate(verdict.trace, 1))]
+        )
+        + "\n"
+    )
 
 
 def main(words: list[str]) -> None:

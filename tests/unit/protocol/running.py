@@ -99,11 +99,9 @@ def _reading_back(state: State, case: Case, slot: int, worker: Worker) -> Iterat
         return
     row = state.row
     own = row.status == RUNNING and row.run == slot
-    believed = {
-        "run_id": own,
-        "node": row.status == RUNNING and row.node == slot,
-        "nothing": True,
-    }[case.rules.start_reads_back]
+    believed = {"run_id": own, "node": row.status == RUNNING and row.node == slot, "nothing": True}[
+        case.rules.start_reads_back
+    ]
     if not believed:
         yield Step("read back: not started", FAIR, seat(state, slot, None))
         return
@@ -143,11 +141,9 @@ def _name_of_ending(worker: Worker, written: State) -> str:
 
 
 def _refused(state: State, case: Case, slot: int, worker: Worker) -> Step:
-    known = {
-        "log": worker.logged,
-        "row": state.row.run == slot,
-        "nothing": False,
-    }[case.rules.ending_reads_back]
+    known = {"log": worker.logged, "row": state.row.run == slot, "nothing": False}[
+        case.rules.ending_reads_back
+    ]
     closed = seat(state, slot, _relieved(worker, case))
     if worker.logged and not known:
         closed = accuse(closed, FENCED_OWN_ENDING)

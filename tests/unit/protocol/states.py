@@ -1,9 +1,10 @@
 """What the model remembers: the row, what is under way towards it, and who works on it.
 
-Epochs are kept as *ages*: 0 is the row's epoch now, 1 the epoch before its last change of owner, -1 the next one. Only
-equality is ever asked, so ages above `OLD` are one age, and the model is finite without a bound on its length. Run ids
-are random, so two runs never share one: a run id is kept as the slot whose present run wrote it, and becomes `NOBODY`
-when that run has left. The clock is left out: an alarm or the lease of a paused process may run out at any moment.
+Epochs are kept as *ages*: 0 is the row's epoch now, 1 the epoch before its last change of owner, -1
+the next one. Only equality is ever asked, so ages above `OLD` are one age, and the model is finite
+without a bound on its length. Run ids are random, so two runs never share one: a run id is kept as
+the slot whose present run wrote it, and becomes `NOBODY` when that run has left. The clock is left
+out: an alarm or the lease of a paused process may run out at any moment.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ OVER = "OVER"  # nobody will tell any more, yet the heartbeat goes on (mutants o
 
 DONE = "DONE"
 ERROR = "ERROR"
-IGNORE = "IGNORE"  # an ending that only the class sees; here it counts as an error that is not retryable
+IGNORE = (  # an ending that only the class sees; here it counts as an error that is not retryable
+    "IGNORE"
+)
 
 MAX_ATTEMPTS = 2
 MAX_CRASHES = 2
@@ -52,7 +55,9 @@ CHOICE: Kind = "choice"  # somebody may do it; nothing may depend on it
 
 
 class Row(NamedTuple):
-    """Hold the columns that decide; `attempts` counts the starts since the budgets were last renewed."""
+    """Hold the columns that decide; `attempts` counts the starts since the budgets were last
+    renewed.
+    """
 
     status: str = ABSENT
     attempts: int = 0
@@ -66,7 +71,9 @@ class Row(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """Hold what one process knows of the row: where it stands, the epoch that it guards with, how its body ended."""
+    """Hold what one process knows of the row: where it stands, the epoch that it guards with, how
+    its body ended.
+    """
 
     step: str
     age: int
@@ -76,7 +83,9 @@ class Worker(NamedTuple):
 
 
 class Obituary(NamedTuple):
-    """Hold what a parent knows of a dead child: where it ran and the age of the run that its ring would have begun."""
+    """Hold what a parent knows of a dead child: where it ran and the age of the run that its ring
+    would have begun.
+    """
 
     node: int
     age: int
@@ -90,11 +99,13 @@ class Commit(NamedTuple):
 
 
 class State(NamedTuple):
-    """Hold one moment of the whole; `started`, `ended` and `violation` are notes that only the judge reads."""
+    """Hold one moment of the whole; `started`, `ended` and `violation` are notes that only the
+    judge reads.
+    """
 
     row: Row = Row()
     claims: tuple[int, ...] = ()  # ages claimed (or born QUEUED) and not yet published
-    rings: tuple[int, ...] = ()  # ages of the messages that the broker holds
+    messages: tuple[int, ...] = ()  # ages of the messages that the broker holds
     workers: tuple[Worker | None, Worker | None] = (None, None)
     obituary: Obituary | None = None
     database: str = UP
@@ -131,7 +142,9 @@ class Rules:
     ending_checks_status: bool = True
     ending_checks_epoch: bool = True
     ending_checks_run_id: bool = True
-    ending_reads_back: str = "log"  # or "row", or "nothing": a refused telling is taken for a fenced one
+    ending_reads_back: str = (
+        "log"  # or "row", or "nothing": a refused telling is taken for a fenced one
+    )
     leaves_heartbeat: bool = True
     self_fence_keeps_beating: bool = True
     lose_raises_epoch: bool = True
@@ -146,7 +159,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class World:
-    """Say what may happen beside the core (death of processes, lost rings, late publishes, pauses, hand_back)."""
+    """Say what may happen beside the core (death of processes, lost rings, late publishes, pauses,
+    hand_back).
+    """
 
     takes: bool = False
     doubles: bool = False  # rings delivered more than once
@@ -154,9 +169,13 @@ class World:
     parents: bool = False
     outages: bool = False
     operator: bool = False
-    judges_parents: bool = True  # false where a parent may end a living run, if nothing worse comes of it
+    judges_parents: bool = (
+        True  # false where a parent may end a living run, if nothing worse comes of it
+    )
     failover: bool = False  # of the database, losing its last commit
-    trusts_commits: bool = True  # judge starts and endings too; false where a told COMMIT may vanish
+    trusts_commits: bool = (
+        True  # judge starts and endings too; false where a told COMMIT may vanish
+    )
 
 
 @dataclass(frozen=True)
@@ -169,7 +188,9 @@ class Case:
 
 
 def add(ages: tuple[int, ...], age: int) -> tuple[int, ...]:
-    """Return the sorted ages with one more; equal messages need no count, since delivery may keep them."""
+    """Return the sorted ages with one more; equal messages need no count, since delivery may keep
+    them.
+    """
     return ages if age in ages else tuple(sorted((*ages, age)))
 
 
@@ -179,7 +200,9 @@ def remove(ages: tuple[int, ...], age: int) -> tuple[int, ...]:
 
 
 def seat(state: State, slot: int, worker: Worker | None) -> State:
-    """Put a worker into its slot; with `None` its run leaves, and its run id is nobody's from then on."""
+    """Put a worker into its slot; with `None` its run leaves, and its run id is nobody's from then
+    on.
+    """
     left, right = state.workers
     workers = (worker, right) if slot == 0 else (left, worker)
     if worker is not None:
@@ -196,7 +219,8 @@ def seat(state: State, slot: int, worker: Worker | None) -> State:
 
 def shift(state: State, by: int, case: Case) -> State:
     """Make everything that remembers an epoch older (or, after a fail-over, younger)."""
-    # A parent may infer a run's epoch from an old ring, and a fail-over makes old epochs younger: only then do ages
+    # A parent may infer a run's epoch from an old ring, and a fail-over makes old epochs younger:
+    # only then do ages
     # above 1 differ from 1.
     of_runs = OLD if case.world.failover else NOW + 1
     of_rings = OLD if case.world.parents else of_runs
@@ -204,14 +228,16 @@ def shift(state: State, by: int, case: Case) -> State:
     known = state.obituary
     return state._replace(
         claims=_shifted(state.claims, by, of_rings),
-        rings=_shifted(state.rings, by, of_rings),
+        messages=_shifted(state.messages, by, of_rings),
         workers=(_aged(left, by, of_runs, of_rings), _aged(right, by, of_runs, of_rings)),
         obituary=None if known is None else pending(known._replace(age=known.age + by)),
     )
 
 
 def pending(obituary: Obituary) -> Obituary | None:
-    """Return the obituary while its telling may still be accepted: an epoch that has passed never comes back."""
+    """Return the obituary while its telling may still be accepted: an epoch that has passed never
+    comes back.
+    """
     return None if obituary.age > NOW else obituary
 
 
@@ -233,7 +259,9 @@ def accuse(state: State, charge: str) -> State:
 
 
 def fold(state: State) -> State:
-    """Return the state or its mirror image, the same one for both: the two workers are interchangeable."""
+    """Return the state or its mirror image, the same one for both: the two workers are
+    interchangeable.
+    """
     left, right = state.workers
     if (left or ()) >= (right or ()):
         return state
@@ -249,4 +277,6 @@ def fold(state: State) -> State:
 @cache
 def _mirrored(row: Row) -> Row:
     run, node = row.run, row.node
-    return row._replace(run=run if run == NOBODY else 1 - run, node=node if node == NOBODY else 1 - node)
+    return row._replace(
+        run=run if run == NOBODY else 1 - run, node=node if node == NOBODY else 1 - node
+    )

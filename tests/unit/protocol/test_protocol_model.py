@@ -12,7 +12,8 @@ from tests.unit.protocol.model import table, verdict_of
 from tests.unit.protocol.states import ABSENT, Case
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "protocol_model.md"
-# The graph, the operator's editing of waiting rows, and the replay of a success, which is the same write as `replay`.
+# The graph, the operator's editing of waiting rows, and the replay of a success, which is the same
+# write as `replay`.
 NOT_MODELLED = {"release", "block", "fail", "force_run", "edit", "skip", "rerun"}
 
 
@@ -43,7 +44,12 @@ def test_what_another_guard_covers_is_said_to_be_covered(case: Case) -> None:
 
 
 def test_every_change_of_status_in_the_model_is_a_transition_of_the_table() -> None:
-    moves = {move for case in PROTOCOL for move in verdict_of(case).moves if move[0] != "fail-over forgets a commit"}
+    moves = {
+        move
+        for case in PROTOCOL
+        for move in verdict_of(case).moves
+        if move[0] != "fail-over forgets a commit"
+    }
     strange = [
         (step, source, target)
         for step, source, target in moves
@@ -54,7 +60,9 @@ def test_every_change_of_status_in_the_model_is_a_transition_of_the_table() -> N
 
 def _in_table(name: str, source: str, target: str) -> bool:
     move = TRANSITIONS.get(name)
-    return move is not None and target in move.targets and (source in move.sources or source == ABSENT)
+    return (
+        move is not None and target in move.targets and (source in move.sources or source == ABSENT)
+    )
 
 
 def test_every_transition_of_the_table_is_walked_by_the_model() -> None:

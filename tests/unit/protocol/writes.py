@@ -39,20 +39,24 @@ STARTED_TWICE = "an attempt was started twice"
 ENDED_TWICE = "an attempt was ended twice"
 FOREIGN_ENDING = "an ending was accepted from a run that does not own the row"
 BODY_WITHOUT_START = "a body ran without an accepted start"
-LETTERS = "FAILED without exactly one open dead letter, or a letter without FAILED"
+LETTERS = "FAILED without exactly one open dead letter, or a dead letter without FAILED"
 BUDGET = "a budget was exceeded"
 OUTAGE_LOST_A_RUN = "an outage lost a run"
 PARENT_LOST_A_LIVE_RUN = "a parent lost a run whose process lives"
 FENCED_OWN_ENDING = "an accepted ending was recorded as fenced"
 
 
-def commit(state: State, case: Case, *, raises: bool = True, operator: bool = False, **columns: Any) -> State:
+def commit(
+    state: State, case: Case, *, raises: bool = True, operator: bool = False, **columns: Any
+) -> State:
     """Write columns of the row, raise its epoch, and judge what came of it."""
     old = state.row
     row = old._replace(**columns)
     if row.status != RUNNING:
         row = row._replace(node=NOBODY, lease_over=False)
-    written = state._replace(row=row, last_commit=Commit(old, raises) if case.world.failover else None)
+    written = state._replace(
+        row=row, last_commit=Commit(old, raises) if case.world.failover else None
+    )
     if raises:
         written = shift(written, 1, case)
     if old.status in TERMINAL and row.status != old.status and not operator:
@@ -81,8 +85,12 @@ def reachable(state: State) -> bool:
 def may_start(state: State, worker: Worker, rules: Rules) -> bool:
     """Ask the guard of `start`."""
     row = state.row
-    status_fits = row.status == QUEUED or (not rules.start_checks_status and row.status not in TERMINAL)
-    return status_fits and (worker.age == NOW or not rules.start_checks_epoch) and not row.cancel_asked
+    status_fits = row.status == QUEUED or (
+        not rules.start_checks_status and row.status not in TERMINAL
+    )
+    return (
+        status_fits and (worker.age == NOW or not rules.start_checks_epoch) and not row.cancel_asked
+    )
 
 
 def may_take(state: State, worker: Worker, rules: Rules) -> bool:
@@ -147,7 +155,9 @@ def lose(state: State, case: Case) -> State:
     row, rules = state.row, case.rules
     crashes = row.crashes + 1 if rules.lose_counts_crash else row.crashes
     columns = _given_up(row, rules) if crashes >= MAX_CRASHES else _waiting(row, rules)
-    return _ended(state, commit(state, case, raises=rules.lose_raises_epoch, crashes=crashes, **columns), case)
+    return _ended(
+        state, commit(state, case, raises=rules.lose_raises_epoch, crashes=crashes, **columns), case
+    )
 
 
 def _waiting(row: Row, rules: Rules) -> dict[str, Any]:
@@ -157,7 +167,10 @@ def _waiting(row: Row, rules: Rules) -> dict[str, Any]:
 def _given_up(row: Row, rules: Rules) -> dict[str, Any]:
     if row.cancel_asked:
         return {"status": CANCELLED}
-    return {"status": FAILED, "open_letters": row.open_letters + 1 if rules.letter_with_failure else 0}
+    return {
+        "status": FAILED,
+        "open_letters": row.open_letters + 1 if rules.letter_with_failure else 0,
+    }
 
 
 def _ended(before: State, written: State, case: Case) -> State:

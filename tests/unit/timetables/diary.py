@@ -1,7 +1,8 @@
-"""The second opinion: a diary of what the wall clock showed, written minute by minute, and cron read off it.
+"""The second opinion: a diary of what the wall clock showed, written minute by minute, and cron
+read off it.
 
-It shares no code with the package: zones come straight from the tzdata files, expressions are read by a few plain
-lines, and nothing here knows of offsets, transitions or stretches.
+It shares no code with the package: zones come straight from the tzdata files, expressions are read
+by a few plain lines, and nothing here knows of offsets, transitions or stretches.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ class Expression:
             first, _, last = values.replace("*", f"{low}-{high}").partition("-")
             start = _NAMES.get(first.upper(), -1) if first.isalpha() else int(first)
             end = (
-                (high if step else start) if not last else _NAMES.get(last.upper(), -1) if last.isalpha() else int(last)
+                (high if step else start)
+                if not last
+                else _NAMES.get(last.upper(), -1)
+                if last.isalpha()
+                else int(last)
             )
             found |= set(range(start, end + 1, int(step or 1)))
         return found
@@ -60,7 +65,9 @@ class Expression:
     def on(self, day: date) -> bool:
         """Return whether the day matches."""
         by_date, by_weekday = day.day in self.dates, day.isoweekday() % 7 in self.weekdays
-        return day.month in self.months and ((by_date or by_weekday) if self.either else (by_date and by_weekday))
+        return day.month in self.months and (
+            (by_date or by_weekday) if self.either else (by_date and by_weekday)
+        )
 
 
 class Diary:
@@ -74,7 +81,9 @@ class Diary:
             self.shown.setdefault(moment.astimezone(zone).replace(tzinfo=None), []).append(moment)
             moment += step
 
-    def fires(self, expression: Expression, gap: str = "RUN_AFTER", overlap: str = "FIRST") -> list[datetime]:
+    def fires(
+        self, expression: Expression, gap: str = "RUN_AFTER", overlap: str = "FIRST"
+    ) -> list[datetime]:
         """Return every fire in [start, end)."""
         if expression.wildcard:
             gap, overlap = "SKIP", "BOTH"
@@ -94,7 +103,13 @@ class Diary:
 
     def _instants(self, slot: datetime, gap: str, overlap: str) -> list[datetime]:
         if moments := self.shown.get(slot):
-            return moments if overlap == "BOTH" else moments[:1] if overlap == "FIRST" else moments[-1:]
+            return (
+                moments
+                if overlap == "BOTH"
+                else moments[:1]
+                if overlap == "FIRST"
+                else moments[-1:]
+            )
         if gap == "SKIP":
             return []
         while slot not in self.shown:
@@ -103,7 +118,9 @@ class Diary:
 
 
 def changing_days(name: str, first: int, last: int) -> Iterator[datetime]:
-    """Yield each day in UTC, of the years from first to last, within which the zone's clock was changed."""
+    """Yield each day in UTC, of the years from first to last, within which the zone's clock was
+    changed.
+    """
     zone, day = clock_of(name), datetime(first, 1, 1, tzinfo=UTC)
     before = day.astimezone(zone).utcoffset()
     while day.year <= last:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked, never_fires, timetable
+from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires, timetable
 from tests.unit.timetables.reading import START, TICK, built, fires, shown
 
 PARTS: list[dict[str, Any]] = [
@@ -21,7 +21,13 @@ PARTS: list[dict[str, Any]] = [
     {"rrule": "FREQ=MONTHLY;BYDAY=-1FR"},
     {"solar": "sunset", "latitude": 51.5, "longitude": -0.1},
     {"every": "month", "day": "last working", "time": "17:00"},
-    {"at": ["2026-03-08T07:00:00Z", datetime(2026, 3, 29, 1, tzinfo=UTC), "2026-03-08T08:00:00+01:00"]},
+    {
+        "at": [
+            "2026-03-08T07:00:00Z",
+            datetime(2026, 3, 29, 1, tzinfo=UTC),
+            "2026-03-08T08:00:00+01:00",
+        ]
+    },
 ]
 ZONES = ["UTC", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo"]
 
@@ -39,7 +45,9 @@ def test_a_checked_part_survives_json_and_a_second_check(part: dict[str, Any]) -
     st.sampled_from(ZONES),
     st.integers(0, 700 * 86_400_000_000),
 )
-def test_next_previous_and_count_agree_for_any_parts(parts: list[dict[str, Any]], zone: str, later: int) -> None:
+def test_next_previous_and_count_agree_for_any_parts(
+    parts: list[dict[str, Any]], zone: str, later: int
+) -> None:
     rule = built(*parts, zone=zone)
     after = START + timedelta(microseconds=later)
     found = fires(rule, 25, after)

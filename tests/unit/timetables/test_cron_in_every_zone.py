@@ -1,6 +1,8 @@
-"""Cron in every zone of the tz database equals the diary of its wall clock: next, previous and count, from anywhere.
+"""Cron in every zone of the tz database equals the diary of its wall clock: next, previous and
+count, from anywhere.
 
-The windows lie around each change of a clock. DURABLE_TASKS_LONG_SWEEP=1 takes all years from 1970 to 2037.
+The windows lie around each change of a clock. DURABLE_TASKS_LONG_SWEEP=1 takes all years from 1970
+to 2037.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from random import Random
 
 import pytest
 
-from django_durable_tasks.rules.timetables.building import timetable
-from django_durable_tasks.rules.timetables.values import DstGap, DstOverlap, Timetable
-from django_durable_tasks.rules.timetables.zones import zone_names
+from django_durable_tasks.rules.recurring.timetables.builder import timetable
+from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable
+from django_durable_tasks.rules.recurring.timetables.zones import zone_names
 from tests.unit.timetables.diary import Diary, Expression, changing_days, clock_of, table
 
 DAY = timedelta(days=1)
@@ -79,10 +81,16 @@ def _backwards(parts: Timetable, start: datetime, end: datetime) -> list[datetim
     return found[::-1]
 
 
-def _agree_from_anywhere(parts: Timetable, expected: Sequence[datetime], start: datetime, random: Random) -> None:
-    """Compare from arbitrary instants, those inside the repeated and next to the skipped hour among them."""
+def _agree_from_anywhere(
+    parts: Timetable, expected: Sequence[datetime], start: datetime, random: Random
+) -> None:
+    """Compare from arbitrary instants, those inside the repeated and next to the skipped hour among
+    them.
+    """
     for _ in range(6):
-        low, high = sorted(start + timedelta(microseconds=random.randrange(2 * 86_400 * 10**6)) for _ in range(2))
+        low, high = sorted(
+            start + timedelta(microseconds=random.randrange(2 * 86_400 * 10**6)) for _ in range(2)
+        )
         after, before = bisect_right(expected, low), bisect_left(expected, high)
         if after < len(expected):
             fire = parts.next(low)
@@ -96,13 +104,17 @@ def _agree_from_anywhere(parts: Timetable, expected: Sequence[datetime], start: 
         assert (count.number, count.exact) == (bisect_right(expected, high) - after, True)
 
 
-def _agree_around(name: str, day: datetime, random: Random, policies: Sequence[tuple[DstGap, DstOverlap]]) -> None:
+def _agree_around(
+    name: str, day: datetime, random: Random, policies: Sequence[tuple[DstGap, DstOverlap]]
+) -> None:
     start, end = day - DAY / 2, day + 1.5 * DAY
     diary = Diary(name, start, end)
     for text in TEXTS:
         expression = Expression(text)
         for gap, overlap in policies[:1] if expression.wildcard else policies:
-            parts = timetable([{"cron": text}], zone=name, anchor=start, dst_gap=gap, dst_overlap=overlap)
+            parts = timetable(
+                [{"cron": text}], zone=name, anchor=start, dst_gap=gap, dst_overlap=overlap
+            )
             expected = diary.fires(expression, gap, overlap)
             where = (name, text, gap, overlap, day)
             assert _instants(parts, start, end) == expected, where
@@ -123,7 +135,9 @@ def test_every_change_of_every_clock_is_met_as_the_diary_says(share: int) -> Non
 
 
 @pytest.mark.parametrize(("name", "first", "last"), ODD)
-def test_clocks_that_did_what_few_do_are_met_under_every_policy(name: str, first: int, last: int) -> None:
+def test_clocks_that_did_what_few_do_are_met_under_every_policy(
+    name: str, first: int, last: int
+) -> None:
     days = list(changing_days(name, first, last))
     assert days
     for day in days if LONG else days[:: max(len(days) // 5, 1)]:
@@ -137,7 +151,9 @@ def test_zones_whose_clock_stands_still_fire_at_their_wall_time_all_year() -> No
             parts = timetable([{"cron": "30 2 * * *"}], zone=name, anchor=start)
             fires = _instants(parts, start, start + 365 * DAY)
             assert len(fires) == 365
-            assert {fire.astimezone(clock_of(name)).strftime("%H:%M") for fire in fires} == {"02:30"}
+            assert {fire.astimezone(clock_of(name)).strftime("%H:%M") for fire in fires} == {
+                "02:30"
+            }
 
 
 def test_a_change_within_a_minute_is_met_to_the_second() -> None:
@@ -149,4 +165,6 @@ def test_a_change_within_a_minute_is_met_to_the_second() -> None:
         expected = diary.fires(Expression(text))
         assert _instants(parts, start, end) == expected
         assert _backwards(parts, start, end) == expected
-        assert parts.count(start - timedelta(seconds=1), end - timedelta(seconds=1)).number == len(expected)
+        assert parts.count(start - timedelta(seconds=1), end - timedelta(seconds=1)).number == len(
+            expected
+        )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked, never_fires
+from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires
 from tests.unit.timetables.diary import Diary, Expression
 from tests.unit.timetables.reading import built, fires, shown
 
@@ -22,12 +22,21 @@ MEANINGS = [
     ("@yearly", ["2026-01-01 00:00", "2027-01-01 00:00"]),
     ("0 9 * * MON-FRI", ["2026-01-01 09:00", "2026-01-02 09:00", "2026-01-05 09:00"]),
     ("0 0 1 jan,Jul *", ["2026-01-01 00:00", "2026-07-01 00:00"]),
-    ("50/4 0 * * *", ["2026-01-01 00:50", "2026-01-01 00:54", "2026-01-01 00:58", "2026-01-02 00:50"]),
+    (
+        "50/4 0 * * *",
+        ["2026-01-01 00:50", "2026-01-01 00:54", "2026-01-01 00:58", "2026-01-02 00:50"],
+    ),
     ("59/15 * * * *", ["2026-01-01 00:59", "2026-01-01 01:59"]),
     ("17 23-23/24 * * *", ["2026-01-01 23:17", "2026-01-02 23:17"]),
     ("0 0 * JAN-jan 1-1", ["2026-01-05 00:00", "2026-01-12 00:00"]),
-    ("0 22-2/2 * * *", ["2026-01-01 00:00", "2026-01-01 02:00", "2026-01-01 22:00", "2026-01-02 00:00"]),
-    ("0 0 * * FRI-MON", ["2026-01-02 00:00", "2026-01-03 00:00", "2026-01-04 00:00", "2026-01-05 00:00"]),
+    (
+        "0 22-2/2 * * *",
+        ["2026-01-01 00:00", "2026-01-01 02:00", "2026-01-01 22:00", "2026-01-02 00:00"],
+    ),
+    (
+        "0 0 * * FRI-MON",
+        ["2026-01-02 00:00", "2026-01-03 00:00", "2026-01-04 00:00", "2026-01-05 00:00"],
+    ),
     ("0 0 * * 7", ["2026-01-04 00:00", "2026-01-11 00:00"]),
     ("0 0 * * 6-7", ["2026-01-03 00:00", "2026-01-04 00:00", "2026-01-10 00:00"]),
     ("0 0 L * *", ["2026-01-31 00:00", "2026-02-28 00:00", "2026-03-31 00:00"]),
@@ -114,8 +123,16 @@ def test_any_text_is_either_read_or_refused(text: str) -> None:
 
 
 def test_one_of_two_restricted_day_fields_suffices_and_a_star_means_both() -> None:
-    assert shown(built({"cron": "0 0 13 * 5"}), 3) == ["2026-01-02 00:00", "2026-01-09 00:00", "2026-01-13 00:00"]
-    assert shown(built({"cron": "0 0 1 * 5#1"}), 3) == ["2026-01-01 00:00", "2026-01-02 00:00", "2026-02-01 00:00"]
+    assert shown(built({"cron": "0 0 13 * 5"}), 3) == [
+        "2026-01-02 00:00",
+        "2026-01-09 00:00",
+        "2026-01-13 00:00",
+    ]
+    assert shown(built({"cron": "0 0 1 * 5#1"}), 3) == [
+        "2026-01-01 00:00",
+        "2026-01-02 00:00",
+        "2026-02-01 00:00",
+    ]
     assert shown(built({"cron": "0 0 */13 * 5"}), 2) == ["2026-02-27 00:00", "2026-03-27 00:00"]
     assert shown(built({"cron": "0 0 13 * */5"}), 2) == ["2026-02-13 00:00", "2026-03-13 00:00"]
 
@@ -123,7 +140,12 @@ def test_one_of_two_restricted_day_fields_suffices_and_a_star_means_both() -> No
 def test_six_fields_are_read_where_seconds_are_announced_first_or_last() -> None:
     last = built({"cron": "30 2 * * * */20", "seconds": "LAST"})
     first = built({"cron": "*/20 30 2 * * *", "seconds": "FIRST"})
-    assert shown(last, 4) == ["2026-01-01 02:30", "2026-01-01 02:30:20", "2026-01-01 02:30:40", "2026-01-02 02:30"]
+    assert shown(last, 4) == [
+        "2026-01-01 02:30",
+        "2026-01-01 02:30:20",
+        "2026-01-01 02:30:40",
+        "2026-01-02 02:30",
+    ]
     assert fires(first, 9) == fires(last, 9)
     for seconds in ("MIDDLE", ["LAST"], 1):
         with pytest.raises(InvalidSchedule, match="say FIRST or LAST"):
@@ -157,7 +179,9 @@ def _field(low: int, high: int) -> st.SearchStrategy[str]:
     return stars | st.lists(item, min_size=1, max_size=3).map(",".join)
 
 
-_fields = st.tuples(_field(0, 59), _field(0, 23), _field(1, 28), _field(1, 12), _field(0, 6)).map(" ".join)
+_fields = st.tuples(_field(0, 59), _field(0, 23), _field(1, 28), _field(1, 12), _field(0, 6)).map(
+    " ".join
+)
 
 
 @settings(max_examples=50, deadline=None)
@@ -169,11 +193,13 @@ def test_any_expression_of_numbers_fires_as_the_diary_says(text: str) -> None:
     midnight = first.replace(hour=0, minute=0)
     expected = Diary("UTC", midnight, midnight + timedelta(days=2)).fires(expression)
     assert [fire.nominal for fire in fires(rule, len(expected))] == expected
-    assert rule.count(midnight - timedelta(seconds=1), midnight + timedelta(days=2, seconds=-1)).number == len(expected)
+    assert rule.count(
+        midnight - timedelta(seconds=1), midnight + timedelta(days=2, seconds=-1)
+    ).number == len(expected)
 
 
 @settings(deadline=None)
-@given(_fields, st.datetimes(datetime(2024, 1, 1), datetime(2030, 1, 1)))  # noqa: DTZ001
+@given(_fields, st.datetimes(datetime(2024, 1, 1), datetime(2030, 1, 1)))
 def test_croniter_finds_the_same_next_wall_time(text: str, after: datetime) -> None:
     fire = built({"cron": text}).next(after.replace(tzinfo=UTC))
     assert fire is not None

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked, timetable
-from django_durable_tasks.rules.timetables.intervals import Interval
+from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
+from django_durable_tasks.rules.recurring.timetables.intervals import Interval
 
 ANCHOR = datetime(2026, 1, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 steps = st.timedeltas(min_value=timedelta(milliseconds=1), max_value=timedelta(days=400))
@@ -73,7 +73,9 @@ def test_nothing_comes_after_the_year_9999() -> None:
     assert _hourly().next(datetime(9999, 12, 31, 23, 30, tzinfo=UTC)) is None
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.0001, float("nan"), float("inf"), "soon", None, True, timedelta(0), 10**12])
+@pytest.mark.parametrize(
+    "value", [0, -1, 0.0001, float("nan"), float("inf"), "soon", None, True, timedelta(0), 10**12]
+)
 def test_what_is_no_length_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSchedule, match="interval="):
         checked([{"interval": value}])

@@ -1,4 +1,6 @@
-"""Calendar intervals find their day in every so many periods, counted from the one that holds the start."""
+"""Calendar intervals find their day in every so many periods, counted from the one that holds the
+start.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked
+from django_durable_tasks.rules.recurring.timetables.builder import checked
 from tests.unit.timetables.reading import TICK, built, fires, shown
 
 ANCHOR = datetime(2026, 1, 15, 9, 30, tzinfo=UTC)
@@ -25,12 +27,21 @@ MEANINGS = [
     ({"every": "week", "day": 1}, ["2026-01-19 09:30", "2026-01-26 09:30"]),
     ({"every": "week", "day": "last working"}, ["2026-01-16 09:30", "2026-01-23 09:30"]),
     ({"every": "month"}, ["2026-01-15 09:30", "2026-02-15 09:30"]),
-    ({"every": "month", "day": 1, "count": 5}, ["2026-06-01 09:30", "2026-11-01 09:30", "2027-04-01 09:30"]),
+    (
+        {"every": "month", "day": 1, "count": 5},
+        ["2026-06-01 09:30", "2026-11-01 09:30", "2027-04-01 09:30"],
+    ),
     ({"every": "month", "day": 31}, ["2026-01-31 09:30", "2026-03-31 09:30", "2026-05-31 09:30"]),
     ({"every": "month", "day": -2}, ["2026-01-30 09:30", "2026-02-27 09:30"]),
     ({"every": "month", "day": "last"}, ["2026-01-31 09:30", "2026-02-28 09:30"]),
-    ({"every": "month", "day": "Last Working", "time": "17:00:30"}, ["2026-01-30 17:00:30", "2026-02-27 17:00:30"]),
-    ({"every": "month", "day": "first working"}, ["2026-02-02 09:30", "2026-03-02 09:30", "2026-04-01 09:30"]),
+    (
+        {"every": "month", "day": "Last Working", "time": "17:00:30"},
+        ["2026-01-30 17:00:30", "2026-02-27 17:00:30"],
+    ),
+    (
+        {"every": "month", "day": "first working"},
+        ["2026-02-02 09:30", "2026-03-02 09:30", "2026-04-01 09:30"],
+    ),
     ({"every": "month", "day": "3rd working"}, ["2026-02-04 09:30", "2026-03-04 09:30"]),
     ({"every": "month", "day": "2nd tuesday"}, ["2026-02-10 09:30", "2026-03-10 09:30"]),
     ({"every": "month", "day": "last friday"}, ["2026-01-30 09:30", "2026-02-27 09:30"]),
@@ -41,7 +52,10 @@ MEANINGS = [
     ({"every": "year"}, ["2026-01-15 09:30", "2027-01-15 09:30"]),
     ({"every": "year", "day": -1, "count": 2}, ["2026-12-31 09:30", "2028-12-31 09:30"]),
     ({"every": "year", "month": 2, "day": 29}, ["2028-02-29 09:30", "2032-02-29 09:30"]),
-    ({"every": "year", "month": 11, "day": "1st tuesday"}, ["2026-11-03 09:30", "2027-11-02 09:30"]),
+    (
+        {"every": "year", "month": 11, "day": "1st tuesday"},
+        ["2026-11-03 09:30", "2027-11-02 09:30"],
+    ),
 ]
 
 REFUSALS = [
@@ -100,7 +114,10 @@ class _NeverOpen:
 def test_working_days_are_those_of_the_calendar_that_is_given() -> None:
     part = {"every": "month", "day": "last working", "time": "12:00"}
     closed = _Calendar(date(2026, 1, 30), date(2026, 1, 29))
-    assert shown(built(part, anchor=ANCHOR, days=closed), 2) == ["2026-01-28 12:00", "2026-02-27 12:00"]
+    assert shown(built(part, anchor=ANCHOR, days=closed), 2) == [
+        "2026-01-28 12:00",
+        "2026-02-27 12:00",
+    ]
 
 
 def test_a_calendar_without_a_working_day_ends_the_search() -> None:
@@ -112,16 +129,17 @@ def test_a_calendar_without_a_working_day_ends_the_search() -> None:
 
 def test_the_start_is_read_on_the_wall_of_the_zone() -> None:
     late = datetime(2026, 1, 31, 23, 0, tzinfo=UTC)  # the first of February in Berlin
-    assert shown(built({"every": "month"}, zone="Europe/Berlin", anchor=late), 2, "Europe/Berlin") == [
-        "2026-02-01 00:00",
-        "2026-03-01 00:00",
-    ]
+    assert shown(
+        built({"every": "month"}, zone="Europe/Berlin", anchor=late), 2, "Europe/Berlin"
+    ) == ["2026-02-01 00:00", "2026-03-01 00:00"]
 
 
 @given(st.integers(1, 14), st.integers(1, 28), st.dates(date(2000, 1, 1), date(2030, 1, 1)))
 def test_months_are_counted_from_that_of_the_start(count: int, day: int, start: date) -> None:
     anchor = datetime(start.year, start.month, start.day, tzinfo=UTC)
-    found = fires(built({"every": "month", "count": count, "day": day}, anchor=anchor), 6, anchor - TICK)
+    found = fires(
+        built({"every": "month", "count": count, "day": day}, anchor=anchor), 6, anchor - TICK
+    )
     months = [fire.nominal.year * 12 + fire.nominal.month for fire in found]
     assert {fire.nominal.day for fire in found} == {day}
     assert {(month - start.year * 12 - start.month) % count for month in months} == {0}
@@ -131,9 +149,14 @@ def test_months_are_counted_from_that_of_the_start(count: int, day: int, start: 
 @given(st.dates(date(2000, 1, 1), date(2030, 1, 1)))
 def test_the_last_working_day_is_a_weekday_with_only_a_weekend_behind_it(start: date) -> None:
     anchor = datetime(start.year, start.month, start.day, tzinfo=UTC)
-    for fire in fires(built({"every": "month", "day": "last working"}, anchor=anchor), 5, anchor - TICK):
+    for fire in fires(
+        built({"every": "month", "day": "last working"}, anchor=anchor), 5, anchor - TICK
+    ):
         day = fire.nominal.date()
-        rest = [day.replace(day=number) for number in range(day.day + 1, monthrange(day.year, day.month)[1] + 1)]
+        rest = [
+            day.replace(day=number)
+            for number in range(day.day + 1, monthrange(day.year, day.month)[1] + 1)
+        ]
         assert day.weekday() < 5
         assert all(later.weekday() > 4 for later in rest)
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked, timetable
-from django_durable_tasks.rules.timetables.values import Timetable
+from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
+from django_durable_tasks.rules.recurring.timetables.types import Timetable
 
 START = datetime(2024, 1, 31, 9, 30, 15, tzinfo=UTC)
 HORIZON = timedelta(days=3000)
@@ -21,30 +21,49 @@ _WEEKDAYS = ["MO", "TU", "WE", "TH", "FR", "SA", "SU"]
 
 
 def _several(values: st.SearchStrategy[int], most: int = 3) -> st.SearchStrategy[str]:
-    return st.lists(values, min_size=1, max_size=most, unique=True).map(lambda found: ",".join(map(str, found)))
+    return st.lists(values, min_size=1, max_size=most, unique=True).map(
+        lambda found: ",".join(map(str, found))
+    )
 
 
 def _from_both_ends(most: int) -> st.SearchStrategy[int]:
     return st.integers(1, most) | st.integers(-most, -1)
 
 
-_PLAIN_DAYS = st.lists(st.sampled_from(_WEEKDAYS), min_size=1, max_size=4, unique=True).map(",".join)
+_PLAIN_DAYS = st.lists(st.sampled_from(_WEEKDAYS), min_size=1, max_size=4, unique=True).map(
+    ",".join
+)
 _NTH_DAYS = st.lists(
-    st.builds("{}{}".format, _from_both_ends(5), st.sampled_from(_WEEKDAYS)), min_size=1, max_size=3, unique=True
+    st.builds("{}{}".format, _from_both_ends(5), st.sampled_from(_WEEKDAYS)),
+    min_size=1,
+    max_size=3,
+    unique=True,
 ).map(",".join)
-_TIMES = {"BYHOUR": _several(st.integers(0, 23)), "BYMINUTE": _several(st.integers(0, 59)), "BYSECOND": st.just("0,30")}
+_TIMES = {
+    "BYHOUR": _several(st.integers(0, 23)),
+    "BYMINUTE": _several(st.integers(0, 59)),
+    "BYSECOND": st.just("0,30"),
+}
 
 
 @st.composite
 def _rules(draw: st.DrawFn) -> str:
     frequency = draw(st.sampled_from([*DAILY_OR_LONGER, "HOURLY", "MINUTELY", "SECONDLY"]))
-    most = {"YEARLY": 3, "MONTHLY": 14, "WEEKLY": 9}.get(frequency, 50_000 if frequency == "SECONDLY" else 400)
-    keys = {"INTERVAL": st.integers(1, most).map(str), "BYMONTH": _several(st.integers(1, 12)), **_TIMES}
+    most = {"YEARLY": 3, "MONTHLY": 14, "WEEKLY": 9}.get(
+        frequency, 50_000 if frequency == "SECONDLY" else 400
+    )
+    keys = {
+        "INTERVAL": st.integers(1, most).map(str),
+        "BYMONTH": _several(st.integers(1, 12)),
+        **_TIMES,
+    }
     keys["BYDAY"] = _PLAIN_DAYS | _NTH_DAYS if frequency in {"YEARLY", "MONTHLY"} else _PLAIN_DAYS
     keys["BYMONTHDAY"] = _several(_from_both_ends(31))
     if frequency == "YEARLY":
         keys["BYYEARDAY"] = _several(_from_both_ends(366))
-        keys["BYWEEKNO"] = _several(st.integers(1, 51))  # dateutil numbers the last weeks of some years too high by one
+        keys["BYWEEKNO"] = _several(
+            st.integers(1, 51)
+        )  # dateutil numbers the last weeks of some years too high by one
         keys["WKST"] = st.sampled_from(_WEEKDAYS)
     if frequency == "WEEKLY":
         keys["WKST"] = st.sampled_from(_WEEKDAYS)
@@ -89,7 +108,11 @@ def _agree(text: str, number: int = 40) -> None:
         assert parts.count(START - timedelta(days=1), expected[-1]).number == len(expected)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 @given(_rules())
 def test_a_rule_gives_what_dateutil_gives(text: str) -> None:
     try:
@@ -102,7 +125,9 @@ def test_a_rule_gives_what_dateutil_gives(text: str) -> None:
 
 
 def _week(day: date, first_weekday: int) -> int:
-    """Return the number of a week by its definition in RFC 5545: week 1 is the first with four days in the year."""
+    """Return the number of a week by its definition in RFC 5545: week 1 is the first with four days
+    in the year.
+    """
 
     def first_of(year: int) -> date:
         start = date(year, 1, 4)
@@ -114,7 +139,9 @@ def _week(day: date, first_weekday: int) -> int:
 
 @pytest.mark.parametrize("wkst", _WEEKDAYS)
 @pytest.mark.parametrize("number", [1, 52, 53])
-def test_the_weeks_at_the_end_of_a_year_are_numbered_by_their_definition(wkst: str, number: int) -> None:
+def test_the_weeks_at_the_end_of_a_year_are_numbered_by_their_definition(
+    wkst: str, number: int
+) -> None:
     """2030-01-01 is in week 52 of 2029 if weeks begin on Thursdays; dateutil says 53."""
     rule = f"FREQ=YEARLY;BYWEEKNO={number};WKST={wkst};BYHOUR=9;BYMINUTE=30;BYSECOND=15"
     days = (START.date() + timedelta(days=ahead) for ahead in range(HORIZON.days))
@@ -160,7 +187,9 @@ def test_rules_of_the_standard_give_what_dateutil_gives(text: str) -> None:
 def test_a_rule_that_never_fires_is_refused_instead_of_walked(text: str) -> None:
     with pytest.raises(InvalidSchedule, match="can never fire"):
         checked([{"rrule": text}], anchor=START)
-    parts = timetable(checked([{"rrule": text}], anchor=START, allow_never=True), zone="UTC", anchor=START)
+    parts = timetable(
+        checked([{"rrule": text}], anchor=START, allow_never=True), zone="UTC", anchor=START
+    )
     assert parts.next(START) is None
     assert parts.previous(START + HORIZON) is None
     assert parts.count(START, START + HORIZON).number == 0
@@ -195,7 +224,10 @@ def test_a_rule_that_takes_out_all_it_gives_is_refused_instead_of_walked() -> No
         ("VEVENT:1", "a line begins with"),
         ("EXDATE:20260101T000000", "no line says when"),
         ("DTSTART:20260101T000000Z\nFREQ=DAILY", "leave the Z out"),
-        ("DTSTART;TZID=America/New_York:20260101T000000\nFREQ=DAILY", "does not fit timezone='Europe/Berlin'"),
+        (
+            "DTSTART;TZID=America/New_York:20260101T000000\nFREQ=DAILY",
+            "does not fit timezone='Europe/Berlin'",
+        ),
         ("FREQ=DAILY;BYHOUR=" + ",".join(["1"] * 5_000), "values are read"),
         ("x" * 25_000, "characters"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked
+from django_durable_tasks.rules.recurring.timetables.builder import checked
 from tests.unit.timetables.reading import TICK, built, fires
 
 # Atlanta: U.S. Naval Observatory, 6 September 2009, as quoted in PyEphem's documentation; in UTC.
@@ -40,7 +40,9 @@ def _part(event: str, latitude: float, longitude: float, offset: float = 0) -> d
 
 
 @pytest.mark.parametrize(("event", "published"), ATLANTA)
-def test_the_events_in_atlanta_are_those_of_the_naval_observatory(event: str, published: str) -> None:
+def test_the_events_in_atlanta_are_those_of_the_naval_observatory(
+    event: str, published: str
+) -> None:
     expected = datetime.fromisoformat(published).replace(tzinfo=UTC)
     (fire,) = fires(built(_part(event, 33.8, -84.4)), 1, datetime(2009, 9, 6, 6, tzinfo=UTC))
     assert abs(fire.nominal - expected) <= timedelta(seconds=60)
@@ -66,8 +68,14 @@ def test_sunrise_and_sunset_around_the_world_are_those_of_the_almanac(
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.floats(-60, 60), st.floats(-180, 180), st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1)))  # noqa: DTZ001
-def test_each_day_goes_from_dawn_to_dusk_in_order(latitude: float, longitude: float, moment: datetime) -> None:
+@given(
+    st.floats(-60, 60),
+    st.floats(-180, 180),
+    st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1)),
+)
+def test_each_day_goes_from_dawn_to_dusk_in_order(
+    latitude: float, longitude: float, moment: datetime
+) -> None:
     after = moment.replace(tzinfo=UTC)
     noon = fires(built(_part("solar_noon", latitude, longitude)), 1, after)[0].nominal
     order = [
@@ -83,8 +91,12 @@ def test_each_day_goes_from_dawn_to_dusk_in_order(latitude: float, longitude: fl
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.sampled_from(EVENTS), st.floats(-70, 70), st.floats(-180, 180), st.integers(-86_400, 86_400))
-def test_walking_there_and_back_and_counting_agree(event: str, latitude: float, longitude: float, offset: int) -> None:
+@given(
+    st.sampled_from(EVENTS), st.floats(-70, 70), st.floats(-180, 180), st.integers(-86_400, 86_400)
+)
+def test_walking_there_and_back_and_counting_agree(
+    event: str, latitude: float, longitude: float, offset: int
+) -> None:
     rule = built(_part(event, latitude, longitude, offset))
     start = datetime(2026, 3, 1, tzinfo=UTC)
     found = fires(rule, 12, start)
@@ -100,7 +112,10 @@ def test_a_polar_night_has_no_sunrise_but_has_its_noon() -> None:
     start, end = datetime(2026, 12, 1, tzinfo=UTC), datetime(2027, 1, 10, tzinfo=UTC)
     assert built(_part("sunrise", **TROMSO)).count(start, end).number == 0
     assert built(_part("solar_noon", **TROMSO)).count(start, end).number == 40
-    last, first = built(_part("sunrise", **TROMSO)).previous(end), built(_part("sunrise", **TROMSO)).next(start)
+    last, first = (
+        built(_part("sunrise", **TROMSO)).previous(end),
+        built(_part("sunrise", **TROMSO)).next(start),
+    )
     assert last is not None
     assert first is not None
     assert (last.nominal.month, first.nominal.month) == (11, 1)
@@ -129,6 +144,8 @@ def test_a_place_that_is_none_is_refused(part: dict[str, Any], why: str) -> None
 
 
 def test_a_count_of_centuries_is_bounded() -> None:
-    count = built(_part("sunset", 51.5, -0.1)).count(datetime(1500, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC))
+    count = built(_part("sunset", 51.5, -0.1)).count(
+        datetime(1500, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC)
+    )
     assert not count.exact
     assert count.number > 3_000

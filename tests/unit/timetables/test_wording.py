@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.timetables.building import checked
-from django_durable_tasks.rules.timetables.wording import words
+from django_durable_tasks.rules.recurring.timetables.builder import checked
+from django_durable_tasks.rules.recurring.timetables.describe import words
 
 TOLD = [
     ({"interval": 60}, "every minute"),
@@ -32,11 +32,20 @@ TOLD = [
         {"solar": "sunset", "latitude": 51.5, "longitude": -0.1, "offset": -600},
         "10 minutes before sunset at 51.5, -0.1",
     ),
-    ({"solar": "sunrise", "latitude": 51.5, "longitude": -0.1, "offset": 3600}, "1 hour after sunrise at 51.5, -0.1"),
+    (
+        {"solar": "sunrise", "latitude": 51.5, "longitude": -0.1, "offset": 3600},
+        "1 hour after sunrise at 51.5, -0.1",
+    ),
     ({"solar": "dawn_civil", "latitude": 0, "longitude": 9}, "at dawn civil at 0, 9"),
-    ({"every": "month", "day": "last working", "time": "09:00"}, "last working day of every month at 09:00"),
+    (
+        {"every": "month", "day": "last working", "time": "09:00"},
+        "last working day of every month at 09:00",
+    ),
     ({"every": "week", "count": 2, "day": 3}, "day 3 of every 2 weeks"),
-    ({"every": "month", "day": "2nd tuesday", "time": "09:00"}, "2nd tuesday of every month at 09:00"),
+    (
+        {"every": "month", "day": "2nd tuesday", "time": "09:00"},
+        "2nd tuesday of every month at 09:00",
+    ),
 ]
 
 
@@ -47,16 +56,31 @@ def test_a_part_is_told_in_words(part: dict[str, Any], told: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["*/7 * * * *", "0-29 * * * *", "0 */5 * * *", "0 0 1 * 1", "0 0 1,15 * *", "H H * * *", "0 9 * * 5#2",
-     "1 0,1,2,3,4 * * *", "0 0 * 1-3 *"],
-)  # fmt: skip
+    [
+        "*/7 * * * *",
+        "0-29 * * * *",
+        "0 */5 * * *",
+        "0 0 1 * 1",
+        "0 0 1,15 * *",
+        "H H * * *",
+        "0 9 * * 5#2",
+        "1 0,1,2,3,4 * * *",
+        "0 0 * 1-3 *",
+    ],
+)
 def test_a_cron_that_takes_more_than_a_few_words_is_shown_as_written(text: str) -> None:
     assert words(checked([{"cron": text}])) == f"cron {text}"
 
 
 def test_six_fields_parts_together_and_instants_are_told() -> None:
-    assert words(checked([{"cron": "0 30 2 * * *", "seconds": "FIRST"}])) == "cron 0 30 2 * * * (seconds first)"
-    assert words(checked([{"interval": 60}, {"cron": "0 0 * * *"}])) == "every minute; every day at 00:00"
+    assert (
+        words(checked([{"cron": "0 30 2 * * *", "seconds": "FIRST"}]))
+        == "cron 0 30 2 * * * (seconds first)"
+    )
+    assert (
+        words(checked([{"interval": 60}, {"cron": "0 0 * * *"}]))
+        == "every minute; every day at 00:00"
+    )
     assert words(checked([{"at": ["2026-03-08T07:00:00Z"]}])) == "once, at 2026-03-08T07:00:00Z"
     two = {"at": ["2026-03-09T07:00:00Z", "2026-03-08T07:00:00Z"]}
     assert words(checked([two])) == "at 2 instants from 2026-03-08T07:00:00Z on"

@@ -1,4 +1,6 @@
-"""Zones come by name from the tzdata package, and what is no zone is refused with the nearest right name."""
+"""Zones come by name from the tzdata package, and what is no zone is refused with the nearest right
+name.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,18 @@ import pytest
 import pytz
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.timetables.building import checked, timetable
-from django_durable_tasks.rules.timetables.zones import tzdata_version, zone, zone_name, zone_names
+from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
+from django_durable_tasks.rules.recurring.timetables.zones import (
+    tzdata_version,
+    zone,
+    zone_name,
+    zone_names,
+)
 
 
 @pytest.mark.parametrize(
-    "name", ["right/UTC", "posix/Europe/Berlin", "localtime", "Factory", "Mars/Olympus", "", "x" * 5_000]
+    "name",
+    ["right/UTC", "posix/Europe/Berlin", "localtime", "Factory", "Mars/Olympus", "", "x" * 5_000],
 )
 def test_what_is_no_zone_is_refused_everywhere(name: str) -> None:
     with pytest.raises(InvalidSchedule, match="timezone="):
@@ -30,14 +38,17 @@ def test_what_is_no_zone_is_refused_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("Europe/Berln", "Europe/Berlin"), ("america/new_york", "America/New_York"), ("UCT0", "UCT")]
+    ("name", "near"),
+    [("Europe/Berln", "Europe/Berlin"), ("america/new_york", "America/New_York"), ("UCT0", "UCT")],
 )
 def test_the_nearest_names_are_suggested(name: str, near: str) -> None:
     with pytest.raises(InvalidSchedule, match=f"did you mean .*{re.escape(near)}"):
         zone(name)
 
 
-@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/localtime", "Europe", "tzdata.zi", None, 5])
+@pytest.mark.parametrize(
+    "path", ["../../etc/passwd", "/etc/localtime", "Europe", "tzdata.zi", None, 5]
+)
 def test_a_path_or_a_thing_is_no_zone(path: object) -> None:
     with pytest.raises(InvalidSchedule, match="timezone="):
         zone_name(path)

@@ -1,0 +1,81 @@
+"""Schedulers that wait for notifications, as a test sees them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks import ports
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.models import Task
+from django_durable_tasks.notifier import listener, notify_on_commit
+from django_durable_tasks.notifier.listener import Wakeups
+from tests.processes.fleet import SHORT
+from tests.waiting import until
+
+BY_POSTGRESQL, BY_BOTH = "listening (PostgreSQL)", "listening (Redis, PostgreSQL)"
+
+
+CALM = {**SHORT, "FAST_PATH": False}
+
+
+class Sleeper:
+    """What a scheduler does with wake-ups: it records them, and how many waiting rows it could see
+    then.
+    """
+
+    def __init__(self) -> None:
+        self.woken: list[datetime] = []
+        self.saw: list[int] = []
+        self.duties = threading.Event()
+        self.wakeups = Wakeups(self.wake, self.duties.set)
+
+    def wake(self, at: datetime) -> None:
+        """Record a wake-up."""
+        with dedicated_connection():
+            self.saw.append(Task.objects.pending().count())
+        self.woken.append(at)
+
+    def heard(self, at: datetime) -> bool:
+        """Return whether a wake-up was for this instant, to the millisecond."""
+        return any(abs(woken - at) <= timedelta(milliseconds=1) for woken in self.woken)
+
+
+@pytest.fixture
+def sleeping(
+    rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Sleeper]]:
+    """Give what makes a sleeper that listens under these settings."""
+    monkeypatch.setattr(listener, "_TEST_EVERY", 0.3)
+    monkeypatch.setattr(redis_client, "PAUSE", 0.3)
+    monkeypatch.setattr(listener, "_LONGEST_PAUSE", 0.3)
+    started: list[Sleeper] = []
+
+    def start(state: str = BY_POSTGRESQL, **keys: Any) -> Sleeper:
+        settings.DURABLE_TASKS = {**CALM, **keys}
+        sleeper = Sleeper()
+        started.append(sleeper)
+        sleeper.wakeups.start()
+        until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
+        return sleeper
+
+    redis_client.hang_up()
+    telling_fresh(monkeypatch)
+    yield start
+    for sleeper in started:
+        sleeper.wakeups.stop(10)
+    redis_client.hang_up()
+
+
+def telling_fresh(patch: pytest.MonkeyPatch) -> None:
+    """Let this process tell without waiting for what an earlier test told."""
+    patch.setattr(ports, "due", notify_on_commit.OnCommitNotifier())
+
+
+def soon(seconds: float = 0.3) -> datetime:
+    """Give an instant that is soon."""
+    return timezone.now() + timedelta(seconds=seconds)

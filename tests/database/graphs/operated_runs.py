@@ -1,0 +1,26 @@
+"""Workflow runs on which operators act."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.models import (
+    WorkflowRun,
+)
+from tests.project.tasks import noop
+
+WAITS = ("PENDING", "QUEUED")
+
+
+def _chain(*steps: str, **given: Any) -> WorkflowRun:
+    wf, before = Workflow("chain"), None
+    for step in steps:
+        before = wf.add(noop, step=step, after=before)
+    run: WorkflowRun = wf.start(**given)
+    return run
+
+
+def _moves(report: Report) -> dict[str, str]:
+    return {change.step: f"{change.before} {change.after}" for change in report.changes}

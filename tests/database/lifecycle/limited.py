@@ -1,0 +1,67 @@
+"""Limits and claims as the tests of limits use them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import registry
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure, release
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.models import Limit, Task
+from tests.factories import NOOP, QUEUE
+from tests.project import limited  # noqa: F401 - registers the tasks
+
+NODE = uuid.uuid4()
+_LIMITED = [name for name in registry.names() if name.startswith("tests.project.limited.")]
+
+
+_KNOWN = {name: registry._tasks.pop(name) for name in _LIMITED}
+
+
+BY_SCOPE: dict[str, dict[str, Any]] = {
+    f"task:{NOOP}": {},
+    "tenant:1": {},
+    "key:acme": {"limit_key": "acme"},
+    f"queue:{QUEUE}": {},
+    "global": {},
+}
+
+
+def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) -> None:
+    """Set an operator's limit, and let this process see it at once."""
+    Limit.objects.update_or_create(
+        scope=scope, defaults={"max_concurrency": places, "rate": rate, **fields}
+    )
+    backpressure.forget_picture()
+
+
+def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
+    """Claim due rows of the queue."""
+    return [message.task_id for message in task_claim.claim(queue, database_now(), number, NODE)]
+
+
+def let_go(number: int = 1_000) -> int:
+    """Let parked rows go on."""
+    return release.let_go(database_now(), number)
+
+
+def ids(rows: list[Task]) -> list[uuid.UUID]:
+    """Return the keys of these rows."""
+    return [row.pk for row in rows]
+
+
+@pytest.fixture
+def limited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the tasks that code limits; without them nothing is limited in the other tests."""
+    monkeypatch.setattr(registry, "_tasks", registry._tasks | _KNOWN)
+    backpressure.forget_picture()
+
+
+def end(*ids: uuid.UUID) -> None:
+    """Let these rows end."""
+    transitions.cancel(Task.objects.filter(pk__in=ids), "DONE")

@@ -1,0 +1,60 @@
+"""The SQL statements return columns in the order of the types that read them."""
+
+import re
+
+import pytest
+
+from django_durable_tasks.engine.db import statements
+from django_durable_tasks.engine.transitions import BlockedDependent, ClaimedTask, StartedRun
+from django_durable_tasks.models import Task
+
+STATEMENTS = [
+    ("claim", "RETURNING", ClaimedTask),
+    ("claim_these", "RETURNING", ClaimedTask),
+    ("start", "RETURNING", StartedRun),
+    ("below", "SELECT", BlockedDependent),
+]
+
+
+def _names(columns: str) -> tuple[str, ...]:
+    """Return the names of a list of columns: the alias, or the column without its table."""
+    depth, parts = 0, [""]
+    for sign in columns:
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return tuple(re.split(r"[\s.]+", part.strip())[-1] for part in parts)
+
+
+def _returned(verb: str, keyword: str) -> tuple[str, ...]:
+    sql = statements.text(verb, "postgresql")
+    assert sql is not None
+    if keyword == "SELECT":
+        return _names(re.split(r"\n  FROM ", sql)[0].removeprefix("SELECT"))
+    return _names(sql.rpartition("RETURNING")[2])
+
+
+@pytest.mark.parametrize(("verb", "keyword", "kind"), STATEMENTS)
+def test_a_statement_returns_the_columns_of_its_type(
+    verb: str, keyword: str, kind: type[ClaimedTask | StartedRun | BlockedDependent]
+) -> None:
+    assert _returned(verb, keyword) == kind._fields
+
+
+def test_the_release_returns_the_status_and_then_the_columns_of_a_claim() -> None:
+    sql = statements.text("spread", "postgresql")
+    assert sql is not None
+    (returned,) = re.findall(r"RETURNING (task\.status.*?)\),\n", sql, re.DOTALL)
+    assert _names(returned) == ("status", *ClaimedTask._fields)
+
+
+@pytest.mark.parametrize("kind", [ClaimedTask, StartedRun])
+def test_the_fields_are_attributes_of_the_model(kind: type[ClaimedTask | StartedRun]) -> None:
+    assert {field.attname for field in Task._meta.concrete_fields} >= set(kind._fields)
+
+
+def test_columns_are_read_through_expressions_and_aliases() -> None:
+    found = _names(" child.a AS unresolved, t.queue,\n (SELECT 1, 2) AS many ")
+    assert found == ("unresolved", "queue", "many")
