@@ -1,7 +1,8 @@
 """Measure ourselves beside others, on this machine, in one run.
 
-Contenders take turns, round after round; each figure is the median of its rounds. Progress is told on stderr, figures
-on stdout. Databases, queues and one Redis database of the run's own are used, and removed at the end.
+Contenders take turns, round after round; each figure is the median of its rounds. Progress is told
+on stderr, figures on stdout. Databases, queues and one Redis database of the run's own are used,
+and removed at the end.
 """
 
 from __future__ import annotations
@@ -39,32 +40,58 @@ what each figure means: benchmarks/README.md
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, epilog=EXAMPLES,
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     sizes = ", ".join(f"{name} {number:,}" for name, number in DEFAULT_N.items())
     parser.add_argument("name", choices=[*PROGRAMMES, "all"], help="what to measure")
-    parser.add_argument("--format", choices=["table", "json"], default="table", help="json: one object a line")
     parser.add_argument(
-        "--peers", default="all", metavar="NAMES", help=f"all, none, or some of {','.join(known())} (default: all)"
+        "--format", choices=["table", "json"], default="table", help="json: one object a line"
     )
-    parser.add_argument("--brokers", default=",".join(BROKERS), metavar="NAMES", help="default: %(default)s")
+    parser.add_argument(
+        "--peers",
+        default="all",
+        metavar="NAMES",
+        help=f"all, none, or some of {','.join(known())} (default: all)",
+    )
+    parser.add_argument(
+        "--brokers", default=",".join(BROKERS), metavar="NAMES", help="default: %(default)s"
+    )
     parser.add_argument("--rounds", type=_number, default=3, help="default: %(default)s")
-    parser.add_argument("-n", type=_number, metavar="N", help=f"how many a round (default: {sizes})")
-    parser.add_argument("--large", action="store_true", help="graph: a layered graph of 10 x N too")
     parser.add_argument(
-        "--prunable", type=_number, default=0, metavar="N", help="lag: ours once more while N ended tasks are pruned"
+        "-n", type=_number, metavar="N", help=f"how many a round (default: {sizes})"
     )
-    parser.add_argument("--profile", action="store_true", help="profile ours instead, on each of the brokers")
-    parser.add_argument("--python", metavar="PATH", help="the interpreter for the peers' environments")
-    for server in ("postgresql", "redis", "rabbitmq"):
-        parser.add_argument(f"--{server}", default=default_url(server), metavar="URL", help="default: %(default)s")
+    _add_ways(parser)
     options = parser.parse_args(arguments)
     options.peers = _names(parser, "--peers", options.peers, list(known()))
     options.brokers = _names(parser, "--brokers", options.brokers, list(BROKERS))
     if not options.brokers:
         parser.error("--brokers names none")
     return options
+
+
+def _add_ways(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how to measure: sizes, profiles, interpreters and servers."""
+    parser.add_argument("--large", action="store_true", help="graph: a layered graph of 10 x N too")
+    parser.add_argument(
+        "--prunable",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="lag: ours once more while N ended tasks are pruned",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="profile ours instead, on each of the brokers"
+    )
+    parser.add_argument(
+        "--python", metavar="PATH", help="the interpreter for the peers' environments"
+    )
+    for server in ("postgresql", "redis", "rabbitmq"):
+        parser.add_argument(
+            f"--{server}", default=default_url(server), metavar="URL", help="default: %(default)s"
+        )
 
 
 def _number(text: str) -> int:
@@ -74,7 +101,9 @@ def _number(text: str) -> int:
     return number
 
 
-def _names(parser: argparse.ArgumentParser, option: str, given: str, there: list[str]) -> tuple[str, ...]:
+def _names(
+    parser: argparse.ArgumentParser, option: str, given: str, there: list[str]
+) -> tuple[str, ...]:
     if given in ("all", "none"):
         return tuple(there) if given == "all" else ()
     names = tuple(given.split(","))
@@ -98,13 +127,18 @@ def _profile(servers: Servers, names: list[str], options: argparse.Namespace) ->
     n = options.n or 1_000
     if "graph" in names:
         raise NotMeasurable("graph has no profile: profile run, whose tasks pass the same gate")
-    for name in [verb for named in names for verb in ((named, "bulk") if named == "enqueue" else (named,))]:
+    for name in [
+        verb for named in names for verb in ((named, "bulk") if named == "enqueue" else (named,))
+    ]:
         for broker in options.brokers:
             ours = Ours(servers, broker)
             print(f"\n# {name} on postgresql + {broker}\n{ours.profile(name, n)}", flush=True)
             if name == "run":
                 seconds = ours.run(n, 1, published=False)
-                print(f"== worker with two children beside one scheduler: {n / seconds:,.0f}/s; processor time a task:")
+                print(
+                    f"== worker with two children beside one scheduler: {n / seconds:,.0f}/s;"
+                    " processor time a task:"
+                )
                 print(ours.accounts.text, flush=True)
                 for python in _pythons(("celery",), options.python).values():
                     bare = BareCelery(servers, broker, python)
@@ -121,15 +155,26 @@ def main(arguments: list[str]) -> int:
             if options.profile:
                 _profile(servers, names, options)
                 return 0
-            pythons, about, complete = _pythons(options.peers, options.python), machine(servers), True
+            pythons, about, complete = (
+                _pythons(options.peers, options.python),
+                machine(servers),
+                True,
+            )
             for name in names:
                 stage = Stage(
-                    servers, options.brokers, options.n or DEFAULT_N[name], pythons, options.large, options.prunable
+                    servers,
+                    options.brokers,
+                    options.n or DEFAULT_N[name],
+                    pythons,
+                    options.large,
+                    options.prunable,
                 )
                 contenders = PROGRAMMES[name](stage)
                 figures = hold(contenders, options.rounds)
                 complete &= all(len(contender.ended) == options.rounds for contender in contenders)
-                print((as_json if options.format == "json" else as_table)(figures, about), flush=True)
+                print(
+                    (as_json if options.format == "json" else as_table)(figures, about), flush=True
+                )
     except (NotMeasurable, Failed) as error:
         print(f"Cannot measure: {error}", file=sys.stderr)
         return 2
@@ -139,5 +184,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as after Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that it cleans up as after Ctrl-C
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,6 @@
-"""Whose CPU a task costs: processor time of each process of this machine (Linux), between two moments."""
+"""Whose CPU a task costs: processor time of each process of this machine (Linux), between two
+moments.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,18 @@ def snapshot() -> dict[int, Process]:
             _, _, rest = (folder / "stat").read_text().partition("(")
             name, _, numbers = rest.rpartition(")")
             fields = numbers.split()
-            found[int(folder.name)] = Process(name, int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICK)
+            found[int(folder.name)] = Process(
+                name, int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICK
+            )
     return found
 
 
-def spent(before: Mapping[int, Process], after: Mapping[int, Process], known: Mapping[int, str]) -> dict[str, float]:
-    """Return the seconds by role: the known processes, their children, the servers, and the rest of the machine."""
+def spent(
+    before: Mapping[int, Process], after: Mapping[int, Process], known: Mapping[int, str]
+) -> dict[str, float]:
+    """Return the seconds by role: the known processes, their children, the servers, and the rest of
+    the machine.
+    """
     by_role: defaultdict[str, float] = defaultdict(float)
     for pid, process in after.items():
         seconds = process.seconds - (before[pid].seconds if pid in before else 0.0)
@@ -62,7 +70,8 @@ def table(by_role: Mapping[str, float], number: int, wall: float) -> str:
     cores = len(os.sched_getaffinity(0))
     total, others = sum(by_role.values()), by_role.get("others on this machine", 0.0)
     lines.append(
-        f"  {1e6 * wall / number:8,.0f} us  by the clock; the {cores} cores were {total / wall / cores:.0%} busy"
+        f"  {1e6 * wall / number:8,.0f} us  by the clock; the {cores} cores were"
+        f" {total / wall / cores:.0%} busy"
     )
     if total > others:
         bound = cores * number / (total - others)

@@ -1,7 +1,8 @@
-"""When each message reached Redis, seen from outside: the length of the list is read again and again.
+"""When each message reached Redis, seen from outside: the length of the list is read again and
+again.
 
-A message that was there at one look and not at the one before has come at the later of the two, so lags are told too
-long rather than too short, by the few milliseconds between two looks.
+A message that was there at one look and not at the one before has come at the later of the two, so
+lags are told too long rather than too short, by the few milliseconds between two looks.
 """
 
 from __future__ import annotations
@@ -48,14 +49,20 @@ class Arrivals:
 
 
 def _client(servers: Servers) -> Any:
-    """Connect; untyped, because the annotations of redis-py differ between the releases that Celery asks for."""
+    """Connect; untyped, because the annotations of redis-py differ between the releases that Celery
+    asks for.
+    """
     return redis.Redis.from_url(servers.redis)
 
 
-def watch(servers: Servers, queue: str, seconds: float, process: subprocess.Popen[bytes], within: float) -> Arrivals:
+def watch(
+    servers: Servers, queue: str, seconds: float, process: subprocess.Popen[bytes], within: float
+) -> Arrivals:
     """Wait for the first message of a queue, then look for so many seconds; raises Failed."""
     with closing(_client(servers)) as client:
-        wait_until(lambda: bool(_lists(client, queue)), process, within=within, every=_BETWEEN_LOOKS)
+        wait_until(
+            lambda: bool(_lists(client, queue)), process, within=within, every=_BETWEEN_LOOKS
+        )
         (key,) = _lists(client, queue)
         instants, lengths = [time.time()], [client.llen(key)]
         while instants[-1] < instants[0] + seconds:
@@ -68,7 +75,9 @@ def watch(servers: Servers, queue: str, seconds: float, process: subprocess.Pope
 
 
 def fires(servers: Servers, queue: str, number: int) -> Iterator[tuple[str, float]]:
-    """Yield the first so many messages of ours, in the order of arrival: the key of the fire, its time (Unix time)."""
+    """Yield the first so many messages of ours, in the order of arrival: the key of the fire, its
+    time (Unix time).
+    """
     with closing(_client(servers)) as client:
         (key,) = _lists(client, queue)
         for start in range(0, number, _AT_ONCE):

@@ -1,4 +1,6 @@
-"""What a claim costs beside a history and a future: ``python -m benchmarks.backlog fill '{"finished": 10000}'``."""
+"""What a claim costs beside a history and a future: ``python -m benchmarks.backlog fill
+'{"finished": 10000}'``.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,15 @@ _ROWS = """
 
 
 def _write(status: str, number: int, start: int, born: int) -> None:
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.celery.routing import queue_of  # noqa: PLC0415
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.celery.publishing.routing import queue_of
 
-    given: dict[str, Any] = {"status": status, "start": start, "born": born, "queue": queue_of(noop.name, None)}
+    given: dict[str, Any] = {
+        "status": status,
+        "start": start,
+        "born": born,
+        "queue": queue_of(noop.name, None),
+    }
     for first in range(1, number + 1, _SLICE):
         last = min(number, first + _SLICE - 1)
         with connection.cursor() as cursor:
@@ -69,34 +76,41 @@ def prunable(number: int) -> dict[str, float]:
 
 
 def left() -> dict[str, float]:
-    """Count the ended tasks that are over their retention, but for those that a run has just ended."""
+    """Count the ended tasks that are over their retention, but for those that a run has
+    just ended.
+    """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM durable_tasks_task WHERE completed_at < now() - interval '8 days'")
+        cursor.execute(
+            "SELECT count(*) FROM durable_tasks_task WHERE completed_at < now() - interval '8 days'"
+        )
         return {"number": float(cursor.fetchone()[0])}
 
 
 def claim() -> dict[str, float]:
-    """Let a batch become due, look at the queues and claim it, again and again; tell the median and the 95th of 100."""
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.celery.routing import queue_of  # noqa: PLC0415
-    from django_durable_tasks.lifecycle import claims, limits  # noqa: PLC0415
-    from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415
-    from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415
-    from django_durable_tasks.lifecycle.heads import heads  # noqa: PLC0415
-    from django_durable_tasks.models import Task  # noqa: PLC0415
+    """Let a batch become due, look at the queues and claim it, again and again; tell the median and
+    the 95th of 100.
+    """
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.celery.publishing.routing import queue_of
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.engine.limits import backpressure
+    from django_durable_tasks.engine.limits.next_due import heads
+    from django_durable_tasks.engine.tasks import claim as task_claim
+    from django_durable_tasks.models import Task
 
     node, queue, took = uuid.uuid4(), queue_of(noop.name, None), list[float]()
     for _ in range(CLAIMS + 5):
         noop.schedule_many([(number,) for number in range(BATCH)])
-        with own():
+        with dedicated_connection():
             began = time.perf_counter()
             heads()
-            limits.picture()
-            found = claims.claim(queue, database_now(), BATCH, node)
+            backpressure.picture()
+            found = task_claim.claim(queue, database_now(), BATCH, node)
             took.append(time.perf_counter() - began)
         if len(found) != BATCH:
             raise AssertionError(f"{len(found)} rows were claimed of {BATCH} due ones")
-        Task.objects.unguarded().filter(pk__in=[ring.task_id for ring in found]).delete()
+        Task.objects.unguarded().filter(pk__in=[message.task_id for message in found]).delete()
     took = took[5:]
     return {"seconds": median(took), "p95": quantiles(took, n=20)[18]}
 
@@ -123,20 +137,28 @@ class Backlog(Ours):
         """Measure how long a scheduler takes to look and to claim a batch."""
         self.prepare()
         told = self._tell("claim")
-        facts = {"batch_p50_ms": round(1e3 * told["seconds"], 2), "batch_p95_ms": round(1e3 * told["p95"], 2)}
+        facts = {
+            "batch_p50_ms": round(1e3 * told["seconds"], 2),
+            "batch_p95_ms": round(1e3 * told["p95"], 2),
+        }
         return Measured(told["seconds"], facts)
 
     def _tell(self, verb: str, **given: Any) -> dict[str, float]:
         seconds = patience(CLAIMS * BATCH) + self.finished / 5_000
-        return figures([sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable())
+        return figures(
+            [sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable()
+        )
 
 
 def main(verb: str, given: dict[str, Any]) -> None:
     """Do one verb and print what it tells."""
     django.setup()
     verbs: dict[str, Callable[..., dict[str, float]]] = {
-        "fill": fill, "claim": claim, "prunable": prunable, "left": left,
-    }  # fmt: skip
+        "fill": fill,
+        "claim": claim,
+        "prunable": prunable,
+        "left": left,
+    }
     print(json.dumps(verbs[verb](**given)))
 
 

@@ -65,13 +65,18 @@ class Ours:
             "queue": self.servers.queue("ours"),
             "durable": durable,
         }
-        return {"BENCHMARK": json.dumps(given), "DJANGO_SETTINGS_MODULE": "benchmarks.project.settings"}
+        return {
+            "BENCHMARK": json.dumps(given),
+            "DJANGO_SETTINGS_MODULE": "benchmarks.project.settings",
+        }
 
     def prepare(self) -> None:
         """Make the database, once."""
         if not self.ready:
             self.servers.make_database("ours")
-            figures([sys.executable, "-m", "benchmarks.ours", "prepare"], {}, 120, **self.variable())
+            figures(
+                [sys.executable, "-m", "benchmarks.ours", "prepare"], {}, 120, **self.variable()
+            )
             self.ready = True
 
     def profile(self, verb: str, n: int) -> str:
@@ -81,10 +86,17 @@ class Ours:
             command = [sys.executable, "-m", "benchmarks.profiling", verb]
             variables = self.variable(**WIDE_WINDOW)
             unsynced = output(
-                command, {"n": n, "deep": False}, patience(n), **variables, PGOPTIONS="-c synchronous_commit=off"
+                command,
+                {"n": n, "deep": False},
+                patience(n),
+                **variables,
+                PGOPTIONS="-c synchronous_commit=off",
             )
             found = output(command, {"n": n}, patience(n), **variables)
-            return f"{found}-- the same with synchronous_commit=off: what is saved is the wait for the disk\n{unsynced}"
+            return (
+                f"{found}-- the same with synchronous_commit=off: what is saved is the wait for the"
+                f" disk\n{unsynced}"
+            )
         finally:
             self.servers.clear_broker(self.broker)
 
@@ -92,7 +104,9 @@ class Ours:
         """Do a verb of ``benchmarks.ours``."""
         command = [sys.executable, "-m", "benchmarks.ours"]
         self.prepare()
-        return float(figures([*command, verb], given, seconds, **self.variable(**durable))["seconds"])
+        return float(
+            figures([*command, verb], given, seconds, **self.variable(**durable))["seconds"]
+        )
 
     def enqueue(self, n: int, **durable: Any) -> float:
         """Time ``.delay()``."""
@@ -112,17 +126,30 @@ class Ours:
         variable = self.variable(**WIDE_WINDOW)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             begin = Path(folder, "begin")
-            command = [sys.executable, "-m", "benchmarks.ours", "loop", json.dumps({"begin": str(begin)})]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.ours",
+                "loop",
+                json.dumps({"begin": str(begin)}),
+            ]
             with running(command, **variable) as loop:
                 queue = self.servers.queue("ours")
-                wait_until(lambda: depth(self.servers, self.broker, queue) >= n, loop, within=patience(n), every=0.01)
+                wait_until(
+                    lambda: depth(self.servers, self.broker, queue) >= n,
+                    loop,
+                    within=patience(n),
+                    every=0.01,
+                )
                 seconds = time.monotonic() - float(begin.read_text())
         if not keep:
             self.servers.clear_broker(self.broker)
         return seconds
 
     def run(self, n: int, prefetch: int, *, published: bool) -> float:
-        """Time n no-ops of one worker beside one scheduler, from rows: first start to last success."""
+        """Time n no-ops of one worker beside one scheduler, from rows: first start to
+        last success.
+        """
         if published:
             self.dispatch(n, keep=True)
         else:
@@ -148,7 +175,12 @@ class Ours:
                 psycopg.connect(self.servers.database("ours"), autocommit=True) as database,
             ):
                 with self.accounts.of({scheduler.pid: "scheduler", process.pid: "worker"}) as look:
-                    wait_until(lambda: look(self._ran(database)[0]) >= n, scheduler, process, within=patience(n))
+                    wait_until(
+                        lambda: look(self._ran(database)[0]) >= n,
+                        scheduler,
+                        process,
+                        within=patience(n),
+                    )
                 number, seconds = self._ran(database)
         finally:
             self.servers.clear_broker(self.broker)
@@ -220,7 +252,9 @@ class BareCelery:
 
 @dataclass
 class DatabaseQueue:
-    """A peer whose queue is PostgreSQL itself: a program with the verbs prepare, enqueue, bulk and run."""
+    """A peer whose queue is PostgreSQL itself: a program with the verbs prepare, enqueue, bulk and
+    run.
+    """
 
     servers: Servers
     name: str
@@ -232,9 +266,14 @@ class DatabaseQueue:
     def tell(self, verb: str, n: int, **more: int | str) -> float:
         """Do a verb of the peer's program; the database is made before the first."""
         command = [self.python, "-m", self.program]
-        variables = {"BENCHMARK_DATABASE": self.servers.database(self.name), "DJANGO_SETTINGS_MODULE": self.settings}
+        variables = {
+            "BENCHMARK_DATABASE": self.servers.database(self.name),
+            "DJANGO_SETTINGS_MODULE": self.settings,
+        }
         if not self.ready:
             self.servers.make_database(self.name)
             figures([*command, "prepare"], {}, 120, **variables)
             self.ready = True
-        return float(figures([*command, verb], {"n": n, **more}, patience(n), **variables)["seconds"])
+        return float(
+            figures([*command, verb], {"n": n, **more}, patience(n), **variables)["seconds"]
+        )

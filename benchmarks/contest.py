@@ -1,4 +1,6 @@
-"""Contenders take turns, round after round, so that a noisy machine is noisy for all; medians count."""
+"""Contenders take turns, round after round, so that a noisy machine is noisy for all; medians
+count.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Measured:
 
 @dataclass
 class Contender:
-    """One thing to measure: ``measure`` does it once and returns how many seconds ``n`` of it took, or more facts."""
+    """One thing to measure: ``measure`` does it once and returns how many seconds ``n`` of it took,
+    or more facts.
+    """
 
     benchmark: str
     what: str
@@ -86,27 +90,42 @@ def hold(contenders: Sequence[Contender], rounds: int) -> list[Figure]:
             try:
                 found = contender.measure()
             except Failed as error:
-                print(f"round {number}/{rounds}  {contender.title}: FAILED: {error}", file=sys.stderr)
+                print(
+                    f"round {number}/{rounds}  {contender.title}: FAILED: {error}", file=sys.stderr
+                )
                 contender.took.append(None)
                 continue
             measured = found if isinstance(found, Measured) else Measured(found)
             contender.took.append(measured.seconds)
             contender.told.append(measured.facts)
-            rate, facts = contender.n / measured.seconds, "".join(f", {fact}" for fact in in_words(measured.facts))
-            print(f"round {number}/{rounds}  {contender.title}: {rate:,.0f}/s{facts}", file=sys.stderr)
+            rate, facts = (
+                contender.n / measured.seconds,
+                "".join(f", {fact}" for fact in in_words(measured.facts)),
+            )
+            print(
+                f"round {number}/{rounds}  {contender.title}: {rate:,.0f}/s{facts}", file=sys.stderr
+            )
     return [_figure(contender, contenders) for contender in contenders if contender.ended]
 
 
 def _figure(contender: Contender, contenders: Sequence[Contender]) -> Figure:
     ours = [other for other in contenders if _is_rival(other, contender)]
     return Figure(
-        contender.benchmark, contender.what, contender.peer, contender.database, contender.broker, contender.n,
+        contender.benchmark,
+        contender.what,
+        contender.peer,
+        contender.database,
+        contender.broker,
+        contender.n,
         seconds=round(statistics.median(contender.ended), 4),
         per_second=round(contender.rate, 1),
         ratio_to_ours=_ratio(contender, min(ours, key=lambda other: other.rate)) if ours else None,
         rounds=[round(contender.n / seconds, 1) for seconds in contender.ended],
-        facts={name: statistics.median(facts[name] for facts in contender.told) for name in contender.told[-1]},
-    )  # fmt: skip
+        facts={
+            name: statistics.median(facts[name] for facts in contender.told)
+            for name in contender.told[-1]
+        },
+    )
 
 
 def in_words(facts: dict[str, float]) -> list[str]:
@@ -117,12 +136,18 @@ def in_words(facts: dict[str, float]) -> list[str]:
 def _ratio(contender: Contender, ours: Contender) -> float | None:
     """Compare round by round, and take the median: what slowed a round down slowed both."""
     pairs = zip(contender.took, ours.took, strict=True)
-    ratios = [(contender.n / took) / (ours.n / took_by_ours) for took, took_by_ours in pairs if took and took_by_ours]
+    ratios = [
+        (contender.n / took) / (ours.n / took_by_ours)
+        for took, took_by_ours in pairs
+        if took and took_by_ours
+    ]
     return round(statistics.median(ratios), 3) if ratios else None
 
 
 def _is_rival(other: Contender, contender: Contender) -> bool:
-    """Compare on the same broker; a peer without a broker is compared with the slowest of ours, which spares nobody."""
+    """Compare on the same broker; a peer without a broker is compared with the slowest of ours,
+    which spares nobody.
+    """
     if other.peer != OURS or not other.ended:
         return False
     same_broker = contender.broker is None or other.broker == contender.broker

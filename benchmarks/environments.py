@@ -64,14 +64,25 @@ def _interpreter(peer: Peer, wished: str | None) -> str:
     test = f"import sys; sys.exit(sys.version_info < {peer.python!r})"
     for candidate in candidates:
         path = shutil.which(candidate)
-        if path and subprocess.run([path, "-c", test], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+        if (
+            path
+            and subprocess.run(
+                [path, "-c", test], check=False, stderr=subprocess.DEVNULL
+            ).returncode
+            == 0
+        ):
             return path
     needed = ".".join(map(str, peer.python))
-    raise Failed(f"{peer.name} needs Python {needed} or newer, and none was found; name one with --python PATH")
+    raise Failed(
+        f"{peer.name} needs Python {needed} or newer, and none was found; name one with --python"
+        " PATH"
+    )
 
 
 def python_of(peer: Peer, wished: str | None) -> str:
-    """Return the interpreter of a peer's environment, which is built if it is absent; raises Failed."""
+    """Return the interpreter of a peer's environment, which is built if it is absent; raises
+    Failed.
+    """
     python = _interpreter(peer, wished)
     key = hashlib.sha256(repr((python, peer.requirements)).encode()).hexdigest()[:8]
     folder = CACHE / f"{peer.name}-{key}"
@@ -81,7 +92,17 @@ def python_of(peer: Peer, wished: str | None) -> str:
     print(f"building an environment for {peer.name} ...", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     _run([python, "-m", "venv", str(folder)])
-    _run([str(inside), "-m", "pip", "install", "-q", "--disable-pip-version-check", *peer.requirements])
+    _run(
+        [
+            str(inside),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            *peer.requirements,
+        ]
+    )
     (folder / ".built").touch()
     return str(inside)
 

@@ -1,4 +1,6 @@
-"""The benchmark of graphs: workflows of known shapes run to their end, beside the same work as Celery's canvas."""
+"""The benchmark of graphs: workflows of known shapes run to their end, beside the same work as
+Celery's canvas.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def patience(n: int) -> float:
 
 @dataclass(frozen=True)
 class _Instants:
-    """When the tasks of a graph ran: start, end (Unix time) and whether it waited for others, in order of endings."""
+    """When the tasks of a graph ran: start, end (Unix time) and whether it waited for others, in
+    order of endings.
+    """
 
     began: float
     rows: list[tuple[float, float, bool]]
@@ -62,7 +66,9 @@ class _Instants:
         return round(1e3 * (self.rows[high][1] - self.rows[low][1]) / (high - low), 3)
 
     def wait_for_join(self) -> float:
-        """Return the milliseconds from the end of the last task but one to the start of the last."""
+        """Return the milliseconds from the end of the last task but one to the start of
+        the last.
+        """
         return round(1e3 * (self.rows[-1][0] - self.rows[-2][1]), 1)
 
     def wait_for_release(self) -> float:
@@ -80,13 +86,18 @@ class OurGraphs(Ours):
         variable = self.variable(**ROOMY)
         with self._fleet(variable) as (database, processes):
             start = figures(
-                [sys.executable, "-m", "benchmarks.shapes", "start"], {"shape": shape, "n": n}, patience(n), **variable
+                [sys.executable, "-m", "benchmarks.shapes", "start"],
+                {"shape": shape, "n": n},
+                patience(n),
+                **variable,
             )
             wait_until(lambda: bool(_ended(database, start["run"])), *processes, within=patience(n))
             (status,) = _ended(database, start["run"])
             found = _Instants(start["began"], list(database.execute(_INSTANTS)))
         if status != "SUCCESS" or len(found.rows) != n:
-            raise Failed(f"The workflow ended {status}, with {len(found.rows)} successes of {n} tasks")
+            raise Failed(
+                f"The workflow ended {status}, with {len(found.rows)} successes of {n} tasks"
+            )
         facts = found.facts(start["seconds"])
         if shape == "fan-in":
             facts["join_ms"] = found.wait_for_join()
@@ -95,10 +106,21 @@ class OurGraphs(Ours):
         return Measured(found.rows[-1][1] - found.began, facts)
 
     @contextmanager
-    def _fleet(self, variable: dict[str, str]) -> Iterator[tuple[psycopg.Connection, tuple[Any, Any]]]:
+    def _fleet(
+        self, variable: dict[str, str]
+    ) -> Iterator[tuple[psycopg.Connection, tuple[Any, Any]]]:
         loop = [sys.executable, "-m", "django", "run_scheduler"]
-        worker = [sys.executable, "-m", "celery", "-A", "benchmarks.project", "worker", *WORKER,
-                  f"bench-{self.servers.run}@%h", "--prefetch-multiplier=1"]  # fmt: skip
+        worker = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "benchmarks.project",
+            "worker",
+            *WORKER,
+            f"bench-{self.servers.run}@%h",
+            "--prefetch-multiplier=1",
+        ]
         with psycopg.connect(self.servers.database("ours"), autocommit=True) as database:
             database.execute(_EMPTY)
             with running(loop, **variable) as scheduler, running(worker, **variable) as process:
@@ -110,7 +132,9 @@ class OurGraphs(Ours):
         """Time the check of 10,000 edges."""
         self.prepare()
         command = [sys.executable, "-m", "benchmarks.shapes", "validate"]
-        return Measured(float(figures(command, {"n": EDGES_CHECKED}, 120, **self.variable(**ROOMY))["seconds"]))
+        return Measured(
+            float(figures(command, {"n": EDGES_CHECKED}, 120, **self.variable(**ROOMY))["seconds"])
+        )
 
 
 def _number(database: psycopg.Connection, question: Any) -> int:
@@ -130,7 +154,16 @@ class Canvas(BareCelery):
         folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self.servers.clear_broker(self.broker)
         module = "benchmarks.peers.canvas"
-        worker = [self.python, "-m", "celery", "-A", module, "worker", *WORKER, f"bench-{self.servers.run}@%h"]
+        worker = [
+            self.python,
+            "-m",
+            "celery",
+            "-A",
+            module,
+            "worker",
+            *WORKER,
+            f"bench-{self.servers.run}@%h",
+        ]
         try:
             with running(worker, **self.variable(str(folder))) as process:
                 command = [self.python, "-m", module, "start"]
@@ -140,5 +173,8 @@ class Canvas(BareCelery):
         finally:
             shutil.rmtree(folder)
             self.servers.clear_broker(self.broker)
-        facts = {"start_ms": round(1e3 * start["seconds"], 1), "ms_per_node": round(1e3 * seconds / n, 3)}
+        facts = {
+            "start_ms": round(1e3 * start["seconds"], 1),
+            "ms_per_node": round(1e3 * seconds / n, 3),
+        }
         return Measured(seconds, facts)

@@ -20,11 +20,18 @@ _AHEAD = 4.0
 
 
 def measured(found: list[float], n: int, rate: int, **more: float) -> Measured:
-    """Return the figures of so many lags (seconds); raises Failed when a body ran twice or never."""
+    """Return the figures of so many lags (seconds); raises Failed when a body ran twice
+    or never.
+    """
     if len(found) != n:
         raise Failed(f"{len(found)} bodies started for {n} tasks")
     cuts = quantiles(found, n=100)
-    facts = {"lag_p50_ms": cuts[49], "lag_p95_ms": cuts[94], "lag_p99_ms": cuts[98], "lag_max_ms": found[-1]}
+    facts = {
+        "lag_p50_ms": cuts[49],
+        "lag_p95_ms": cuts[94],
+        "lag_p99_ms": cuts[98],
+        "lag_max_ms": found[-1],
+    }
     told = {name: round(1e3 * value, 1) for name, value in facts.items()}
     return Measured(n / rate, {**told, "early": sum(lag < 0 for lag in found), **more})
 
@@ -37,7 +44,9 @@ class OurLag(Ours):
     """One scheduler and one worker of ours."""
 
     def start_late(self, n: int, rate: int, prunable: int = 0, **durable: Any) -> Measured:
-        """Measure how late n tasks start, due at ``rate`` a second, while ``prunable`` ended tasks are pruned."""
+        """Measure how late n tasks start, due at ``rate`` a second, while ``prunable`` ended tasks
+        are pruned.
+        """
         self.servers.clear_broker(self.broker)
         self.tell("bulk", {"n": 1}, patience(1))
         more: dict[str, float] = {}
@@ -63,11 +72,15 @@ class OurLag(Ours):
         return measured(found, n, rate, scheduler_mib=size, **more)
 
     def _backlog(self, verb: str, given: dict[str, int], seconds: float) -> dict[str, float]:
-        return figures([sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable())
+        return figures(
+            [sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable()
+        )
 
     def _later(self, variable: dict[str, str], n: int, rate: int) -> None:
         command = [sys.executable, "-m", "benchmarks.ours", "later"]
-        figures(command, {"n": n, "rate": rate, "ahead": _AHEAD + n / 2_000}, patience(n), **variable)
+        figures(
+            command, {"n": n, "rate": rate, "ahead": _AHEAD + n / 2_000}, patience(n), **variable
+        )
 
     def _warm(self, variable: dict[str, str], path: Path, *processes: Popen[bytes]) -> None:
         """Let both processes have run something before, as everybody else's."""
@@ -91,7 +104,15 @@ class CeleryLag(BareCelery):
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             path = Path(folder, "lags")
             variable = self.variable() | {"BENCHMARK_STAMPS": str(path)}
-            worker = [self.python, "-m", "celery", "-A", "benchmarks.peers.bare_celery", "worker", *WORKER]
+            worker = [
+                self.python,
+                "-m",
+                "celery",
+                "-A",
+                "benchmarks.peers.bare_celery",
+                "worker",
+                *WORKER,
+            ]
             worker += [f"bench-{self.servers.run}@%h", "--prefetch-multiplier=0"]
             later = [self.python, "-m", "benchmarks.peers.bare_celery", "later"]
             try:

@@ -34,7 +34,9 @@ def machine(servers: Servers) -> dict[str, str | int]:
         rabbitmq_version = str(broker.connection.server_properties.get("version"))
     return {
         "cpu": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("django", "celery", "kombu")},
         "postgres": f"{version // 10000}.{version % 10000}",

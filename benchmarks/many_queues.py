@@ -1,4 +1,6 @@
-"""What one poll costs with many queues: ``python -m benchmarks.many_queues poll '{"queues": 1000, "tenants": 1}'``."""
+"""What one poll costs with many queues: ``python -m benchmarks.many_queues poll '{"queues": 1000,
+"tenants": 1}'``.
+"""
 
 from __future__ import annotations
 
@@ -18,38 +20,60 @@ from benchmarks.contest import Measured
 from benchmarks.processes import figures
 
 DUE, ELSEWHERE, POLLS = 2, 20_000, 5
-"""Due tasks in each queue at each poll, tasks that wait published in other queues, and the number of polls."""
+"""Due tasks in each queue at each poll, tasks that wait published in other queues, and the number
+of polls.
+"""
 
 
 def _fill(queues: int, tenants: int) -> None:
     """Write the tenants, and rows that wait published in queues of their own."""
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.models import Task, Tenant  # noqa: PLC0415
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.models import Task, Tenant
 
     Task.objects.unguarded().all().delete()
-    Tenant.objects.bulk_create([Tenant(pk=number, name=str(number)) for number in range(2, tenants + 1)],
-                               ignore_conflicts=True)  # fmt: skip
-    _write(noop.name, "QUEUED", [(f"elsewhere-{n % 300}", 1 + n % tenants) for n in range(ELSEWHERE)], 3_600)
+    Tenant.objects.bulk_create(
+        [Tenant(pk=number, name=str(number)) for number in range(2, tenants + 1)],
+        ignore_conflicts=True,
+    )
+    _write(
+        noop.name,
+        "QUEUED",
+        [(f"elsewhere-{n % 300}", 1 + n % tenants) for n in range(ELSEWHERE)],
+        3_600,
+    )
 
 
 def _write(name: str, status: str, places: list[tuple[str, int]], due: float) -> None:
-    from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415 - it needs loaded models
-    from django_durable_tasks.models import Task  # noqa: PLC0415
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.models import Task
 
     at = database_now() + timedelta(seconds=due)
     Task.objects.unguarded().bulk_create(
-        [Task(name=name, queue=queue, tenant_id=tenant, status=status, run_at=at, due_at=at, args=[1])
-         for queue, tenant in places], batch_size=5_000,
-    )  # fmt: skip
+        [
+            Task(
+                name=name,
+                queue=queue,
+                tenant_id=tenant,
+                status=status,
+                run_at=at,
+                due_at=at,
+                args=[1],
+            )
+            for queue, tenant in places
+        ],
+        batch_size=5_000,
+    )
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE durable_tasks_task")
 
 
 def poll(queues: int, tenants: int) -> dict[str, float]:
-    """Let rows become due in each of so many queues, and publish them by one poll, some times; return the median."""
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.models import Task  # noqa: PLC0415
-    from django_durable_tasks.scheduler.loop import Scheduler  # noqa: PLC0415
+    """Let rows become due in each of so many queues, and publish them by one poll, some times;
+    return the median.
+    """
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.models import Task
+    from django_durable_tasks.scheduler.loop import Scheduler
 
     _fill(queues, tenants)
     hands, took, sent = Scheduler("a benchmark").dispatching, list[float](), list[int]()
@@ -76,10 +100,18 @@ class ManyQueues(Ours):
         self.prepare()
         command = [sys.executable, "-m", "benchmarks.many_queues", "poll"]
         try:
-            told = figures(command, {"queues": queues, "tenants": tenants}, patience(ELSEWHERE), **self.variable())
+            told = figures(
+                command,
+                {"queues": queues, "tenants": tenants},
+                patience(ELSEWHERE),
+                **self.variable(),
+            )
         finally:
             self.servers.clear_broker(self.broker)
-        facts = {"poll_p50_ms": round(1e3 * told["seconds"], 1), "poll_max_ms": round(1e3 * told["worst"], 1)}
+        facts = {
+            "poll_p50_ms": round(1e3 * told["seconds"], 1),
+            "poll_max_ms": round(1e3 * told["worst"], 1),
+        }
         return Measured(told["seconds"], facts)
 
 

@@ -1,4 +1,6 @@
-"""What is measured of ours, each verb in a process of its own: ``python -m benchmarks.ours VERB '{"n": 1000}'``."""
+"""What is measured of ours, each verb in a process of its own: ``python -m benchmarks.ours VERB
+'{"n": 1000}'``.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _WARM_UP = 50
 def _truncate() -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            "TRUNCATE durable_tasks_task, durable_tasks_execution_log, durable_tasks_dead_letter, durable_tasks_node,"
-            " durable_tasks_recurring_task, durable_tasks_occurrence RESTART IDENTITY CASCADE"
+            "TRUNCATE durable_tasks_task, durable_tasks_execution_log, durable_tasks_dead_letter,"
+            " durable_tasks_node, durable_tasks_recurring_task, durable_tasks_occurrence RESTART"
+            " IDENTITY CASCADE"
         )
 
 
@@ -37,7 +40,7 @@ def prepare() -> None:
 
 def enqueue(n: int) -> float:
     """Call ``.delay()`` n times, each in a transaction of its own."""
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.project.tasks import noop
 
     _truncate()
     for number in range(_WARM_UP):
@@ -50,7 +53,7 @@ def enqueue(n: int) -> float:
 
 def bulk(n: int) -> float:
     """Create n due rows by one call."""
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.project.tasks import noop
 
     _truncate()
     noop.schedule_many([(number,) for number in range(_WARM_UP)])
@@ -63,27 +66,37 @@ def bulk(n: int) -> float:
 def later(n: int, rate: int, ahead: float) -> float:
     """Schedule n tasks, due at so many a second, the first in ``ahead`` seconds.
 
-    Raises RuntimeError if the first is due before all of them are committed: its lag would be that of this process.
+    Raises RuntimeError if the first is due before all of them are committed: its lag would be that
+    of this process.
     """
-    from benchmarks.project.tasks import stamp  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.lifecycle.scheduling import Call, schedule_many  # noqa: PLC0415
-    from django_durable_tasks.rules.options import CallOptions, call_options  # noqa: PLC0415
+    from benchmarks.project.tasks import stamp
+    from django_durable_tasks.engine.tasks.enqueue import schedule_many
+    from django_durable_tasks.engine.tasks.new_task import Call
+    from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 
     began, moments = time.perf_counter(), instants(n, rate, ahead)
     registered = stamp.using().registered
     schedule_many(
         [
-            Call(registered, (due,), {}, call_options(CallOptions(), {"run_at": datetime.fromtimestamp(due, UTC)}))
+            Call(
+                registered,
+                (due,),
+                {},
+                call_options(CallOptions(), {"run_at": datetime.fromtimestamp(due, UTC)}),
+            )
             for due in moments
         ]
     )
     late = time.time() - moments[0]
     if late >= 0:
-        raise RuntimeError(f"The first of {n} tasks was due {late:.3f} s before all of them were committed.")
+        raise RuntimeError(
+            f"The first of {n} tasks was due {late:.3f} s before all of them were committed."
+        )
     return time.perf_counter() - began
 
 
-# So many seconds pass between the writing of recurring rows and the first fire, beside one for each 2,000 rows.
+# So many seconds pass between the writing of recurring rows and the first fire, beside one for each
+# 2,000 rows.
 _SETTLE = 5
 _ROWS = """
     INSERT INTO durable_tasks_recurring_task ({columns})
@@ -94,28 +107,43 @@ _ROWS = """
 
 
 def _rows(n: int, every: float, start: str, base: datetime) -> None:
-    """Write n rows of one interval from one that was declared; ``start`` is SQL: seconds after ``base``, by number."""
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.models import RecurringTask  # noqa: PLC0415
+    """Write n rows of one interval from one that was declared; ``start`` is SQL: seconds after
+    ``base``, by number.
+    """
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.models import RecurringTask
 
-    pattern = RecurringTask.objects.upsert(name="pattern", task=noop, args=[1], interval=every, overlap="ALLOW")
+    pattern = RecurringTask.objects.upsert(
+        name="pattern", task=noop, args=[1], interval=every, overlap="ALLOW"
+    )
     values = {
-        "id": "(lpad(to_hex(1700000000000 + number), 12, '0') || '70008000' || lpad(to_hex(number), 12, '0'))::uuid",
-        "name": "'row ' || number", "start_time": "start.moment", "next_run_at": "start.moment",
+        "id": (
+            "(lpad(to_hex(1700000000000 + number), 12, '0') || '70008000' || lpad(to_hex(number),"
+            " 12, '0'))::uuid"
+        ),
+        "name": "'row ' || number",
+        "start_time": "start.moment",
+        "next_run_at": "start.moment",
         "watermark_at": "start.moment - interval '1 microsecond'",
-    }  # fmt: skip
+    }
     columns = [field.column for field in RecurringTask._meta.concrete_fields if field.column]
     with connection.cursor() as cursor:
-        cursor.execute(_ROWS.format(
-            columns=", ".join(columns), values=", ".join(values.get(column, column) for column in columns),
-            start=f"%(base)s::timestamptz + ({start}) * interval '1 second'",
-        ), {"n": n, "base": base})  # fmt: skip
+        cursor.execute(
+            _ROWS.format(
+                columns=", ".join(columns),
+                values=", ".join(values.get(column, column) for column in columns),
+                start=f"%(base)s::timestamptz + ({start}) * interval '1 second'",
+            ),
+            {"n": n, "base": base},
+        )
         RecurringTask.objects.unguarded().filter(pk=pattern.pk).delete()
         cursor.execute("VACUUM ANALYZE durable_tasks_recurring_task")
 
 
 def recurring(n: int, every: float) -> float:
-    """Write n rows that are due every so many seconds; those due in one second lie all over the table."""
+    """Write n rows that are due every so many seconds; those due in one second lie all over the
+    table.
+    """
     _truncate()
     began = time.perf_counter()
     # 7,919 is prime: so the phases are a permutation of n steps within the period.
@@ -125,21 +153,28 @@ def recurring(n: int, every: float) -> float:
 
 
 def tick(n: int, due: int, ticks: int) -> float:
-    """Fire ``due`` of n rows, as often as told while there are any; return the median of the times."""
-    from django_durable_tasks.lifecycle import recurrence  # noqa: PLC0415 - it needs loaded models
-    from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415
+    """Fire ``due`` of n rows, as often as told while there are any; return the median of
+    the times.
+    """
+    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.engine.recurring import trigger
 
     _truncate()
     base, far, ticks = timezone.now(), 31_536_000, min(ticks, n // due)
-    _rows(n, far, f"CASE WHEN mod(number, {n // due}) < {ticks} THEN mod(number, {n // due}) ELSE {far} END", base)
+    _rows(
+        n,
+        far,
+        f"CASE WHEN mod(number, {n // due}) < {ticks} THEN mod(number, {n // due}) ELSE {far} END",
+        base,
+    )
     took = []
     for number in range(ticks):
         now = base + timedelta(seconds=number)
-        with own():
+        with dedicated_connection():
             began = time.perf_counter()
-            recurrence.head()
-            born = recurrence.fire_due(now, 2 * due)
-            recurrence.head()
+            trigger.head()
+            born = trigger.fire_due(now, 2 * due)
+            trigger.head()
             took.append(time.perf_counter() - began)
         if born != due:
             raise AssertionError(f"{born} tasks were born of {due} due rows")
@@ -148,7 +183,7 @@ def tick(n: int, due: int, ticks: int) -> float:
 
 def loop(begin: str) -> float:
     """Run the scheduler's loop until told to stop; tell its start by the file."""
-    from django_durable_tasks.scheduler.loop import Scheduler  # noqa: PLC0415 - it needs loaded models
+    from django_durable_tasks.scheduler.loop import Scheduler
 
     scheduler = Scheduler("benchmark")
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -163,9 +198,14 @@ def main(verb: str, given: dict[str, Any]) -> None:
     """Do one verb and print its seconds."""
     django.setup()
     verbs: dict[str, Callable[..., float | None]] = {
-        "prepare": prepare, "enqueue": enqueue, "bulk": bulk, "loop": loop, "recurring": recurring, "tick": tick,
+        "prepare": prepare,
+        "enqueue": enqueue,
+        "bulk": bulk,
+        "loop": loop,
+        "recurring": recurring,
+        "tick": tick,
         "later": later,
-    }  # fmt: skip
+    }
     seconds = verbs[verb](**given)
     print(json.dumps({"seconds": seconds}))
 

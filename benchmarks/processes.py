@@ -1,4 +1,6 @@
-"""Processes that are measured: each tells its figures as one JSON object on the last line of its output."""
+"""Processes that are measured: each tells its figures as one JSON object on the last line of its
+output.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,14 @@ def output(command: Sequence[str], given: Mapping[str, Any], seconds: float, **m
     """Run a process to its end and return what it printed; raises Failed."""
     try:
         done = subprocess.run(
-            [*command, json.dumps(given)], cwd=ROOT, env=environment(**more), timeout=seconds, text=True,
-            capture_output=True, check=False,
-        )  # fmt: skip
+            [*command, json.dumps(given)],
+            cwd=ROOT,
+            env=environment(**more),
+            timeout=seconds,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise Failed(f"{' '.join(command)} took longer than {seconds:g} s") from None
     if done.returncode or not done.stdout.strip():
@@ -40,9 +47,13 @@ def output(command: Sequence[str], given: Mapping[str, Any], seconds: float, **m
     return done.stdout
 
 
-def figures(command: Sequence[str], given: Mapping[str, Any], seconds: float, **more: str) -> dict[str, Any]:
+def figures(
+    command: Sequence[str], given: Mapping[str, Any], seconds: float, **more: str
+) -> dict[str, Any]:
     """Run a process to its end and return what its last line says; raises Failed."""
-    found: dict[str, Any] = json.loads(output(command, given, seconds, **more).strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(
+        output(command, given, seconds, **more).strip().splitlines()[-1]
+    )
     return found
 
 
@@ -54,7 +65,12 @@ def running(command: Sequence[str], **more: str) -> Iterator[subprocess.Popen[by
     """
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(**more), stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment(**more),
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
         )
         try:
             yield process
@@ -76,14 +92,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until(
-    reached: Callable[[], bool], *processes: subprocess.Popen[bytes], within: float, every: float = 0.05
+    reached: Callable[[], bool],
+    *processes: subprocess.Popen[bytes],
+    within: float,
+    every: float = 0.05,
 ) -> None:
-    """Wait for a condition; raises Failed when it takes too long or one of the processes ends before."""
+    """Wait for a condition; raises Failed when it takes too long or one of the processes ends
+    before.
+    """
     deadline = time.monotonic() + within
     while not reached():
         for process in processes:
             if process.poll() is not None:
-                raise Failed(f"{process.args!r} exited with {process.returncode} before its work was done")
+                raise Failed(
+                    f"{process.args!r} exited with {process.returncode} before its work was done"
+                )
         if time.monotonic() > deadline:
             raise Failed(f"Not done within {within:g} s")
         time.sleep(every)

@@ -1,7 +1,9 @@
-"""What bounds ours: ``python -m benchmarks.profiling VERB '{"n": 1000}'`` prints wall and CPU time and a profile.
+"""What bounds ours: ``python -m benchmarks.profiling VERB '{"n": 1000}'`` prints wall and CPU time
+and a profile.
 
-``run`` passes messages through Celery's tracer and our gate in this process, as a prefork child does after it has read
-a message from its pipe: what a worker spends besides is its parent, the broker and the database.
+``run`` passes messages through Celery's tracer and our gate in this process, as a prefork child
+does after it has read a message from its pipe: what a worker spends besides is its parent, the
+broker and the database.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LINES = 28
 
 
 def _enqueue(n: int) -> Callable[[], None]:
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.project.tasks import noop
 
     def work() -> None:
         for number in range(n):
@@ -38,7 +40,7 @@ def _enqueue(n: int) -> Callable[[], None]:
 
 
 def _bulk(n: int) -> Callable[[], None]:
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.project.tasks import noop
 
     def work() -> None:
         noop.schedule_many([(number,) for number in range(n)])
@@ -47,8 +49,8 @@ def _bulk(n: int) -> Callable[[], None]:
 
 
 def _dispatch(n: int) -> Callable[[], None]:
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
-    from django_durable_tasks.scheduler.loop import Scheduler  # noqa: PLC0415 - it needs loaded models
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.scheduler.loop import Scheduler
 
     noop.schedule_many([(number,) for number in range(n)])
     scheduler = Scheduler("profile")
@@ -61,42 +63,50 @@ def _dispatch(n: int) -> Callable[[], None]:
 
 
 def _run(n: int) -> Callable[[], None]:
-    from celery import signals  # noqa: PLC0415 - the worker's rooms load after Django
-    from celery.app import trace  # noqa: PLC0415
+    from celery import signals
+    from celery.app import trace
 
-    from benchmarks.project import celery_app  # noqa: PLC0415
-    from benchmarks.project.tasks import noop  # noqa: PLC0415
-    from django_durable_tasks.celery.routing import queue_of  # noqa: PLC0415
-    from django_durable_tasks.celery.sending import _BODY, _headers  # noqa: PLC0415
-    from django_durable_tasks.lifecycle import claims  # noqa: PLC0415
-    from django_durable_tasks.lifecycle.clock import database_now  # noqa: PLC0415
-    from django_durable_tasks.lifecycle.connections import own  # noqa: PLC0415
+    from benchmarks.project import celery_app
+    from benchmarks.project.tasks import noop
+    from django_durable_tasks.celery.publishing.confirms import _BODY, _headers
+    from django_durable_tasks.celery.publishing.routing import queue_of
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.engine.tasks import claim
 
     noop.schedule_many([(number,) for number in range(n)])
-    rings = claims.claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4())
+    messages = claim.claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4())
     hostname = f"profile@{platform.node()}"
-    connections.close_all()  # a child begins without its parent's; Celery would close their sockets underneath us
+    # a child begins without its parent's; Celery would close their sockets underneath us
+    connections.close_all()
     signals.worker_init.send(sender=celery_app)
     signals.worker_process_init.send(sender=None)
     trace.setup_worker_optimizations(celery_app, hostname)
     task = celery_app.tasks[noop.name]
-    task.__trace__ = trace.build_tracer(noop.name, task, celery_app.loader, hostname, app=celery_app)
-    with own():
+    task.__trace__ = trace.build_tracer(
+        noop.name, task, celery_app.loader, hostname, app=celery_app
+    )
+    with dedicated_connection():
         database_now()  # so that the gate's connection stands before the clock runs
     more = {"hostname": hostname, "delivery_info": {}, "reply_to": "", "redelivered": False}
 
     def work() -> None:
-        for ring in rings:
-            headers = _headers(ring)
+        for message in messages:
+            headers = _headers(message)
             request = {**headers, **more, "correlation_id": headers["id"]}
-            trace.fast_trace_task(ring.name, headers["id"], request, _BODY, "application/json", "utf-8")
+            trace.fast_trace_task(
+                message.name, headers["id"], request, _BODY, "application/json", "utf-8"
+            )
 
     return work
 
 
 VERBS: dict[str, Callable[[int], Callable[[], None]]] = {
-    "enqueue": _enqueue, "bulk": _bulk, "run": _run, "dispatch": _dispatch,
-}  # fmt: skip
+    "enqueue": _enqueue,
+    "bulk": _bulk,
+    "run": _run,
+    "dispatch": _dispatch,
+}
 
 
 def _backends() -> list[int]:
@@ -107,7 +117,9 @@ def _backends() -> list[int]:
 
 
 def _processor_time(pids: list[int]) -> float:
-    """Return the seconds of processor that local processes have had (Linux); 0 where that cannot be read."""
+    """Return the seconds of processor that local processes have had (Linux); 0 where that cannot be
+    read.
+    """
     total = 0.0
     for pid in pids:
         with suppress(OSError):
@@ -123,8 +135,12 @@ def _table(profile: cProfile.Profile, order: str, *which: str | int) -> str:
 
 def _ours(profile: cProfile.Profile) -> str:
     text = io.StringIO()
-    pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats("django_durable_tasks/", _LINES)
-    return "\n".join(line for line in text.getvalue().splitlines() if "django_durable_tasks/" in line)
+    pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats(
+        "django_durable_tasks/", _LINES
+    )
+    return "\n".join(
+        line for line in text.getvalue().splitlines() if "django_durable_tasks/" in line
+    )
 
 
 def main(verb: str, given: dict[str, Any]) -> None:
@@ -135,16 +151,23 @@ def main(verb: str, given: dict[str, Any]) -> None:
     pids = _backends()
     wall, cpu, server = time.perf_counter(), time.process_time(), _processor_time(pids)
     work()
-    wall, cpu, server = time.perf_counter() - wall, time.process_time() - cpu, _processor_time(pids) - server
+    wall, cpu, server = (
+        time.perf_counter() - wall,
+        time.process_time() - cpu,
+        _processor_time(pids) - server,
+    )
     each = 1e6 / n
     print(
         f"== {verb} x {n:,} in one process: {n / wall:,.0f}/s; each {wall * each:,.0f} us, of which"
-        f" {cpu * each:,.0f} us are CPU of this process and {(wall - cpu) * each:,.0f} us wait for servers"
+        f" {cpu * each:,.0f} us are CPU of this process and {(wall - cpu) * each:,.0f} us wait for"
+        " servers"
         + (f" ({server * each:,.0f} us of PostgreSQL's processor time)" if server > 0 else "")
     )
     if not given.get("deep", True):
         return
-    profile = cProfile.Profile(time.thread_time)  # by processor time: waiting and a busy machine do not show
+    profile = cProfile.Profile(
+        time.thread_time
+    )  # by processor time: waiting and a busy machine do not show
     profile.runcall(VERBS[verb](n))
     print("-- processor time by function (profiled: slower than above)")
     print(_table(profile, "tottime", _LINES))

@@ -16,9 +16,15 @@ from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, siz
 from benchmarks.servers import Servers
 
 DEFAULT_N = {
-    "enqueue": 2_000, "run": 4_000, "dispatch": 20_000, "recurring": 50_000, "graph": 10_000, "lag": 2_000,
-    "claim": 1_000_000, "queues": 1_000,
-}  # fmt: skip
+    "enqueue": 2_000,
+    "run": 4_000,
+    "dispatch": 20_000,
+    "recurring": 50_000,
+    "graph": 10_000,
+    "lag": 2_000,
+    "claim": 1_000_000,
+    "queues": 1_000,
+}
 _FEWEST = 10_000
 BULK_TIMES = 10
 """A bulk call makes so many times more rows than single calls are made."""
@@ -26,7 +32,9 @@ BULK_TIMES = 10
 
 @dataclass(frozen=True)
 class Stage:
-    """What a programme needs: servers, brokers, how many, and the interpreters of the peers that take part."""
+    """What a programme needs: servers, brokers, how many, and the interpreters of the peers that
+    take part.
+    """
 
     servers: Servers
     brokers: tuple[str, ...]
@@ -50,16 +58,26 @@ _CONCURRENCIES = {"procrastinate": (1, 20), "django-ox": (1, 4)}
 
 def _queues(stage: Stage) -> dict[str, DatabaseQueue]:
     return {
-        name: DatabaseQueue(stage.servers, name.replace("-", "_"), program, stage.pythons[name], settings)
+        name: DatabaseQueue(
+            stage.servers, name.replace("-", "_"), program, stage.pythons[name], settings
+        )
         for name, (program, settings) in _PROGRAMS.items()
         if name in stage.pythons
     }
 
 
 def _contender(
-    stage: Stage, benchmark: str, what: str, peer: str, broker: str | None, measure: Callable[[], float | Measured],
-    *, n: int | None = None, rival: str = "", database: str | None = "postgresql",
-) -> Contender:  # fmt: skip
+    stage: Stage,
+    benchmark: str,
+    what: str,
+    peer: str,
+    broker: str | None,
+    measure: Callable[[], float | Measured],
+    *,
+    n: int | None = None,
+    rival: str = "",
+    database: str | None = "postgresql",
+) -> Contender:
     return Contender(benchmark, what, peer, database, broker, n or stage.n, measure, rival)
 
 
@@ -68,11 +86,15 @@ def enqueue(stage: Stage) -> list[Contender]:
     found, many = [], BULK_TIMES * stage.n
     for broker in stage.brokers:
         ours = Ours(stage.servers, broker)
-        found.append(_contender(stage, "enqueue", "single", OURS, broker, partial(ours.enqueue, stage.n)))
+        found.append(
+            _contender(stage, "enqueue", "single", OURS, broker, partial(ours.enqueue, stage.n))
+        )
         if "celery" in stage.pythons:
             celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
             measure = partial(celery.enqueue, stage.n)
-            found.append(_contender(stage, "enqueue", "single", "celery", broker, measure, database=None))
+            found.append(
+                _contender(stage, "enqueue", "single", "celery", broker, measure, database=None)
+            )
     ours = Ours(stage.servers, stage.brokers[0])
     unrung = partial(ours.enqueue, stage.n, FAST_PATH=False)
     found.append(_contender(stage, "enqueue", "single, not rung", OURS, None, unrung))
@@ -80,8 +102,16 @@ def enqueue(stage: Stage) -> list[Contender]:
     for name, peer in _queues(stage).items():
         if name in _ONLY_LAG:
             continue
-        found.append(_contender(stage, "enqueue", "single", name, None, partial(peer.tell, "enqueue", stage.n)))
-        found.append(_contender(stage, "enqueue", "bulk", name, None, partial(peer.tell, "bulk", many), n=many))
+        found.append(
+            _contender(
+                stage, "enqueue", "single", name, None, partial(peer.tell, "enqueue", stage.n)
+            )
+        )
+        found.append(
+            _contender(
+                stage, "enqueue", "bulk", name, None, partial(peer.tell, "bulk", many), n=many
+            )
+        )
     return found
 
 
@@ -101,75 +131,136 @@ def run(stage: Stage) -> list[Contender]:
             celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
             found += [
                 _contender(
-                    stage, "run", f"published first, prefetch {prefetch}", "celery", broker,
-                    partial(celery.run, stage.n, prefetch), database=None, rival="PENDING first, prefetch 1",
+                    stage,
+                    "run",
+                    f"published first, prefetch {prefetch}",
+                    "celery",
+                    broker,
+                    partial(celery.run, stage.n, prefetch),
+                    database=None,
+                    rival="PENDING first, prefetch 1",
                 )
                 for prefetch in (1, 4)
-            ]  # fmt: skip
+            ]
     for name, concurrencies in _CONCURRENCIES.items():
         if peer := _queues(stage).get(name):
             found += [
                 _contender(
-                    stage, "run", f"rows first, concurrency {concurrency}", name, None,
-                    partial(peer.tell, "run", stage.n, concurrency=concurrency), rival="PENDING first, prefetch 1",
+                    stage,
+                    "run",
+                    f"rows first, concurrency {concurrency}",
+                    name,
+                    None,
+                    partial(peer.tell, "run", stage.n, concurrency=concurrency),
+                    rival="PENDING first, prefetch 1",
                 )
                 for concurrency in concurrencies
-            ]  # fmt: skip
+            ]
     return found
 
 
 def dispatch(stage: Stage) -> list[Contender]:
     """Measure publishing due rows by one scheduler."""
     return [
-        _contender(stage, "dispatch", "due rows", OURS, broker, partial(Ours(stage.servers, broker).dispatch, stage.n))
+        _contender(
+            stage,
+            "dispatch",
+            "due rows",
+            OURS,
+            broker,
+            partial(Ours(stage.servers, broker).dispatch, stage.n),
+        )
         for broker in stage.brokers
     ]
 
 
 def recurring(stage: Stage) -> list[Contender]:
-    """Compare serving rows that are due every ten seconds, n of them and a fifth; and time ticks of ours. On Redis."""
+    """Compare serving rows that are due every ten seconds, n of them and a fifth; and time ticks of
+    ours. On Redis.
+    """
     ours, found = OurRows(stage.servers, "redis"), []
     beat = Beat(stage.servers, stage.pythons[_BEAT]) if _BEAT in stage.pythons else None
     for rows in (stage.n // 5, stage.n):
         what, wanted = f"{rows:,} rows every {EVERY} s", round(rows * WATCHED / EVERY)
-        found.append(_contender(stage, "recurring", what, OURS, "redis", partial(ours.keep_up, rows), n=wanted))
+        found.append(
+            _contender(
+                stage, "recurring", what, OURS, "redis", partial(ours.keep_up, rows), n=wanted
+            )
+        )
         if beat is not None:
-            found.append(_contender(stage, "recurring", what, _BEAT, "redis", partial(beat.keep_up, rows), n=wanted))
+            found.append(
+                _contender(
+                    stage, "recurring", what, _BEAT, "redis", partial(beat.keep_up, rows), n=wanted
+                )
+            )
     for rows in sizes(stage.n):
         what = f"a tick, {DUE_AT_ONCE} rows due of {rows:,}"
-        found.append(_contender(stage, "recurring", what, OURS, None, partial(ours.tick, rows), n=DUE_AT_ONCE))
+        found.append(
+            _contender(
+                stage, "recurring", what, OURS, None, partial(ours.tick, rows), n=DUE_AT_ONCE
+            )
+        )
     return found
 
 
 def graph(stage: Stage) -> list[Contender]:
-    """Compare whole graphs: n into one, one into n, a chain of n/10, and with ``--large`` layers of 10 n. On Redis."""
+    """Compare whole graphs: n into one, one into n, a chain of n/10, and with ``--large`` layers of
+    10 n. On Redis.
+    """
     ours, found, n = OurGraphs(stage.servers, "redis"), [], stage.n
-    canvas = Canvas(stage.servers, "redis", stage.pythons["celery"]) if "celery" in stage.pythons else None
+    canvas = (
+        Canvas(stage.servers, "redis", stage.pythons["celery"])
+        if "celery" in stage.pythons
+        else None
+    )
     for shape, nodes in (("fan-in", n + 1), ("fan-out", n + 1), ("chain", n // 10)):
-        found.append(_contender(stage, "graph", shape, OURS, "redis", partial(ours.run_graph, shape, nodes), n=nodes))
+        found.append(
+            _contender(
+                stage, "graph", shape, OURS, "redis", partial(ours.run_graph, shape, nodes), n=nodes
+            )
+        )
         if canvas is not None:
             measure = partial(canvas.run_canvas, shape, nodes)
-            found.append(_contender(stage, "graph", shape, "celery", "redis", measure, n=nodes, database=None))
+            found.append(
+                _contender(
+                    stage, "graph", shape, "celery", "redis", measure, n=nodes, database=None
+                )
+            )
     if stage.large:
         measure = partial(ours.run_graph, "layered", 10 * n)
         found.append(_contender(stage, "graph", "layered", OURS, "redis", measure, n=10 * n))
-    found.append(_contender(stage, "graph", "validate edges", OURS, None, ours.validate, n=EDGES_CHECKED))
+    found.append(
+        _contender(stage, "graph", "validate edges", OURS, None, ours.validate, n=EDGES_CHECKED)
+    )
     return found
 
 
 def lag(stage: Stage) -> list[Contender]:
-    """Compare how late one-off tasks start, due at 100 and at 500 a second. Ours and Celery's on Redis."""
+    """Compare how late one-off tasks start, due at 100 and at 500 a second. Ours and Celery's on
+    Redis.
+    """
     ours, found = OurLag(stage.servers, "redis"), []
-    celery = CeleryLag(stage.servers, "redis", stage.pythons["celery"]) if "celery" in stage.pythons else None
+    celery = (
+        CeleryLag(stage.servers, "redis", stage.pythons["celery"])
+        if "celery" in stage.pythons
+        else None
+    )
     for rate in RATES:
         what, n = f"due at {rate}/s", stage.n * (1 if rate == RATES[0] else 2)
-        found.append(_contender(stage, "lag", what, OURS, "redis", partial(ours.start_late, n, rate), n=n))
+        found.append(
+            _contender(stage, "lag", what, OURS, "redis", partial(ours.start_late, n, rate), n=n)
+        )
         if stage.prunable:
-            beside, measure = f"{what}, {stage.prunable:,} to prune", partial(ours.start_late, n, rate, stage.prunable)
+            beside, measure = (
+                f"{what}, {stage.prunable:,} to prune",
+                partial(ours.start_late, n, rate, stage.prunable),
+            )
             found.append(_contender(stage, "lag", beside, OURS, "redis", measure, n=n))
         if celery is not None:
             measure = partial(celery.start_late, n, rate)
-            found.append(_contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None))
+            found.append(
+                _contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None)
+            )
         for name, peer in _queues(stage).items():
             if name not in _WITHOUT_LAG:
                 measure = partial(QueueLag(peer).start_late, n, rate)
@@ -178,7 +269,9 @@ def lag(stage: Stage) -> list[Contender]:
 
 
 def claim(stage: Stage) -> list[Contender]:
-    """Compare looking at the queues and claiming a batch beside 10,000 finished rows, and beside n of them."""
+    """Compare looking at the queues and claiming a batch beside 10,000 finished rows, and beside n
+    of them.
+    """
     found = []
     for finished in sorted({min(_FEWEST, stage.n), stage.n}):
         what = f"{BATCH} due beside {finished:,} finished, {finished // FUTURE_OF:,} future"
@@ -188,7 +281,9 @@ def claim(stage: Stage) -> list[Contender]:
 
 
 def queues(stage: Stage) -> list[Contender]:
-    """Measure one poll of a scheduler with rows due in n queues, of one tenant and of twenty. On Redis."""
+    """Measure one poll of a scheduler with rows due in n queues, of one tenant and of twenty. On
+    Redis.
+    """
     ours, found = ManyQueues(stage.servers, "redis"), []
     for tenants in (1, 20):
         what = f"{DUE} due in each of {stage.n:,} queues, tenants: {tenants}"
@@ -198,6 +293,12 @@ def queues(stage: Stage) -> list[Contender]:
 
 
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
-    "enqueue": enqueue, "run": run, "dispatch": dispatch, "recurring": recurring, "graph": graph, "lag": lag,
-    "claim": claim, "queues": queues,
-}  # fmt: skip
+    "enqueue": enqueue,
+    "run": run,
+    "dispatch": dispatch,
+    "recurring": recurring,
+    "graph": graph,
+    "lag": lag,
+    "claim": claim,
+    "queues": queues,
+}

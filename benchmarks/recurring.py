@@ -1,4 +1,6 @@
-"""The benchmark of recurring rows: who keeps up with them, how late each fire is, and what one tick costs."""
+"""The benchmark of recurring rows: who keeps up with them, how late each fire is, and what one tick
+costs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ EVERY = 10
 WATCHED = 30.0
 """For so long (seconds) the broker is watched from its first message on."""
 DUE_AT_ONCE, TICKS = 100, 20
-# Without workers nothing ends: no window may close, and what nobody starts is not republished while we watch.
+# Without workers nothing ends: no window may close, and what nobody starts is not republished while
+# we watch.
 UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600, "REPUBLISH_AFTER_MAX": 3_600}
 
 
@@ -27,7 +30,9 @@ def _measured(arrivals: Arrivals, rows: int, **facts: float) -> Measured:
     """Return what the fires that were wanted while we watched take at the rate that was seen."""
     wanted = rows * WATCHED / EVERY
     rate = arrivals.number / arrivals.seconds
-    return Measured(wanted / rate if rate else float("inf"), {"wanted_per_second": rows / EVERY, **facts})
+    return Measured(
+        wanted / rate if rate else float("inf"), {"wanted_per_second": rows / EVERY, **facts}
+    )
 
 
 class OurRows(Ours):
@@ -46,11 +51,18 @@ class OurRows(Ours):
         finally:
             self.servers.clear_broker(self.broker)
         cuts = quantiles(lags, n=100)
-        return _measured(arrivals, rows, lag_p50_ms=round(1e3 * cuts[49], 1), lag_p99_ms=round(1e3 * cuts[98], 1),
-                         lag_max_ms=round(1e3 * lags[-1], 1))  # fmt: skip
+        return _measured(
+            arrivals,
+            rows,
+            lag_p50_ms=round(1e3 * cuts[49], 1),
+            lag_p99_ms=round(1e3 * cuts[98], 1),
+            lag_max_ms=round(1e3 * lags[-1], 1),
+        )
 
     def _lags(self, arrivals: Arrivals, queue: str) -> list[float]:
-        """Return how late (seconds) each message came, the least first; raises Failed when a fire came twice."""
+        """Return how late (seconds) each message came, the least first; raises Failed when a fire
+        came twice.
+        """
         seen, lags = set(), []
         for position, (fire, due) in enumerate(fires(self.servers, queue, arrivals.lengths[-1])):
             seen.add(fire)
@@ -75,9 +87,11 @@ class Beat:
 
     def __post_init__(self) -> None:
         self.variables = {
-            "BENCHMARK_DATABASE": self.servers.database("beat"), "BENCHMARK_BROKER": self.servers.broker("redis"),
-            "BENCHMARK_QUEUE": self.servers.queue("beat"), "DJANGO_SETTINGS_MODULE": "benchmarks.peers.beat.settings",
-        }  # fmt: skip
+            "BENCHMARK_DATABASE": self.servers.database("beat"),
+            "BENCHMARK_BROKER": self.servers.broker("redis"),
+            "BENCHMARK_QUEUE": self.servers.queue("beat"),
+            "DJANGO_SETTINGS_MODULE": "benchmarks.peers.beat.settings",
+        }
 
     def keep_up(self, rows: int) -> Measured:
         """Watch the broker while one beat serves so many rows."""
@@ -86,16 +100,29 @@ class Beat:
         fill = [self.python, "-m", "benchmarks.peers.beat.rows", "prepare"]
         figures(fill, {"n": rows, "every": EVERY}, patience(rows), **self.variables)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            command = [self.python, "-m", "celery", "-A", "benchmarks.peers.beat.app", "beat", "-l", "ERROR"]
+            command = [
+                self.python,
+                "-m",
+                "celery",
+                "-A",
+                "benchmarks.peers.beat.app",
+                "beat",
+                "-l",
+                "ERROR",
+            ]
             command += ["--pidfile", "", "-s", str(Path(folder, "schedule"))]
             try:
                 with running(command, **self.variables) as beat:
-                    arrivals = watch(self.servers, self.servers.queue("beat"), WATCHED, beat, patience(rows))
+                    arrivals = watch(
+                        self.servers, self.servers.queue("beat"), WATCHED, beat, patience(rows)
+                    )
             finally:
                 self.servers.clear_broker("redis")
         return _measured(arrivals, rows)
 
 
 def sizes(n: int) -> tuple[int, ...]:
-    """Return how many rows lie in the tables that ticks are timed on: for n = 50,000 a thousand up to a million."""
+    """Return how many rows lie in the tables that ticks are timed on: for n = 50,000 a thousand up
+    to a million.
+    """
     return n // 50, 2 * n, 20 * n

@@ -1,4 +1,6 @@
-"""The servers to measure on, and what of them belongs to a benchmark: databases and queues of its own."""
+"""The servers to measure on, and what of them belongs to a benchmark: databases and queues of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class NotMeasurable(Exception):
 
 
 def default_url(name: str) -> str:
-    """Return the address from TEST_<NAME>_URL (a Redis one gets database 14), else where a fresh package listens."""
+    """Return the address from TEST_<NAME>_URL (a Redis one gets database 14), else where a fresh
+    package listens.
+    """
     given = os.environ.get(f"TEST_{name.upper()}_URL")
     if given and name == "redis" and not urlsplit(given).path.strip("/"):
         return f"{given.rstrip('/')}/14"
@@ -60,12 +64,16 @@ class Servers:
         """Create an empty database, whatever was there, and return its address."""
         with psycopg.connect(self.postgresql, autocommit=True) as connection:
             self._drop(connection, f"bench_{name}_{self.run}")
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(f"bench_{name}_{self.run}")))
+            connection.execute(
+                sql.SQL("CREATE DATABASE {}").format(sql.Identifier(f"bench_{name}_{self.run}"))
+            )
         return self.database(name)
 
     @staticmethod
     def _drop(connection: psycopg.Connection, name: str) -> None:
-        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        connection.execute(
+            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+        )
 
     def clear_broker(self, name: str) -> None:
         """Take every message and queue of this run from a broker."""
@@ -85,7 +93,9 @@ class Servers:
         """Take everything of this run from the servers."""
         with psycopg.connect(self.postgresql, autocommit=True) as connection:
             like = f"bench\\_%\\_{self.run}"
-            for (name,) in connection.execute("SELECT datname FROM pg_database WHERE datname LIKE %s", [like]):
+            for (name,) in connection.execute(
+                "SELECT datname FROM pg_database WHERE datname LIKE %s", [like]
+            ):
                 self._drop(connection, name)
         self.clear_broker("rabbitmq")
         with redis.Redis.from_url(self.redis) as client:
@@ -104,8 +114,8 @@ def _check(servers: Servers) -> None:
     if number and not marked:
         address = urlsplit(servers.redis)
         raise NotMeasurable(
-            f"Redis database {address.path.strip('/') or 0} at {address.hostname} has {number} keys that are not ours;"
-            " name an empty one with --redis redis://HOST:PORT/NUMBER."
+            f"Redis database {address.path.strip('/') or 0} at {address.hostname} has {number} keys"
+            " that are not ours; name an empty one with --redis redis://HOST:PORT/NUMBER."
         )
 
 

@@ -1,4 +1,6 @@
-"""Workflows of ours of known shapes: ``python -m benchmarks.shapes start '{"shape": "chain", "n": 1000}'``."""
+"""Workflows of ours of known shapes: ``python -m benchmarks.shapes start '{"shape": "chain", "n":
+1000}'``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ LAYER, ABOVE = 1_000, 2
 
 
 def _task() -> Any:
-    from benchmarks.project.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.project.tasks import noop
 
     return noop
 
@@ -49,18 +51,25 @@ def layered(wf: Workflow, n: int) -> None:
     noop, above = _task(), list[Any]()
     for _ in range(n // LAYER):
         above = [
-            wf.add(noop, place, after=[above[(place + step) % LAYER] for step in range(ABOVE)] if above else ())
+            wf.add(
+                noop,
+                place,
+                after=[above[(place + step) % LAYER] for step in range(ABOVE)] if above else (),
+            )
             for place in range(LAYER)
         ]
 
 
 SHAPES: dict[str, Callable[[Workflow, int], None]] = {
-    "fan-in": fan_in, "fan-out": fan_out, "chain": chain, "layered": layered,
-}  # fmt: skip
+    "fan-in": fan_in,
+    "fan-out": fan_out,
+    "chain": chain,
+    "layered": layered,
+}
 
 
 def _built(shape: str, n: int) -> Workflow:
-    from django_durable_tasks import Workflow  # noqa: PLC0415 - it needs loaded models
+    from django_durable_tasks import Workflow
 
     wf = Workflow(shape)
     SHAPES[shape](wf, n)

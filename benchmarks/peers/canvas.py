@@ -1,4 +1,5 @@
-"""Celery's own canvas with a Redis result backend: the app of its worker, and a program that starts a canvas.
+"""Celery's own canvas with a Redis result backend: the app of its worker, and a program that starts
+a canvas.
 
 Run ``python -m benchmarks.peers.canvas start '{"shape": "chain", "n": 1000}'`` to start one.
 """
@@ -15,8 +16,12 @@ from celery import Celery, chain, chord, group
 
 from benchmarks.peers.tally import Tally
 
-app = Celery("canvas", broker=os.environ["BENCHMARK_BROKER"], backend=os.environ["BENCHMARK_BROKER"])
-app.conf.update(task_default_queue=os.environ["BENCHMARK_QUEUE"], broker_connection_retry_on_startup=True)
+app = Celery(
+    "canvas", broker=os.environ["BENCHMARK_BROKER"], backend=os.environ["BENCHMARK_BROKER"]
+)
+app.conf.update(
+    task_default_queue=os.environ["BENCHMARK_QUEUE"], broker_connection_retry_on_startup=True
+)
 tally = Tally(os.environ.get("BENCHMARK_TALLY", ""))
 _WITHIN = 60.0
 
@@ -43,7 +48,9 @@ def _wait_for_worker() -> None:
 
 
 def start(shape: str, n: int) -> dict[str, float]:
-    """Start a canvas of n tasks once the worker answers; tell when (monotonic clock) and how long the start took."""
+    """Start a canvas of n tasks once the worker answers; tell when (monotonic clock) and how long
+    the start took.
+    """
     canvas = _canvas(shape, n)
     _wait_for_worker()
     began = time.monotonic()

@@ -70,7 +70,9 @@ async def _bulk(pool: AsyncConnectionPool, n: int) -> float:
     oban = await _sender(pool)
     began = time.perf_counter()
     for start in range(0, n, _BATCH):
-        await oban.enqueue_many([_new({"n": number}) for number in range(start, min(n, start + _BATCH))])
+        await oban.enqueue_many(
+            [_new({"n": number}) for number in range(start, min(n, start + _BATCH))]
+        )
     seconds = time.perf_counter() - began
     await oban.stop()
     return seconds
@@ -103,7 +105,9 @@ VERBS: dict[str, Callable[..., Awaitable[float]]] = {
 
 async def main(verb: str, given: dict[str, Any]) -> None:
     """Do one verb and print its seconds."""
-    pool = AsyncConnectionPool(os.environ["BENCHMARK_DATABASE"], min_size=4, max_size=20, open=False)
+    pool = AsyncConnectionPool(
+        os.environ["BENCHMARK_DATABASE"], min_size=4, max_size=20, open=False
+    )
     await pool.open()
     seconds = await VERBS[verb](pool, **given)
     await pool.close()

@@ -1,4 +1,6 @@
-"""pgqueuer in its own environment: ``python -m benchmarks.peers.pgqueuer_jobs VERB '{"n": 1000}'``."""
+"""pgqueuer in its own environment: ``python -m benchmarks.peers.pgqueuer_jobs VERB '{"n":
+1000}'``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""procrastinate in its own environment: ``python -m benchmarks.peers.procrastinate_jobs VERB '{"n": 1000}'``."""
+"""procrastinate in its own environment: ``python -m benchmarks.peers.procrastinate_jobs VERB '{"n":
+1000}'``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ import procrastinate
 from benchmarks.peers import stamps
 from benchmarks.peers.instants import instants
 
-app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["BENCHMARK_DATABASE"]))
+app = procrastinate.App(
+    connector=procrastinate.PsycopgConnector(conninfo=os.environ["BENCHMARK_DATABASE"])
+)
 _first: list[float] = []
 
 
@@ -41,7 +45,8 @@ async def _prepare() -> float:
 
 async def _truncate() -> None:
     await app.connector.execute_query_async(
-        "TRUNCATE procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers RESTART IDENTITY CASCADE"
+        "TRUNCATE procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers RESTART"
+        " IDENTITY CASCADE"
     )
 
 
@@ -71,9 +76,13 @@ async def _run(n: int, concurrency: int) -> float:
 async def _lag(n: int, rate: int, path: str) -> float:
     await _truncate()
     began = time.monotonic()
-    worker = asyncio.create_task(app.run_worker_async(concurrency=20, install_signal_handlers=False))
+    worker = asyncio.create_task(
+        app.run_worker_async(concurrency=20, install_signal_handlers=False)
+    )
     for due in instants(n, rate, 4 + n / 500):
-        await stamp.configure(schedule_at=datetime.fromtimestamp(due, UTC)).defer_async(due=due, path=path)
+        await stamp.configure(schedule_at=datetime.fromtimestamp(due, UTC)).defer_async(
+            due=due, path=path
+        )
     while stamps.number(Path(path)) < n:  # noqa: ASYNC110 - other processes write the file
         await asyncio.sleep(0.2)
     worker.cancel()
@@ -81,8 +90,12 @@ async def _lag(n: int, rate: int, path: str) -> float:
 
 
 VERBS: dict[str, Callable[..., Awaitable[float]]] = {
-    "prepare": _prepare, "enqueue": _enqueue, "bulk": _bulk, "run": _run, "lag": _lag,
-}  # fmt: skip
+    "prepare": _prepare,
+    "enqueue": _enqueue,
+    "bulk": _bulk,
+    "run": _run,
+    "lag": _lag,
+}
 
 
 async def main(verb: str, given: dict[str, Any]) -> None:

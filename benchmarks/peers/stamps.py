@@ -10,7 +10,9 @@ _descriptors: dict[str, int] = {}
 
 
 def stamp(path: str, due: float) -> None:
-    """Note how many seconds after its due instant (Unix time) this body starts; one write a line, so none is torn."""
+    """Note how many seconds after its due instant (Unix time) this body starts; one write a line,
+    so none is torn.
+    """
     late = time.time() - due
     if path not in _descriptors:
         _descriptors[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -1,4 +1,6 @@
-"""Counts finished no-ops across processes without a server: each process keeps a small mapped file in a folder."""
+"""Counts finished no-ops across processes without a server: each process keeps a small mapped file
+in a folder.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _LAYOUT = struct.Struct("=qdd")
 
 
 class Tally:
-    """How many bodies this process has run, and when its first and its last one ran (monotonic clock)."""
+    """How many bodies this process has run, and when its first and its last one ran (monotonic
+    clock).
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -51,4 +55,8 @@ def last(folder: Path) -> float:
 
 def _read(folder: Path) -> list[tuple[int, float, float]]:
     contents = [path.read_bytes() for path in folder.iterdir()]
-    return [_LAYOUT.unpack(content) for content in contents if len(content) == _LAYOUT.size and any(content)]
+    return [
+        _LAYOUT.unpack(content)
+        for content in contents
+        if len(content) == _LAYOUT.size and any(content)
+    ]

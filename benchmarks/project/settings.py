@@ -1,4 +1,6 @@
-"""Settings by the environment variable BENCHMARK, a JSON object: database, broker, queue, durable."""
+"""Settings by the environment variable BENCHMARK, a JSON object: database, broker, queue,
+durable.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""What people do on the site. Each is one transaction, and its background work is born with it or not at all."""
+"""What people do on the site. Each is one transaction, and its background work is born with it or
+not at all.
+"""
 
 from datetime import datetime, timedelta
 
@@ -16,9 +18,13 @@ def renew(subscription: Subscription) -> Task:
 
 
 @transaction.atomic
-def plan_event(host: Customer, title: str, starts_at: datetime, remind_before: timedelta = timedelta(hours=1)) -> Event:
+def plan_event(
+    host: Customer, title: str, starts_at: datetime, remind_before: timedelta = timedelta(hours=1)
+) -> Event:
     """Make an event with its reminder."""
-    event = Event.objects.create(host=host, title=title, starts_at=starts_at, remind_before=remind_before)
+    event = Event.objects.create(
+        host=host, title=title, starts_at=starts_at, remind_before=remind_before
+    )
     _remind(event)
     return event
 
@@ -32,7 +38,9 @@ def move_event(event: Event, starts_at: datetime) -> Task:
 
 
 def _remind(event: Event) -> Task:
-    return send_event_reminder.using(key=event.reminder_key, run_at=event.remind_at).schedule(event.pk)
+    return send_event_reminder.using(key=event.reminder_key, run_at=event.remind_at).schedule(
+        event.pk
+    )
 
 
 @transaction.atomic
@@ -44,4 +52,6 @@ def write_post(title: str, publish_at: datetime) -> Task:
 
 def report_usage(plan: Plan, month: str) -> Task:
     """Have the usage report of a month built; a report that is asked for twice is built once."""
-    return build_usage_report.using(idempotency_key=f"usage-{plan.pk}-{month}").schedule(plan.pk, month)
+    return build_usage_report.using(idempotency_key=f"usage-{plan.pk}-{month}").schedule(
+        plan.pk, month
+    )

@@ -1,18 +1,35 @@
-"""The fifty jobs in the cadence of the demo: each fires every two to seven seconds instead of every hour or month.
+"""The fifty jobs in the cadence of the demo: each fires every two to seven seconds instead of every
+hour or month.
 
-A cron stays a cron and a rule a rule, in its zone; what has no seconds (the sun, the last working day) becomes an
-interval, and calendars are left out, because a demo may be played on a holiday. All else stays as it is declared.
+A cron stays a cron and a rule a rule, in its zone; what has no seconds (the sun, the last working
+day) becomes an interval, and calendars are left out, because a demo may be played on a holiday. All
+else stays as it is declared.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 PACES = (2, 7, 5, 7, 6, 3, 7, 5, 4, 6)
-QUEUING = 5  # at the least: a run that waits for the one before it is let go by the leader's sweep, each second
-_WHEN = frozenset({
-    "cron", "rrule", "interval", "every", "count", "day", "month", "time", "solar", "latitude", "longitude", "offset",
-    "calendar", "roll",
-})  # fmt: skip
+# at the least: a run that waits for the one before it is let go by the leader's sweep, each second
+QUEUING = 5
+_WHEN = frozenset(
+    {
+        "cron",
+        "rrule",
+        "interval",
+        "every",
+        "count",
+        "day",
+        "month",
+        "time",
+        "solar",
+        "latitude",
+        "longitude",
+        "offset",
+        "calendar",
+        "roll",
+    }
+)
 _GENTLY: dict[str, dict[str, Any]] = {"renew-due": {"kwargs": {"most": 1}}}
 
 
@@ -20,7 +37,10 @@ def quick(schedules: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the schedules with quick timetables."""
     return {
         name: {key: value for key, value in given.items() if key not in _WHEN}
-        | _timing(given, max(PACES[number % len(PACES)], QUEUING if given.get("overlap") == "QUEUE_ALL" else 0))
+        | _timing(
+            given,
+            max(PACES[number % len(PACES)], QUEUING if given.get("overlap") == "QUEUE_ALL" else 0),
+        )
         | _GENTLY.get(name, {})
         for number, (name, given) in enumerate(schedules.items())
     }

@@ -30,7 +30,9 @@ class CustomerFactory(factory.django.DjangoModelFactory):
     name = factory.Faker("name")
     email = factory.Sequence(lambda n: f"customer{n}@example.com")
     card = factory.Sequence(
-        lambda n: {17: Card.DECLINED, 42: Card.DECLINED, 77: Card.DECLINED, 13: Card.BANK_DOWN}.get(n % 100, Card.GOOD)
+        lambda n: {17: Card.DECLINED, 42: Card.DECLINED, 77: Card.DECLINED, 13: Card.BANK_DOWN}.get(
+            n % 100, Card.GOOD
+        )
     )
 
 

@@ -1,4 +1,6 @@
-"""Mails. A mail server is outside of any transaction, so each carries a Message-ID by which doubles are known."""
+"""Mails. A mail server is outside of any transaction, so each carries a Message-ID by which doubles
+are known.
+"""
 
 from uuid import NAMESPACE_DNS, uuid5
 
@@ -21,4 +23,6 @@ def tell_office(subject: str, body: str, *, key: str) -> None:
 
 def _send(address: str, subject: str, body: str, key: str) -> None:
     name = uuid5(NAMESPACE_DNS, key)  # as short for every key, so that the header is never folded
-    EmailMessage(subject, body, to=[address], headers={"Message-ID": f"<{name}@billing.example.com>"}).send()
+    EmailMessage(
+        subject, body, to=[address], headers={"Message-ID": f"<{name}@billing.example.com>"}
+    ).send()

@@ -1,6 +1,8 @@
-"""What the platform knows: customers and their subscriptions, invoices and payments, events and posts, and its books.
+"""What the platform knows: customers and their subscriptions, invoices and payments, events and
+posts, and its books.
 
-Amounts are in cents. Each verb that changes more than one row says in which transaction it wants to be called.
+Amounts are in cents. Each verb that changes more than one row says in which transaction it wants to
+be called.
 """
 
 from datetime import datetime, timedelta
@@ -64,7 +66,9 @@ class Subscription(models.Model):
         return f"{self.customer}: {self.plan}"
 
     def renew(self) -> None:
-        """Move to the next period. Adding is not idempotent, so it is called in an atomic task only."""
+        """Move to the next period. Adding is not idempotent, so it is called in an atomic task
+        only.
+        """
         self.period = F("period") + 1
         self.renews_at = F("renews_at") + PERIOD
         self.save(update_fields=["period", "renews_at"])
@@ -89,7 +93,7 @@ class Invoice(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["subscription", "period"], name="one_invoice_a_period"),
+            models.UniqueConstraint(fields=["subscription", "period"], name="one_invoice_a_period")
         ]
 
     def __str__(self) -> str:
@@ -117,7 +121,9 @@ class UsageReport(models.Model):
     built_at = models.DateTimeField(auto_now=True)
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["plan", "month"], name="one_report_a_month")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["plan", "month"], name="one_report_a_month")
+        ]
 
     def __str__(self) -> str:
         return f"{self.plan} {self.month}"
@@ -168,7 +174,9 @@ class Statement(models.Model):
     amount = models.PositiveIntegerField()
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["customer", "month"], name="one_statement_a_month")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["customer", "month"], name="one_statement_a_month")
+        ]
 
     def __str__(self) -> str:
         return f"{self.customer} {self.month}"
@@ -182,7 +190,9 @@ class ExchangeRate(models.Model):
     rate = models.DecimalField(max_digits=12, decimal_places=6)
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["currency", "day"], name="one_rate_a_day")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["currency", "day"], name="one_rate_a_day")
+        ]
 
     def __str__(self) -> str:
         return f"{self.currency} {self.day}: {self.rate}"
@@ -197,28 +207,36 @@ class Figure(models.Model):
     taken_at = models.DateTimeField(auto_now=True)
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["name", "period"], name="one_figure_a_period")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["name", "period"], name="one_figure_a_period")
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} {self.period}: {self.value}"
 
 
 class Finding(models.Model):
-    """Something that a reconciliation found and that somebody must look at; found again it is still one."""
+    """Something that a reconciliation found and that somebody must look at; found again it is still
+    one.
+    """
 
     check_name = models.CharField(max_length=50)
     subject = models.CharField(max_length=100)
     found_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["check_name", "subject"], name="one_finding")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["check_name", "subject"], name="one_finding")
+        ]
 
     def __str__(self) -> str:
         return f"{self.check_name}: {self.subject}"
 
 
 class GatewayCharge(models.Model):
-    """The gateway's own book (really on the other side of the net): one charge for each key it was given."""
+    """The gateway's own book (really on the other side of the net): one charge for each key it was
+    given.
+    """
 
     idempotency_key = models.CharField(max_length=200, unique=True)
     invoice_number = models.PositiveBigIntegerField(db_index=True)

@@ -1,4 +1,5 @@
-"""The world outside: a payment gateway, a metering service, a bank; slow and unreliable, but the same in every run.
+"""The world outside: a payment gateway, a metering service, a bank; slow and unreliable, but the
+same in every run.
 
 What fails, fails by the checksum of what was asked, so a test knows beforehand which call does.
 """
@@ -23,8 +24,11 @@ class CardDeclined(Exception):
     """The bank refuses this card; asking again is of no use."""
 
 
-def charge(*, card: str, invoice_number: int, amount: int, idempotency_key: str, attempt: int) -> str:
-    """Take money and return the reference of the charge; a key that was charged before returns the first charge.
+def charge(
+    *, card: str, invoice_number: int, amount: int, idempotency_key: str, attempt: int
+) -> str:
+    """Take money and return the reference of the charge; a key that was charged before returns the
+    first charge.
 
     Raises CardDeclined, and GatewayUnavailable, after which nobody knows whether the money moved.
     """
@@ -35,7 +39,8 @@ def charge(*, card: str, invoice_number: int, amount: int, idempotency_key: str,
     if card == Card.BANK_DOWN or luck < FAILS_BEFORE:
         raise GatewayUnavailable("503 from the bank")
     charge, _ = GatewayCharge.objects.get_or_create(
-        idempotency_key=idempotency_key, defaults={"invoice_number": invoice_number, "amount": amount}
+        idempotency_key=idempotency_key,
+        defaults={"invoice_number": invoice_number, "amount": amount},
     )
     if luck < FAILS_BEFORE + FAILS_AFTER:
         raise GatewayUnavailable("the answer timed out")

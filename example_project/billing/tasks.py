@@ -1,7 +1,8 @@
 """The platform's background work.
 
-A body may be started more than once (its worker may die at any statement), so each says how it stays right: `atomic`,
-where adding twice would be wrong; a unique constraint; or the idempotency key, handed to whoever is outside.
+A body may be started more than once (its worker may die at any statement), so each says how it
+stays right: `atomic`, where adding twice would be wrong; a unique constraint; or the idempotency
+key, handed to whoever is outside.
 """
 
 from datetime import timedelta
@@ -14,7 +15,9 @@ from django_durable_tasks import Schedule, durable_task
 
 @durable_task(atomic=True)
 def renew_subscription(subscription_id: int) -> Schedule:
-    """Begin the next period. Body and success are one transaction: the period moves once, however often this starts."""
+    """Begin the next period. Body and success are one transaction: the period moves once, however
+    often this starts.
+    """
     subscription = Subscription.objects.select_for_update().get(pk=subscription_id)
     subscription.renew()
     return Schedule(issue_invoice, (subscription_id, subscription.period))
@@ -22,20 +25,27 @@ def renew_subscription(subscription_id: int) -> Schedule:
 
 @durable_task
 def issue_invoice(subscription_id: int, period: int) -> Schedule:
-    """Write the invoice of a period. The constraint on (subscription, period) makes a second start harmless."""
+    """Write the invoice of a period. The constraint on (subscription, period) makes a second start
+    harmless.
+    """
     subscription = Subscription.objects.select_related("plan").get(pk=subscription_id)
     invoice, _ = Invoice.objects.get_or_create(
         subscription=subscription, period=period, defaults={"amount": subscription.plan.price}
     )
-    return Schedule(charge_payment, (invoice.pk,), options={"idempotency_key": f"charge-invoice-{invoice.pk}"})
+    return Schedule(
+        charge_payment, (invoice.pk,), options={"idempotency_key": f"charge-invoice-{invoice.pk}"}
+    )
 
 
-@durable_task(bind=True, priority=5, max_attempts=4, retry_for=(outside.GatewayUnavailable,), timeout=30)
+@durable_task(
+    bind=True, priority=5, max_attempts=4, retry_for=(outside.GatewayUnavailable,), timeout=30
+)
 def charge_payment(self: Any, invoice_id: int) -> Schedule:
-    """Take the money. The gateway gets our key, the same for every attempt and replay, and charges it once.
+    """Take the money. The gateway gets our key, the same for every attempt and replay, and charges
+    it once.
 
-    An unreachable bank is asked four times, and then somebody must look: a dead letter. A declined card is no error
-    of ours: the customer is told.
+    An unreachable bank is asked four times, and then somebody must look: a dead letter. A declined
+    card is no error of ours: the customer is told.
     """
     invoice = Invoice.objects.select_related("subscription__customer").get(pk=invoice_id)
     key = self.durable.idempotency_key
@@ -50,7 +60,9 @@ def charge_payment(self: Any, invoice_id: int) -> Schedule:
     except outside.CardDeclined:
         Invoice.objects.filter(pk=invoice_id).update(state=Invoice.State.OVERDUE)
         return Schedule(send_dunning_mail, (invoice_id,))
-    Payment.objects.get_or_create(idempotency_key=key, defaults={"invoice": invoice, "reference": reference})
+    Payment.objects.get_or_create(
+        idempotency_key=key, defaults={"invoice": invoice, "reference": reference}
+    )
     Invoice.objects.filter(pk=invoice_id).update(state=Invoice.State.PAID)
     return Schedule(send_receipt, (invoice_id,))
 
@@ -60,17 +72,23 @@ def send_receipt(self: Any, invoice_id: int) -> None:
     """Thank for a payment."""
     invoice = Invoice.objects.select_related("subscription__customer").get(pk=invoice_id)
     text = f"Thank you for {invoice.amount / 100:.2f}."
-    mails.send(invoice.subscription.customer, f"{invoice}: paid", text, key=self.durable.idempotency_key)
+    mails.send(
+        invoice.subscription.customer, f"{invoice}: paid", text, key=self.durable.idempotency_key
+    )
 
 
 @durable_task(bind=True, expires_in=timedelta(days=3))
 def send_dunning_mail(self: Any, invoice_id: int) -> None:
-    """Ask for the money. After three days without a worker it is not sent at all: better none than one too late."""
+    """Ask for the money. After three days without a worker it is not sent at all: better none than
+    one too late.
+    """
     invoice = Invoice.objects.select_related("subscription__customer").get(pk=invoice_id)
     if invoice.state == Invoice.State.PAID:
         return
     text = f"Please pay {invoice.amount / 100:.2f}."
-    mails.send(invoice.subscription.customer, f"{invoice}: overdue", text, key=self.durable.idempotency_key)
+    mails.send(
+        invoice.subscription.customer, f"{invoice}: overdue", text, key=self.durable.idempotency_key
+    )
 
 
 @durable_task(bind=True, timeout=300, expected_duration=60)
@@ -87,7 +105,9 @@ def build_usage_report(self: Any, plan_id: int, month: str) -> dict[str, int]:
 
 @durable_task(bind=True, expires_in=timedelta(minutes=30))
 def send_event_reminder(self: Any, event_id: int) -> None:
-    """Remind the host. Scheduled under the event's key, so there is one, and it moves with the event."""
+    """Remind the host. Scheduled under the event's key, so there is one, and it moves with the
+    event.
+    """
     event = Event.objects.select_related("host").get(pk=event_id)
     text = f"{event} begins at {event.starts_at:%H:%M:%S}."
     mails.send(event.host, f"Reminder: {event}", text, key=self.durable.idempotency_key)

@@ -1,4 +1,6 @@
-"""The bodies, run where they are called: Celery's eager mode starts each task as soon as its transaction commits."""
+"""The bodies, run where they are called: Celery's eager mode starts each task as soon as its
+transaction commits.
+"""
 
 from datetime import timedelta
 from unittest import mock
@@ -13,7 +15,17 @@ from django.urls import reverse
 from django.utils import timezone
 
 from billing import actions, factories, outside
-from billing.models import Card, Customer, Event, GatewayCharge, Invoice, Plan, Post, Subscription, UsageReport
+from billing.models import (
+    Card,
+    Customer,
+    Event,
+    GatewayCharge,
+    Invoice,
+    Plan,
+    Post,
+    Subscription,
+    UsageReport,
+)
 from django_durable_tasks.models import Task
 
 
@@ -28,7 +40,9 @@ class BillingTestCase(TestCase):
     def setUp(self) -> None:
         app.conf.task_always_eager = True
         self.addCleanup(setattr, app.conf, "task_always_eager", False)
-        outside_today = mock.patch.multiple(outside, GATEWAY_SECONDS=0, METER_SECONDS=0, FAILS_BEFORE=0, FAILS_AFTER=0)
+        outside_today = mock.patch.multiple(
+            outside, GATEWAY_SECONDS=0, METER_SECONDS=0, FAILS_BEFORE=0, FAILS_AFTER=0
+        )
         outside_today.start()
         self.addCleanup(outside_today.stop)
 
@@ -83,8 +97,16 @@ class GatewayTests(BillingTestCase):
     """The worst answer is none: the money moved, and nobody told us."""
 
     def test_a_key_is_charged_once_although_the_first_answer_was_lost(self) -> None:
-        call = {"card": Card.GOOD, "invoice_number": 1, "amount": 900, "idempotency_key": "charge-invoice-1"}
-        with mock.patch.object(outside, "FAILS_AFTER", 100), self.assertRaises(outside.GatewayUnavailable):
+        call = {
+            "card": Card.GOOD,
+            "invoice_number": 1,
+            "amount": 900,
+            "idempotency_key": "charge-invoice-1",
+        }
+        with (
+            mock.patch.object(outside, "FAILS_AFTER", 100),
+            self.assertRaises(outside.GatewayUnavailable),
+        ):
             outside.charge(**call, attempt=1)
         self.assertEqual(outside.charge(**call, attempt=2), str(GatewayCharge.objects.get()))
 
@@ -121,7 +143,9 @@ class SiteTests(BillingTestCase):
     """The pages."""
 
     def test_every_page_of_the_admin_opens(self) -> None:
-        self.client.force_login(get_user_model().objects.create_superuser("admin", password="admin"))
+        self.client.force_login(
+            get_user_model().objects.create_superuser("admin", password="admin")
+        )
         self.subscribe()
         for model in admin.site._registry:
             name = f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"
@@ -130,7 +154,9 @@ class SiteTests(BillingTestCase):
 
     def test_the_buttons_of_the_overview_work(self) -> None:
         subscription = self.subscribe()
-        event = actions.plan_event(Customer.objects.get(), "Launch", timezone.now() + timedelta(days=1))
+        event = actions.plan_event(
+            Customer.objects.get(), "Launch", timezone.now() + timedelta(days=1)
+        )
         self.assertContains(self.client.get("/"), "Renew")
         with self.captureOnCommitCallbacks(execute=True):
             self.client.post(reverse("renew", args=[subscription.pk]))

@@ -1,4 +1,6 @@
-"""The closing of a month, from its start to the mail, in Celery's eager mode; the leader's part is played by hand."""
+"""The closing of a month, from its start to the mail, in Celery's eager mode; the leader's part is
+played by hand.
+"""
 
 from typing import Any
 
@@ -7,7 +9,7 @@ from django.core import mail
 from billing.jobs import closing
 from billing.models import Figure, Payment, Statement, Subscription
 from billing.tests_recurring import FIRE, JobTestCase
-from django_durable_tasks.lifecycle import workflow_runs
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import WorkflowRun
 
 
@@ -23,7 +25,7 @@ class ClosingTests(JobTestCase):
     def close(self) -> WorkflowRun:
         """Run the job for FIRE, and all that follows; return the run."""
         self.run_job(closing.close_month)
-        while workflow_runs.fold(100):
+        while runs.count_endings(100):
             pass
         found: WorkflowRun = WorkflowRun.objects.filter(parent=None).latest("pk")
         return found

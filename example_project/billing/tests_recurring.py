@@ -1,4 +1,6 @@
-"""The recurring jobs: every one can be declared and will fire, and each body does its work, once or twice alike."""
+"""The recurring jobs: every one can be declared and will fire, and each body does its work, once or
+twice alike.
+"""
 
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -17,7 +19,18 @@ from supervision import fires
 from billing import factories, outside, schedules
 from billing.cadence import quick
 from billing.jobs import figures, housekeeping, letters, money
-from billing.models import Card, Event, ExchangeRate, Figure, Finding, GatewayCharge, Invoice, Plan, Post, Subscription
+from billing.models import (
+    Card,
+    Event,
+    ExchangeRate,
+    Figure,
+    Finding,
+    GatewayCharge,
+    Invoice,
+    Plan,
+    Post,
+    Subscription,
+)
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 
 FIRE = datetime(2026, 3, 8, 7, tzinfo=UTC)
@@ -42,7 +55,9 @@ class ScheduleTests(TestCase):
     def test_every_kind_of_schedule_and_every_overlap_policy_is_there(self) -> None:
         given = schedules.SCHEDULES.values()
         kinds = {"interval", "cron", "rrule", "solar", "every"}
-        self.assertEqual([kind for kind in sorted(kinds) if not any(kind in one for one in given)], [])
+        self.assertEqual(
+            [kind for kind in sorted(kinds) if not any(kind in one for one in given)], []
+        )
         policies = {"ALLOW", "SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING"}
         self.assertEqual({one["overlap"] for one in given if "overlap" in one}, policies)
 
@@ -54,7 +69,9 @@ class ScheduleTests(TestCase):
 
 
 class JobTestCase(TestCase):
-    """Bodies run where they are scheduled: Celery's eager mode starts each task when its transaction commits."""
+    """Bodies run where they are scheduled: Celery's eager mode starts each task when its
+    transaction commits.
+    """
 
     @classmethod
     def setUpTestData(cls) -> None:
@@ -64,7 +81,9 @@ class JobTestCase(TestCase):
     def setUp(self) -> None:
         app.conf.task_always_eager = True
         self.addCleanup(setattr, app.conf, "task_always_eager", False)
-        quickly = mock.patch.multiple(outside, GATEWAY_SECONDS=0, METER_SECONDS=0, FAILS_BEFORE=0, FAILS_AFTER=0)
+        quickly = mock.patch.multiple(
+            outside, GATEWAY_SECONDS=0, METER_SECONDS=0, FAILS_BEFORE=0, FAILS_AFTER=0
+        )
         quickly.start()
         self.addCleanup(quickly.stop)
 
@@ -85,8 +104,12 @@ class JobTestCase(TestCase):
 
     def invoice(self, days: int = 0, **given: Any) -> Invoice:
         """Return an invoice that was issued so many days ago."""
-        invoice = Invoice.objects.create(**{"subscription": self.subscription(), "period": 1, "amount": 900} | given)
-        Invoice.objects.filter(pk=invoice.pk).update(issued_at=timezone.now() - timedelta(days=days, minutes=1))
+        invoice = Invoice.objects.create(
+            **{"subscription": self.subscription(), "period": 1, "amount": 900} | given
+        )
+        Invoice.objects.filter(pk=invoice.pk).update(
+            issued_at=timezone.now() - timedelta(days=days, minutes=1)
+        )
         return invoice
 
 
@@ -94,7 +117,10 @@ class JobTests(JobTestCase):
     """What each body does."""
 
     def test_due_subscriptions_are_renewed_once(self) -> None:
-        due, later = self.subscription(), self.subscription(renews_at=timezone.now() + timedelta(days=1))
+        due, later = (
+            self.subscription(),
+            self.subscription(renews_at=timezone.now() + timedelta(days=1)),
+        )
         self.assertEqual(self.run_job(money.renew_due, 10), 1)
         self.assertEqual(self.run_job(money.renew_due, 10), 0)
         periods = dict(Subscription.objects.values_list("pk", "period"))
@@ -122,7 +148,9 @@ class JobTests(JobTestCase):
         self.assertEqual(f"{ExchangeRate.objects.get(currency='CHF').day}", "2026-03-07")
 
     def test_reconciliations_find_each_difference_once(self) -> None:
-        paid = self.invoice(days=1, state=Invoice.State.PAID, subscription=self.subscription(period=1))
+        paid = self.invoice(
+            days=1, state=Invoice.State.PAID, subscription=self.subscription(period=1)
+        )
         GatewayCharge.objects.create(idempotency_key="stray", invoice_number=paid.pk, amount=900)
         self.invoice(period=1)
         for job in (money.match_charges, money.match_payments, money.match_periods):
@@ -140,7 +168,9 @@ class JobTests(JobTestCase):
         self.invoice(state=Invoice.State.PAID)
         for period in ("month", "quarter", "year"):
             self.assertEqual(self.run_job(figures.close_books, period), 900)
-        self.assertEqual(set(Figure.objects.values_list("period", flat=True)), {"2026-03", "2026-Q1", "2026"})
+        self.assertEqual(
+            set(Figure.objects.values_list("period", flat=True)), {"2026-03", "2026-Q1", "2026"}
+        )
 
     def test_usage_is_reported_for_the_month_before_and_built_once(self) -> None:
         self.assertEqual(self.run_job(figures.report_usage_of, "Team", times=2), "2026-02")
@@ -153,24 +183,36 @@ class JobTests(JobTestCase):
         self.assertEqual(Finding.objects.get().subject, "customers 2026-03-07")
 
     def test_letters_are_written_only_where_there_is_something_to_say(self) -> None:
-        for job, args in ((letters.tell_findings, ()), (letters.tell_dead_letters, ()), (letters.tell_events, (7,))):
+        for job, args in (
+            (letters.tell_findings, ()),
+            (letters.tell_dead_letters, ()),
+            (letters.tell_events, (7,)),
+        ):
             self.run_job(job, *args)
         self.assertEqual(mail.outbox, [])
         Finding.objects.create(check_name="a check", subject="a subject")
         host = self.subscription(renews_at=timezone.now() + timedelta(days=7, hours=1)).customer
         Event.objects.create(
-            title="Launch", host=host, starts_at=timezone.now() + timedelta(days=1), remind_before=timedelta(hours=1)
+            title="Launch",
+            host=host,
+            starts_at=timezone.now() + timedelta(days=1),
+            remind_before=timedelta(hours=1),
         )
         self.run_job(letters.tell_findings)
         self.run_job(letters.tell_events, 7)
         self.run_job(letters.announce_renewals, 7)
         self.run_job(letters.tell_figures, "Berlin")
         subjects = [message.subject for message in mail.outbox]
-        self.assertEqual(subjects, ["1 findings", "Events of 7 days", "Your renewal", "Berlin: figures of 2026-03-08"])
+        self.assertEqual(
+            subjects,
+            ["1 findings", "Events of 7 days", "Your renewal", "Berlin: figures of 2026-03-08"],
+        )
 
     def test_what_is_old_is_thrown_away_and_what_was_left_lying_is_done(self) -> None:
         Post.objects.create(title="late", publish_at=timezone.now() - timedelta(days=1))
-        Post.objects.create(title="old", publish_at=FIRE, published_at=timezone.now() - timedelta(days=9))
+        Post.objects.create(
+            title="old", publish_at=FIRE, published_at=timezone.now() - timedelta(days=9)
+        )
         self.assertEqual(self.run_job(housekeeping.forget, "posts", 7, times=2), 0)
         self.assertEqual(self.run_job(housekeeping.publish_forgotten), 1)
         self.assertEqual(Post.objects.exclude(published_at=None).get().title, "late")
@@ -193,7 +235,9 @@ class ReportTests(TestCase):
     """The demo's report finds what it is there to find."""
 
     def setUp(self) -> None:
-        self.row = RecurringTask.objects.upsert(name="hourly", task=money.match_payments, interval=3600)
+        self.row = RecurringTask.objects.upsert(
+            name="hourly", task=money.match_payments, interval=3600
+        )
         RecurringTask.objects.unguarded().filter(pk=self.row.pk).update(
             start_time=FIRE, watermark_at=FIRE + timedelta(hours=4)
         )
@@ -217,7 +261,9 @@ class ReportTests(TestCase):
         self.tell(1)
         self.tell(2, last=4, outcome="MISSED")
         found = self.read()
-        self.assertEqual((found.jobs, found.expected, found.leaderless, found.fates.total()), (1, 4, 1, 4))
+        self.assertEqual(
+            (found.jobs, found.expected, found.leaderless, found.fates.total()), (1, 4, 1, 4)
+        )
         self.assertEqual((found.missing, found.doubled), ([], []))
 
     def test_a_fire_without_a_line_is_missing(self) -> None:
@@ -229,7 +275,9 @@ class ReportTests(TestCase):
         task = money.match_payments.using(run_at=timezone.now() + timedelta(days=1)).schedule()
         self.tell(1, task_id=task.pk, outcome="DISPATCHED")
         self.tell(2, last=4)
-        self.assertEqual(self.read().missing, ["hourly at 08:00:00.000000 was DISPATCHED and never ran"])
+        self.assertEqual(
+            self.read().missing, ["hourly at 08:00:00.000000 was DISPATCHED and never ran"]
+        )
 
     def test_a_fire_told_twice_and_one_that_was_none_are_doubled(self) -> None:
         self.tell(1, last=4)
@@ -237,7 +285,10 @@ class ReportTests(TestCase):
         self.tell(5)
         self.assertEqual(
             self.read().doubled,
-            ["hourly at 09:00:00.000000 is told 2 times", "hourly fired at 12:00:00.000000, which is no fire time"],
+            [
+                "hourly at 09:00:00.000000 is told 2 times",
+                "hourly fired at 12:00:00.000000, which is no fire time",
+            ],
         )
 
     def test_two_tasks_of_one_fire_are_doubled(self) -> None:
@@ -257,7 +308,8 @@ class RealScheduleTests(TestCase):
         with TemporaryDirectory() as folder:
             table = Path(folder, "jobs.csv")
             table.write_text(
-                "name,cron,interval,minimum_interval\na,0 3 * * *,,\nb,,1h30m,\nc,,,2h\noff,0 0 31 2 *,,\nbad,,soon,\n"
+                "name,cron,interval,minimum_interval\na,0 3 * * *,,\nb,,1h30m,\nc,,,2h\noff,0 0 31"
+                " 2 *,,\nbad,,soon,\n"
             )
             said, complained = StringIO(), StringIO()
             call_command("seed_real_schedules", str(table), stdout=said, stderr=complained)

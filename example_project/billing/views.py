@@ -17,7 +17,9 @@ from django_durable_tasks.models import Task
 def overview(request: HttpRequest) -> HttpResponse:
     """Show what is due, what is owed, and where the tasks stand."""
     context = {
-        "subscriptions": Subscription.objects.due(timezone.now()).select_related("customer", "plan")[:10],
+        "subscriptions": Subscription.objects.due(timezone.now()).select_related(
+            "customer", "plan"
+        )[:10],
         "events": Event.objects.filter(starts_at__gt=timezone.now()).order_by("starts_at")[:10],
         "invoices": Invoice.objects.order_by().values("state").annotate(number=Count("pk")),
         "tasks": Task.objects.order_by().values("status").annotate(number=Count("pk")),

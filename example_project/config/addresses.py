@@ -1,4 +1,6 @@
-"""A database's address, as one environment variable holds it, becomes an entry of Django's DATABASES."""
+"""A database's address, as one environment variable holds it, becomes an entry of Django's
+DATABASES.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -6,11 +8,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-_ENGINES = {"postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+_ENGINES = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
 
 
 def database(url: str, folder: Path) -> dict[str, Any]:
-    """Read `postgresql://user:password@host:port/name`, `mysql://…`, `sqlite:///path`; empty: SQLite in `folder`."""
+    """Read `postgresql://user:password@host:port/name`, `mysql://…`, `sqlite:///path`; empty:
+    SQLite in `folder`.
+    """
     parts = urlsplit(url)
     if parts.scheme in ("", "sqlite"):
         return _sqlite(Path(parts.path) if parts.path else folder / "billing.sqlite3")
@@ -29,14 +38,17 @@ def database(url: str, folder: Path) -> dict[str, Any]:
 
 
 def _sqlite(path: Path) -> dict[str, Any]:
-    # One writer at a time: take the lock at BEGIN and wait for it, and never lose a commit to a power cut.
+    # One writer at a time: take the lock at BEGIN and wait for it, and never lose a commit to a
+    # power cut.
     pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL"
     options = {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": path, "OPTIONS": options}
 
 
 def _allow_pymysql() -> None:
-    """Let PyMySQL stand in where mysqlclient is not installed; Django asks for mysqlclient's version."""
+    """Let PyMySQL stand in where mysqlclient is not installed; Django asks for mysqlclient's
+    version.
+    """
     if find_spec("MySQLdb") is None:
         pymysql: Any = import_module("pymysql")
         pymysql.version_info = (2, 2, 7, "final", 0)

@@ -1,7 +1,8 @@
 """The settings of the billing platform.
 
-By default it needs no server: SQLite and a folder of messages under `var`. The environment points it elsewhere:
-DATABASE_URL, BROKER_URL, BILLING_FOLDER (files), QUEUE_PREFIX, and DURABLE_TASKS (JSON).
+By default it needs no server: SQLite and a folder of messages under `var`. The environment points
+it elsewhere: DATABASE_URL, BROKER_URL, BILLING_FOLDER (files), QUEUE_PREFIX, and DURABLE_TASKS
+(JSON).
 """
 
 import json
@@ -52,9 +53,9 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-            ],
+            ]
         },
-    },
+    }
 ]
 
 DATABASES = {"default": database(os.environ.get("DATABASE_URL", ""), FOLDER)}
@@ -79,7 +80,9 @@ CELERY_ACCEPT_CONTENT = ["json"]
 
 _prefix = os.environ.get("QUEUE_PREFIX", "")
 CELERY_TASK_DEFAULT_QUEUE = f"{_prefix}billing"
-CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in (f"{_prefix}billing", f"{_prefix}reports")]
+CELERY_TASK_QUEUES = [
+    Queue(name, routing_key=name) for name in (f"{_prefix}billing", f"{_prefix}reports")
+]
 CELERY_TASK_ROUTES = {"billing.tasks.build_usage_report": {"queue": f"{_prefix}reports"}}
 
 # The atomic bodies here take milliseconds, so that SQLite's only writer is soon free again.

@@ -1,1 +1,3 @@
-"""Starts, watches, kills and stops the platform's processes, for `manage.py demo` and `manage.py run`."""
+"""Starts, watches, kills and stops the platform's processes, for `manage.py demo` and `manage.py
+run`.
+"""

@@ -1,4 +1,6 @@
-"""How a command gets a folder of its own: it starts itself anew, with the settings that its children get too."""
+"""How a command gets a folder of its own: it starts itself anew, with the settings that its
+children get too.
+"""
 
 import json
 import os
@@ -8,7 +10,8 @@ from pathlib import Path
 
 
 def enter(folder: Path, durable_tasks: Mapping[str, float], **more: str) -> None:
-    """Return at once in a process that works in this folder; else become one. Settings are read only once.
+    """Return at once in a process that works in this folder; else become one. Settings are read
+    only once.
 
     ``more`` are variables of the environment that this process and its children get.
     """

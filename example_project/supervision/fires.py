@@ -1,7 +1,8 @@
-"""What became of each fire time of the recurring jobs: what the timetables alone expect, against ledger and runs.
+"""What became of each fire time of the recurring jobs: what the timetables alone expect, against
+ledger and runs.
 
-From the first tick to the last; a fire is seen when the ledger tells it, and, where the ledger says that it ran, when
-its task has one success.
+From the first tick to the last; a fire is seen when the ledger tells it, and, where the ledger says
+that it ran, when its task has one success.
 """
 
 from collections import Counter
@@ -52,7 +53,9 @@ def read(leaderless: tuple[datetime, datetime] | None) -> Fires:
         jobs=len(jobs),
         expected=sum(map(len, times.values())),
         fates=Counter(dict(ledger.values_list("outcome").annotate(Sum("count")))),
-        leaderless=sum(between[0] < time < between[1] for fires in times.values() for time in fires),
+        leaderless=sum(
+            between[0] < time < between[1] for fires in times.values() for time in fires
+        ),
         missing=[found for job in jobs for found in _missing(job, times[job.row.name])],
         doubled=[found for job in jobs for found in _doubled(job, times[job.row.name])],
     )
@@ -103,5 +106,9 @@ def _doubled(job: _Books, times: list[datetime]) -> Iterator[str]:
     for first, last, _, _ in job.lines:
         if first == last and first not in wanted:
             yield f"{job.row} fired at {first:%H:%M:%S.%f}, which is no fire time"
-    yield from (f"{job.row} at {time:%H:%M:%S.%f} has {n} tasks" for time, n in job.tasks.items() if n > 1)
-    yield from (f"{job.row}: task {task_id} ran {n} times" for task_id, n in job.successes.items() if n > 1)
+    yield from (
+        f"{job.row} at {time:%H:%M:%S.%f} has {n} tasks" for time, n in job.tasks.items() if n > 1
+    )
+    yield from (
+        f"{job.row}: task {task_id} ran {n} times" for task_id, n in job.successes.items() if n > 1
+    )

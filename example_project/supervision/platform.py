@@ -38,9 +38,16 @@ class Platform:
         self.patience.hurry = self.kill
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if kind is Interrupted:
-            self.say("Stopping: runs in progress may end. A second Ctrl-C kills everything at once.")
+            self.say(
+                "Stopping: runs in progress may end. A second Ctrl-C kills everything at once."
+            )
         self.stop()
 
     @property
@@ -49,7 +56,9 @@ class Platform:
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self) -> None:
-        """Start everything and wait until it says that it is there; raises NotStarted and Interrupted."""
+        """Start everything and wait until it says that it is there; raises NotStarted and
+        Interrupted.
+        """
         self._run("site", "manage.py", "runserver", "--noreload", f"127.0.0.1:{self.port}")
         for _ in range(2):
             self.add_scheduler()
@@ -67,7 +76,19 @@ class Platform:
         name = f"worker-{next(self._numbers['worker'])}"
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
         return self._run(
-            name, "-m", "celery", "-A", "config", "worker", "-n", f"{name}@billing", "-c", "2", "-l", "INFO", *quiet
+            name,
+            "-m",
+            "celery",
+            "-A",
+            "config",
+            "worker",
+            "-n",
+            f"{name}@billing",
+            "-c",
+            "2",
+            "-l",
+            "INFO",
+            *quiet,
         )
 
     def _run(self, name: str, *arguments: str) -> Program:
@@ -82,7 +103,9 @@ class Platform:
             return not program.alive or self.is_ready(program)
 
         if not self.patience.until(there, STARTING) or not program.alive:
-            raise NotStarted(f"{program.name} did not start:\n{program.log.read_text(errors='replace')[-2000:]}")
+            raise NotStarted(
+                f"{program.name} did not start:\n{program.log.read_text(errors='replace')[-2000:]}"
+            )
 
     def is_ready(self, program: Program) -> bool:
         """Return whether a process serves."""
@@ -95,18 +118,30 @@ class Platform:
     def leader(self) -> tuple[Program | None, int]:
         """Return the scheduler that leads, and its term."""
         lease = SchedulerLease.objects.get(name="leader")
-        node = Node.objects.filter(pk=lease.holder).first() if lease.expires_at > timezone.now() else None
+        node = (
+            Node.objects.filter(pk=lease.holder).first()
+            if lease.expires_at > timezone.now()
+            else None
+        )
         pid = node.pid if node else None
-        return next((program for program in self.programs if program.pid == pid and program.alive), None), lease.term
+        return next(
+            (program for program in self.programs if program.pid == pid and program.alive), None
+        ), lease.term
 
     def busy_worker(self) -> Program | None:
         """Return a worker that is in the middle of a long run."""
         before = timezone.now() - timedelta(seconds=0.5)
-        long_run = Task.objects.running().filter(name=build_usage_report.name, started_at__lt=before).first()
+        long_run = (
+            Task.objects.running()
+            .filter(name=build_usage_report.name, started_at__lt=before)
+            .first()
+        )
         if long_run is None:
             return None
         node = Node.objects.alive().filter(pk=long_run.node).first()
-        return next((program for program in self.programs if node and program.pid == node.pid), None)
+        return next(
+            (program for program in self.programs if node and program.pid == node.pid), None
+        )
 
     def runs_of(self, program: Program) -> int:
         """Return how many runs a worker has in progress."""

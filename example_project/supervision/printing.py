@@ -16,7 +16,10 @@ SHORTENED = {
     "HEARTBEAT": 3,
     "REPUBLISH_AFTER": 5,
 }
-DEFAULTS = "NODE_TIMEOUT 60 (20 on a server), LEADER_LEASE 20 (4 on a server), LEASE 60, REPUBLISH_AFTER 15"
+DEFAULTS = (
+    "NODE_TIMEOUT 60 (20 on a server), LEADER_LEASE 20 (4 on a server), LEASE 60,"
+    " REPUBLISH_AFTER 15"
+)
 
 
 def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
@@ -32,19 +35,43 @@ def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
     yield "fenced", f"{report.fenced} (endings of runs that had lost their row)"
     yield "lost", f"{len(report.lost)}"
     yield "doubled", f"{len(report.doubled)}"
-    yield "rolled back", f"{len(story.workload.rolled_back)}, of which {report.rolled_back} are there"
-    yield "runs lost with the killed worker", f"{report.runs_lost}, of which {report.rerun} were run again"
-    yield "start lag", f"p50 {_time(report.lag(0.5))}, p99 {_time(report.lag(0.99))}, max {_time(report.lag(1.0))}"
-    yield "take-over by the other scheduler", "not seen" if story.takeover is None else f"{story.takeover:.1f} s"
+    yield (
+        "rolled back",
+        f"{len(story.workload.rolled_back)}, of which {report.rolled_back} are there",
+    )
+    yield (
+        "runs lost with the killed worker",
+        f"{report.runs_lost}, of which {report.rerun} were run again",
+    )
+    yield (
+        "start lag",
+        (
+            f"p50 {_time(report.lag(0.5))}, p99 {_time(report.lag(0.99))}, max"
+            f" {_time(report.lag(1.0))}"
+        ),
+    )
+    yield (
+        "take-over by the other scheduler",
+        "not seen" if story.takeover is None else f"{story.takeover:.1f} s",
+    )
     yield "cards charged", f"{report.charges}"
-    yield "mails sent", f"{report.mails.total()}, of which {report.mails.total() - len(report.mails)} were sent again"
+    yield (
+        "mails sent",
+        (
+            f"{report.mails.total()}, of which {report.mails.total() - len(report.mails)} were sent"
+            " again"
+        ),
+    )
 
 
 def fire_figures(fires: Fires) -> Iterator[tuple[str, str]]:
     """Give the figures of the recurring jobs."""
     told = ", ".join(f"{number} {fate}" for fate, number in sorted(fires.fates.items()))
     yield "recurring jobs", f"{fires.jobs}"
-    yield "recurring fires expected", f"{fires.expected}, of which {fires.leaderless} while nobody led"
+    yield (
+        "recurring fires expected",
+        f"{fires.expected}, of which {fires.leaderless} while nobody led",
+    )
     yield "recurring fires seen", f"{fires.fates.total()}: {told}"
     yield "recurring fires missing", f"{len(fires.missing)}"
     yield "recurring fires doubled", f"{len(fires.doubled)}"
@@ -52,7 +79,10 @@ def fire_figures(fires: Fires) -> Iterator[tuple[str, str]]:
 
 def graph_figures(graphs: Graphs) -> Iterator[tuple[str, str]]:
     """Give the figures of the workflows."""
-    yield "workflows started", f"{graphs.started}; {graphs.skipped} fires found one open and were left out"
+    yield (
+        "workflows started",
+        f"{graphs.started}; {graphs.skipped} fires found one open and were left out",
+    )
     yield "workflows succeeded", f"{graphs.succeeded}"
     yield "nodes of workflows", f"{graphs.nodes}"
     yield "released early", f"{len(graphs.early)}"
@@ -60,8 +90,14 @@ def graph_figures(graphs: Graphs) -> Iterator[tuple[str, str]]:
 
 def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list[str]:
     """Return everything that should not be; the demo fails unless this is empty."""
-    found = [*(f"lost: {one}" for one in report.lost), *(f"doubled: {one}" for one in report.doubled)]
-    found += [*(f"missing: {one}" for one in fires.missing), *(f"doubled: {one}" for one in fires.doubled)]
+    found = [
+        *(f"lost: {one}" for one in report.lost),
+        *(f"doubled: {one}" for one in report.doubled),
+    ]
+    found += [
+        *(f"missing: {one}" for one in fires.missing),
+        *(f"doubled: {one}" for one in fires.doubled),
+    ]
     found += [*(f"released early: {one}" for one in graphs.early), *graphs.wrong]
     found += story.platform.problems
     if report.rolled_back:
@@ -90,9 +126,18 @@ def lines(report: Report, fires: Fires, graphs: Graphs, story: Story) -> Iterato
     yield ""
     yield from (f"  killed with SIGKILL: {one}" for one in story.killed)
     yield ""
-    yield "  The start lag is from run_at to the first start, also of tasks whose message died with the worker, and of"
-    yield "  recurring jobs that fell due while nobody led. Expected are the fires of the timetables alone."
-    yield f"  Shortened for the demo (seconds): {', '.join(f'{key} {value}' for key, value in SHORTENED.items())}."
+    yield (
+        "  The start lag is from run_at to the first start, also of tasks whose message died with"
+        " the worker, and of"
+    )
+    yield (
+        "  recurring jobs that fell due while nobody led. Expected are the fires of the timetables"
+        " alone."
+    )
+    yield (
+        "  Shortened for the demo (seconds):"
+        f" {', '.join(f'{key} {value}' for key, value in SHORTENED.items())}."
+    )
     yield f"  By default: {DEFAULTS}."
 
 

@@ -1,4 +1,6 @@
-"""One process group a program, so that a worker is killed with its children and nothing is left behind."""
+"""One process group a program, so that a worker is killed with its children and nothing is left
+behind.
+"""
 
 import ctypes
 import os
@@ -13,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-# Celery's prefork pool waits half a minute for a child whose first word was not heard before SIGTERM came.
+# Celery's prefork pool waits half a minute for a child whose first word was not heard before
+# SIGTERM came.
 STOPPING = 45.0
 
 
@@ -28,7 +31,9 @@ class Patience:
         self.hurry: Callable[[], None] | None = None
         self._told = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+            if (
+                number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+            ):  # nohup means it
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:
@@ -42,7 +47,9 @@ class Patience:
             raise Interrupted
 
     def until(self, condition: Callable[[], bool], within: float) -> bool:
-        """Wait for a condition and return whether it came true in time (seconds); raises Interrupted."""
+        """Wait for a condition and return whether it came true in time (seconds); raises
+        Interrupted.
+        """
         deadline = time.monotonic() + within
         while not condition():
             if time.monotonic() > deadline:
@@ -52,14 +59,18 @@ class Patience:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send us SIGTERM when our parent ends, even by SIGKILL, which leaves it no time to tell us."""
+    """Have the kernel send us SIGTERM when our parent ends, even by SIGKILL, which leaves it no
+    time to tell us.
+    """
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class Program:
     """A process with its children; what it says goes to a log file."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], logs: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], logs: Path
+    ) -> None:
         self.name, self.log, self.killed = name, logs / f"{name}.log", False
         logs.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -103,7 +114,9 @@ class Program:
             self.process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self, until: float) -> str:
-        """Wait until the monotonic time for the end, then use force; return what went wrong, empty when nothing did."""
+        """Wait until the monotonic time for the end, then use force; return what went wrong, empty
+        when nothing did.
+        """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, until - time.monotonic()))
         ended = not self.alive

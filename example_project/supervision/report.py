@@ -48,8 +48,12 @@ class Report:
         return self.lags[min(len(self.lags) - 1, int(share * len(self.lags)))] if self.lags else 0.0
 
 
-def read(committed: set[uuid.UUID], rolled_back: set[uuid.UUID], killed: Sequence[uuid.UUID]) -> Report:
-    """Read everything back; the caller knows what was committed, what was rolled back, and which nodes were killed."""
+def read(
+    committed: set[uuid.UUID], rolled_back: set[uuid.UUID], killed: Sequence[uuid.UUID]
+) -> Report:
+    """Read everything back; the caller knows what was committed, what was rolled back, and which
+    nodes were killed.
+    """
     logs = TaskExecutionLog.objects.order_by()
     lost_runs = logs.filter(status="LOST", node__in=killed)
     return Report(
@@ -77,7 +81,9 @@ def _lost(committed: set[uuid.UUID]) -> Iterator[str]:
         yield f"{task_id} vanished"
     for task in Task.objects.exclude(status__in=ENDED):
         yield f"{task} is still {task.status}"
-    for task in Task.objects.filter(status="FAILED").exclude(pk__in=DeadLetter.objects.open().values("task")):
+    for task in Task.objects.filter(status="FAILED").exclude(
+        pk__in=DeadLetter.objects.open().values("task")
+    ):
         yield f"{task} failed without a dead letter"
     started = Task.objects.aggregate(number=Sum("attempts"))["number"] or 0
     ended = TaskExecutionLog.objects.filter(status__in=ACCEPTED).count()
@@ -86,9 +92,16 @@ def _lost(committed: set[uuid.UUID]) -> Iterator[str]:
 
 
 def _doubled() -> Iterator[str]:
-    """Tasks that succeeded twice, attempts that were started twice, and effects that happened twice."""
+    """Tasks that succeeded twice, attempts that were started twice, and effects that happened
+    twice.
+    """
     logs = TaskExecutionLog.objects.order_by()
-    for row in logs.filter(status="SUCCESS").values("task").annotate(number=Count("pk")).filter(number__gt=1):
+    for row in (
+        logs.filter(status="SUCCESS")
+        .values("task")
+        .annotate(number=Count("pk"))
+        .filter(number__gt=1)
+    ):
         yield f"{row['task']} succeeded {row['number']} times"
     starts = logs.filter(status__in=STARTED).values("task", "attempt_number")
     for row in starts.annotate(runs=Count("run_id", distinct=True)).filter(runs__gt=1):
@@ -96,7 +109,11 @@ def _doubled() -> Iterator[str]:
     endings = logs.filter(status__in=ACCEPTED).values("task", "run_id").annotate(number=Count("pk"))
     for row in endings.filter(number__gt=1):
         yield f"{row['task']} has a run with {row['number']} accepted endings"
-    for row in GatewayCharge.objects.values("invoice_number").annotate(number=Count("pk")).filter(number__gt=1):
+    for row in (
+        GatewayCharge.objects.values("invoice_number")
+        .annotate(number=Count("pk"))
+        .filter(number__gt=1)
+    ):
         yield f"invoice {row['invoice_number']} was charged {row['number']} times"
     for row in Payment.objects.values("invoice").annotate(number=Count("pk")).filter(number__gt=1):
         yield f"invoice {row['invoice']} was paid {row['number']} times"
@@ -107,7 +124,9 @@ def _doubled() -> Iterator[str]:
 
 
 def _lags() -> Iterator[float]:
-    """From when a task was to start to when its first attempt started; what waits for other tasks has no such time."""
+    """From when a task was to start to when its first attempt started; what waits for other tasks
+    has no such time.
+    """
     first: dict[uuid.UUID, datetime] = dict(
         TaskExecutionLog.objects.order_by()
         .filter(status__in=STARTED, started_at__isnull=False)

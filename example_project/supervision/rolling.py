@@ -1,4 +1,6 @@
-"""A rolling restart under load: every scheduler and worker ended and replaced in turn, again and again."""
+"""A rolling restart under load: every scheduler and worker ended and replaced in turn, again and
+again.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -47,7 +49,9 @@ class Figures:
 
 
 class Restarts:
-    """Restarts each node in turn, by SIGTERM and SIGKILL alternately; two neighbours begin with the same, two not."""
+    """Restarts each node in turn, by SIGTERM and SIGKILL alternately; two neighbours begin with the
+    same, two not.
+    """
 
     def __init__(self, platform: Platform, say: Callable[[str], None]) -> None:
         self.platform, self.say = platform, say
@@ -62,9 +66,14 @@ class Restarts:
             self.platform.wait_ready(node)
 
     def play(self, rounds: int) -> None:
-        """Restart every node so many times while the jobs fire, then let everything run to its end."""
+        """Restart every node so many times while the jobs fire, then let everything run
+        to its end.
+        """
         jobs = schedules.sync()
-        self.say(f"{len(jobs)} recurring jobs begin; {len(self.nodes)} nodes are restarted {rounds} times each.")
+        self.say(
+            f"{len(jobs)} recurring jobs begin; {len(self.nodes)} nodes are restarted {rounds}"
+            " times each."
+        )
         self._wait_for_births()
         for turn, place in itertools.product(range(rounds), range(len(self.nodes))):
             self._restart(place, gently=(turn + place // 2) % 2 == 0)
@@ -84,27 +93,46 @@ class Restarts:
                 self.platform.problems.append(f"{node.name} did not stop and was killed")
         node.kill()
         self.ended["SIGTERM" if gently else "SIGKILL"] += 1
-        fresh = self.platform.add_worker() if node.name.startswith("worker") else self.platform.add_scheduler()
+        fresh = (
+            self.platform.add_worker()
+            if node.name.startswith("worker")
+            else self.platform.add_scheduler()
+        )
         self.platform.wait_ready(fresh)
         self.nodes[place] = fresh
-        self.say(f"{node.name} was {'stopped' if gently else 'killed'}, {fresh.name} stands in its place.")
+        self.say(
+            f"{node.name} was {'stopped' if gently else 'killed'}, {fresh.name} stands in its"
+            " place."
+        )
 
     def _wait_for_births(self) -> None:
         """Wait until more is born: the jobs fire."""
         before = Task.objects.count()
-        self.platform.patience.until(lambda: Task.objects.count() > before + len(self.nodes), SETTLED)
+        self.platform.patience.until(
+            lambda: Task.objects.count() > before + len(self.nodes), SETTLED
+        )
 
     def _drained(self) -> bool:
-        return not (Task.objects.filter(status__in=OPEN).exists() or WorkflowRun.objects.open().exists())
+        return not (
+            Task.objects.filter(status__in=OPEN).exists() or WorkflowRun.objects.open().exists()
+        )
 
     def figures(self) -> Figures:
         """Read everything back from the database."""
         found, logs = fires.read(None), TaskExecutionLog.objects
         told = found.fates.total()
         return Figures(
-            jobs=found.jobs, nodes=len(self.nodes), terminated=self.ended["SIGTERM"], killed=self.ended["SIGKILL"],
-            expected=found.expected, seen=told, missing=found.missing, doubled=found.doubled,
-            tasks=Task.objects.count(), left_open=Task.objects.filter(status__in=OPEN).count(),
-            attempts_lost=logs.filter(status="LOST").count(), fenced=logs.filter(status="FENCED").count(),
+            jobs=found.jobs,
+            nodes=len(self.nodes),
+            terminated=self.ended["SIGTERM"],
+            killed=self.ended["SIGKILL"],
+            expected=found.expected,
+            seen=told,
+            missing=found.missing,
+            doubled=found.doubled,
+            tasks=Task.objects.count(),
+            left_open=Task.objects.filter(status__in=OPEN).count(),
+            attempts_lost=logs.filter(status="LOST").count(),
+            fenced=logs.filter(status="FENCED").count(),
             problems=self.platform.problems,
-        )  # fmt: skip
+        )

@@ -1,4 +1,6 @@
-"""What the person at the terminal sees: lines that stay, and below them a bar and a table that move."""
+"""What the person at the terminal sees: lines that stay, and below them a bar and a table that
+move.
+"""
 
 import shutil
 import time
@@ -10,7 +12,9 @@ LIVE_SECONDS, QUIET_SECONDS = 0.25, 2.0
 
 
 class Screen:
-    """On a terminal the moving part is redrawn in place; elsewhere it becomes one line every two seconds."""
+    """On a terminal the moving part is redrawn in place; elsewhere it becomes one line every two
+    seconds.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._live = out, out.isatty()
@@ -37,7 +41,9 @@ class Screen:
                 self._write(line[:width] + "\n")
             self._drawn = len(lines) + 2
         else:
-            self._write(f"{time.monotonic() - self._began:6.1f} s  {bar} {lines[0] if lines else ''}\n")
+            self._write(
+                f"{time.monotonic() - self._began:6.1f} s  {bar} {lines[0] if lines else ''}\n"
+            )
 
     def close(self) -> None:
         """Take the moving part away."""

@@ -1,4 +1,6 @@
-"""The demo: half a minute of business, two processes killed in the middle, and a report on what became of it."""
+"""The demo: half a minute of business, two processes killed in the middle, and a report on what
+became of it.
+"""
 
 import http.client
 import signal
@@ -11,7 +13,13 @@ from billing.models import Card, Customer, Invoice
 from django.db.models import Count
 from django.utils import timezone
 
-from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task, WorkflowRun
+from django_durable_tasks.models import (
+    DeadLetter,
+    OccurrenceRecord,
+    RecurringTask,
+    Task,
+    WorkflowRun,
+)
 from supervision.platform import Platform
 from supervision.processes import Program
 from supervision.screen import Screen
@@ -24,7 +32,9 @@ OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 
 
 class Story:
-    """Plays the demo on a platform that runs, and remembers what cannot be read from the database."""
+    """Plays the demo on a platform that runs, and remembers what cannot be read from the
+    database.
+    """
 
     def __init__(self, platform: Platform, screen: Screen) -> None:
         self.platform, self.screen, self.workload = platform, screen, Workload()
@@ -37,7 +47,9 @@ class Story:
         self._worker_killed = self._leader_killed = False
 
     def play(self) -> None:
-        """Do the business, kill, replace and replay on the way, then wait until all is drained; raises Interrupted."""
+        """Do the business, kill, replace and replay on the way, then wait until all is drained;
+        raises Interrupted.
+        """
         jobs = schedules.sync()
         self.screen.say(f"{len(jobs)} recurring jobs begin, each every two to seven seconds.")
         for step in range(STEPS):
@@ -53,7 +65,9 @@ class Story:
         self.platform.patience.until(self._drained, DRAINING)
         self.screen.close()
         self.site_served = self._site_answers()
-        self.platform.problems += [f"{program.name} ended by itself" for program in self.platform.fallen()]
+        self.platform.problems += [
+            f"{program.name} ended by itself" for program in self.platform.fallen()
+        ]
 
     def _watch(self, step: int) -> None:
         if step >= KILL_WORKER_AT and not self._worker_killed:
@@ -69,7 +83,9 @@ class Story:
         self._watch(STEPS)
         self.show(1.0)
         busy = not self.replayed or self.takeover is None or not self._worker_killed
-        waiting = Task.objects.filter(status__in=OPEN).exists() or WorkflowRun.objects.open().exists()
+        waiting = (
+            Task.objects.filter(status__in=OPEN).exists() or WorkflowRun.objects.open().exists()
+        )
         return not (busy or waiting)
 
     def _kill_worker(self) -> None:
@@ -110,7 +126,9 @@ class Story:
             return
         self.leaderless = self._leader_killed_at, timezone.now()
         self.takeover = (self.leaderless[1] - self.leaderless[0]).total_seconds()
-        self.screen.say(f"{leader.name} took over after {self.takeover:.1f} s, as the leader of term {term}.")
+        self.screen.say(
+            f"{leader.name} took over after {self.takeover:.1f} s, as the leader of term {term}."
+        )
         self.screen.say(f"{self.platform.add_scheduler().name} was started in its place.")
 
     def _replay_one(self) -> None:
@@ -120,9 +138,13 @@ class Story:
             return
         invoice = Invoice.objects.get(pk=letter.task.args[0])
         Customer.objects.filter(subscriptions=invoice.subscription_id).update(card=Card.GOOD)
-        DeadLetter.objects.filter(pk=letter.pk).replay(by="demo", reason="the customer gave a new card")
+        DeadLetter.objects.filter(pk=letter.pk).replay(
+            by="demo", reason="the customer gave a new card"
+        )
         self.replayed += 1
-        self.screen.say(f"A dead letter was replayed: {letter.error_message.strip()} for {invoice}, new card.")
+        self.screen.say(
+            f"A dead letter was replayed: {letter.error_message.strip()} for {invoice}, new card."
+        )
 
     def show(self, share: float) -> None:
         """Draw where things stand."""
@@ -146,10 +168,15 @@ def table(platform: Platform) -> list[str]:
     number = dict(Task.objects.order_by().values_list("status").annotate(Count("pk")))
     retrying = Task.objects.retrying().count()
     leader, term = platform.leader()
-    alive = [f"{program.name}{'*' if program is leader else ''}" for program in platform.programs if program.alive]
+    alive = [
+        f"{program.name}{'*' if program is leader else ''}"
+        for program in platform.programs
+        if program.alive
+    ]
     tasks = (
-        f"tasks {sum(number.values())}: {number.get('SUCCESS', 0)} done, {number.get('RUNNING', 0)} running, "
-        f"{number.get('QUEUED', 0)} queued, {number.get('PENDING', 0) - retrying} waiting, {retrying} retrying, "
-        f"{DeadLetter.objects.open().count()} dead letters, {OccurrenceRecord.objects.count()} recurring fires"
+        f"tasks {sum(number.values())}: {number.get('SUCCESS', 0)} done, {number.get('RUNNING', 0)}"
+        f" running, {number.get('QUEUED', 0)} queued, {number.get('PENDING', 0) - retrying}"
+        f" waiting, {retrying} retrying, {DeadLetter.objects.open().count()} dead letters,"
+        f" {OccurrenceRecord.objects.count()} recurring fires"
     )
     return [tasks, f"{', '.join(sorted(alive))}   * leads, term {term}"]

@@ -28,7 +28,9 @@ class Workload:
         self._plans = list(Plan.objects.order_by("pk"))
         self._hosts = list(Customer.objects.order_by("pk")[:50])
         self._due = Subscription.objects.due(timezone.now())
-        self._good = iter(list(self._due.filter(customer__card=Card.GOOD).values_list("pk", flat=True)))
+        self._good = iter(
+            list(self._due.filter(customer__card=Card.GOOD).values_list("pk", flat=True))
+        )
         self._events: list[Event] = []
 
     def step(self, number: int) -> None:
@@ -37,14 +39,24 @@ class Workload:
         if number == 0:
             self._renew_troubled()
         if number % 3 == 0:
-            self._note(actions.write_post(f"Post {number}", timezone.now() + timedelta(seconds=1 + number % 5)))
+            self._note(
+                actions.write_post(
+                    f"Post {number}", timezone.now() + timedelta(seconds=1 + number % 5)
+                )
+            )
         if number % 4 == 0:
             self._plan_event(number)
         if number % 8 == 7:
-            self._note(actions.move_event(self._events[-1], self._events[-1].starts_at + timedelta(seconds=4)))
+            self._note(
+                actions.move_event(
+                    self._events[-1], self._events[-1].starts_at + timedelta(seconds=4)
+                )
+            )
         if number % 6 == 2:
             plan = self._plans[number // 6 % len(self._plans)]
-            self._note(actions.report_usage(plan, f"{timezone.now().year - 1}-{1 + number // 6 % 12:02d}"))
+            self._note(
+                actions.report_usage(plan, f"{timezone.now().year - 1}-{1 + number // 6 % 12:02d}")
+            )
         if number == 5:
             self._change_mind()
         if number == 10:
@@ -69,7 +81,9 @@ class Workload:
     def _plan_event(self, number: int) -> None:
         host = self._hosts[number % len(self._hosts)]
         starts_at = timezone.now() + timedelta(seconds=6)
-        event = actions.plan_event(host, f"Event {number}", starts_at, remind_before=timedelta(seconds=2))
+        event = actions.plan_event(
+            host, f"Event {number}", starts_at, remind_before=timedelta(seconds=2)
+        )
         self._events.append(event)
         self._note(Task.objects.get(key=event.reminder_key))
 
@@ -86,4 +100,8 @@ class Workload:
     def _send_too_late(self) -> None:
         """Dunning mails that an outage held up for so long that they must not be sent any more."""
         for _ in range(3):
-            self._note(send_dunning_mail.using(expires_at=timezone.now() - timedelta(minutes=1)).schedule(1))
+            self._note(
+                send_dunning_mail.using(expires_at=timezone.now() - timedelta(minutes=1)).schedule(
+                    1
+                )
+            )

@@ -1,1 +1,3 @@
-"""django-celery-beat in its own environment: its settings, its app, and the program that fills its tables."""
+"""django-celery-beat in its own environment: its settings, its app, and the program that fills its
+tables.
+"""

@@ -1,4 +1,6 @@
-"""Fill beat's tables: ``python -m benchmarks.peers.beat.rows prepare '{"n": 1000, "every": 10}'``."""
+"""Fill beat's tables: ``python -m benchmarks.peers.beat.rows prepare '{"n": 1000,
+"every": 10}'``.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,17 @@ def prepare(n: int, every: int) -> float:
     """Create the tables and n rows that are due every so many seconds, spread over them."""
     began = time.perf_counter()
     call_command("migrate", verbosity=0)
-    from django_celery_beat.models import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        IntervalSchedule,
-        PeriodicTask,
-        PeriodicTasks,
-    )
+    from django_celery_beat.models import IntervalSchedule, PeriodicTask, PeriodicTasks  # type: ignore[import-not-found]
 
     schedule = IntervalSchedule.objects.create(every=every, period="seconds")
     now = timezone.now()
     rows: list[Any] = [
-        PeriodicTask(name=f"row {number}", task="noop", interval=schedule, last_run_at=now - _phase(number, n, every))
+        PeriodicTask(
+            name=f"row {number}",
+            task="noop",
+            interval=schedule,
+            last_run_at=now - _phase(number, n, every),
+        )
         for number in range(n)
     ]
     PeriodicTask.objects.bulk_create(rows, batch_size=_AT_ONCE)

@@ -20,7 +20,7 @@ def _prepare() -> float:
 
 
 def _enqueue(n: int) -> float:
-    from benchmarks.peers.ox.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.peers.ox.tasks import noop
 
     for number in range(50):
         noop.enqueue(number)
@@ -31,9 +31,9 @@ def _enqueue(n: int) -> float:
 
 
 def _bulk(n: int) -> float:
-    from django_ox.bulk import enqueue_many  # noqa: PLC0415 - models load after Django
+    from django_ox.bulk import enqueue_many
 
-    from benchmarks.peers.ox.tasks import noop  # noqa: PLC0415 - tasks load after Django
+    from benchmarks.peers.ox.tasks import noop
 
     began = time.perf_counter()
     enqueue_many(noop, [((number,), {}) for number in range(n)])
@@ -41,10 +41,18 @@ def _bulk(n: int) -> float:
 
 
 def _run(n: int, concurrency: int) -> float:
-    from django_ox.models import OxTask  # noqa: PLC0415 - models load after Django
+    from django_ox.models import OxTask
 
     _bulk(n)
-    command = [sys.executable, "-m", "django", "ox_worker", "--batch", "--concurrency", str(concurrency)]
+    command = [
+        sys.executable,
+        "-m",
+        "django",
+        "ox_worker",
+        "--batch",
+        "--concurrency",
+        str(concurrency),
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     rows = OxTask.objects.filter(status="SUCCESSFUL").values_list("started_at", "finished_at")
     starts, ends = zip(*rows, strict=True)
@@ -53,7 +61,12 @@ def _run(n: int, concurrency: int) -> float:
     return float((max(ends) - min(starts)).total_seconds())
 
 
-VERBS: dict[str, Callable[..., float]] = {"prepare": _prepare, "enqueue": _enqueue, "bulk": _bulk, "run": _run}
+VERBS: dict[str, Callable[..., float]] = {
+    "prepare": _prepare,
+    "enqueue": _enqueue,
+    "bulk": _bulk,
+    "run": _run,
+}
 
 
 def main(verb: str, given: dict[str, Any]) -> None:

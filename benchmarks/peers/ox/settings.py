@@ -10,7 +10,12 @@ DEBUG = False
 USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_ox", "benchmarks.peers.ox"]
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "django_ox",
+    "benchmarks.peers.ox",
+]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",

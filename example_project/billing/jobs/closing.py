@@ -3,8 +3,9 @@
     extract ─┬─ a statement for each customer ─┬─ reports: revenue by plan ── total ── summary
              └─ ... as many as there are       ─┘
 
-How many customers there are is known only when `extract` runs, so it adds their statements to its own workflow; what
-waits for it waits for them too. The reports are a workflow of their own inside. Each body writes under a unique key.
+How many customers there are is known only when `extract` runs, so it adds their statements to its
+own workflow; what waits for it waits for them too. The reports are a workflow of their own inside.
+Each body writes under a unique key.
 """
 
 from datetime import timedelta
@@ -23,38 +24,61 @@ MOST = 12
 
 @durable_task(bind=True)
 def close_month(self: Any) -> Workflow:
-    """Start the closing of the month before the fire time, in the transaction of this job's success."""
+    """Start the closing of the month before the fire time, in the transaction of this job's
+    success.
+    """
     month = f"{month_before(fire_day(self)):%Y-%m}"
     closing = Workflow("close-month", deadline=timedelta(hours=6), on_failure=tell_unclosed)
     extracted = closing.add(extract, month, step="extract")
     reported = closing.add_workflow(reports(month), after=extracted, step="reports")
-    closing.add(send_summary, month, extracted.result["statements"], reported.result["total"], after=reported)
+    closing.add(
+        send_summary,
+        month,
+        extracted.result["statements"],
+        reported.result["total"],
+        after=reported,
+    )
     return closing
 
 
 def reports(month: str) -> Workflow:
     """Return the workflow of the reports: one for each plan, and what they come to."""
     found = Workflow("reports")
-    plans = [found.add(sum_revenue, plan.pk, month, step=f"revenue of {plan}") for plan in Plan.objects.order_by("pk")]
+    plans = [
+        found.add(sum_revenue, plan.pk, month, step=f"revenue of {plan}")
+        for plan in Plan.objects.order_by("pk")
+    ]
     found.add(sum_up, month, [plan.result for plan in plans], after=plans, step="total")
     return found
 
 
 @durable_task(bind=True)
 def extract(self: Any, month: str) -> dict[str, int]:
-    """Find who paid, and add a statement for each to the workflow; they are born with this success, or not at all."""
-    payers = Customer.objects.filter(subscriptions__invoices__payments__isnull=False).distinct().order_by("pk")
+    """Find who paid, and add a statement for each to the workflow; they are born with this success,
+    or not at all.
+    """
+    payers = (
+        Customer.objects.filter(subscriptions__invoices__payments__isnull=False)
+        .distinct()
+        .order_by("pk")
+    )
     customers = list(payers.values_list("pk", flat=True)[:MOST])
     for customer_id in customers:
-        self.durable.workflow.add(write_statement, customer_id, month, step=f"statement {customer_id}")
+        self.durable.workflow.add(
+            write_statement, customer_id, month, step=f"statement {customer_id}"
+        )
     return {"statements": len(customers)}
 
 
 @durable_task
 def write_statement(customer_id: int, month: str) -> int:
-    """Write what a customer has paid. The constraint on (customer, month) makes a second start harmless."""
+    """Write what a customer has paid. The constraint on (customer, month) makes a second start
+    harmless.
+    """
     amount = _paid(invoice__subscription__customer=customer_id)
-    Statement.objects.update_or_create(customer_id=customer_id, month=month, defaults={"amount": amount})
+    Statement.objects.update_or_create(
+        customer_id=customer_id, month=month, defaults={"amount": amount}
+    )
     return amount
 
 
@@ -62,14 +86,20 @@ def write_statement(customer_id: int, month: str) -> int:
 def sum_revenue(plan_id: int, month: str) -> int:
     """Note what the customers of a plan have paid."""
     amount = _paid(invoice__subscription__plan=plan_id)
-    Figure.objects.update_or_create(name=f"revenue of plan {plan_id}", period=month, defaults={"value": amount})
+    Figure.objects.update_or_create(
+        name=f"revenue of plan {plan_id}", period=month, defaults={"value": amount}
+    )
     return amount
 
 
 @durable_task
 def sum_up(month: str, amounts: list[int]) -> int:
-    """Note what all plans come to; the amounts are the results of other tasks, looked up when this one starts."""
-    Figure.objects.update_or_create(name="revenue of all plans", period=month, defaults={"value": sum(amounts)})
+    """Note what all plans come to; the amounts are the results of other tasks, looked up when this
+    one starts.
+    """
+    Figure.objects.update_or_create(
+        name="revenue of all plans", period=month, defaults={"value": sum(amounts)}
+    )
     return sum(amounts)
 
 
@@ -83,7 +113,11 @@ def send_summary(self: Any, month: str, statements: int, total: int) -> None:
 @durable_task(bind=True)
 def tell_unclosed(self: Any, run_id: str) -> None:
     """Tell the office that a closing failed, or was not done by its deadline."""
-    mails.tell_office("A month could not be closed", f"See workflow run {run_id}.", key=self.durable.idempotency_key)
+    mails.tell_office(
+        "A month could not be closed",
+        f"See workflow run {run_id}.",
+        key=self.durable.idempotency_key,
+    )
 
 
 def _paid(**which: Any) -> int:

@@ -41,12 +41,18 @@ def take_figure(self: Any, name: str, period: str = "day") -> int:
 @durable_task(bind=True)
 def close_books(self: Any, period: str) -> int:
     """Note what was taken in by the end of a month, quarter or year."""
-    return _take(f"revenue of the {period}", PERIODS[period](fire_time(self)), _cents(state=Invoice.State.PAID))
+    return _take(
+        f"revenue of the {period}",
+        PERIODS[period](fire_time(self)),
+        _cents(state=Invoice.State.PAID),
+    )
 
 
 @durable_task(bind=True)
 def report_usage_of(self: Any, plan: str) -> str:
-    """Have the usage report of a plan built for the month before the fire time; asked for twice it is built once."""
+    """Have the usage report of a plan built for the month before the fire time; asked for twice it
+    is built once.
+    """
     month = f"{month_before(fire_day(self)):%Y-%m}"
     for found in Plan.objects.filter(name=plan):
         actions.report_usage(found, month)
@@ -56,7 +62,11 @@ def report_usage_of(self: Any, plan: str) -> str:
 @durable_task(bind=True)
 def read_feed_in(self: Any, site: str) -> int:
     """Read the meter of the panels on a customer's roof, at a time that the sun says."""
-    return _take(f"feed-in of {site}", PERIODS["minute"](fire_time(self)), outside.feed_in(site, fire_day(self)))
+    return _take(
+        f"feed-in of {site}",
+        PERIODS["minute"](fire_time(self)),
+        outside.feed_in(site, fire_day(self)),
+    )
 
 
 @durable_task(bind=True)

@@ -42,7 +42,11 @@ def forget_sessions() -> None:
 def forget_mails(days: int) -> int:
     """Delete the files of mails that were sent long ago."""
     folder, before = Path(settings.MAIL_FOLDER), time.time() - days * 86_400
-    old = [file for file in folder.glob("*.log") if file.stat().st_mtime < before] if folder.is_dir() else []
+    old = (
+        [file for file in folder.glob("*.log") if file.stat().st_mtime < before]
+        if folder.is_dir()
+        else []
+    )
     for file in old:
         file.unlink(missing_ok=True)
     return len(old)
@@ -51,7 +55,9 @@ def forget_mails(days: int) -> int:
 @durable_task
 def publish_forgotten() -> int:
     """Publish posts whose own task is not there any more, an hour after their time."""
-    late = Post.objects.filter(published_at=None, publish_at__lt=timezone.now() - timedelta(hours=1))
+    late = Post.objects.filter(
+        published_at=None, publish_at__lt=timezone.now() - timedelta(hours=1)
+    )
     posts = list(late.order_by("publish_at")[:100])
     for post in posts:
         post.publish()
@@ -61,7 +67,9 @@ def publish_forgotten() -> int:
 @durable_task(timeout=60)
 def rehearse_restore() -> dict[str, int]:
     """Count what a restored copy would have to have."""
-    return {model.__name__: model._default_manager.count() for model in (Customer, Invoice, Post, Event)}
+    return {
+        model.__name__: model._default_manager.count() for model in (Customer, Invoice, Post, Event)
+    }
 
 
 @durable_task(bind=True, timeout=600)
@@ -70,7 +78,11 @@ def verify_archive(self: Any, pages: int = 20) -> int:
     seen = 0
     for page in range(pages):
         self.durable.check()
-        seen += len(Invoice.objects.filter(state=Invoice.State.PAID).order_by("pk")[page * 500 : page * 500 + 500])
+        seen += len(
+            Invoice.objects.filter(state=Invoice.State.PAID).order_by("pk")[
+                page * 500 : page * 500 + 500
+            ]
+        )
         self.durable.progress(page + 1, pages, "pages of invoices")
     return seen
 

@@ -1,4 +1,6 @@
-"""Jobs that write to customers and to the office. The key of a mail is that of its fire: a second start is known."""
+"""Jobs that write to customers and to the office. The key of a mail is that of its fire: a second
+start is known.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -17,7 +19,9 @@ def tell_figures(self: Any, office: str) -> int:
     """Send an office the figures of its day; four hours late is too late."""
     day = fire_day(self)
     lines = [str(figure) for figure in Figure.objects.order_by("-taken_at")[:50]]
-    mails.tell_office(f"{office}: figures of {day}", "\n".join(lines), key=self.durable.idempotency_key)
+    mails.tell_office(
+        f"{office}: figures of {day}", "\n".join(lines), key=self.durable.idempotency_key
+    )
     return len(lines)
 
 
@@ -26,7 +30,9 @@ def tell_findings(self: Any) -> int:
     """Send the office what reconciliations found; no mail where there is nothing."""
     lines = [str(finding) for finding in Finding.objects.order_by("pk")[:200]]
     if lines:
-        mails.tell_office(f"{len(lines)} findings", "\n".join(lines), key=self.durable.idempotency_key)
+        mails.tell_office(
+            f"{len(lines)} findings", "\n".join(lines), key=self.durable.idempotency_key
+        )
     return len(lines)
 
 
@@ -35,7 +41,9 @@ def tell_dead_letters(self: Any) -> int:
     """Send the office how many tasks gave up."""
     number = DeadLetter.objects.open().count()
     if number:
-        mails.tell_office(f"{number} tasks gave up", "See the admin.", key=self.durable.idempotency_key)
+        mails.tell_office(
+            f"{number} tasks gave up", "See the admin.", key=self.durable.idempotency_key
+        )
     return number
 
 
@@ -43,7 +51,9 @@ def tell_dead_letters(self: Any) -> int:
 def announce_renewals(self: Any, days: int, most: int = 100) -> int:
     """Tell customers that they will be charged in so many days."""
     day = timezone.now() + timedelta(days=days)
-    coming = Subscription.objects.filter(renews_at__range=(day, day + timedelta(days=1))).select_related("customer")
+    coming = Subscription.objects.filter(
+        renews_at__range=(day, day + timedelta(days=1))
+    ).select_related("customer")
     subscriptions = list(coming.order_by("pk")[:most])
     for row in subscriptions:
         key = f"{self.durable.idempotency_key}-{row.pk}"
@@ -54,8 +64,14 @@ def announce_renewals(self: Any, days: int, most: int = 100) -> int:
 @durable_task(bind=True)
 def tell_events(self: Any, days: int) -> int:
     """Send the office the events of the coming days."""
-    coming = Event.objects.filter(starts_at__range=(timezone.now(), timezone.now() + timedelta(days=days)))
-    lines = [f"{event.starts_at:%Y-%m-%d %H:%M} {event}" for event in coming.order_by("starts_at")[:100]]
+    coming = Event.objects.filter(
+        starts_at__range=(timezone.now(), timezone.now() + timedelta(days=days))
+    )
+    lines = [
+        f"{event.starts_at:%Y-%m-%d %H:%M} {event}" for event in coming.order_by("starts_at")[:100]
+    ]
     if lines:
-        mails.tell_office(f"Events of {days} days", "\n".join(lines), key=self.durable.idempotency_key)
+        mails.tell_office(
+            f"Events of {days} days", "\n".join(lines), key=self.durable.idempotency_key
+        )
     return len(lines)

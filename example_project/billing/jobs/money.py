@@ -15,14 +15,25 @@ from django_durable_tasks import durable_task
 
 @durable_task
 def renew_due(most: int = 100) -> int:
-    """Have due subscriptions renewed; the key of a renewal is its period, so nobody is renewed twice."""
-    return len([actions.renew(subscription) for subscription in Subscription.objects.due(timezone.now())[:most]])
+    """Have due subscriptions renewed; the key of a renewal is its period, so nobody is renewed
+    twice.
+    """
+    return len(
+        [
+            actions.renew(subscription)
+            for subscription in Subscription.objects.due(timezone.now())[:most]
+        ]
+    )
 
 
 @durable_task
 def charge_forgotten(most: int = 100) -> int:
-    """Charge invoices that have been open for a day. The key is the one they were first charged under."""
-    old = Invoice.objects.filter(state=Invoice.State.OPEN, issued_at__lt=timezone.now() - timedelta(days=1))
+    """Charge invoices that have been open for a day. The key is the one they were first charged
+    under.
+    """
+    old = Invoice.objects.filter(
+        state=Invoice.State.OPEN, issued_at__lt=timezone.now() - timedelta(days=1)
+    )
     numbers = list(old.order_by("pk").values_list("pk", flat=True)[:most])
     for number in numbers:
         charge_payment.using(idempotency_key=f"charge-invoice-{number}").schedule(number)
@@ -32,7 +43,9 @@ def charge_forgotten(most: int = 100) -> int:
 @durable_task
 def dun(level: str, days: int, most: int = 100) -> int:
     """Remind of invoices that are overdue for so many days, once for each level."""
-    old = Invoice.objects.filter(state=Invoice.State.OVERDUE, issued_at__lt=timezone.now() - timedelta(days=days))
+    old = Invoice.objects.filter(
+        state=Invoice.State.OVERDUE, issued_at__lt=timezone.now() - timedelta(days=days)
+    )
     numbers = list(old.order_by("pk").values_list("pk", flat=True)[:most])
     for number in numbers:
         send_dunning_mail.using(idempotency_key=f"dun-{level}-{number}").schedule(number)
@@ -54,7 +67,9 @@ def match_charges() -> int:
     known = Payment.objects.values("idempotency_key")
     settled = timezone.now() - timedelta(hours=1)
     stray = GatewayCharge.objects.exclude(idempotency_key__in=known)
-    stray = stray.exclude(invoice_number__in=Invoice.objects.filter(issued_at__gte=settled).values("pk"))
+    stray = stray.exclude(
+        invoice_number__in=Invoice.objects.filter(issued_at__gte=settled).values("pk")
+    )
     return _found("a charge without payment", [str(charge) for charge in stray])
 
 

@@ -13,13 +13,22 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Customer",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("name", models.CharField(max_length=100)),
                 ("email", models.EmailField(max_length=254)),
                 (
                     "card",
                     models.CharField(
-                        choices=[("good", "Good"), ("declined", "Declined"), ("bank down", "Bank Down")],
+                        choices=[
+                            ("good", "Good"),
+                            ("declined", "Declined"),
+                            ("bank down", "Bank Down"),
+                        ],
                         default="good",
                         max_length=10,
                     ),
@@ -29,7 +38,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="GatewayCharge",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("idempotency_key", models.CharField(max_length=200, unique=True)),
                 ("invoice_number", models.PositiveBigIntegerField(db_index=True)),
                 ("amount", models.PositiveIntegerField()),
@@ -38,7 +52,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Invoice",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("period", models.PositiveIntegerField()),
                 ("amount", models.PositiveIntegerField()),
                 (
@@ -55,7 +74,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Plan",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("name", models.CharField(max_length=50, unique=True)),
                 ("price", models.PositiveIntegerField()),
             ],
@@ -63,7 +87,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Post",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("title", models.CharField(max_length=100)),
                 ("publish_at", models.DateTimeField()),
                 ("published_at", models.DateTimeField(blank=True, null=True)),
@@ -72,14 +101,21 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Event",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("title", models.CharField(max_length=100)),
                 ("starts_at", models.DateTimeField()),
                 ("remind_before", models.DurationField()),
                 (
                     "host",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="events", to="billing.customer"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="billing.customer",
                     ),
                 ),
             ],
@@ -87,14 +123,21 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Payment",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("idempotency_key", models.CharField(max_length=200, unique=True)),
                 ("reference", models.CharField(max_length=50)),
                 ("paid_at", models.DateTimeField(auto_now_add=True)),
                 (
                     "invoice",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="payments", to="billing.invoice"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="payments",
+                        to="billing.invoice",
                     ),
                 ),
             ],
@@ -102,38 +145,64 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Subscription",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("period", models.PositiveIntegerField(default=0)),
                 ("renews_at", models.DateTimeField(db_index=True)),
                 (
                     "customer",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="subscriptions", to="billing.customer"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="subscriptions",
+                        to="billing.customer",
                     ),
                 ),
-                ("plan", models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to="billing.plan")),
+                (
+                    "plan",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, to="billing.plan"
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
             model_name="invoice",
             name="subscription",
             field=models.ForeignKey(
-                on_delete=django.db.models.deletion.CASCADE, related_name="invoices", to="billing.subscription"
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="invoices",
+                to="billing.subscription",
             ),
         ),
         migrations.CreateModel(
             name="UsageReport",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("month", models.CharField(max_length=7)),
                 ("units", models.PositiveIntegerField()),
                 ("built_at", models.DateTimeField(auto_now=True)),
-                ("plan", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="billing.plan")),
+                (
+                    "plan",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, to="billing.plan"
+                    ),
+                ),
             ],
         ),
         migrations.AddConstraint(
             model_name="invoice",
-            constraint=models.UniqueConstraint(fields=("subscription", "period"), name="one_invoice_a_period"),
+            constraint=models.UniqueConstraint(
+                fields=("subscription", "period"), name="one_invoice_a_period"
+            ),
         ),
         migrations.AddConstraint(
             model_name="usagereport",

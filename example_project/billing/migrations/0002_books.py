@@ -4,46 +4,65 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [
-        ("billing", "0001_initial"),
-    ]
+    dependencies = [("billing", "0001_initial")]
 
     operations = [
         migrations.CreateModel(
             name="ExchangeRate",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("currency", models.CharField(max_length=3)),
                 ("day", models.DateField()),
                 ("rate", models.DecimalField(decimal_places=6, max_digits=12)),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("currency", "day"), name="one_rate_a_day")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("currency", "day"), name="one_rate_a_day")
+                ]
             },
         ),
         migrations.CreateModel(
             name="Figure",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("name", models.CharField(max_length=100)),
                 ("period", models.CharField(max_length=30)),
                 ("value", models.BigIntegerField()),
                 ("taken_at", models.DateTimeField(auto_now=True)),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("name", "period"), name="one_figure_a_period")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("name", "period"), name="one_figure_a_period")
+                ]
             },
         ),
         migrations.CreateModel(
             name="Finding",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("check_name", models.CharField(max_length=50)),
                 ("subject", models.CharField(max_length=100)),
                 ("found_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("check_name", "subject"), name="one_finding")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("check_name", "subject"), name="one_finding")
+                ]
             },
         ),
     ]

@@ -5,26 +5,35 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [
-        ("billing", "0002_books"),
-    ]
+    dependencies = [("billing", "0002_books")]
 
     operations = [
         migrations.CreateModel(
             name="Statement",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("month", models.CharField(max_length=7)),
                 ("amount", models.PositiveIntegerField()),
                 (
                     "customer",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="statements", to="billing.customer"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="statements",
+                        to="billing.customer",
                     ),
                 ),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("customer", "month"), name="one_statement_a_month")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("customer", "month"), name="one_statement_a_month"
+                    )
+                ]
             },
-        ),
+        )
     ]

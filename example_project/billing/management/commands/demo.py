@@ -1,4 +1,6 @@
-"""``manage.py demo``: half a minute of business, with a worker and the leading scheduler killed in the middle."""
+"""``manage.py demo``: half a minute of business, with a worker and the leading scheduler killed in
+the middle.
+"""
 
 import os
 import shutil
@@ -23,12 +25,17 @@ from billing.management.commands.seed import seed
 class Command(BaseCommand):
     """Run the demo; exit with 0 when nothing was lost and nothing doubled."""
 
-    help = "Run the platform for half a minute, kill two of its processes, and report what the database says."
+    help = (
+        "Run the platform for half a minute, kill two of its processes, and report what the"
+        " database says."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("--customers", type=int, default=3_000, help="how many (default: 3000)")
-        parser.add_argument("--folder", type=Path, help="an empty folder, kept (default: a temporary one, removed)")
+        parser.add_argument(
+            "--folder", type=Path, help="an empty folder, kept (default: a temporary one, removed)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Play."""
@@ -68,7 +75,9 @@ class Command(BaseCommand):
         return story
 
     def _report(self, story: Story) -> bool:
-        found = report.read(story.workload.committed, story.workload.rolled_back, story.killed_nodes)
+        found = report.read(
+            story.workload.committed, story.workload.rolled_back, story.killed_nodes
+        )
         fired = fires.read(story.leaderless)
         drawn = graphs.read()
         wrong = printing.problems(found, fired, drawn, story)
@@ -77,5 +86,7 @@ class Command(BaseCommand):
             self.stdout.write(line)
         for problem in wrong:
             self.stderr.write(f"  {problem}")
-        self.stdout.write(f"\n  {'Nothing was lost and nothing doubled.' if not wrong else 'This must not be.'}")
+        self.stdout.write(
+            f"\n  {'Nothing was lost and nothing doubled.' if not wrong else 'This must not be.'}"
+        )
         return not wrong

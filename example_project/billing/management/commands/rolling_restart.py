@@ -1,4 +1,6 @@
-"""``manage.py rolling_restart``: the fifty jobs on several schedulers and workers, each restarted again and again."""
+"""``manage.py rolling_restart``: the fifty jobs on several schedulers and workers, each restarted
+again and again.
+"""
 
 import json
 import os
@@ -23,15 +25,24 @@ from billing.management.commands.seed import seed
 class Command(BaseCommand):
     """Restart every node in turn; exit with 0 when no fire was missed and none doubled."""
 
-    help = "Restart each of several schedulers and workers in turn while fifty jobs fire, and count the fires."
+    help = (
+        "Restart each of several schedulers and workers in turn while fifty jobs fire, and count"
+        " the fires."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--nodes", type=int, default=3, help="schedulers, and as many workers (default: 3)")
+        parser.add_argument(
+            "--nodes", type=int, default=3, help="schedulers, and as many workers (default: 3)"
+        )
         parser.add_argument("--rounds", type=int, default=10, help="restarts of each (default: 10)")
         parser.add_argument("--customers", type=int, default=200, help="how many (default: 200)")
-        parser.add_argument("--defaults", action="store_true", help="with default settings, not shortened ones")
-        parser.add_argument("--folder", type=Path, help="an empty folder, kept (default: a temporary one, removed)")
+        parser.add_argument(
+            "--defaults", action="store_true", help="with default settings, not shortened ones"
+        )
+        parser.add_argument(
+            "--folder", type=Path, help="an empty folder, kept (default: a temporary one, removed)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Play."""

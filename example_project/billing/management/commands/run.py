@@ -23,12 +23,22 @@ PACE = 2.0
 class Command(BaseCommand):
     """Run the site, two schedulers and two workers."""
 
-    help = "Run the site, two schedulers and two workers until Ctrl-C, with a little business going on."
+    help = (
+        "Run the site, two schedulers and two workers until Ctrl-C, with a little business"
+        " going on."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--port", type=int, default=8000, help="of the site, if it is free (default: 8000)")
-        parser.add_argument("--folder", type=Path, default=settings.PROJECT / "var" / "run", help="kept between runs")
+        parser.add_argument(
+            "--port", type=int, default=8000, help="of the site, if it is free (default: 8000)"
+        )
+        parser.add_argument(
+            "--folder",
+            type=Path,
+            default=settings.PROJECT / "var" / "run",
+            help="kept between runs",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run."""
@@ -63,8 +73,9 @@ class Command(BaseCommand):
     def _greet(self, platform: Platform) -> None:
         names = ", ".join(sorted(program.name for program in platform.programs))
         self.stdout.write(
-            f"\n  Site    {platform.address}\n  Admin   {platform.address}admin/   login: admin / admin\n"
-            f"  Runs    {names}\n  Files   {settings.FOLDER} (database, logs, mails)\n\n  Ctrl-C stops everything.\n"
+            f"\n  Site    {platform.address}\n  Admin   {platform.address}admin/   login: admin /"
+            f" admin\n  Runs    {names}\n  Files   {settings.FOLDER} (database, logs, mails)\n\n "
+            " Ctrl-C stops everything.\n"
         )
         self.stdout.flush()
 

@@ -1,4 +1,6 @@
-"""``manage.py seed``: thousands of customers with subscriptions, and the recurring jobs, in a second or two."""
+"""``manage.py seed``: thousands of customers with subscriptions, and the recurring jobs, in a
+second or two.
+"""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -14,9 +16,16 @@ def seed(number: int) -> None:
     """Make so many customers, each with a subscription, in one transaction of a few statements."""
     factories.begin()
     with transaction.atomic():
-        Plan.objects.bulk_create(factories.PlanFactory.build_batch(len(factories.PLANS)), ignore_conflicts=True)
-        Customer.objects.bulk_create(factories.CustomerFactory.build_batch(number), batch_size=1_000)
-        plans, customers = list(Plan.objects.order_by("pk")), Customer.objects.filter(subscriptions=None).order_by("pk")
+        Plan.objects.bulk_create(
+            factories.PlanFactory.build_batch(len(factories.PLANS)), ignore_conflicts=True
+        )
+        Customer.objects.bulk_create(
+            factories.CustomerFactory.build_batch(number), batch_size=1_000
+        )
+        plans, customers = (
+            list(Plan.objects.order_by("pk")),
+            Customer.objects.filter(subscriptions=None).order_by("pk"),
+        )
         subscriptions = [
             factories.SubscriptionFactory.build(customer=customer, plan=plans[index % len(plans)])
             for index, customer in enumerate(customers)
@@ -38,4 +47,6 @@ class Command(BaseCommand):
         seed(options["customers"])
         jobs = schedules.sync()
         customers, subscriptions = Customer.objects.count(), Subscription.objects.count()
-        self.stdout.write(f"{customers} customers, {subscriptions} subscriptions, {len(jobs)} recurring jobs.")
+        self.stdout.write(
+            f"{customers} customers, {subscriptions} subscriptions, {len(jobs)} recurring jobs."
+        )

@@ -1,4 +1,6 @@
-"""``manage.py seed_real_schedules PATH``: the periodic jobs of a real project, to try the package out on."""
+"""``manage.py seed_real_schedules PATH``: the periodic jobs of a real project, to try the package
+out on.
+"""
 
 import csv
 import re
@@ -23,7 +25,10 @@ def seconds(duration: str) -> float:
     """Read a duration as Go writes it, such as ``1h30m``; raises ValueError."""
     if not _DURATION.fullmatch(duration):
         raise ValueError(f"{duration!r} is no duration such as 1h30m.")
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", duration))
+    return sum(
+        float(number) * _UNITS[unit]
+        for number, unit in re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", duration)
+    )
 
 
 def timing(row: dict[str, str]) -> dict[str, Any]:
@@ -36,12 +41,17 @@ def timing(row: dict[str, str]) -> dict[str, Any]:
 class Command(BaseCommand):
     """Declare a schedule for each row of a table."""
 
-    help = "Declare a schedule for each job of a CSV table with the columns name, cron, interval, minimum_interval."
+    help = (
+        "Declare a schedule for each job of a CSV table with the columns name, cron, interval,"
+        " minimum_interval."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("path", type=Path, help="the table")
-        parser.add_argument("--active", action="store_true", help="let them fire (default: paused, to be looked at)")
+        parser.add_argument(
+            "--active", action="store_true", help="let them fire (default: paused, to be looked at)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Declare them, and name those that are refused."""
@@ -58,13 +68,21 @@ class Command(BaseCommand):
         for one in refused:
             self.stderr.write(f"refused: {one}")
         how = "active" if options["active"] else "paused"
-        self.stdout.write(f"{len(rows) - len(refused)} schedules declared, new ones {how}; {len(refused)} refused.")
+        self.stdout.write(
+            f"{len(rows) - len(refused)} schedules declared, new ones {how}; {len(refused)}"
+            " refused."
+        )
 
     def _declare(self, row: dict[str, str], *, paused: bool) -> None:
         RecurringTask.objects.upsert(
-            name=f"{PREFIX}{row['name']}", task=try_out, args=[row["name"]], paused=paused, overlap="SKIP",
-            description="A periodic job of a real project, to try the package out on.", **timing(row),
-        )  # fmt: skip
+            name=f"{PREFIX}{row['name']}",
+            task=try_out,
+            args=[row["name"]],
+            paused=paused,
+            overlap="SKIP",
+            description="A periodic job of a real project, to try the package out on.",
+            **timing(row),
+        )
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
