@@ -1,4 +1,6 @@
-"""Sphinx: ``pip install -e '.[docs]'``, then ``python -m sphinx -W -b html docs docs/_build/html``."""
+"""Sphinx: ``pip install -e '.[docs]'``, then ``python -m sphinx -W -b html docs
+docs/_build/html``.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ class Mermaid(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Hand the text on."""
-        text = nodes.literal_block("\n".join(self.content), "\n".join(self.content), classes=["mermaid"])
+        text = nodes.literal_block(
+            "\n".join(self.content), "\n".join(self.content), classes=["mermaid"]
+        )
         text["language"] = "none"
-        drawn = nodes.raw("", f'<pre class="mermaid">\n{nodes.unescape(text.astext())}\n</pre>', format="html")
+        drawn = nodes.raw(
+            "", f'<pre class="mermaid">\n{nodes.unescape(text.astext())}\n</pre>', format="html"
+        )
         return [drawn] if self.env.app.builder.format == "html" else [text]
 
 

@@ -1,9 +1,12 @@
-"""The pages for operators, made from the parsers of the commands and from the findings of the system checks."""
+"""The pages for operators, made from the parsers of the commands and from the findings of the
+system checks.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 
 import django
 from django.apps import apps
@@ -15,49 +18,49 @@ if not apps.ready:
 
 from django_durable_tasks.checks import FINDINGS, Finding
 from django_durable_tasks.management.commands import durable, run_scheduler
+from django_durable_tasks.operations.operation import Operation
 
 _COMMANDS = """
 # Commands
 
 ```sh
-manage.py run_scheduler          # run as many as you like; one of them leads
-manage.py durable VERB ...       # look at the work, and move it
+manage.py run_scheduler          # run any number; one of them is the leader
+manage.py durable SUBCOMMAND ... # inspect and change tasks, workflows and schedules
 ```
 
-Made from `django_durable_tasks/management/`.
+## All subcommands
 
-## What every verb has
-
-* **`--format json`** writes one JSON object (`list`: one list) to stdout, with instants in ISO 8601 and spans in
-  seconds. Remarks and progress go to stderr. Without it the answer is an aligned plain table.
-* **`--dry-run`** shows exactly which rows would change, and changes none. Of graphs (`cancel --workflow`, `retry
-  --workflow`, `force-complete`, `approve`, ...) it shows what would follow too: it is the operation itself, taken back.
-* **Filters change nothing unseen**: where they pick more than one row, the verb wants `--dry-run` or `--yes`. Ids need
-  neither; a workflow, a branch, and what depends on a task do.
-* **`--limit`** takes the oldest rows; work is done in batches of `BATCH_SIZE`, each in a transaction of its own.
-* **Who did it** is the user of the operating system, or whom `--by` names; it stands in the row, the dead letter, the
-  gate or the log.
+* **`--format json`** writes one JSON object (`list`: one list) to stdout, with instants in ISO 8601 and durations in
+  seconds. Remarks and progress go to stderr. Without it the output is an aligned plain table.
+* **`--dry-run`** shows exactly which rows would change and changes none. For graphs (`cancel --workflow`, `replay
+  --workflow`, `force-complete`, `approve`, ...) it also shows what would follow, because it performs the operation and
+  rolls it back.
+* **`--yes`** is required if filters select more than one row, and for a workflow, a branch, or tasks that depend on a
+  task. Rows that are named by their ids need none.
+* **`--limit`** selects the oldest rows. Rows are changed in batches of `BATCH_SIZE`, each in a transaction of its own.
+* **`--by` and `--reason`** say who does it and why. The default of `--by` is the user of the operating system. Both are
+  kept in the row, the dead letter, the gate or the log.
 * **Secrets are masked** in arguments, results and errors, as `SECRET_NAMES` says.
-* What is **left alone** is told with the reason: `it is RUNNING`, `there is no such task`, `a newer open task holds the
-  key`.
+* Rows that are **left unchanged** are listed with the reason: `it is RUNNING`, `there is no such task`, `a newer open
+  task has the same key`.
 
 | exit code | meaning |
 |---|---|
-| 0 | done; `status` found everything within its thresholds; `alive`: it lives, or this could not be found out |
-| 1 | `status`, `alive`, `sync --check`, `shadow` or `verify` found something, or database or broker do not answer |
-| 2 | wrong usage, no such row, nothing could be changed, or `verify` could not look |
+| 0 | done; `status`: everything is within its thresholds; `health`: healthy or unknown |
+| 1 | `status`, `health`, `sync --check`, `shadow` or `verify` found something, or database or broker do not answer |
+| 2 | wrong usage, no such row, nothing could be changed, or `verify` could not check |
 
 ## What status watches
 
-These **problems** make `durable status` exit with 1: no scheduler is alive; no scheduler leads; a due task of a queue
+These **problems** make `durable status` exit with 1: no scheduler is alive; no scheduler is the leader; a due task of a queue
 that is not paused waits for more than `OLDEST_DUE_MAX`; more dead letters are open than `DEAD_LETTERS_MAX`; the broker
 rejects the messages of a queue; a node has stalled; the clock of a node's host is further than `SKEW_MAX` from the
 database's.
 
 These **warnings** leave it at 0: runs over their `expected_duration`, paused queues, queues with work and no worker,
-silent nodes, parts of a scheduler that fail again and again, messages that were consumed from another queue than their
+nodes that missed their heartbeats, parts of a scheduler that fail repeatedly, messages that were consumed from another queue than their
 task's within the last day, workers whose pool cannot interrupt tasks with time limits on their queues, tasks whose code
-this process does not have, a broker that does not answer from here, and more connections than the database allows.
+this process does not have, a broker that this process cannot reach, and more connections than the database allows.
 
 Keys of the JSON: `at`, `healthy`, `problems`, `warnings`, `depth` (rows by status), `oldest_due` (seconds), `queues`,
 `dead_letters` (open ones), `leader` (or null), `nodes`, `unknown_tasks` (rows by name), `connections` (`needed`,
@@ -68,14 +71,13 @@ Keys of the JSON: `at`, `healthy`, `problems`, `warnings`, `depth` (rows by stat
 _CHECKS = """
 # System checks
 
-Django runs them before most commands, and `manage.py check` runs them alone. An **error** (E) stops the command: work
-would be lost, doubled or held up. A **warning** (W) is printed. None of them connects to anything, but for the check of
-the database (E012, E013, W008), which Django runs on `migrate` and on `manage.py check --database default`.
+Django runs them before most commands, and `manage.py check` runs them alone. An **error** (E) stops the command, because
+tasks would be lost, duplicated or delayed. A **warning** (W) is printed. Only the checks of the database (E012, E013,
+W008) open a connection; Django runs them on `migrate` and on `manage.py check --database default`.
 
-To silence one that you have weighed: `SILENCED_SYSTEM_CHECKS = ["durable_tasks.W005"]`. Words in braces are filled in.
-Made from `django_durable_tasks/checks.py`.
+To silence a check use `SILENCED_SYSTEM_CHECKS = ["durable_tasks.W005"]`. Words in braces are placeholders.
 
-| id | what it says | what to write |
+| id | message | remedy |
 |---|---|---|
 """
 
@@ -84,24 +86,23 @@ _WHY = """
 
 * **E003**: due times are instants. With `USE_TZ = False` Django stores wall time, which means two instants for an hour
   each autumn.
-* **E004, E005, E006** and the rule that `LEASE` is at least twice `HEARTBEAT` (E001): one lost sign of life must not
-  cost a node, a leader or a run.
-* **E007**: Celery makes an application of its own when `@shared_task` or `current_app` is touched before the project's
+* **E004, E005, E006** and the rule that `LEASE` is at least twice `HEARTBEAT` (E001): a single lost
+  heartbeat must not lose a node, a leader or a run.
+* **E007**: Celery creates a default application when `@shared_task` or `current_app` is touched before the project's
   exists. Other threads, such as those of a web server, then publish to `amqp://guest@localhost`.
-* **E008**: with pickle, who can write to the broker runs code in every worker. Messages of durable tasks carry no
-  arguments; other Celery tasks of the same worker do.
+* **E008**: with pickle, clients with write access to the broker can run code in every worker. Messages of durable tasks contain
+  no arguments, but those of other Celery tasks of the same worker do.
 * **E010**: Kombu's own `filesystem://` writes messages in place; a consumer that reads one too early loses it and dies.
 * **E020**: a run of a node that was declared dead is lost when its lease was not renewed for `NODE_TIMEOUT`. A node may
   be declared dead by mistake, so healthy runs renew their leases more often than that.
-* **W004**: Celery ends a body at its limit by signals and by killing a prefork child. Threads, solo, gevent and
-  eventlet cannot do that for a durable task; the row is freed all the same when its lease ends.
+* **W004**: Celery ends a task function at its limit by signals and by killing a prefork child. Threads, solo, gevent and
+  eventlet cannot do that for a durable task; the task is retried anyway when its lease expires.
 * **W005**: a prefetched message waits behind the run in progress although other workers are idle. The task is
   republished after `REPUBLISH_AFTER`, so nothing is lost, but it starts late.
-* **W006, W007**: the lease of the row does what late acknowledgements promise, without their doubles.
-* **W008**: SQLite has one writer. `IMMEDIATE` makes it wait in line instead of failing half-way, WAL lets readers read
-  meanwhile.
-* **W011**: `atomic=True` opens its transaction before the body. On SQLite nobody else can write until the body returns:
-  heartbeats and other tasks wait.
+* **W006, W007**: the lease of the task has the effect of late acknowledgement, without duplicate deliveries.
+* **W008**: SQLite has one writer. `IMMEDIATE` makes writers wait instead of failing, and WAL allows reads meanwhile.
+* **W011**: `atomic=True` opens its transaction before the task function. On SQLite no other process can write until the
+  function returns: heartbeats and other tasks wait.
 """
 
 _OF_DJANGO = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
@@ -113,13 +114,31 @@ def commands_page() -> str:
     examples = f"```sh\n{_block(scheduler.epilog)}```\n"
     own = f"## run_scheduler\n\n{scheduler.description}\n\n{_arguments(scheduler)}{examples}"
     whole = durable.Command().create_parser("manage.py", "durable")
-    verbs = next(action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
-    return _COMMANDS + own + "".join(_verb(name, parser) for name, parser in verbs.choices.items())
+    parsers = next(
+        action for action in whole._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    return (
+        _COMMANDS
+        + own
+        + "".join(_subcommand(name, parser) for name, parser in parsers.choices.items())
+    )
 
 
-def _verb(name: str, parser: argparse.ArgumentParser) -> str:
-    examples = "".join(f"manage.py durable {example}\n" for example in durable.VERBS[name].examples)
-    return f"\n## durable {name}\n\n{parser.description}\n\n{_arguments(parser)}```sh\n{examples}```\n"
+def _subcommand(name: str, parser: argparse.ArgumentParser) -> str:
+    subcommand = durable.SUBCOMMANDS[name]
+    examples = "".join(f"manage.py durable {example}\n" for example in subcommand.examples)
+    text = _operations(subcommand.operations) if subcommand.operations else parser.description
+    return f"\n## durable {name}\n\n{text}\n\n{_arguments(parser)}```sh\n{examples}```\n"
+
+
+def _operations(operations: Sequence[Operation]) -> str:
+    """Return a list item for each operation, with the permission that it needs in the admin."""
+    return "\n".join(
+        f"* **{operation.title}**"
+        + (f" (permission `{operation.permission}`)" if operation.permission else "")
+        + f": {operation.help}"
+        for operation in operations
+    )
 
 
 def _block(epilog: str | None) -> str:
