@@ -20,6 +20,7 @@ from django_durable_tasks.admin.replay_form import may_edit_arguments
 from django_durable_tasks.models import DeadLetter, TaskExecutionLog
 from django_durable_tasks.operations import dead_letters
 from django_durable_tasks.operations.dead_letters import OPEN_LETTER
+from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.operations.tasks import REPLAY_EDITED
 from django_durable_tasks.rules.states import REPLAYABLE
 
@@ -138,11 +139,11 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         ]
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        found = super().get_actions(request)
-        if not may_edit_arguments(request):
-            found.pop(REPLAY_EDITED.name, None)
-        return found
+    def permits(self, request: HttpRequest, operation: Operation) -> bool:
+        """Return whether the user may; the form of edited arguments shows them unmasked."""
+        if operation is REPLAY_EDITED and not may_edit_arguments(request):
+            return False
+        return super().permits(request, operation)
 
     # Columns and fields ---------------------------------------------------------------------------
 

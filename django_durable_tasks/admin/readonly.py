@@ -109,15 +109,23 @@ class ScreenAdmin(_ModelAdmin):
         """Return the row, or None for an id that no row can have."""
         return None if _NUL in object_id else super().get_object(request, object_id, from_field)
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the actions; those of operations only if the user has their permission."""
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        """Return the actions; those of operations only if the user has their permission.
+
+        Since 6.1 Django passes ``action_location``, the list or the page of a row.
+        """
+        location = {} if action_location is None else {"action_location": action_location}
         given: list[Any] = [one for one in self.actions or () if callable(one)]
         needed = {one.__name__: one.operation for one in given}
         return {
             name: action
-            for name, action in super().get_actions(request).items()
-            if name not in needed or needed[name].is_permitted(request.user)
+            for name, action in super().get_actions(request, **location).items()
+            if name not in needed or self.permits(request, needed[name])
         }
+
+    def permits(self, request: HttpRequest, operation: Operation) -> bool:
+        """Return whether the user may perform the operation on rows of this table."""
+        return operation.is_permitted(request.user)
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any
