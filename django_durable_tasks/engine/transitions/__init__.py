@@ -1,10 +1,11 @@
-"""The only writer of Task.status: one function a transition of ``rules.states``, guarded,
-set-based, announced.
+"""The only writer of Task.status: one function per transition of ``rules.states``.
 
-Every move shows the status it leaves, and the epoch or the locked rows it speaks of; the row count
-is the verdict, and a move that matches nothing changed nothing. Moves of owner raise ``epoch``;
-heartbeats and repeated rings do not. Rows are locked in primary-key order. Hot moves have a second
-hand in ``sql/``; both hands pass the same tests.
+Each transition is one guarded UPDATE of many rows. The UPDATE requires the status that the
+transition starts from, and the epoch that the caller read. If it matches no row, nothing has
+changed, and the row count shows this. Transitions raise ``epoch``, except heartbeats and repeated
+messages. Rows are locked in primary-key order, unless locked rows are skipped. Each transition
+that changes rows sends ``tasks_transitioned``. Frequent transitions also have an SQL form in
+``db/sql/``, which passes the same tests as the ORM form.
 """
 
 from django_durable_tasks.engine.transitions.claims import (

@@ -1,4 +1,7 @@
-"""Inserts what is never updated: the log entries of attempts, and the events of endings."""
+"""Inserts log entries of attempts and ending events.
+
+The transitions call these functions in their own transaction.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ from django_durable_tasks.rules.tasks.runs import Run
 
 
 def insert_ending_events(ids: Sequence[uuid.UUID], status: Status) -> int:
-    """Note, in the transaction of the move, which of these rows stand in a graph: others wait for
-    them, or a workflow counts them. Rows that stand elsewhere than at ``status`` did not move and
-    are left out. Return how many notes there are.
+    """Insert an event for each of these tasks that has dependents or belongs to a workflow.
+
+    Must be called in the transaction of the transition. Tasks whose status is not ``status`` are
+    left out, because the transition did not change them. Return the number of events.
     """
     database = conf.settings().DATABASE
-    moved = Task.objects.using(database).filter(pk__in=list(ids), status=status)
-    graph = moved.filter(Q(has_dependents=True) | Q(workflow__isnull=False))
+    ended = Task.objects.using(database).filter(pk__in=list(ids), status=status)
+    graph = ended.filter(Q(has_dependents=True) | Q(workflow__isnull=False))
     found = graph.values_list("pk", "epoch", "workflow_id", "has_dependents")
-    notes = EndingEvent.objects.using(database).bulk_create(
+    events = EndingEvent.objects.using(database).bulk_create(
         [
             EndingEvent(
                 task_id=task_id,
@@ -37,12 +41,15 @@ def insert_ending_events(ids: Sequence[uuid.UUID], status: Status) -> int:
             for task_id, epoch, workflow, has_dependents in found
         ]
     )
-    return len(notes)
+    return len(events)
 
 
 def insert_return_events(rows: Sequence[tuple[uuid.UUID, int, uuid.UUID | None, str]]) -> None:
-    """Note that ended rows of workflows come back: (task, epoch, workflow, the status
-    they leave).
+    """Insert an event for each ended workflow task that is replayed, so that its workflow subtracts
+    it from its counts.
+
+    Each row contains the task, the epoch and status before the replay, and the workflow. Rows
+    without a workflow are ignored.
     """
     EndingEvent.objects.using(conf.settings().DATABASE).bulk_create(
         [
@@ -62,7 +69,7 @@ def insert_return_events(rows: Sequence[tuple[uuid.UUID, int, uuid.UUID | None, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResult:
-    """How one attempt ended, and where it ran; ``task`` is the row as it was locked."""
+    """The result of one attempt and the worker that executed it; ``task`` is the locked row."""
 
     task: Task
     log: LogStatus
@@ -72,13 +79,13 @@ class AttemptResult:
 
 
 def log_success(run: Run, worker: str) -> None:
-    """Write the log row of a success, in the caller's transaction."""
+    """Insert the log entry of a success, in the caller's transaction."""
     _insert([_log_of(run, LogStatus.SUCCESS, worker)])
 
 
 def log_refused(run: Run, status: LogStatus, worker: str, error: str = "") -> None:
-    """Write the log row of a run whose ending was refused (FENCED) or that was no run at all
-    (DUPLICATE).
+    """Insert the log entry of a run whose ending was refused (FENCED), or of a message that did not
+    start a run (DUPLICATE).
     """
     _insert([_log_of(run, status, worker, error)])
 
@@ -100,7 +107,7 @@ def _log_of(run: Run, status: LogStatus, worker: str, error: str = "") -> TaskEx
 
 
 def log_endings(closings: Sequence[AttemptResult]) -> None:
-    """Write one log row for each ended attempt, in the caller's transaction."""
+    """Insert one log entry for each ended attempt, in the caller's transaction."""
     _insert(
         [
             TaskExecutionLog(

@@ -1,4 +1,4 @@
-"""Tells the receivers of ``tasks_transitioned``; whatever they do, the move stands."""
+"""Sends ``tasks_transitioned``. A receiver that fails does not undo the transition."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ logger = logging.getLogger("django_durable_tasks.signals")
 
 
 def announce(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
-    """Send the signal, in a savepoint: a receiver that fails takes back what receivers wrote, not
-    the move.
+    """Send the signal in a savepoint.
+
+    If a receiver fails, the writes of the receivers are rolled back, but not the transition.
+    Nothing is sent during a preview.
     """
     if not (task_ids and tasks_transitioned.has_listeners(Task)) or in_preview():
         return
     database = conf.settings().DATABASE
     connection = connections[database]
-    within, hooks = connection.in_atomic_block, len(connection.run_on_commit)
+    in_transaction, hooks = connection.in_atomic_block, len(connection.run_on_commit)
     try:
         with transaction.atomic(using=database):
-            answers = tasks_transitioned.send_robust(
+            responses = tasks_transitioned.send_robust(
                 Task, transition=transition, status=status, task_ids=list(task_ids), using=database
             )
-            # A hook that fails must not look like a failure of the move, which is committed by
-            # then.
+            # The hooks of receivers become robust: their exceptions must not look like a failure of
+            # the transition, which is committed when they run.
             registered: list[Any] = connection.run_on_commit
             registered[hooks:] = [
                 (savepoints, hook, True) for savepoints, hook, *_ in registered[hooks:]
             ]
-            if any(isinstance(answer, Exception) for _, answer in answers):
+            if any(isinstance(response, Exception) for _, response in responses):
                 transaction.set_rollback(True, using=database)
     except DatabaseError as error:
-        # A receiver caught the error of a statement, which leaves PostgreSQL's savepoint to be
-        # rolled back, or what it
-        # wrote breaks a deferred constraint.
-        if connection.needs_rollback or (isinstance(error, OperationalError) and not within):
+        # Either a receiver caught the error of a statement, after which PostgreSQL requires a
+        # rollback to the savepoint, or its writes violate a deferred constraint.
+        if connection.needs_rollback or (
+            isinstance(error, OperationalError) and not in_transaction
+        ):
             raise
         logger.exception(
             "A receiver of tasks_transitioned failed for %s; its writes were rolled back.",

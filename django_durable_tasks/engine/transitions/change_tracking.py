@@ -1,4 +1,7 @@
-"""Watches an operation: which rows its moves touch, and where each of them stood before."""
+"""Records which tasks an operation changes, and their status before it.
+
+``engine/workflows/dry_run.py`` uses this for previews and reports. The transitions call ``touch``.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ _MANY = 5_000
 
 @dataclass(slots=True)
 class Watch:
-    """What was touched so far: the status of each row before the first move that named it, and whom
-    to look at next.
+    """The tasks that were changed.
+
+    ``before``: the status of each task before its first transition. ``latest``: the ids that were
+    added since the reader last cleared it.
     """
 
     preview: bool
@@ -30,8 +35,9 @@ _watch: ContextVar[Watch | None] = ContextVar("durable_tasks_watch", default=Non
 
 @contextmanager
 def watching(*, preview: bool) -> Iterator[Watch]:
-    """Watch every move of this thread until the block ends; in a preview no receiver
-    hears of them.
+    """Record every transition of this thread until the block ends.
+
+    In a preview ``tasks_transitioned`` is not sent.
     """
     watch = Watch(preview=preview)
     token = _watch.set(watch)
@@ -42,7 +48,10 @@ def watching(*, preview: bool) -> Iterator[Watch]:
 
 
 def touch(ids: Sequence[uuid.UUID]) -> None:
-    """Note where these locked rows stand, if somebody watches; to be called before the move."""
+    """Record the current status of these locked rows if an operation is being recorded.
+
+    Must be called before the transition.
+    """
     watch = _watch.get()
     if watch is None:
         return
@@ -56,6 +65,6 @@ def touch(ids: Sequence[uuid.UUID]) -> None:
 
 
 def in_preview() -> bool:
-    """Return whether the moves of this thread are a preview, which nobody outside may hear of."""
+    """Return whether the transitions of this thread are a preview, which sends no signals."""
     watch = _watch.get()
     return watch is not None and watch.preview

@@ -1,4 +1,4 @@
-"""Transitions of publishing: tasks are claimed, republished and handed back."""
+"""The transitions before a run: claim, take, republish and hand_back, and their messages."""
 
 from __future__ import annotations
 
@@ -42,82 +42,88 @@ logger = logging.getLogger("django_durable_tasks.scheduler")
 
 
 def claim(
-    asked: Sequence[Demand],
+    demands: Sequence[Demand],
     now: datetime,
     limit: int,
     node: uuid.UUID,
     wait: float,
     shards: Collection[int] | None = None,
 ) -> list[ClaimedTask]:
-    """PENDING to QUEUED for due tasks of these queues, of each the most urgent first.
+    """PENDING to QUEUED for due tasks of these queues, in each queue those of the highest priority
+    first.
 
-    At most ``limit`` rows: the queues have their turns in the order of ``asked``. ``shards``: only
-    rows of these, or of any that nobody has served for UNSERVED_AFTER seconds.
+    At most ``limit`` tasks are claimed, from the queues in the order of ``demands``. ``wait``: the
+    seconds after which a task is republished unless it has started. ``shards``: only tasks of
+    these shards, and tasks of any shard that have been due for UNSERVED_AFTER seconds.
     """
     sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
     if sql is not None:
         parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
         for name, column in (("queues", "queue"), ("limits", "limit"), ("leasts", "least")):
-            parameters[name] = [getattr(one, column) for one in asked]
+            parameters[name] = [getattr(one, column) for one in demands]
         return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
     with atomic():
         due = tasks().due(now).order_by("due_at")
         if shards is not None:
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
-        return _claimed(_locked_due(due, asked, now, limit), node, wait)
+        return _claimed(_locked_due(due, demands, now, limit), node, wait)
 
 
 def _locked_due(
-    due: TaskQuerySet, asked: Sequence[Demand], now: datetime, limit: int
+    due: TaskQuerySet, demands: Sequence[Demand], now: datetime, limit: int
 ) -> list[Pair]:
-    """Lock at most ``limit`` of these rows, past the ones that other transactions have locked."""
-    held, seen = list[Pair](), list[uuid.UUID]()
+    """Lock at most ``limit`` of these rows; skip rows that other transactions have locked."""
+    pairs, seen = list[Pair](), list[uuid.UUID]()
     for _ in range(PAGES):
-        page = _due_of(due.exclude(pk__in=seen) if seen else due, asked, limit - len(held))
-        got = (
+        page = _due_of(due.exclude(pk__in=seen) if seen else due, demands, limit - len(pairs))
+        locked_pairs = (
             locked(tasks().pending().filter(pk__in=list(page), due_at__lte=now), len(page))
             if page
             else []
         )
-        held += got
-        if len(got) == len(page):
+        pairs += locked_pairs
+        if len(locked_pairs) == len(page):
             break
         seen += page
-        taken = Counter(page[task_id] for task_id, _ in got)
-        asked = [
-            one._replace(limit=one.limit - taken[one.queue])
-            for one in asked
-            if one.limit > taken[one.queue]
+        found = Counter(page[task_id] for task_id, _ in locked_pairs)
+        demands = [
+            one._replace(limit=one.limit - found[one.queue])
+            for one in demands
+            if one.limit > found[one.queue]
         ]
-    return held
+    return pairs
 
 
-def _due_of(due: TaskQuerySet, asked: Sequence[Demand], limit: int) -> dict[uuid.UUID, str]:
-    """Return at most ``limit`` of these rows with their queues, by a short scan for each queue and
-    priority.
+def _due_of(due: TaskQuerySet, demands: Sequence[Demand], limit: int) -> dict[uuid.UUID, str]:
+    """Return at most ``limit`` of these rows with their queues, by one short scan for each queue
+    and priority.
 
-    Many scans are one statement. The queues are spelled as they were asked for: MySQL and MariaDB
-    ignore spaces at the end of a name when they compare.
+    A statement contains many scans. The queue names are those of ``demands``, not those of the
+    rows: MySQL and MariaDB ignore spaces at the end of a name in comparisons.
     """
-    if not asked:
+    if not demands:
         return {}
     scans = {
         (one.queue, priority): (
-            due.filter(queue=one.queue, priority=priority).annotate(asked=Value(one.queue)),
+            due.filter(queue=one.queue, priority=priority).annotate(
+                demanded_queue=Value(one.queue)
+            ),
             one.limit,
         )
-        for one in asked
+        for one in demands
         for priority in range(9, one.least - 1, -1)
     }
-    found: dict[str, list[tuple[int, uuid.UUID]]] = {one.queue: [] for one in asked}
-    for task_id, queue, priority in first_of_each(scans.values(), ("pk", "asked", "priority")):
+    found: dict[str, list[tuple[int, uuid.UUID]]] = {one.queue: [] for one in demands}
+    for task_id, queue, priority in first_of_each(
+        scans.values(), ("pk", "demanded_queue", "priority")
+    ):
         found[queue].append((-priority, task_id))
-    most = {one.queue: one.limit for one in asked}
-    # By priority alone: within one, the rows stand in the order of their scan.
+    limits = {one.queue: one.limit for one in demands}
+    # Sorted by priority only: the rows of one priority are already in the order of their scan.
     ids = [
         (row[1], queue)
         for queue, rows in found.items()
-        for row in sorted(rows, key=itemgetter(0))[: most[queue]]
+        for row in sorted(rows, key=itemgetter(0))[: limits[queue]]
     ]
     return dict(ids[:limit])
 
@@ -157,14 +163,18 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
 
 
 def locked_pending(question: TaskQuerySet, limit: int) -> list[uuid.UUID]:
-    """Lock PENDING rows of the question and return them in its order; rows that somebody else holds
-    are left alone.
+    """Lock at most ``limit`` PENDING rows of the queryset and return them in its order.
+
+    Rows that other transactions have locked are skipped.
     """
     return [task_id for task_id, _ in first_locked(question.filter(status=Status.PENDING), limit)]
 
 
 def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[StartedRun]:
-    """PENDING to RUNNING for due tasks, by the process that will run them."""
+    """PENDING to RUNNING for at most ``limit`` tasks, by the process that will run them.
+
+    ``lease`` is in seconds.
+    """
     with atomic():
         pairs = locked(question.filter(status=Status.PENDING), limit)
         runs = Case(
@@ -180,10 +190,11 @@ def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> l
 def republish(
     question: TaskQuerySet, limit: int, first: float, longest: float
 ) -> list[ClaimedTask]:
-    """QUEUED stays QUEUED under the same epoch, so that the first copy of the message to arrive
-    starts the task.
+    """Count one more message of QUEUED tasks and return the tasks.
 
-    The wait doubles up to ``longest`` seconds; from the eighth message on it is four times that.
+    Status and epoch do not change, so that whichever copy of the message arrives first starts the
+    task. The time until the next message starts at ``first`` seconds and doubles up to ``longest``.
+    After eight messages it is four times ``longest``.
     """
     with atomic():
         pairs = locked(question.filter(status=Status.QUEUED), limit)
@@ -192,14 +203,16 @@ def republish(
             *(When(publish_count=sent, then=step) for sent, step in steps),
             default=after(4 * longest),
         )
-        rung = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
-        rung.update(due_at=later, publish_count=F("publish_count") + 1)
+        queued = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
+        queued.update(due_at=later, publish_count=F("publish_count") + 1)
         return claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
 
 
 def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -> int:
-    """QUEUED stays QUEUED: what ``republish`` wrote for these ids, epochs and numbers is undone,
-    due in ``wait``.
+    """Undo what ``republish`` wrote for messages that the broker did not accept.
+
+    ``messages`` contains ids, epochs and message numbers. The tasks stay QUEUED and are due again
+    in ``wait`` seconds.
     """
     by_number: dict[tuple[int, int], list[uuid.UUID]] = defaultdict(list)
     for task_id, epoch, number in sorted(messages):
@@ -209,15 +222,17 @@ def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -
         guard |= Q(pk__in=ids, epoch=epoch, publish_count=number)
     with atomic():
         locked(tasks().filter(pk__in=[task_id for task_id, *_ in messages], status=Status.QUEUED))
-        stands = tasks().filter(guard, status__standing=[Status.QUEUED])
-        return stands.update(due_at=after(wait), publish_count=F("publish_count") - 1)
+        unchanged = tasks().filter(guard, status__standing=[Status.QUEUED])
+        return unchanged.update(due_at=after(wait), publish_count=F("publish_count") - 1)
 
 
 def hand_back(
     question: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None
 ) -> int:
-    """QUEUED to PENDING, due ``again`` at an instant or in seconds; no failure counted; only in
-    these ``epochs``.
+    """QUEUED to PENDING. No failure is counted.
+
+    ``again``: when the tasks are due, as an instant or as seconds from now. ``epochs``: only tasks
+    in these epochs, by id.
     """
     with atomic():
         pairs = locked(question.filter(status=Status.QUEUED))

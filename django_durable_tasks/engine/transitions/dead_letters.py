@@ -1,4 +1,4 @@
-"""Opens and closes dead letters, in the transaction that changes their tasks.
+"""Opens and closes dead letters, in the transaction of the transition of their tasks.
 
 A FAILED task has exactly one open dead letter. ``open_task`` is unique, so a second one cannot be
 inserted.
@@ -61,7 +61,7 @@ def close(letters: DeadLetterQuerySet, resolution: Resolution, *, by: str, reaso
 
 
 def close_replayed(tasks: Sequence[uuid.UUID], *, by: str, reason: str) -> int:
-    """Close the open dead letters of tasks that run again; return how many."""
+    """Close the open dead letters of replayed tasks; return how many."""
     return close(
         dead_letters().filter(task_id__in=tasks), Resolution.REPLAYED, by=by, reason=reason
     )

@@ -1,5 +1,6 @@
-"""What dependencies do to rows: they are released, skipped, failed, blocked, and run by an
-operator's word.
+"""The transitions of dependencies: release, block, skip, fail and force_run.
+
+``engine/dependencies/`` calls them.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
 
 
 def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[uuid.UUID, Task]:
-    """Lock these rows in primary-key order, whatever their status, and return those that exist; in
-    ``atomic()``.
+    """Lock these rows in primary-key order, in any status, and return those that exist.
 
-    In a caller's transaction RUNNING rows are read without a lock, unless ``even_running``. Each
-    row says in ``read_at`` when the database read it.
+    Must be called inside ``atomic()``. In a transaction that the caller opened, RUNNING rows are
+    read without a lock, unless ``even_running``. ``read_at`` of each row is the time of the
+    database when it read the row.
     """
     if even_running or not callers_transaction():
         return {row.pk: row for row in _for_update(_these(ids))}
@@ -77,22 +78,27 @@ def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[u
 
 
 def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
-    """Lock those of these rows that do not run, all in one statement; while some start meanwhile,
-    in smaller parts.
+    """Lock those of these rows that are not RUNNING, in one statement.
+
+    If a row starts before it is locked, the statement is repeated up to TRIES times. After that the
+    rows are locked in smaller parts. Raises TransitionRefused if a single row keeps changing.
     """
     for _ in range(TRIES):
         rows = {row.pk: row for row in _these(ids)}
         idle = [row.pk for row in rows.values() if row.status != Status.RUNNING]
         with atomic():
-            # By rolling back to the savepoint PostgreSQL unlocks rows that started while they were
-            # waited for.
-            held = {row.pk: row for row in _for_update(_these(idle).filter(status__standing=IDLE))}
-            if len(held) == len(idle):
-                return rows | held
+            # PostgreSQL also locks rows that started while the statement waited for their locks.
+            # The rollback to the savepoint unlocks them.
+            locked_rows = {
+                row.pk: row for row in _for_update(_these(idle).filter(status__standing=IDLE))
+            }
+            if len(locked_rows) == len(idle):
+                return rows | locked_rows
             transaction.set_rollback(True, using=database())
     if len(ids) == 1:
         raise TransitionRefused(
-            f"Task {ids[0]} changes its status faster than it can be locked; try again."
+            f"Task {ids[0]} was not locked after {TRIES} attempts because of concurrent updates;"
+            " retry the call."
         )
     size, found = PART if len(ids) > PART else 1, dict[uuid.UUID, Task]()
     for first in range(0, len(ids), size):
@@ -101,8 +107,9 @@ def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
 
 
 def lock_free(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
-    """Lock these rows in primary-key order and return them; rows that others have locked are left
-    out.
+    """Lock these rows and return them in primary-key order.
+
+    Rows that other transactions have locked are left out.
     """
     pairs = locked(tasks().filter(pk__in=list(ids)), len(ids))
     return {row.pk: row for row in _these([task_id for task_id, _ in pairs])}
@@ -126,12 +133,15 @@ def _for_update(question: TaskQuerySet) -> TaskQuerySet:
 
 
 def release(pairs: Sequence[Pair]) -> int:
-    """BLOCKED to PENDING: the join is met, the row runs at its time."""
+    """BLOCKED to PENDING, because the join is met; due at ``run_at``, or now if that has passed."""
     return move("release", pairs, Status.PENDING, due_at=_DUE, unresolved_dependencies_count=0)
 
 
 def release_and_publish(pairs: Sequence[Pair], wait: float) -> int:
-    """BLOCKED to QUEUED for rows that are due now: the caller rings them after the commit."""
+    """BLOCKED to QUEUED for tasks that are due now; the caller publishes them after the commit.
+
+    ``wait``: the seconds after which a task is republished unless it has started.
+    """
     return move(
         "release",
         pairs,
@@ -144,11 +154,11 @@ def release_and_publish(pairs: Sequence[Pair], wait: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What one statement did.
+    """The result of one ``release_met`` statement.
 
-    ``notes``: how many ending events it read; ``more``: whether it has to be repeated; ``left``:
-    the events that only the ORM form can resolve; ``moved``: how many tasks it released;
-    ``queued``: those of them that are to be published.
+    ``notes``: how many ending events it read. ``more``: whether it has to be repeated. ``left``:
+    the ids of the events that it did not resolve. ``moved``: how many tasks it released.
+    ``queued``: those of them that the caller publishes.
     """
 
     notes: int
@@ -159,10 +169,9 @@ class Released:
 
 
 def blocked_dependents(task_id: uuid.UUID, limit: int) -> list[BlockedDependent] | None:
-    """Return at most ``limit`` blocked dependents of an ended task.
+    """Return at most ``limit`` dependents of an ended task whose edges have no outcome yet.
 
-    Returns None if this database has no SQL form; the caller then uses the ORM
-    form.
+    Returns None if this database has no SQL form. The caller then uses the ORM form.
     """
     sql = statement("below")
     if sql is None:
@@ -173,11 +182,11 @@ def blocked_dependents(task_id: uuid.UUID, limit: int) -> list[BlockedDependent]
 def release_met(
     notes: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
 ) -> Released | None:
-    """BLOCKED to PENDING, or in these queues to QUEUED but for limited names, for joins that these
-    endings meet.
+    """BLOCKED to PENDING or QUEUED for tasks whose joins these ending events meet.
 
-    One statement that reads at most `limit` edges. Returns None if this database has no SQL form;
-    the caller then uses the ORM form.
+    Due tasks of ``queues`` whose names are not in ``limited`` become QUEUED, all others PENDING.
+    One statement reads at most ``limit`` edges. Returns None if this database has no SQL form. The
+    caller then uses the ORM form.
     """
     sql = statement("spread")
     if sql is None:
@@ -203,8 +212,9 @@ def release_met(
 
 
 def _notify_of(released: Sequence[ClaimedTask]) -> None:
-    """Notify of tasks that wait from now on. Those that are due already only wake the schedulers;
-    they are in no index.
+    """Notify the schedulers of tasks that have become PENDING.
+
+    If all of them are due already, one is enough to wake the schedulers.
     """
     if not released:
         return
@@ -214,7 +224,7 @@ def _notify_of(released: Sequence[ClaimedTask]) -> None:
 
 
 def block(question: TaskQuerySet) -> list[uuid.UUID]:
-    """PENDING to BLOCKED: the row waits for one thing more."""
+    """PENDING to BLOCKED, because the task got one more dependency; return the locked ids."""
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["block"].sources))
         move("block", pairs, Status.BLOCKED, due_at=None, waiting_for_limit=None)
@@ -224,7 +234,7 @@ def block(question: TaskQuerySet) -> list[uuid.UUID]:
 def skip_blocked(
     pairs: Sequence[Pair], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
 ) -> int:
-    """BLOCKED to SKIPPED, because the join cannot be met any more."""
+    """BLOCKED to SKIPPED, because the join cannot be met anymore."""
     return move(
         "skip", pairs, Status.SKIPPED, reason=_by_row(reasons), cause=_by_row(causes), **CLOSED
     )
@@ -233,8 +243,9 @@ def skip_blocked(
 def fail_blocked(
     pairs: Sequence[Pair], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
 ) -> int:
-    """BLOCKED to FAILED, because the join cannot be met any more; the caller opens the dead
-    letters.
+    """BLOCKED to FAILED, because the join cannot be met anymore.
+
+    The caller opens the dead letters.
     """
     return move(
         "fail", pairs, Status.FAILED, reason=_by_row(reasons), cause=_by_row(causes), **CLOSED
@@ -242,7 +253,7 @@ def fail_blocked(
 
 
 def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
-    """BLOCKED and SKIPPED rows to PENDING, due now, though a dependency failed."""
+    """BLOCKED or SKIPPED to PENDING, due now, although the join is not met; return the ids."""
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["force_run"].sources))
         writes = {**_REOPENED, "reason": reason}
@@ -258,15 +269,17 @@ def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
 
 
 def replay_blocked(pairs: Sequence[Pair], name: str = "replay", *, reason: str = "") -> int:
-    """Ended rows (by the name ``rerun`` those that succeeded) back to BLOCKED, both budgets
-    renewed: they wait for their upstreams again.
+    """Ended tasks to BLOCKED: they wait for their upstreams again, and both budgets are renewed.
+
+    ``name`` is ``replay``, or ``rerun`` for tasks that succeeded.
     """
     return move(name, pairs, Status.BLOCKED, due_at=None, **{**_REOPENED, "reason": reason})
 
 
 def set_needed(needed: Mapping[uuid.UUID, int]) -> None:
-    """Write how many dependencies these locked rows still need; the number of one value is one
-    statement.
+    """Write how many dependencies each of these locked rows still needs.
+
+    Rows with the same number share one statement.
     """
     by_number: dict[int, list[uuid.UUID]] = {}
     for task_id, number in needed.items():
@@ -276,10 +289,10 @@ def set_needed(needed: Mapping[uuid.UUID, int]) -> None:
 
 
 def mark_upstreams(ids: Sequence[uuid.UUID]) -> None:
-    """Note on these locked rows that others wait for them: their endings will be told."""
+    """Set ``has_dependents`` on these locked rows, so that their endings insert ending events."""
     tasks().filter(pk__in=list(ids), has_dependents=False).update(has_dependents=True)
 
 
 def blame(causes: Mapping[uuid.UUID, uuid.UUID]) -> None:
-    """Write another cause to locked rows that stay as they are."""
+    """Write another cause to locked rows whose status does not change."""
     tasks().filter(pk__in=list(causes)).update(cause=_by_row(causes))

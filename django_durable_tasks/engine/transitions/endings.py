@@ -1,4 +1,4 @@
-"""Endings without a run, and what brings ended rows back."""
+"""The transitions that end tasks without a run, and the replay of ended tasks."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 
 
 def cancel(question: TaskQuerySet, reason: str) -> int:
-    """BLOCKED, PENDING and QUEUED rows to CANCELLED; RUNNING ones are only asked
-    (``request_cancel``).
+    """BLOCKED, PENDING and QUEUED to CANCELLED; return how many.
+
+    For RUNNING tasks see ``request_cancel``.
     """
     with atomic():
         if not callers_transaction():
-            # All open rows are held first, so that none slips from one kind to the other between
-            # the two verbs.
+            # All open rows are locked first, so that no task starts between this UPDATE and
+            # ``request_cancel``.
             locked(question.filter(status__in=OPEN))
         pairs = locked(question.filter(status__in=WAITING))
         return move("cancel", pairs, Status.CANCELLED, reason=reason, **CLOSED)
 
 
 def request_cancel(question: TaskQuerySet, reason: str) -> int:
-    """Ask RUNNING rows to stop: their next heartbeat tells the body, their ending honours it.
+    """Request the cancellation of RUNNING tasks; return how many.
 
-    In a caller's transaction they are asked after its commit, and with them what has left RUNNING
-    since ``cancel``.
+    The next heartbeat passes the request to the task function. When the run ends, the task becomes
+    CANCELLED. In a transaction that the caller opened, requests are inserted for all open tasks and
+    applied after the commit, because a task may change its status until then.
     """
-    unasked = question.filter(cancel_requested_at=None)
+    unrequested = question.filter(cancel_requested_at=None)
     if not callers_transaction():
-        return write_running(unasked, cancel_requested_at=DatabaseNow(), reason=reason)
-    ids = list(unasked.filter(status__in=OPEN).order_by("pk").values_list("pk", flat=True))
+        return write_running(unrequested, cancel_requested_at=DatabaseNow(), reason=reason)
+    ids = list(unrequested.filter(status__in=OPEN).order_by("pk").values_list("pk", flat=True))
     leave_cancels(ids, reason)
     return len(ids)
 
 
 def skip(question: TaskQuerySet, reason: str) -> int:
-    """BLOCKED, PENDING and QUEUED rows to SKIPPED."""
+    """BLOCKED, PENDING and QUEUED to SKIPPED; return how many."""
     with atomic():
         return move(
             "skip",
@@ -63,11 +65,11 @@ def skip(question: TaskQuerySet, reason: str) -> int:
 
 
 def expire(question: TaskQuerySet, limit: int) -> int:
-    """Rows of the question, which came too late, to EXPIRED.
+    """BLOCKED, PENDING and QUEUED to EXPIRED for at most ``limit`` tasks; return how many.
 
-    A claim and a release of parked tasks expire all late rows together, and no single row can make
-    that fail: locked rows are skipped, nothing but keys and epochs is read, constants are written,
-    and receivers' errors are caught.
+    The caller selects tasks whose ``expires_at`` has passed. A claim and a release of parked tasks
+    expire all such tasks together. A single row cannot make that fail: locked rows are skipped,
+    only keys and epochs are read, only constants are written, and errors of receivers are caught.
     """
     with atomic():
         pairs = locked(question.filter(status__in=WAITING), limit)
@@ -77,8 +79,10 @@ def expire(question: TaskQuerySet, limit: int) -> int:
 def replay(
     question: TaskQuerySet, name: str = "replay", *, reason: str = "", **changes: Any
 ) -> list[uuid.UUID]:
-    """Ended rows (by the name ``rerun`` those that succeeded) to PENDING, due now, both budgets
-    renewed.
+    """Ended tasks to PENDING, due now, with both budgets renewed; return the locked ids.
+
+    ``name`` is ``replay``, or ``rerun`` for tasks that succeeded. ``changes`` are written to the
+    rows.
     """
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS[name].sources))
@@ -105,10 +109,10 @@ def replay(
 
 
 def force_complete(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
-    """Any row but a SUCCESS to SUCCESS, by an operator's word.
+    """Any status except SUCCESS to SUCCESS, for an operator; return the locked ids.
 
-    Raises TransitionRefused for a RUNNING row in a caller's transaction, which would have to lock
-    it until its commit.
+    Raises TransitionRefused for a RUNNING task in a transaction that the caller opened, because its
+    row would stay locked until the commit.
     """
     with atomic():
         pairs = locked(question.filter(status__in=_movable_by_force()))

@@ -1,5 +1,6 @@
-"""What every move stands on: rows locked in primary-key order, shown with status and epoch,
-counted, announced.
+"""Locks rows in primary-key order, and writes transitions as guarded UPDATEs.
+
+The other modules of this package call ``locked`` and ``move``.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT
 Pair = tuple[uuid.UUID, int]
 """A row's primary key and epoch."""
 PAGES = 20
-"""Past how many pages of locked rows a sweep looks, where the limited statement cannot lock."""
+"""How many pages a limited query reads to find unlocked rows (databases other than PostgreSQL)."""
 WAITING = TRANSITIONS["skip"].sources
 
 
 TRIES = 5
-"""How often rows are locked anew that changed their status meanwhile."""
+"""How many attempts are made to lock rows whose status changes before they are locked."""
 PART = 50
-"""How many rows are locked together of those that could not be locked all at once."""
+"""How many rows are locked together after all attempts to lock all rows at once have failed."""
 IDLE = frozenset(Status) - {Status.RUNNING}
 
 NO_OWNER: dict[str, Any] = {"lease_until": None, "cancel_requested_at": None}
@@ -51,7 +52,7 @@ CLOSED: dict[str, Any] = {
 
 
 def matches_epochs(pairs: Iterable[tuple[uuid.UUID, int]]) -> Q:
-    """The guard "this row, still in this epoch" for many rows."""
+    """Return the condition that matches each of these rows if it is still in its epoch."""
     by_epoch: dict[int, list[uuid.UUID]] = {}
     for task_id, epoch in sorted(pairs):
         by_epoch.setdefault(epoch, []).append(task_id)
@@ -62,8 +63,9 @@ def matches_epochs(pairs: Iterable[tuple[uuid.UUID, int]]) -> Q:
 
 
 def _lists_keys(question: TaskQuerySet) -> bool:
-    """Whether the question names its rows by key; for a second list of keys PostgreSQL would read
-    the whole table.
+    """Return whether the queryset is already filtered by a list of primary keys.
+
+    With a second list of keys PostgreSQL would read the whole table.
     """
     lists = (
         node
@@ -74,11 +76,12 @@ def _lists_keys(question: TaskQuerySet) -> bool:
 
 
 def locked(question: TaskQuerySet, limit: int | None = None) -> list[Pair]:
-    """Lock rows of the question, inside ``atomic()``; return them in primary-key order.
+    """Lock rows of the queryset and return them in primary-key order. Must be inside ``atomic()``.
 
-    With a limit (claims, sweeps) the first ``limit`` rows that no other transaction has locked.
-    Without one (operators) all rows are locked in primary-key order, and locked ones are waited
-    for.
+    With ``limit`` (claims, maintenance jobs) these are the first ``limit`` rows that no other
+    transaction has locked. Without it (operations of users) all rows are locked in primary-key
+    order, and the statement waits for rows that are locked. In a transaction that the caller
+    opened, rows that start while the statement waits are left out.
     """
     if limit is not None:
         return sorted(first_locked(question, limit))
@@ -88,11 +91,11 @@ def locked(question: TaskQuerySet, limit: int | None = None) -> list[Pair]:
 
 
 def _locked_as_found(question: TaskQuerySet) -> list[Pair]:
-    """Lock rows of the question in a caller's transaction, without those that start while their
-    lock is waited for.
+    """Lock rows in a transaction that the caller opened, except those that start meanwhile.
 
-    While some start at every try, the rows are locked in pages, and those of a page in which one
-    starts one by one: this always ends, and keeps no lock of a RUNNING row.
+    If a row starts during each of TRIES attempts, the rows are locked in pages of PART rows. If a
+    row of a page starts, the rows of this page are locked one by one. The number of statements is
+    therefore bounded, and no row that starts meanwhile stays locked.
     """
     found = dict[uuid.UUID, str]()
     for _ in range(TRIES):
@@ -113,52 +116,54 @@ def _locked_as_found(question: TaskQuerySet) -> list[Pair]:
 
 
 def _lock_all(question: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pair] | None:
-    """Lock these rows and return those that still match the question; None, and no lock, if one has
-    started.
+    """Lock these rows and return those that still match the queryset.
 
-    On PostgreSQL a row that starts while its lock is waited for stays locked although it is not
-    returned; rolling back to the savepoint unlocks it. InnoDB unlocks what its statement does not
-    match, unless it had to wait for the lock.
+    Returns None, without a lock, if one of them has started. On PostgreSQL a row that starts while
+    the statement waits for its lock stays locked although it is not returned. The rollback to the
+    savepoint unlocks it. InnoDB unlocks rows that its statement does not match, unless it had to
+    wait for the lock.
     """
     with atomic():
-        standing = IDLE | set(found.values())
+        statuses = IDLE | set(found.values())
         no_key = connections[database()].features.has_select_for_no_key_update
-        rows = tasks().filter(pk__in=list(found), status__standing=standing).order_by("pk")
-        held = (
+        rows = tasks().filter(pk__in=list(found), status__standing=statuses).order_by("pk")
+        locked_ids = (
             set(rows.select_for_update(no_key=no_key).values_list("pk", flat=True))
             if found
             else set()
         )
-        if len(held) < len(found):
+        if len(locked_ids) < len(found):
             transaction.set_rollback(True, using=database())
             return None
-        these = question if _lists_keys(question) else question.filter(pk__in=held)
+        these = question if _lists_keys(question) else question.filter(pk__in=locked_ids)
         return (
-            sorted(pair for pair in these.values_list("pk", "epoch") if pair[0] in held)
-            if held
+            sorted(pair for pair in these.values_list("pk", "epoch") if pair[0] in locked_ids)
+            if locked_ids
             else []
         )
 
 
 def first_locked(question: TaskQuerySet, limit: int) -> list[Pair]:
-    """Lock the first ``limit`` rows of the question that no other transaction has locked; in the
-    question's order.
+    """Lock the first ``limit`` rows of the queryset that no other transaction has locked.
+
+    They are returned in the order of the queryset.
     """
     if connections[database()].vendor == "postgresql":
-        # Locked by the statement that is limited, so that locked rows do not count as found.
+        # One statement locks and limits, so that rows locked by others do not count towards the
+        # limit.
         free = question.values_list("pk", "epoch").select_for_update(skip_locked=True, no_key=True)
         return list(free[:limit])
-    held, seen = list[Pair](), list[uuid.UUID]()
+    pairs, seen = list[Pair](), list[uuid.UUID]()
     for _ in range(PAGES):
         rest = question.exclude(pk__in=seen) if seen else question
-        page = list(rest.values_list("pk", flat=True)[: limit - len(held)])
-        place = {task_id: number for number, task_id in enumerate(page)}
-        got = _lock(question, page, skip_locked=True)
-        held += sorted(got, key=lambda pair: place[pair[0]])
+        page = list(rest.values_list("pk", flat=True)[: limit - len(pairs)])
+        position = {task_id: number for number, task_id in enumerate(page)}
+        found = _lock(question, page, skip_locked=True)
+        pairs += sorted(found, key=lambda pair: position[pair[0]])
         seen += page
-        if len(got) == len(page):
+        if len(found) == len(page):
             break
-    return held
+    return pairs
 
 
 def _lock(
@@ -178,39 +183,45 @@ def _lock(
     }
     if connection.vendor != "mysql":
         return list(these.select_for_update(**how))
-    # By the primary key alone: whoever locks the entry of another index first deadlocks with who
-    # locks the row first.
-    held = tasks().filter(pk__in=found).order_by("pk").select_for_update(**how)
-    return list(these.filter(pk__in=list(held.values_list("pk", flat=True))))
+    # Locked by the primary key only. A statement that locks an entry of another index first would
+    # deadlock with one that locks the row first.
+    locked_rows = tasks().filter(pk__in=found).order_by("pk").select_for_update(**how)
+    return list(these.filter(pk__in=list(locked_rows.values_list("pk", flat=True))))
 
 
 def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **writes: Any) -> int:
-    """One guarded UPDATE of rows that were read with their epochs; raises the epoch."""
+    """Execute the transition ``name`` as one guarded UPDATE; return how many rows it changed.
+
+    ``pairs``: the rows with the epochs in which they were read. The UPDATE raises the epoch and
+    also writes ``writes``. Ending events are inserted in the same transaction.
+    """
     if not pairs:
         return 0
     sources = TRANSITIONS[name].sources
     ids = [task_id for task_id, _ in pairs]
     touch(ids)
-    leaving = _ended_in_workflows(ids) if sources & TERMINAL else []
+    replayed = _ended_in_workflows(ids) if sources & TERMINAL else []
     moved = (
         tasks()
         .filter(matches_epochs(pairs), status__standing=sources)
         .update(status=status, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
     )
-    insert_return_events(leaving)
+    insert_return_events(replayed)
     if status in TERMINAL:
         record_endings(ids, status)
     elif status == Status.PENDING:
-        # What is handed back wakes nobody: a row that a limit refuses would come round without end.
+        # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
+        # refuses would be claimed and returned in an endless loop.
         ports.due.moved(ids, None if name == "hand_back" else writes.get("due_at"))
+    # Not for claims: the due index has removed claimed tasks, or their next claim matches no row.
     if Status.PENDING in sources and status not in WITH_DUE_AT:
-        ports.due.gone(ids)  # who is claimed was popped, or is refused once
+        ports.due.gone(ids)
     announce(name, status, ids)
     return moved
 
 
 def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
-    """Note these endings, and wake the leader where others wait for them or count them."""
+    """Insert the ending events of these tasks, and wake the leader if there are any."""
     if insert_ending_events(ids, status):
         ports.due.duties()
 
@@ -223,7 +234,7 @@ def _ended_in_workflows(
 
 
 def write_running(question: TaskQuerySet, **writes: Any) -> int:
-    """Write something that is no status to RUNNING rows."""
+    """Write columns other than the status to RUNNING rows; return how many."""
     with atomic():
         pairs = locked(question.filter(status=Status.RUNNING))
         return (

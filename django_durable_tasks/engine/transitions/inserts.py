@@ -1,4 +1,4 @@
-"""How rows are born, and how those that wait are changed."""
+"""Inserts tasks, edits waiting tasks, and changes the owners of their keys."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ def _insert_unless_taken(task: NewTask) -> bool:
         tasks().bulk_create([row])
         return True
     if callers_transaction() and _is_taken(row):
-        # InnoDB keeps a lock on the index entry that a duplicate collides with, and the ending of
-        # that task would wait for it.
+        # After a duplicate-key error InnoDB keeps a lock on the existing index entry. The ending of
+        # that task would wait for the caller's commit.
         return False
     try:
         with atomic():
             tasks().bulk_create([row])
-    except IntegrityError as refused:
-        # A query for the owner of the key would be too late: it may have released the key since.
-        if not any(word in str(refused).lower() for word in ("unique", "duplicate")):
+    except IntegrityError as error:
+        # The error text is checked, because a query for the key's owner could find none: the owner
+        # may have released the key since.
+        if not any(word in str(error).lower() for word in ("unique", "duplicate")):
             raise
         return False
     return True
@@ -73,8 +74,9 @@ def _is_taken(row: Task) -> bool:
 
 
 def create_many(new_tasks: Sequence[NewTask]) -> None:
-    """Insert many tasks whose keys, if they have any, are known to be free; one statement per
-    batch.
+    """Insert many tasks, one statement per batch.
+
+    The caller has checked that their keys, if they have any, are free.
     """
     alike = are_alike(new_tasks)
     sql = statement("create_many" if alike else "create_each")
@@ -91,10 +93,10 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
 
 
 def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
-    """Change arguments, run_at or options of waiting rows; the `due_at` of a PENDING task follows
-    its `run_at`.
+    """Write ``changes`` to BLOCKED and PENDING tasks; return how many.
 
-    With a limit (sweeps) only of rows that no other transaction has locked.
+    ``run_at`` also sets the ``due_at`` of PENDING tasks. With ``limit``, rows that other
+    transactions have locked are skipped.
     """
     with atomic():
         pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources), limit)
@@ -106,7 +108,7 @@ def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
                 When(status=Status.PENDING, then=changes["run_at"]), default=None
             )
         if "due_at" in changes:
-            changes["waiting_for_limit"] = None  # the next claim decides anew
+            changes["waiting_for_limit"] = None  # the next claim checks the limits again
         return (
             tasks()
             .filter(matches_epochs(pairs), status__standing=TRANSITIONS["edit"].sources)
@@ -115,19 +117,21 @@ def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
 
 
 def release_key(question: TaskQuerySet, marker: str) -> int:
-    """Let RUNNING rows give up a key that a newer row takes; they end as they would have ended."""
+    """Clear the key column ``marker`` of RUNNING tasks, because a newer task takes the key."""
     return write_running(question, **{marker: None})
 
 
 def take_key(task_id: uuid.UUID, marker: str, key: str) -> int:
-    """Let an open row, which the caller has locked or created, own this key, which no other open
-    row owns.
+    """Make an open task the owner of this key; return how many rows changed.
+
+    The caller has locked or created the task, and no other open task owns the key.
     """
     return tasks().filter(pk=task_id, status__standing=OPEN).update(**{marker: key})
 
 
 def name_key(task_id: uuid.UUID, name: str, key: str) -> bool:
-    """Write the ``key`` or ``unique_key`` of a row that the caller has just created and that does
-    not own it yet.
+    """Write the ``key`` or ``unique_key`` of a task without making it the key's owner.
+
+    The caller has just created the task.
     """
     return bool(tasks().filter(pk=task_id).update(**{name: key}))

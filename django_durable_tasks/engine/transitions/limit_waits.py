@@ -1,5 +1,8 @@
-"""Rows that a limit refuses are parked: PENDING, never due, under the scope that has no room; and
-let go again.
+"""Parks tasks that a limit refuses, and makes them due again.
+
+A parked task is PENDING, its ``due_at`` is NEVER, and ``waiting_for_limit`` is the scope without
+capacity. ``engine/limits/`` calls these functions. None of them waits for a locked row, except
+``park_claimed``, whose rows the caller has locked, and ``repair_limit_wait``.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
 from django_durable_tasks.rules.states import Status
 
 _WAS_DUE: Any = Least("run_at", NOW)
-"""Only what is due is parked; it may have been made due before its ``run_at`` by an operator."""
+"""Only due tasks are parked. An operator may have made them due before their ``run_at``."""
 
 
 def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
-    """QUEUED rows that this transaction has just claimed go back to PENDING, parked for these
+    """QUEUED to PENDING for tasks that this transaction has just claimed: park them for these
     scopes.
     """
     pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
@@ -36,8 +39,9 @@ def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
 
 
 def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
-    """PENDING rows that are due are parked where they stand; rows that somebody else holds are left
-    alone.
+    """Park PENDING tasks that are due at ``now`` for these scopes; return how many.
+
+    Rows that other transactions have locked are skipped.
     """
     if not scopes:
         return 0
@@ -53,10 +57,11 @@ def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
 
 
 def let_go(question: TaskQuerySet, limit: int) -> int:
-    """Parked rows are due again, in the order in which they were; rows that somebody else holds are
-    left alone.
+    """Make at most ``limit`` parked tasks due again; return how many.
 
-    They name their scope until they are claimed: it was their turn.
+    ``due_at`` becomes ``run_at`` or, if that is in the future, now. Rows that other transactions
+    have locked are skipped. ``waiting_for_limit`` is kept until the claim, so that the capacity
+    stays reserved for these tasks.
     """
     with atomic():
         parked = question.filter(
@@ -72,8 +77,9 @@ def let_go(question: TaskQuerySet, limit: int) -> int:
 
 
 def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
-    """Parked rows wait for these scopes from now on; rows that somebody else holds are
-    left alone.
+    """Change the scopes for which these parked tasks wait; return how many.
+
+    Rows that other transactions have locked are skipped.
     """
     if not scopes:
         return 0
@@ -94,8 +100,10 @@ def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
 
 
 def repair_limit_wait(question: TaskQuerySet) -> int:
-    """Rows that are parked for nobody are due when they were asked for; rows that do not wait name
-    no limit.
+    """Repair inconsistent limit waits; return how many tasks changed.
+
+    PENDING tasks whose ``due_at`` is NEVER, but that wait for no limit or overlap key, become due
+    again. ``waiting_for_limit`` is cleared for tasks that are not PENDING.
     """
     with atomic():
         these = tasks().filter(matches_epochs(locked(question)))
@@ -111,7 +119,7 @@ def repair_limit_wait(question: TaskQuerySet) -> int:
 
 
 def age(question: TaskQuerySet, limit: int) -> int:
-    """PENDING rows become more urgent by one; how often stands in ``priority_boost``."""
+    """Raise the priority of PENDING tasks by one, to at most 9; ``priority_boost`` counts this."""
     with atomic():
         pairs = locked(question.filter(status=Status.PENDING, priority__lt=9), limit)
         these = tasks().filter(
@@ -124,7 +132,8 @@ def age(question: TaskQuerySet, limit: int) -> int:
 
 
 def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case:
-    of: dict[str, list[uuid.UUID]] = {}
+    by_scope: dict[str, list[uuid.UUID]] = {}
     for task_id, scope in scopes.items():
-        of.setdefault(scope, []).append(task_id)
-    return Case(*(When(pk__in=ids, then=Value(scope)) for scope, ids in of.items()), default=None)
+        by_scope.setdefault(scope, []).append(task_id)
+    whens = (When(pk__in=ids, then=Value(scope)) for scope, ids in by_scope.items())
+    return Case(*whens, default=None)

@@ -1,9 +1,8 @@
-"""What a caller's transaction wants of RUNNING rows: written beside them, and applied after its
-commit.
+"""Inserts requests to RUNNING tasks in a transaction that the caller opened.
 
-An UPDATE of the row would block its heartbeat and its ending until the caller commits. A request is
-a row of its own, so it is rolled back with the transaction, and the leader applies what a process
-that died after its commit has left.
+An UPDATE of the task's row would block its heartbeat and its ending until the caller commits. A
+request is a separate row, so it is rolled back with the transaction. It is applied after the COMMIT
+(``engine/tasks/requests.py``). If the process terminates before that, the leader applies it.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from django_durable_tasks.models import RequestKind, TaskRequest
 from django_durable_tasks.rules.states import OPEN
 
 
-def _leave(rows: Sequence[TaskRequest]) -> None:
+def _insert(rows: Sequence[TaskRequest]) -> None:
     TaskRequest.objects.using(database()).bulk_create(rows)
     _apply_after_commit([row.task_id for row in rows])
 
 
 class _AfterCommit:
-    """The one on-commit hook of a transaction: applies all that it requested."""
+    """The on-commit hook of a transaction: applies all its requests."""
 
     def __init__(self) -> None:
         self.task_ids: dict[uuid.UUID, None] = {}
         self.done = False
 
     def __call__(self) -> None:
-        self.done = True  # a test may run the hooks of a transaction that goes on
+        self.done = True  # a test may run the hooks although its transaction continues
         ports.apply_requests(list(self.task_ids))
 
 
 def _apply_after_commit(task_ids: Sequence[uuid.UUID]) -> None:
-    # Whatever hook is still registered serves: rolling back to a savepoint that is open now removes
-    # the requests of
-    # this moment together with the hook, and one that is closed cannot be rolled back by itself.
+    # Any hook that is still registered can be used. If it was registered in a savepoint that is
+    # still open, a rollback removes these requests together with the hook. A savepoint that was
+    # released cannot be rolled back separately.
     hooks = (hook for _, hook, *_ in reversed(connections[database()].run_on_commit))
     hook = next((hook for hook in hooks if isinstance(hook, _AfterCommit) and not hook.done), None)
     if hook is None:
@@ -49,9 +48,9 @@ def _apply_after_commit(task_ids: Sequence[uuid.UUID]) -> None:
 
 
 def leave_cancels(ids: Sequence[uuid.UUID], reason: str) -> None:
-    """Request that these tasks stop."""
+    """Request the cancellation of these tasks."""
     if ids:
-        _leave(
+        _insert(
             [
                 TaskRequest(kind=RequestKind.CANCEL, task_id=task_id, reason=reason[:200])
                 for task_id in ids
@@ -60,34 +59,38 @@ def leave_cancels(ids: Sequence[uuid.UUID], reason: str) -> None:
 
 
 def leave_marks(ids: Sequence[uuid.UUID]) -> None:
-    """Request that these upstreams, which were not locked, learn of edges that this transaction has
-    placed.
+    """Request that ``has_dependents`` is set on these upstreams, because this transaction inserted
+    edges to them without locking them.
     """
     if ids:
-        _leave([TaskRequest(kind=RequestKind.DEPENDENTS, task_id=task_id) for task_id in ids])
+        _insert([TaskRequest(kind=RequestKind.DEPENDENTS, task_id=task_id) for task_id in ids])
 
 
 def leave_key(
     kind: RequestKind, tenant_id: int, key: str, owner: uuid.UUID, before: uuid.UUID | None
 ) -> bool:
-    """Request that the task ``owner`` takes this key over, or takes it instead of ``before``, which
-    was to take it.
+    """Request that the task ``owner`` becomes the owner of this key.
 
-    A task that is not open any more takes nothing: its request is taken over. False when another
-    transaction was first.
+    ``before``: the task that the existing request names, if the caller has found one. That request
+    is changed. A request whose task is not open anymore is changed too. Returns False if another
+    transaction has changed or inserted a request of this key.
     """
-    same = TaskRequest.objects.using(database()).for_key(kind, tenant_id, key)
+    of_key = TaskRequest.objects.using(database()).for_key(kind, tenant_id, key)
     if before is not None:
         _apply_after_commit([owner])
-        return bool(same.filter(task_id=before).update(task_id=owner))
-    named = same.values_list("task_id", flat=True).first()
-    stale = None if named is None or tasks().filter(pk=named, status__in=OPEN).exists() else named
-    if stale is not None and same.filter(task_id=stale).update(task_id=owner):
+        return bool(of_key.filter(task_id=before).update(task_id=owner))
+    requested = of_key.values_list("task_id", flat=True).first()
+    stale = (
+        None
+        if requested is None or tasks().filter(pk=requested, status__in=OPEN).exists()
+        else requested
+    )
+    if stale is not None and of_key.filter(task_id=stale).update(task_id=owner):
         _apply_after_commit([owner])
         return True
     try:
         with atomic():
-            _leave([TaskRequest(kind=kind, tenant_id=tenant_id, key=key, task_id=owner)])
+            _insert([TaskRequest(kind=kind, tenant_id=tenant_id, key=key, task_id=owner)])
     except IntegrityError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What the statements of claims, starts and endings return: one type for each list of columns.
+"""The rows that the statements of claims, starts and releases return, one type per column list.
 
 The fields of a type are the columns in the order of the statements in ``db/sql``; the ORM forms
 read ``_fields``.
@@ -14,9 +14,9 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 
 
 class ClaimedTask(NamedTuple):
-    """A task that is to be published; ``waiting_for_limit`` is its value before the claim.
+    """A task to publish; ``waiting_for_limit`` is its value before the claim.
 
-    ``options`` is a JSON text or its value, as the driver returns it.
+    ``options`` is JSON text or the decoded value, depending on the driver.
     """
 
     id: uuid.UUID
@@ -42,8 +42,10 @@ class ClaimedTask(NamedTuple):
 
 
 class StartedRun(NamedTuple):
-    """A task whose run has started. JSON columns are texts or values, as the driver returns them;
-    times of MariaDB and SQLite may have no zone (UTC).
+    """A task whose run has started.
+
+    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
+    may be naive; they are in UTC.
     """
 
     id: uuid.UUID
@@ -67,7 +69,7 @@ class StartedRun(NamedTuple):
 
 
 class BlockedDependent(NamedTuple):
-    """A task that waits for one that has ended, and the unresolved ending events of the latter."""
+    """A dependent of an ended task, with the unresolved ending events of the ended task."""
 
     unresolved: int
     queue: str

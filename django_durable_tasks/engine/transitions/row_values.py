@@ -1,4 +1,4 @@
-"""New tasks as ORM objects, for databases without raw SQL, and as parameters of bulk INSERTs."""
+"""Converts new tasks to ORM objects, and to the parameters of the SQL forms of bulk INSERTs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = tuple(name for name in NewTask._fields if name not in _NO_COLUMN)
 
 
 def object_of(task: NewTask) -> Task:
-    """Return the unsaved object; instants that were not given are the database's."""
+    """Return the unsaved object; without ``run_at`` the task is due at the time of the database."""
     start = task.run_at or DatabaseNow()
     values: dict[str, Any] = {name: getattr(task, name) for name in _COLUMNS}
     if task.expires_in is not None and task.expires_at is None:
@@ -42,7 +42,10 @@ def object_of(task: NewTask) -> Task:
 
 
 def are_alike(tasks: Sequence[NewTask]) -> bool:
-    """Return whether these are the tasks of one ``schedule_many`` call."""
+    """Return whether the tasks differ only in id, arguments, shard and limit key.
+
+    This is the case for the tasks of one ``schedule_many`` call.
+    """
     if not tasks:
         return True
     first = tasks[0]
@@ -52,12 +55,12 @@ def are_alike(tasks: Sequence[NewTask]) -> bool:
 
 
 def records_of(tasks: Sequence[NewTask]) -> dict[str, str]:
-    """Return tasks that differ in everything for one INSERT; each has its ``run_at``."""
+    """Return the parameters of ``create_each``, for tasks that may differ in every column."""
     return {"rows": recordset(task._asdict() for task in tasks)}
 
 
 def columns_of(tasks: Sequence[NewTask]) -> dict[str, Any]:
-    """Return tasks that are alike as columns for one INSERT."""
+    """Return the parameters of ``create_many``, for tasks for which ``are_alike`` is true."""
     return {
         **tasks[0]._asdict(),
         "ids": [task.id for task in tasks],

@@ -1,4 +1,4 @@
-"""A run starts, beats, and ends."""
+"""The transitions of a run: start, heartbeat, succeed, and the endings that ``judge`` decides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from django_durable_tasks.rules.tasks.runs import Run
 
 
 def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
-    """What every start writes beside the status."""
+    """Return the columns that every start writes besides status and epoch."""
     return {
         "attempts": F("attempts") + 1,
         "run_id": run_id,
@@ -54,10 +54,11 @@ def start(
     name: str | None = None,
     queues: Collection[str] = (),
 ) -> StartedRun | None:
-    """QUEUED to RUNNING in the message's epoch; None if the task moved on, is
-    cancelled, has expired or its queue is paused.
+    """QUEUED to RUNNING, if the task is still in the epoch of the message.
 
-    ``name``: only a task of this name; ``queues``: only of one of these queues.
+    ``lease`` is in seconds. ``name``: only a task of this name. ``queues``: only a task of one of
+    these queues. Returns None if the guard does not match, a cancellation was requested, the task
+    has expired, or its queue is paused.
     """
     sql = statement("start")
     if sql is None:
@@ -104,8 +105,9 @@ Beat = tuple[uuid.UUID, int, uuid.UUID, float, str | None]
 
 
 def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
-    """Renew leases, past rows that other transactions have locked; return, for the renewed runs,
-    "asked to stop".
+    """Renew leases; return, for each renewed run, whether its cancellation was requested.
+
+    Rows that other transactions have locked are skipped if the database supports SKIP LOCKED.
     """
     sql = statement("heartbeat")
     if sql is not None:
@@ -136,25 +138,28 @@ def _renew(owned: TaskQuerySet, beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
     leases = Case(
         *(When(pk=beat[0], then=after(beat[3])) for beat in beats), default=F("lease_until")
     )
-    news = [
+    changed_progress = [
         When(pk=beat[0], then=Value(json.loads(beat[4]), JSONField()))
         for beat in beats
         if beat[4] is not None
     ]
     owned.update(
-        lease_until=leases, **({"progress": Case(*news, default=F("progress"))} if news else {})
+        lease_until=leases,
+        **(
+            {"progress": Case(*changed_progress, default=F("progress"))} if changed_progress else {}
+        ),
     )
     found = owned.values_list("run_id", "cancel_requested_at")
-    return {run: asked is not None for run, asked in found if run is not None}
+    return {run: requested_at is not None for run, requested_at in found if run is not None}
 
 
 def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
-    """Return which of these runs still own their rows; waits for no lock."""
+    """Return which of these runs still own their tasks, without waiting for locks."""
     return {run for run in _owned(beats).values_list("run_id", flat=True) if run is not None}
 
 
 def succeed(run: Run, result: str | None, worker: str) -> bool:
-    """RUNNING to SUCCESS with its log row; False when the run was fenced."""
+    """RUNNING to SUCCESS, with log entry and ending event; return False if the run was fenced."""
     sql = statement("succeed")
     if sql is not None:
         parameters = {
@@ -185,14 +190,16 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
 
 
 def locked_runs(question: TaskQuerySet, limit: int | None = None) -> list[Task]:
-    """Lock RUNNING rows in primary-key order and return them, for ``end``; inside ``atomic()``."""
+    """Lock RUNNING rows for ``end`` and return them by primary key. Must be inside ``atomic()``."""
     pairs = locked(question.filter(status=Status.RUNNING), limit)
     return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
 
 
 def end(ends: Sequence[End]) -> int:
-    """Move RUNNING tasks, which ``locked_runs`` returned, to where their verdicts say: retry,
-    exhaust, lose or cancel. Return how many moved.
+    """Write the verdicts of RUNNING tasks that ``locked_runs`` returned; return how many changed.
+
+    The transitions are ``retry``, ``exhaust``, ``lose`` and ``cancel``. The caller inserts log
+    entries and dead letters.
     """
     if not ends:
         return 0
@@ -227,7 +234,7 @@ def _by_task(values: dict[uuid.UUID, Any], default: Any = None) -> Any:
 
 def _verdicts(ends: Sequence[End]) -> dict[str, Any]:
     """Return the new status, budgets, reason and error of each task."""
-    # A task that was asked to stop already says who asked.
+    # A cancelled task keeps its reason, because the cancellation request has written it.
     reasons = {
         end.task_id: F("reason") if end.verdict.reason == "CANCELLED" else Value(end.verdict.reason)
         for end in ends
@@ -246,7 +253,7 @@ def _verdicts(ends: Sequence[End]) -> dict[str, Any]:
 
 
 def _closings(ends: Sequence[End]) -> dict[str, Any]:
-    """Return when the tasks are due again, and what those that have ended give up."""
+    """Return the next ``due_at`` of retried tasks, and the cleared columns of ended tasks."""
     closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
     due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
     return {
