@@ -61,6 +61,7 @@ def test_a_missing_table_is_reported_with_its_remedy_until_migrate_has_run(fleet
         until(lambda program=program: REMEDY in program.said(), within=60, message=program.name)  # type: ignore[misc]
         assert "Traceback" not in program.said(), program.said()
         assert "is away" not in program.said()
+        assert "the database is unavailable" not in program.said()
     _django("migrate", "--verbosity", "0")
     until(
         lambda: "The database connection is restored; dispatching continues." in scheduler.said(),

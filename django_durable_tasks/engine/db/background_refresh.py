@@ -1,8 +1,9 @@
-"""Runs a function periodically on a daemon thread, for as long as its result is asked for.
+"""Runs a function periodically on a daemon thread while its result is used.
 
-A caller never waits for the thread. The thread starts with the first ``ask`` and ends after
-``KEPT_FOR`` seconds without one, or with the process. After a fork the child makes new objects: the
-parent's thread does not exist there.
+``engine/limits/backpressure.py`` uses it. A caller never waits for the thread. The thread starts
+with the first ``ask`` and ends when ``ask`` was not called for ``KEPT_FOR`` seconds, or with the
+process. After a fork the child must create new objects, because the parent's thread does not exist
+there.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ KEPT_FOR = 60.0
 
 
 class Refresher:
-    """Calls ``refresh`` every ``every`` seconds while ``ask`` is called at least once a minute."""
+    """Calls ``refresh`` every ``every`` seconds while ``ask`` is called within ``KEPT_FOR`` s."""
 
     def __init__(self, name: str, refresh: Callable[[], None], every: float) -> None:
         self._name, self._refresh, self._every = name, refresh, every
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._asked_at = float("-inf")
+        self._last_use = float("-inf")
 
     @property
     def runs(self) -> bool:
@@ -32,16 +33,15 @@ class Refresher:
         return self._thread is not None
 
     def ask(self) -> None:
-        """Keep the thread running; start it if there is none. Costs one assignment while
-        it runs.
-        """
-        self._asked_at = time.monotonic()
+        """Keep the thread running, or start it. Costs one assignment while the thread runs."""
+        self._last_use = time.monotonic()
         if self._thread is None:
             self._start()
 
     def stop(self, patience: float) -> None:
-        """End the thread and wait at most ``patience`` seconds until it has ended; the object is
-        not used again.
+        """Stop the thread and wait at most ``patience`` seconds for its end.
+
+        The object cannot be used afterwards.
         """
         self._stopping.set()
         thread = self._thread
@@ -56,15 +56,15 @@ class Refresher:
             try:
                 thread.start()
             except RuntimeError:
-                # The interpreter is shutting down, or the system has no threads left: callers go on
-                # without.
+                # The interpreter is shutting down, or the system cannot create more threads.
+                # Callers continue without the thread.
                 logger.debug("Could not start a thread for %s.", self._name)
                 return
             self._thread = thread
 
     def _run(self) -> None:
         try:
-            while time.monotonic() - self._asked_at < KEPT_FOR:
+            while time.monotonic() - self._last_use < KEPT_FOR:
                 self._refresh()
                 if self._stopping.wait(self._every):
                     return

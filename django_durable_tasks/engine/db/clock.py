@@ -1,4 +1,7 @@
-"""The database's clock, read once a tick and handed down as ``now``; on SQLite the host's."""
+"""The database's clock, or the host's clock on SQLite.
+
+A scheduler reads it once per tick and passes the time on as ``now``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 
 
 def database_now() -> datetime:
-    """Return the database's instant, aware, in UTC."""
+    """Return the current time of the database, aware and in UTC."""
     sql = statement("now")
     if sql is None:
         return timezone.now()
@@ -25,5 +28,5 @@ def database_now() -> datetime:
 
 
 def after(seconds: float) -> Any:
-    """Return the expression "so many seconds from now" on the database's clock."""
+    """Return the expression for the time of the database plus ``seconds``."""
     return DatabaseNow() + timedelta(seconds=seconds)

@@ -1,9 +1,9 @@
-"""Keeps one item that fails from stopping the other items of its batch.
+"""Prevents one item that fails from stopping the other items of its batch.
 
-A batch of a maintenance job is one transaction, so one item makes it fail whole: a callable of the
-project raises, a value is corrupted, another transaction holds the lock of a row. The items are
-then handled one by one, and one that fails alone too is postponed, so that a later batch does not
-begin with it again. An outage is raised and postpones nothing.
+A batch of a maintenance job is one transaction, so one item can make the whole batch fail: a
+callable of the project raises an exception, a value is corrupted, or another transaction has locked
+a row. The items are then handled one by one. An item that fails again is postponed, so that the
+next batches leave it out. The error of an outage is raised and postpones nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _ABOUT_SOME_ROWS = frozenset({"55P03", "57014", "40P01", "40001", 1205, 1213})
 """Lock timeout, statement timeout, deadlock, serialization failure: PostgreSQL's SQLSTATE,
 MariaDB's number.
 """
-# MariaDB's driver calls this operational; so does SQLite's all that is wrong with a statement
+# MariaDB's driver raises OperationalError for this. SQLite's driver does so for every wrong
+# statement.
 _UNKNOWN_COLUMN = 1054
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database, and not what it was asked, is the reason."""
+    """Return whether the cause is the database itself, not a wrong statement or a locked row."""
     if not isinstance(error, OperationalError):
         return isinstance(error, InterfaceError)
     wrong_statement = getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_ERROR"
@@ -49,8 +50,9 @@ def is_outage(error: BaseException) -> bool:
 
 
 def may_be_caused_by_an_item(error: BaseException) -> bool:
-    """Return whether one item of a batch can be the reason; a lost connection or a missing column
-    cannot.
+    """Return whether one item of a batch can have caused the error.
+
+    This is False for a lost connection or a missing column.
     """
     if not isinstance(error, Error):
         return True
@@ -68,7 +70,7 @@ class Isolation(Generic[K]):
     """The batches of one maintenance job in this process, and the items that it has postponed."""
 
     def __init__(self, kind: str) -> None:
-        """``kind``: of the items, for the log."""
+        """``kind`` is the name of an item in log lines."""
         self._kind = kind
         self._lock, self._items = threading.Lock(), dict[K, _Postponed]()
 
@@ -88,9 +90,9 @@ class Isolation(Generic[K]):
         """Handle a batch in one transaction; if one of its items may make it fail, handle
         ``items()`` one by one.
 
-        Return what the calls returned. What is not reached within 10 s is left to the next batch.
-        ``on_failure`` is called instead of postponing an item, unless its error may pass by itself
-        (a lock). Raises what cannot be caused by an item.
+        Return the results of the calls. Items that are not reached within 10 s are left to the next
+        batch. ``on_failure`` is called instead of postponing an item, unless the error may be
+        temporary (a lock). Raises errors that cannot be caused by an item.
         """
         try:
             return [batch()]
@@ -111,7 +113,7 @@ class Isolation(Generic[K]):
         """Handle items in a transaction each, except the postponed ones; postpone the ones that
         fail.
 
-        What is not reached within 10 s is left to the next call.
+        Items that are not reached within 10 s are left to the next call.
         """
         end, found, left_out = time.monotonic() + _ALONE_FOR, list[R](), set(self.postponed())
         for key in items:
@@ -133,7 +135,9 @@ class Isolation(Generic[K]):
         return found
 
     def _postpone(self, key: K, error: Exception) -> None:
-        """Leave an item out for 10 s, twice as long each time that it fails again, up to 10 min."""
+        """Postpone an item by 10 s, or by twice its last delay up to 10 min if it has failed
+        before.
+        """
         now = time.monotonic()
         with self._lock:
             old = [key for key, item in self._items.items() if item.until < now - _LONGEST_PAUSE]

@@ -1,5 +1,7 @@
-"""Say why the database cannot be used: it does not answer, or its tables are not those of this
+"""Explains why the database cannot be used: it is unavailable, or its tables do not fit this
 release.
+
+The management commands call it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ _MISSING_IN_SQLITE = ("no such table", "no such column", "has no column named")
 
 
 def is_unmigrated(error: BaseException) -> bool:
-    """Return whether a table or column of ours is missing, because ``migrate`` has not run."""
+    """Return whether a table or column of this package is missing: ``migrate`` has not run."""
     text = str(error)
     codes = {getattr(error.__cause__, "sqlstate", None), *error.args[:1]}
     return _PREFIX in text and (
@@ -22,8 +24,9 @@ def is_unmigrated(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why the database could not be used, with the remedy if there is one; it contains no
-    data of rows.
+    """Return why the database could not be used, with the remedy if there is one.
+
+    The text contains no data of rows.
     """
     if is_unmigrated(error):
         alias = conf.settings().DATABASE
@@ -32,4 +35,4 @@ def reason_of(error: BaseException) -> str:
             f"the tables of django_durable_tasks in database {alias!r} are missing or older than"
             f" this release ({str(error).splitlines()[0]}); run `manage.py migrate{where}`"
         )
-    return f"the database is away ({type(error).__name__})"
+    return f"the database is unavailable ({type(error).__name__})"

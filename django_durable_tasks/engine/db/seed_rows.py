@@ -1,5 +1,6 @@
-"""The rows that must always stand: the default tenant, the leader's lease, the lock of limits, also
-after a flush.
+"""Creates the rows that must always exist: default tenant, leader's lease, lock row of limits.
+
+``apps.py`` connects it to ``post_migrate``, so that the rows also exist after a flush.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from django_durable_tasks.models.lease import LONG_EXPIRED, lease_name
 
 
 def write_first_rows(*, using: str, apps: Any = installed, **_: Any) -> None:
-    """Write again what the migrations wrote; a receiver of ``post_migrate``, which a flush sends
-    too. Idempotent.
+    """Create the rows that the migrations insert, unless they exist; a receiver of
+    ``post_migrate``.
     """
     try:
         tenants, leases = (
             apps.get_model("django_durable_tasks", name) for name in ("Tenant", "SchedulerLease")
         )
     except LookupError:
-        return  # our tables are not there: not yet, or no longer
+        return  # migrated to a state without these tables
     if using != conf.settings().DATABASE or not router.allow_migrate_model(using, tenants):
         return
     leases.objects.using(using).get_or_create(
         name=lease_name(), defaults={"expires_at": LONG_EXPIRED}
     )
-    with suppress(LookupError):  # after a migration back to where there were no limits
+    with suppress(LookupError):  # migrated to a state without limits
         apps.get_model("django_durable_tasks", "LimitBucket").objects.using(using).get_or_create(
             scope=""
         )

@@ -1,4 +1,7 @@
-"""Raw SQL stands in ``sql/<verb>.<vendor>.sql``, beside an ORM form that passes the same tests."""
+"""Reads the SQL statements in ``sql/<verb>.<vendor>.sql``.
+
+Each statement has an ORM form for other databases, which passes the same tests.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from django_durable_tasks import conf
 
 @functools.cache
 def text(verb: str, vendor: str) -> str | None:
-    """Return the statement of this verb for this database, None where the ORM form serves."""
+    """Return the statement of this verb without comments; None if the vendor uses the ORM form."""
     file = resources.files(__package__).joinpath("sql", f"{verb}.{vendor}.sql")
     if not file.is_file():
         return None
@@ -29,17 +32,16 @@ def statement(verb: str) -> str | None:
     return text(verb, connections[conf.settings().DATABASE].vendor)
 
 
-def _spelled(value: object) -> str:
+def _text_of(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-_recordset = json.JSONEncoder(default=_spelled, check_circular=False, separators=(",", ":"))
+_recordset = json.JSONEncoder(default=_text_of, check_circular=False, separators=(",", ":"))
 
 
 def recordset(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as the text that ``json_to_recordset`` reads; what a row lacks is NULL.
+    """Return rows as JSON for ``json_to_recordset``; missing keys are NULL.
 
-    One text is spelled in half the time of an array for each column, which the driver spells in
-    Python.
+    This takes half the time of one array per column, which the driver would serialize in Python.
     """
     return _recordset.encode(list(rows))

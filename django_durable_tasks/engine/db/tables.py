@@ -1,6 +1,4 @@
-"""Access to the tables: the alias of their database, the querysets of all tasks, transactions, and
-raw statements.
-"""
+"""Access to the tables: database alias, queryset of all tasks, transactions, SQL statements."""
 
 from __future__ import annotations
 
@@ -17,36 +15,35 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 
 NOW = DatabaseNow()
 _TOGETHER = 100
-"""So many questions are united in one statement."""
+"""The maximum number of querysets in one UNION."""
 
 
 def database() -> str:
-    """Return the alias of the database that holds the tables."""
+    """Return the alias of the database that contains the tables."""
     return conf.settings().DATABASE
 
 
 def tasks() -> TaskQuerySet:
-    """Return all tasks, as a question to narrow."""
-    questions: TaskQuerySet = Task.objects.using(database()).unguarded()
-    return questions
+    """Return a queryset of all tasks, without the guard against writes."""
+    found: TaskQuerySet = Task.objects.using(database()).unguarded()
+    return found
 
 
 class _OwnAtomic(transaction.Atomic):
-    """A transaction, or a savepoint, that the engine opened."""
+    """A transaction or savepoint that the engine opened."""
 
 
 def atomic() -> Any:
-    """Return a transaction on the database that holds the tables."""
+    """Return a transaction, or a savepoint, on the database that contains the tables."""
     return _OwnAtomic(database(), savepoint=True, durable=False)
 
 
 def callers_transaction() -> bool:
-    """Return whether this thread is in a transaction that the caller opened, and which may last as
-    long as it likes.
+    """Return whether this thread is in a transaction that the caller opened.
 
-    In it no RUNNING row is locked: its heartbeat and its ending would wait for the caller's commit.
-    The transactions of Django's TestCase do not count, as for ``durable=True`` of Django: they are
-    never committed.
+    The engine locks no RUNNING row in such a transaction, because its heartbeat and its ending
+    would wait for the caller's commit. The transactions of Django's TestCase do not count, as for
+    Django's ``durable=True``.
     """
     connection = connections[database()]
     if not connection.in_atomic_block:
@@ -59,33 +56,33 @@ def callers_transaction() -> bool:
 
 
 def count(sql: str, parameters: dict[str, Any]) -> int:
-    """Execute a statement of ours and return how many rows it wrote."""
-    with cursor() as hand:
-        hand.execute(sql, parameters)
-        return int(hand.rowcount)
+    """Execute a statement and return its row count."""
+    with cursor() as sql_cursor:
+        sql_cursor.execute(sql, parameters)
+        return int(sql_cursor.rowcount)
 
 
 def read(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Execute a statement of ours and return its rows."""
-    with cursor() as hand:
-        hand.execute(sql, parameters)
-        return list(hand.fetchall())
+    """Execute a statement and return its rows."""
+    with cursor() as sql_cursor:
+        sql_cursor.execute(sql, parameters)
+        return list(sql_cursor.fetchall())
 
 
 def first_of_each(
     questions: Iterable[tuple[TaskQuerySet, int]], columns: Sequence[str]
 ) -> list[Any]:
-    """Return these columns of the first rows of each question, at most so many of each; a hundred a
-    statement.
+    """Return ``columns`` of the first rows of each queryset, in the order of the queryset.
 
-    SQLite cannot unite what is cut: there each question costs a statement, which is a call and no
-    way over a network.
+    ``questions``: querysets, each with the maximum number of its rows. One statement contains up to
+    100 of them. SQLite does not support LIMIT inside a UNION. There each queryset is one statement,
+    which needs no network round trip.
     """
-    asked = [question.values_list(*columns)[:number] for question, number in questions]
+    limited = [question.values_list(*columns)[:number] for question, number in questions]
     if not connections[database()].features.supports_slicing_ordering_in_compound:
-        return [row for question in asked for row in question]
+        return [row for question in limited for row in question]
     found: list[Any] = []
-    for start in range(0, len(asked), _TOGETHER):
-        one, *others = asked[start : start + _TOGETHER]
+    for start in range(0, len(limited), _TOGETHER):
+        one, *others = limited[start : start + _TOGETHER]
         found += one.union(*others, all=True) if others else one
     return found

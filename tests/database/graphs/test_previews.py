@@ -243,12 +243,12 @@ def test_a_preview_rings_nobody_and_no_receiver_hears_of_it() -> None:
         assert (heard, connection.run_on_commit) == ([], [])
         operations.force_complete(question(of(run, "high")), by="ann")
         assert heard == ["force_complete", "release"]
-        bells = [
+        hooks = [
             hook
             for _, hook, *_ in connection.run_on_commit
-            if isinstance(hook, publish_on_commit._Bell)
+            if isinstance(hook, publish_on_commit._PublishHook)
         ]
-        assert len(bells) == (after == "QUEUED")
+        assert len(hooks) == (after == "QUEUED")
     finally:
         tasks_transitioned.disconnect(hear, sender=Task)
 

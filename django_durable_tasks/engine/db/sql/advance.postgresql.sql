@@ -1,4 +1,5 @@
--- ANY(id) beside the join: without it the planner reads the whole table where it is not much larger than the batch.
+-- ANY(id) in addition to the join: without it the planner reads the whole table, unless the table is much larger than
+-- the batch.
 UPDATE durable_tasks_recurring_task AS row
    SET next_run_at = moved.next_run_at, watermark_at = moved.watermark_at, runs_count = row.runs_count + moved.ran,
        last_run_at = COALESCE(moved.last_run_at, row.last_run_at)

@@ -1,5 +1,6 @@
--- The dependents of an ended task, at most `limit`, and the events of its ending that are not resolved yet.
--- num_nonnulls() as in spread.
+-- The dependents of an ended task whose edges have no outcome yet, at most `limit`, and the unresolved events of its
+-- ending.
+-- For num_nonnulls() see spread.postgresql.sql.
 SELECT child.unresolved_dependencies_count AS unresolved, child.queue,
        child.run_at <= clock_timestamp() AND child.expires_at IS NULL AND child.overlap_key IS NULL AS is_due,
        ARRAY(SELECT note.id FROM durable_tasks_ending_event AS note

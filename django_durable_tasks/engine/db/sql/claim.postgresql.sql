@@ -1,10 +1,13 @@
--- For each queue one range scan per priority, the highest first; the LIMITs stop the scans when the queue's part, or the
--- batch, is full. The queues have their turns in the order in which they are given.
--- The last guard is hidden from the planner, which with old statistics would read all PENDING rows for it.
--- MATERIALIZED, because a plan that re-evaluates a LIMIT ... SKIP LOCKED subquery claims more rows than asked for.
--- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
--- one line, so a start that was flushed has flushed its claim. But claims with overlap keys are judged after their COMMIT: a ring
--- of a claim that was taken back must not start a row that is about to be refused.
+-- One range scan for each queue and priority, the highest priority first. The LIMITs stop the scans when `limits` of
+-- the queue or `limit` of the batch is reached. The queues are scanned in the order of the parameter.
+-- The last condition, status || '', is hidden from the planner. With old statistics it would read all PENDING rows
+-- for a plain comparison.
+-- MATERIALIZED, because a plan that re-evaluates a subquery with LIMIT ... SKIP LOCKED claims more rows than
+-- requested.
+-- synchronous_commit is off for claims. If the server loses a claim in a crash, the task is claimed again, and the
+-- message of the lost claim finds no QUEUED row. WAL is flushed in order, so a start is never durable without its
+-- claim. Claims with overlap keys are an exception: these keys are checked after the COMMIT, and the message of a
+-- lost claim must not start a task that is about to be refused.
 WITH due AS MATERIALIZED (
   SELECT part.id, part.waiting_for_limit, part.overlap_key
     FROM unnest(%(queues)s::text[], %(limits)s::int[], %(leasts)s::int[]) AS asked (queue, number, least)

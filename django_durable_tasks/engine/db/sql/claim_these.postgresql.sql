@@ -1,8 +1,9 @@
--- Rows whose instant has come, by their ids: what moved, is held by somebody else or is not due yet is left alone.
--- MATERIALIZED, because the rows are locked in primary-key order before any of them is written.
--- Not flushed: a claim that a crash of the server takes back is made again, and its ring finds no row QUEUED. The WAL is
--- one line, so a start that was flushed has flushed its claim. But claims with overlap keys are judged after their COMMIT: a ring
--- of a claim that was taken back must not start a row that is about to be refused.
+-- Claims due tasks by their ids. Rows that are not PENDING, not due yet, or locked by other transactions are skipped.
+-- MATERIALIZED, because the rows must be locked in primary-key order before any of them is written.
+-- synchronous_commit is off for claims. If the server loses a claim in a crash, the task is claimed again, and the
+-- message of the lost claim finds no QUEUED row. WAL is flushed in order, so a start is never durable without its
+-- claim. Claims with overlap keys are an exception: these keys are checked after the COMMIT, and the message of a
+-- lost claim must not start a task that is about to be refused.
 WITH due AS MATERIALIZED (
   SELECT id, waiting_for_limit, overlap_key
     FROM durable_tasks_task

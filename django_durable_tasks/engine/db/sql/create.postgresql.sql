@@ -1,5 +1,5 @@
--- One INSERT; a taken key (idempotency, open key, open unique key) inserts nothing and raises nothing.
--- No wait: the row is BLOCKED and has no due_at.
+-- One INSERT. If a key (idempotency key, open key, open unique key) is taken, it inserts nothing and raises no error.
+-- If `wait` is NULL, the task is BLOCKED and due_at is NULL.
 INSERT INTO durable_tasks_task
        (id, tenant_id, name, queue, priority, args, kwargs, options, status, run_at,
         due_at, expires_at,

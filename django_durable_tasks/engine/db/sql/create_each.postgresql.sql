@@ -1,4 +1,4 @@
--- Rows of different calls, each with its own run_at; their keys are known to be free.
+-- Tasks of different calls, each with its own run_at. The caller has checked that their keys are free.
 INSERT INTO durable_tasks_task
        (id, tenant_id, name, queue, priority, args, kwargs, options, status, run_at, due_at, expires_at, epoch,
         publish_count, max_attempts, max_crashes, on_orphan, expected_duration, idempotency_key, unique_key,

@@ -1,4 +1,4 @@
--- Rows of one call: they differ in id, arguments, shard and limit key only.
+-- Tasks of one call. They differ in id, arguments, shard and limit key only.
 INSERT INTO durable_tasks_task
        (id, args, kwargs, shard_key, tenant_id, name, queue, priority, options, status, run_at,
         due_at, expires_at,

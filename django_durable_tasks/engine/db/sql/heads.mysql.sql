@@ -1,5 +1,6 @@
--- A loose scan of the pending index: one probe for each queue, then one for each of its ten priorities; at most so many
--- queues, from one on: both servers end a recursion after 1,000 steps, MariaDB without a word.
+-- A loose scan of the pending index: one probe for each queue after `past`, at most `limit` of them, then one probe
+-- for each of the ten priorities of a queue. `limit` is required: both servers end a recursion after 1,000 steps,
+-- MariaDB without an error.
 WITH RECURSIVE queues (queue, number) AS (
   SELECT min(queue), 1 FROM durable_tasks_task WHERE status = 'PENDING' AND queue > %(past)s
   UNION ALL

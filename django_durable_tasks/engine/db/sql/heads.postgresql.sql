@@ -1,5 +1,5 @@
--- A loose scan of the pending index: one probe for each queue, then one for each of its ten priorities; at most so many
--- queues, from one on.
+-- A loose scan of the pending index: one probe for each queue after `past`, at most `limit` of them, then one probe
+-- for each of the ten priorities of a queue.
 WITH RECURSIVE queues (queue, number) AS (
   (SELECT queue, 1 FROM durable_tasks_task WHERE status = 'PENDING' AND queue > %(past)s ORDER BY queue LIMIT 1)
   UNION ALL

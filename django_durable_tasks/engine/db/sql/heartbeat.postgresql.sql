@@ -1,4 +1,4 @@
--- Past rows that other transactions have locked: the runs whose rows are free do not wait for them.
+-- SKIP LOCKED: runs whose rows are not locked do not wait for rows that other transactions have locked.
 WITH free AS (
   SELECT task.id, task.epoch, task.run_id, beat.lease, beat.progress
     FROM unnest(%(ids)s::uuid[], %(epochs)s::bigint[], %(runs)s::uuid[], %(leases)s::float8[], %(progress)s::jsonb[])

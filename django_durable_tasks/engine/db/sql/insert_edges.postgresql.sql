@@ -1,4 +1,4 @@
--- Edges and gates that wait, in one statement.
+-- Unresolved edges and gates, in one statement.
 INSERT INTO durable_tasks_dependency
        (task_id, depends_on_id, dependency_type, gate, on_upstream_failure, placed_by, note)
 SELECT task_id, depends_on_id, COALESCE(dependency_type, 'MUST_SUCCEED'), gate, on_upstream_failure,

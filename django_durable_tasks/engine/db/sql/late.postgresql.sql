@@ -1,4 +1,4 @@
--- One probe of the pending index for each of these queues and each of its ten priorities; no scan.
+-- One probe of the pending index for each of these queues and each of its ten priorities. No scan.
 SELECT asked.queue
   FROM unnest(%(queues)s::text[]) AS asked (queue)
  WHERE EXISTS (

@@ -1,2 +1,2 @@
--- Outside any transaction: a NOTIFY inside one would hold a lock of the whole server from before its COMMIT is flushed.
+-- Executed outside a transaction: a NOTIFY inside one takes a lock on the whole server before its COMMIT is flushed.
 SELECT pg_notify(%(channel)s, %(payload)s)

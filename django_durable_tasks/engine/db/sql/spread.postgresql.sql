@@ -1,14 +1,17 @@
--- Endings told by one statement where all edges are met and their tasks need all of their edges; else nothing is told.
--- Locks as the ORM form: notes, then all rows in primary-key order (but not those that came back since their note: such
--- a row may be ending again, and hold itself before those below it), edges only under the row of their task. A statement
--- sees rows as they were when it began, and only a lock shows them as they are: so guards ask what is held, nothing is
--- counted anew, an edge flips once, and the count of the locked row falls by the flips.
--- Nobody is told that this committed: should the server lose it, the note is there again, and rings are stale. So, in a
--- transaction of its own, it does not wait for the disk.
--- FULL JOIN, because the planner expects one row of each list and would compare every row of one with every row of the
--- other; it knows no nested loop for a FULL JOIN. The other joins go by a primary key, one row after the other;
--- num_nonnulls() < 1 is a guard whose worth the planner cannot guess: with old statistics it would go by it, and read
--- all unresolved edges.
+-- Resolves edges of ended tasks in one statement, if all of these edges are met and all of their tasks need all of
+-- their edges. Otherwise it resolves nothing, and the ORM form does it.
+-- Lock order as in the ORM form: ending events first, then all task rows in primary-key order. Edges are written only
+-- under the lock of their task. A task that was replayed after its event is not locked as an upstream: it may be
+-- ending again, and that transaction locks it before tasks with smaller ids.
+-- A statement sees rows as of its start, and only a locked row is current. Therefore the conditions read the locked
+-- rows, unresolved edges are not counted again, each edge is resolved at most once, and the count of the locked row
+-- is reduced by the number of edges resolved.
+-- In a transaction of its own the statement does not wait for the disk. If the server loses the COMMIT in a crash,
+-- the ending events still exist and the messages are stale.
+-- FULL JOIN, because the planner estimates one row for each list and would choose a nested loop, which is quadratic
+-- here. It cannot use a nested loop for a FULL JOIN. The other joins read single rows by primary key. num_nonnulls()
+-- < 1 is a condition whose selectivity the planner cannot estimate. With old statistics it would choose a plan by an
+-- IS NULL condition and read all unresolved edges.
 WITH note AS MATERIALIZED (
   SELECT id, task_id, epoch, workflow_id, delta
     FROM durable_tasks_ending_event

@@ -1,5 +1,5 @@
--- The ending, its log row and, of a row in a graph, the note of it in one statement and one commit; no row: the run
--- was fenced.
+-- The ending, its log entry and, for a task in a graph, its ending event, in one statement. It inserts no row if the
+-- run was fenced.
 WITH ended AS (
   UPDATE durable_tasks_task AS task
      SET status = 'SUCCESS', epoch = task.epoch + 1, result = %(result)s, completed_at = clock_timestamp(),

@@ -1,5 +1,5 @@
--- Counts the waiting rows of each queue, and those that are due, by ranges of the pending index; each number stops at the
--- limit, so that a backlog of millions costs what one of the limit does.
+-- Counts the waiting tasks of each queue, and those that are due, by ranges of the pending index. Each count stops at
+-- `limit`, so the cost does not grow with a backlog of millions.
 SELECT asked.queue, pending.number, due.number
   FROM unnest(%(queues)s::text[]) AS asked (queue)
  CROSS JOIN LATERAL (
