@@ -1,5 +1,7 @@
-"""The edges of the graph as rows: written, told, counted. Whoever changes an edge holds the row of
-its task.
+"""Reads and writes dependency edges and gates, ending events and workflow runs.
+
+An edge is changed only under the lock of its task's row. The other modules of ``engine`` that work
+on graphs call these functions.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.rules.dependencies import FORCED, EdgeOutcome, Tally
 
 _BULK = 2_000
-_GIVEN = (
+_COLUMNS = (
     "task_id",
     "depends_on_id",
     "dependency_type",
@@ -34,29 +36,29 @@ _GIVEN = (
 
 
 def edges() -> TaskDependencyQuerySet:
-    """Return all edges, as a question to narrow."""
+    """Return a queryset of all edges and gates."""
     found: TaskDependencyQuerySet = TaskDependency.objects.using(tables.database()).unguarded()
     return found
 
 
 def insert(rows: Sequence[TaskDependency]) -> None:
-    """Insert edges and gates, some thousand a statement."""
+    """Insert edges and gates, up to 2,000 per statement."""
     sql = statement("insert_edges")
     if sql is None or any(row.resolved_at is not None for row in rows):
         edges().bulk_create(rows, batch_size=_BULK)
         return
     for first in range(0, len(rows), _BULK):
-        with cursor() as hand:
-            hand.execute(
-                sql, {"rows": recordset(_line(row) for row in rows[first : first + _BULK])}
+        with cursor() as sql_cursor:
+            sql_cursor.execute(
+                sql, {"rows": recordset(_record(row) for row in rows[first : first + _BULK])}
             )
 
 
-def _line(row: TaskDependency) -> dict[str, Any]:
-    given = {name: getattr(row, name) for name in _GIVEN}
-    return {
-        name: value for name, value in given.items() if isinstance(value, str | uuid.UUID)
-    }  # no db_default
+def _record(row: TaskDependency) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in _COLUMNS}
+    # Unset columns are Django's DatabaseDefault objects. They are left out, and the statement
+    # inserts their default.
+    return {name: value for name, value in values.items() if isinstance(value, str | uuid.UUID)}
 
 
 def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
@@ -72,30 +74,29 @@ def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
 
 
 def arm_again(ids: Iterable[int]) -> None:
-    """Let resolved edges wait for their upstreams once more."""
+    """Make resolved edges unresolved again, so that they wait for their upstreams."""
     edges().filter(pk__in=list(ids)).update(resolved_at=None, outcome=None, met=None)
 
 
-_LOST = Q(resolved_at__isnull=False, met=False)
+_UNMET = Q(resolved_at__isnull=False, met=False)
 
 
 def force(tasks: Iterable[uuid.UUID], *, by: str) -> None:
-    """Call all edges and gates of these locked tasks met that are not; a replay of an upstream arms
-    its edges again.
+    """Set all unresolved or unmet edges and gates of these locked tasks to met.
+
+    ``by`` is the user. If an upstream is replayed later, its edges become unresolved again.
     """
-    these = edges().above(tasks).filter(_LOST | Q(resolved_at__isnull=True))
+    these = edges().above(tasks).filter(_UNMET | Q(resolved_at__isnull=True))
     these.update(resolved_at=tables.NOW, outcome=FORCED, met=True, resolved_by=by[:200])
 
 
 def waive(tasks: Iterable[uuid.UUID]) -> None:
-    """Call those edges of these locked tasks met that cannot be met any more, as ``force`` does
-    with all.
-    """
-    edges().above(tasks).filter(_LOST).update(resolved_at=tables.NOW, outcome=FORCED, met=True)
+    """Set those edges of these locked tasks to met that were resolved as not met."""
+    edges().above(tasks).filter(_UNMET).update(resolved_at=tables.NOW, outcome=FORCED, met=True)
 
 
 def first_unmet(task_id: uuid.UUID) -> TaskDependency:
-    """Return the edge that was found first not to be met; raises TaskDependency.DoesNotExist."""
+    """Return the unmet edge that was resolved first; raises TaskDependency.DoesNotExist."""
     unmet = (
         edges()
         .above([task_id])
@@ -106,9 +107,7 @@ def first_unmet(task_id: uuid.UUID) -> TaskDependency:
 
 
 def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
-    """Count what still holds these tasks: what is unresolved, never what has been
-    resolved before.
-    """
+    """Count the unresolved edges and gates of these tasks; resolved edges are not read."""
     counted = (
         edges()
         .above(children)
@@ -121,7 +120,7 @@ def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
 
 
 def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
-    """Count all edges of these tasks."""
+    """Count all edges and gates of these tasks."""
     unresolved, upstream = Q(resolved_at__isnull=True), Q(depends_on__isnull=False)
     counted = (
         edges()
@@ -142,7 +141,7 @@ def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
 
 
 def tally_of(rows: Iterable[TaskDependency]) -> Tally:
-    """Count edges that were read already."""
+    """Count edges and gates that have already been read."""
     counted: Counter[str] = Counter()
     for edge in rows:
         if edge.resolved_at is None:
@@ -156,14 +155,16 @@ def tally_of(rows: Iterable[TaskDependency]) -> Tally:
 
 
 def endings() -> EndingEventQuerySet:
-    """Return all notes of endings, as a question to narrow."""
+    """Return a queryset of all ending events."""
     found: EndingEventQuerySet = EndingEvent.objects.using(tables.database())
     return found
 
 
 def insert_events_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
-    """Note once more that these rows ended (epoch and status), for an edge that came after they
-    were told.
+    """Insert another ending event for each of these ended upstreams, and wake the leader.
+
+    ``upstreams``: epoch and status by task id. Used for edges that were inserted after the events
+    of the ending were resolved. The events do not change the counts of workflows.
     """
     endings().bulk_create(
         [
@@ -179,6 +180,6 @@ def insert_events_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
 
 
 def runs() -> WorkflowRunQuerySet:
-    """Return all runs of workflows, as a question to narrow."""
+    """Return a queryset of all workflow runs."""
     found: WorkflowRunQuerySet = WorkflowRun.objects.using(tables.database()).unguarded()
     return found

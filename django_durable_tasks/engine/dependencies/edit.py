@@ -1,9 +1,9 @@
-"""Edges and gates of rows that exist: placed and taken away under lock, never so that tasks wait in
-a circle.
+"""Inserts and deletes edges and gates of existing tasks under lock, without creating a cycle.
 
-Edges between existing rows are added one transaction at a time for each tenant: two that are each
-harmless could close a circle together. Facts: a row that is being ended is locked by its ending, so
-an edge to it is either seen by that ending or born knowing how it ended.
+Only one transaction per tenant adds edges between existing tasks at a time, because two edges could
+form a cycle that each of them alone does not. An ending locks the row of its task, and so does an
+insertion of an edge to this task. Therefore either the ending resolves the edge, or the insertion
+reads how the task ended. Enqueueing, workflows and their operations call these functions.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ def new_edge(
     by: str = "",
     reason: str = "",
 ) -> TaskDependency:
-    """Return the edge as it is born: resolved where its upstream has ended as it asks for, else
-    waiting.
+    """Return an unsaved edge: met if its upstream has already ended as required, else unresolved.
 
-    An upstream that ended otherwise is told to the edge like any ending, so that one engine decides
-    what follows.
+    If the upstream has ended otherwise, ``insert_edges`` inserts an ending event, so that only
+    ``resolve`` decides about unmet edges.
     """
     row = TaskDependency(
         task_id=task_id,
@@ -65,20 +64,20 @@ def new_edge(
     return row
 
 
-def insert_edges(born_edges: Sequence[TaskDependency], rows: Mapping[uuid.UUID, Task]) -> None:
-    """Insert edges to locked upstreams, mark these, and see to it that those which have ended are
-    told.
+def insert_edges(new_edges: Sequence[TaskDependency], rows: Mapping[uuid.UUID, Task]) -> None:
+    """Insert edges to locked upstreams, and set ``has_dependents`` on the upstreams.
 
-    RUNNING upstreams, which a caller's transaction does not lock, are marked after its commit.
+    Ending events are inserted for upstreams that have ended. In a transaction that the caller
+    opened, RUNNING upstreams are not locked. ``has_dependents`` of these is set after the commit.
     """
-    edges.insert(born_edges)
-    waiting = [rows[edge.upstream_id] for edge in born_edges if edge.resolved_at is None]
+    edges.insert(new_edges)
+    waiting = [rows[edge.upstream_id] for edge in new_edges if edge.resolved_at is None]
     unlocked = [
         row.pk
         for row in rows.values()
         if row.status == Status.RUNNING and tables.callers_transaction()
     ]
-    above = {edge.upstream_id for edge in born_edges}
+    above = {edge.upstream_id for edge in new_edges}
     transitions.mark_upstreams(sorted(above - set(unlocked)))
     transitions.leave_marks(sorted(above & set(unlocked)))
     ended = {row.pk: (row.epoch, row.status) for row in waiting if row.status in TERMINAL}
@@ -91,15 +90,15 @@ def _upstream(edge: PlannedEdge, rows: Mapping[uuid.UUID, Task]) -> Task | None:
 
 def _id(edge: PlannedEdge) -> uuid.UUID:
     if not isinstance(edge.upstream, uuid.UUID):
-        raise TypeError(f"The edge to place {edge.upstream} of a plan has no row yet.")
+        raise TypeError(f"The upstream at place {edge.upstream} of the plan has no row yet.")
     return edge.upstream
 
 
 def check_upstreams(
-    wanted: Iterable[PlannedEdge], rows: Mapping[uuid.UUID, Task], tenant_id: int
+    planned: Iterable[PlannedEdge], rows: Mapping[uuid.UUID, Task], tenant_id: int
 ) -> None:
-    """Refuse upstreams that do not exist for this tenant; raises InvalidDependency."""
-    for edge in wanted:
+    """Raise InvalidDependency if one of the upstreams does not exist for this tenant."""
+    for edge in planned:
         upstream = _upstream(edge, rows)
         if upstream is None or upstream.tenant_id != tenant_id:
             raise InvalidDependency(
@@ -109,11 +108,11 @@ def check_upstreams(
 
 @retry_on_deadlock
 def link(
-    task_id: uuid.UUID, wanted: Mapping[uuid.UUID, PlannedEdge], *, by: str = "", reason: str = ""
+    task_id: uuid.UUID, planned: Mapping[uuid.UUID, PlannedEdge], *, by: str = "", reason: str = ""
 ) -> int:
-    """Let a task that has not started wait for more upstreams; return how many edges are new.
+    """Add upstreams to a task that has not started; return how many edges are new.
 
-    Raises DependencyCycle with the path, InvalidDependency, TransitionRefused when the task has
+    Raises DependencyCycle with the path, InvalidDependency, or TransitionRefused if the task has
     started or ended.
     """
     with tables.atomic():
@@ -122,23 +121,24 @@ def link(
         if tenant_id is None:
             raise InvalidDependency(f"There is no task {task_id}.")
         lock_tenant(tenant_id)
-        rows = _held(task_id, wanted)
-        check_upstreams(wanted.values(), rows, tenant_id)
-        check_circle([task_id], wanted)
-        _waive(rows[task_id])
+        rows = _lock_unstarted(task_id, planned)
+        check_upstreams(planned.values(), rows, tenant_id)
+        check_circle([task_id], planned)
+        _waive_unmet(rows[task_id])
         policy = rows[task_id].on_upstream_failure
         new = [
             new_edge(edge, task_id, _upstream(edge, rows), policy, by=by, reason=reason)
-            for edge in _new_edges(task_id, wanted)
+            for edge in _new_edges(task_id, planned)
         ]
         insert_edges(new, rows)
-        _wait_anew(rows[task_id])
+        _block_or_release(rows[task_id])
     return len(new)
 
 
 def lock_tenant(tenant_id: int) -> None:
-    """Let nobody else add edges between existing rows of this tenant; before any row is locked, as
-    all others do.
+    """Lock the tenant's row, so that no other transaction adds edges between its existing tasks.
+
+    Must be called before any task is locked, so that the lock order is the same everywhere.
     """
     list(
         Tenant.objects.using(tables.database())
@@ -148,8 +148,11 @@ def lock_tenant(tenant_id: int) -> None:
     )
 
 
-def _held(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dict[uuid.UUID, Task]:
-    """Lock a task that has not started, published or not, with these others."""
+def _lock_unstarted(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dict[uuid.UUID, Task]:
+    """Lock a task that has not started, together with ``others``; a QUEUED task becomes PENDING.
+
+    Raises InvalidDependency if the task does not exist, TransitionRefused if it has started.
+    """
     transitions.lock_rows([task_id, *others])
     transitions.hand_back(tables.tasks().filter(pk=task_id), 0)
     rows = transitions.lock_rows([task_id, *others])
@@ -163,26 +166,25 @@ def _held(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dict[uuid.UUI
     return rows
 
 
-def _new_edges(task_id: uuid.UUID, wanted: Mapping[uuid.UUID, PlannedEdge]) -> list[PlannedEdge]:
-    there = dict(
-        edges.edges().above([task_id]).below(wanted).values_list("depends_on", "dependency_type")
+def _new_edges(task_id: uuid.UUID, planned: Mapping[uuid.UUID, PlannedEdge]) -> list[PlannedEdge]:
+    existing = dict(
+        edges.edges().above([task_id]).below(planned).values_list("depends_on", "dependency_type")
     )
-    for upstream, kind in there.items():
-        if wanted[upstream].kind != kind:
+    for upstream, kind in existing.items():
+        if planned[upstream].kind != kind:
             raise InvalidDependency(
-                f"Task {task_id} waits for {upstream} already, by {kind}: take that edge away"
-                " first."
+                f"Task {task_id} already waits for {upstream} with {kind}; remove that edge first."
             )
-    return [edge for upstream, edge in wanted.items() if upstream not in there]
+    return [edge for upstream, edge in planned.items() if upstream not in existing]
 
 
-def check_circle(lows: Iterable[uuid.UUID], wanted: Iterable[uuid.UUID]) -> None:
-    """Walk up from the upstreams that these tasks are to wait for, a level a statement; none of
-    them must be there.
+def check_circle(lows: Iterable[uuid.UUID], planned: Iterable[uuid.UUID]) -> None:
+    """Raise DependencyCycle, with the path, if one of the tasks ``lows`` is an upstream of the new
+    upstreams.
 
-    The caller holds the tenant. Raises DependencyCycle with the path.
+    Reads one level of upstreams per statement. The caller has locked the tenant.
     """
-    highs = list(wanted)
+    highs = list(planned)
     above: dict[uuid.UUID, list[uuid.UUID]] = dict.fromkeys(lows, highs)
     below, frontier = set(above), set(highs)
     while frontier and not below & frontier:
@@ -198,42 +200,44 @@ def check_circle(lows: Iterable[uuid.UUID], wanted: Iterable[uuid.UUID]) -> None
         frontier = reached & below or reached - set(above)
     path = cycle_in(above)
     if path:
-        known = {task.pk: task.step or task.name for task in tables.tasks().filter(pk__in=path)}
+        labels = {task.pk: task.step or task.name for task in tables.tasks().filter(pk__in=path)}
         raise DependencyCycle(
             "The tasks would wait for each other: "
-            + " -> ".join(f"{known.get(key, '?')} ({key})" for key in path)
+            + " -> ".join(f"{labels.get(key, '?')} ({key})" for key in path)
         )
 
 
-def _waive(row: Task) -> None:
-    """Forget what a task that was let go could not meet any more: it has to wait for something new
-    alone.
+def _waive_unmet(row: Task) -> None:
+    """Set the unmet edges of a task to met if it was released although they are not met.
+
+    Then the task waits only for the new edges.
     """
     tally = edges.tallies([row.pk]).get(row.pk, Tally())
     if row.status != Status.BLOCKED and fate(row.join_count, tally, "") == Fate.SKIP:
         edges.waive([row.pk])
 
 
-def _wait_anew(row: Task) -> None:
-    """Block a locked task that needs something now, and count it; release one that needed only what
-    is met already.
+def _block_or_release(row: Task) -> None:
+    """Block a locked task that needs upstreams or gates now, and write how many it needs.
+
+    If it needs none and is BLOCKED, it is released.
     """
-    wants = needed(row.join_count, edges.tallies([row.pk]).get(row.pk, Tally()))
-    if wants and row.status != Status.BLOCKED:
+    number = needed(row.join_count, edges.tallies([row.pk]).get(row.pk, Tally()))
+    if number and row.status != Status.BLOCKED:
         transitions.block(tables.tasks().filter(pk=row.pk))
-    if wants:
-        transitions.set_needed({row.pk: wants})
+    if number:
+        transitions.set_needed({row.pk: number})
     elif row.status == Status.BLOCKED:
-        _settled(row)
+        _reevaluate(row)
 
 
 @retry_on_deadlock
 def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[TaskMessage]:
-    """Take edges of a task that waits away; it is released when nothing else holds it. Rung after
-    the commit.
+    """Delete edges of a BLOCKED task; release it if it needs no other edge or gate.
 
-    A join of some needs no more than the edges that are left. Raises TransitionRefused when the
-    task does not wait.
+    Return the messages that are published after the commit. If its join
+    needs more edges than remain, it needs all that remain. Raises TransitionRefused if the task is
+    not BLOCKED.
     """
     with tables.atomic():
         row = transitions.lock_rows([task_id]).get(task_id)
@@ -246,7 +250,7 @@ def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[TaskMessa
         if row.join_count is not None and row.join_count >= left:
             row.join_count = None
             tables.tasks().filter(pk=task_id).update(join_count=None)
-        return _settled(row)
+        return _reevaluate(row)
 
 
 # Gates --------------------------------------------------------------------------------------------
@@ -254,45 +258,46 @@ def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[TaskMessa
 
 @retry_on_deadlock
 def place_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> bool:
-    """Let a task that has not started wait for a person (APPROVAL or HOLD); False when it does
-    already.
+    """Add a gate (APPROVAL or HOLD) to a task that has not started; return False if it has one.
+
+    Raises InvalidOption, InvalidDependency or TransitionRefused.
     """
     kind = chosen("gate", gate, Gate)
     with tables.atomic():
-        rows = _held(task_id)
+        rows = _lock_unstarted(task_id)
         if edges.edges().above([task_id]).gates().unresolved().filter(gate=kind).exists():
             return False
-        _waive(rows[task_id])
+        _waive_unmet(rows[task_id])
         edges.insert(
             [TaskDependency(task_id=task_id, gate=kind, placed_by=by[:200], note=reason[:500])]
         )
-        _wait_anew(rows[task_id])
+        _block_or_release(rows[task_id])
     return True
 
 
 @retry_on_deadlock
 def open_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> list[TaskMessage]:
-    """Open the gates of this kind for a task: it was approved, or its hold is over; it runs when
-    nothing else holds it.
+    """Resolve the gates of this kind of a task: it is approved, or an operator releases it.
 
-    Raises TransitionRefused when none is closed.
+    If the task needs nothing else, it is released. Return the messages that are published after the
+    commit. Raises TransitionRefused if the task has no such unresolved gate.
     """
     kind = chosen("gate", gate, Gate)
     with tables.atomic():
         row = transitions.lock_rows([task_id]).get(task_id)
         closed = edges.edges().above([task_id]).gates().unresolved().filter(gate=kind)
         outcome = "APPROVED" if kind == Gate.APPROVAL else "RELEASED"
-        note_too = {"note": reason[:500]} if reason else {}
+        changes = {"note": reason[:500]} if reason else {}
         opened = closed.update(
-            resolved_at=tables.NOW, met=True, outcome=outcome, resolved_by=by[:200], **note_too
+            resolved_at=tables.NOW, met=True, outcome=outcome, resolved_by=by[:200], **changes
         )
         if row is None or not opened:
             raise TransitionRefused(f"Task {task_id} waits for no {kind}.")
-        return _settled(row)
+        return _reevaluate(row)
 
 
-def _settled(row: Task) -> list[TaskMessage]:
-    """Count a locked task anew and release it if nothing holds it; it is rung after the commit."""
+def _reevaluate(row: Task) -> list[TaskMessage]:
+    """Count the edges of a locked task again, and publish it after the commit if it is released."""
     done = resolve.reevaluate_joins({row.pk: row}, [row.pk], {})
     publish_after_commit(done.messages)
     return done.messages

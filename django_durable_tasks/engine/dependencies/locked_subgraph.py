@@ -1,4 +1,7 @@
-"""The tasks around replayed ones, locked in primary-key order, and what their joins need."""
+"""The replayed tasks and their dependents, locked in primary-key order, with their edges.
+
+``replay`` calls it.
+"""
 
 from __future__ import annotations
 
@@ -21,52 +24,52 @@ _DOOMED = frozenset({Status.SKIPPED, Status.FAILED})
 RELEASED = frozenset({Status.PENDING, Status.QUEUED, Status.RUNNING})
 
 
-_FEW = 500
+_BATCH = 500
 
 
 class LockedSubgraph:
-    """Rows that were asked for and whatever hangs on them, locked, with all the edges above them.
+    """The requested tasks and their dependents, locked, with all edges to their upstreams.
 
-    Their runs are locked before them, as a body that adds tasks does.
+    ``above``: the edges of each task. ``under``: the dependents of each upstream. Workflow runs are
+    locked before the tasks, in the same order as when a task function adds tasks to its workflow.
     """
 
-    def __init__(self, asked: Iterable[uuid.UUID]) -> None:
-        self.asked = set(asked)
+    def __init__(self, requested: Iterable[uuid.UUID]) -> None:
+        self.requested = set(requested)
         self.rows: dict[uuid.UUID, Task] = {}
         self._lock_all()
         self.above: dict[uuid.UUID, list[TaskDependency]] = {key: [] for key in self.rows}
         self.under: dict[uuid.UUID, list[uuid.UUID]] = {}
         self.forced: set[uuid.UUID] = set()
-        self.held: set[uuid.UUID] = set()
+        self.blocked_again: set[uuid.UUID] = set()
         for edge in edges.edges().above(self.rows):
             self.above[edge.task_id].append(edge)
             if edge.depends_on_id is not None:
                 self.under.setdefault(edge.depends_on_id, []).append(edge.task_id)
 
     def _lock_all(self) -> None:
-        """Lock until nothing is found below that is not held: edges may be added between a look and
-        its locks.
+        """Lock until all dependents that are found are locked.
 
-        Whoever adds an edge holds the row above it, so that below rows which we hold nothing comes
-        any more.
+        Edges may be added between the query and the locks. A transaction that adds an edge locks
+        its upstream, so no dependents are added to locked tasks.
         """
-        known: set[uuid.UUID] = set()
-        while keys := sorted(set(_with_all_below(self.asked)) - known):
+        seen: set[uuid.UUID] = set()
+        while keys := sorted(set(_with_all_below(self.requested)) - seen):
             lock_runs(keys)
             self.rows |= transitions.lock_rows(keys)
-            known.update(keys)
+            seen.update(keys)
 
     def runs_of(self, keys: Iterable[uuid.UUID]) -> set[uuid.UUID]:
-        """Return the runs of these rows."""
+        """Return the workflow runs of these tasks."""
         found = (self.rows[key].workflow_id for key in keys)
         return {run for run in found if run is not None}
 
     def doomed(self) -> set[uuid.UUID]:
-        """Return the rows that ended only because an upstream did."""
+        """Return the tasks that were skipped or failed because of an upstream."""
         return {key for key, row in self.rows.items() if _is_doomed(row)}
 
     def tally(self, key: uuid.UUID, back: set[uuid.UUID]) -> Tally:
-        """Count the edges of a row as they will be when these rows are back."""
+        """Count the edges of a task as they will be after the tasks ``back`` are replayed."""
         unresolved = met = unmet = gates = 0
         for edge in self.above[key]:
             if edge.depends_on_id is None:
@@ -79,32 +82,34 @@ class LockedSubgraph:
                 unmet += 1
         return Tally(unresolved=unresolved, met=met, unmet=unmet, gates=gates)
 
-    def wants(self, key: uuid.UUID, back: set[uuid.UUID]) -> int:
-        """Return what a row will still need when these rows are back."""
+    def needed_by(self, key: uuid.UUID, back: set[uuid.UUID]) -> int:
+        """Return how many dependencies a task will need after the tasks ``back`` are replayed."""
         return needed(self.rows[key].join_count, self.tally(key, back))
 
     def without_lost(self, back: set[uuid.UUID], sources: set[uuid.UUID]) -> set[uuid.UUID]:
-        """Return which of these rows come back: nothing stands against them, or they are the
-        sources themselves.
+        """Return those of the tasks ``back`` whose joins can still be met, and the sources.
+
+        A task that is left out makes the joins of its dependents be checked again.
         """
-        back, looked_at = set(back), back - sources
-        while looked_at:
-            leaving = {key for key in looked_at if not self._comes_back(key, back)}
+        back, checked = set(back), back - sources
+        while checked:
+            leaving = {key for key in checked if not self._can_be_met(key, back)}
             back -= leaving
-            looked_at = {
+            checked = {
                 under for key in leaving for under in self.under.get(key, ()) if under in back
             } - sources
         return back
 
-    def _comes_back(self, key: uuid.UUID, back: set[uuid.UUID]) -> bool:
+    def _can_be_met(self, key: uuid.UUID, back: set[uuid.UUID]) -> bool:
         return fate(self.rows[key].join_count, self.tally(key, back), "") in (
             Fate.STAY,
             Fate.RELEASE,
         )
 
     def reached(self, sources: set[uuid.UUID], back: set[uuid.UUID]) -> set[uuid.UUID]:
-        """Return what of these hangs on the sources: a row doomed by others alone is none of our
-        business.
+        """Return the sources and those of the tasks ``back`` that depend on them.
+
+        Tasks that were skipped or failed only because of other upstreams are not returned.
         """
         found, frontier = set(sources), set(sources)
         while frontier:
@@ -115,37 +120,37 @@ class LockedSubgraph:
         return found
 
     def force(self, forced: Iterable[uuid.UUID]) -> None:
-        """Know what was written of rows that an operator runs: they need nothing any more."""
+        """Set the edges of force-run tasks to met, as ``edges.force`` did in the table."""
         self.forced.update(forced)
         for key in self.forced:
             for edge in self.above[key]:
                 if not edge.met:
                     edge.resolved_at, edge.outcome, edge.met = timezone.now(), FORCED, True
 
-    def arm(self, back: set[uuid.UUID]) -> None:
-        """Let the edges from these rows wait again, and count anew what waits.
+    def rearm(self, back: set[uuid.UUID]) -> None:
+        """Make the edges of these upstreams unresolved, and write what their dependents need.
 
-        Of a row that does not wait too: should it be held or replayed one day, its edges say how
-        its upstreams stand.
+        This includes the edges of tasks that do not wait, because these may be blocked or replayed
+        later.
         """
-        armed = {
+        rearmed = {
             edge.pk: edge
             for above in self.above.values()
             for edge in above
             if edge.depends_on_id in back and edge.outcome is not None
         }
-        edges.arm_again(armed)
-        waiting = {edge.task_id for edge in armed.values() if self._waits(edge.task_id)} - back
+        edges.arm_again(rearmed)
+        waiting = {edge.task_id for edge in rearmed.values() if self._waits(edge.task_id)} - back
         transitions.set_needed(
-            {key: self.wants(key, back) for key in sorted(waiting - self.forced)}
+            {key: self.needed_by(key, back) for key in sorted(waiting - self.forced)}
         )
-        self._blame_others({edge.task_id for edge in armed.values()} & self.doomed() - back)
+        self._blame_others({edge.task_id for edge in rearmed.values()} & self.doomed() - back)
 
     def _waits(self, key: uuid.UUID) -> bool:
-        return self.rows[key].status == Status.BLOCKED or key in self.held
+        return self.rows[key].status == Status.BLOCKED or key in self.blocked_again
 
-    def _blame_others(self, staying: set[uuid.UUID]) -> None:
-        """What stays ended although an upstream came back, stays so because of another one."""
+    def _blame_others(self, unchanged: set[uuid.UUID]) -> None:
+        """Write another cause to tasks that stay ended although their upstream is replayed."""
         others = {
             key: next(
                 (
@@ -155,22 +160,22 @@ class LockedSubgraph:
                 ),
                 None,
             )
-            for key in staying
+            for key in unchanged
         }
         found = {key: other for key, other in others.items() if other is not None}
         roots = dict(tables.tasks().filter(pk__in=set(found.values())).values_list("pk", "cause"))
         blamed = [(key, roots.get(other) or other) for key, other in found.items()]
-        for first in range(0, len(blamed), _FEW):
-            transitions.blame(dict(blamed[first : first + _FEW]))
+        for first in range(0, len(blamed), _BATCH):
+            transitions.blame(dict(blamed[first : first + _BATCH]))
 
 
 def _is_doomed(row: Task) -> bool:
     return row.cause is not None and row.status in _DOOMED
 
 
-def _with_all_below(asked: set[uuid.UUID]) -> list[uuid.UUID]:
-    """Return the rows, their dependents, and those below what ended because of them."""
-    seen, frontier = set(asked), set(asked)
+def _with_all_below(requested: set[uuid.UUID]) -> list[uuid.UUID]:
+    """Return the tasks and their dependents, recursively below dependents that ended with them."""
+    seen, frontier = set(requested), set(requested)
     while frontier:
         below = edges.edges().below(frontier).values_list("task", "task__status", "task__cause")
         frontier = set()
@@ -182,9 +187,9 @@ def _with_all_below(asked: set[uuid.UUID]) -> list[uuid.UUID]:
 
 
 def lock_runs(keys: Sequence[uuid.UUID]) -> set[uuid.UUID]:
-    """Lock the runs of these rows in primary-key order, and return them."""
-    of = tables.tasks().filter(pk__in=keys, workflow__isnull=False).order_by()
-    runs = set(of.values_list("workflow", flat=True))
+    """Lock the workflow runs of these tasks in primary-key order, and return their ids."""
+    in_runs = tables.tasks().filter(pk__in=keys, workflow__isnull=False).order_by()
+    runs = set(in_runs.values_list("workflow", flat=True))
     if runs:
         no_key = connections[tables.database()].features.has_select_for_no_key_update
         list(

@@ -1,9 +1,9 @@
-"""Ended rows of a graph come back: with them exactly what was skipped or failed because of them.
+"""Replays ended tasks of a graph, with the tasks that were skipped or failed because of them.
 
-A row that comes back arms its edges again wherever the row below has not started: it will end once
-more. What had been skipped or failed for want of it comes back too, if nothing else stands against
-it, and so on downwards. All rows in question are locked together in primary-key order before
-anything is decided.
+The edges from a replayed task become unresolved again, because it will end again. Dependents that
+were skipped or failed because of it are replayed too, if no other upstream prevents it, and so on
+downstream. All these tasks are locked in primary-key order before anything is decided. Dead
+letters, operator actions and workflow operations call these functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from django_durable_tasks.rules.workflows.plan import DEADLINE, WorkflowStatus
 
 
 def in_graph(ids: Iterable[uuid.UUID]) -> bool:
-    """Return whether others hang on these rows, or they on others."""
+    """Return whether one of these tasks has dependents or upstreams."""
     keys = list(ids)
     return (
         tables.tasks().filter(pk__in=keys, has_dependents=True).exists()
@@ -41,117 +41,122 @@ def in_graph(ids: Iterable[uuid.UUID]) -> bool:
 def replay(
     question: TaskQuerySet, reason: str = "", **changes: Any
 ) -> tuple[list[uuid.UUID], list[uuid.UUID]]:
-    """Replay ended rows; return them, and what came back with them. In the caller's transaction.
+    """Replay ended tasks; return their ids, and the ids of the tasks replayed because of them.
 
-    ``changes`` are written to the rows that were asked for, ``reason`` to all.
-
-    A row that an upstream still stands against is left alone: replay that upstream, or force-run
-    the row. Raises TransitionRefused when this leaves nothing of what was asked for.
+    Must be called inside ``atomic()``. ``changes`` are written to the requested tasks, ``reason``
+    to all. A task whose join cannot be met because of another upstream does not change: replay that
+    upstream, or force-run the task. Raises TransitionRefused if no requested task can be replayed.
     """
-    asked = list(question.filter(status__in=REPLAYABLE).values_list("pk", flat=True))
-    if not in_graph(asked):
-        runs = lock_runs(asked)
+    requested = list(question.filter(status__in=REPLAYABLE).values_list("pk", flat=True))
+    if not in_graph(requested):
+        runs = lock_runs(requested)
         replayed = transitions.replay(question, reason=reason, **changes)
-        _go_on(runs)
+        _reopen_runs(runs)
         return replayed, []
-    there = LockedSubgraph(asked)
-    wanted = {
-        key for key in there.asked if key in there.rows and there.rows[key].status in REPLAYABLE
+    subgraph = LockedSubgraph(requested)
+    replayable = {
+        key
+        for key in subgraph.requested
+        if key in subgraph.rows and subgraph.rows[key].status in REPLAYABLE
     }
-    back = there.without_lost(wanted | there.doomed(), set())
-    back = there.reached(wanted & back, back)
-    if wanted and not wanted & back:
-        raise TransitionRefused(_stands_against(there, min(wanted)))
-    there.arm(back)
-    _bring(there, back, changes, reason)
-    return sorted(wanted & back), sorted(back - wanted)
+    back = subgraph.without_lost(replayable | subgraph.doomed(), set())
+    back = subgraph.reached(replayable & back, back)
+    if replayable and not replayable & back:
+        raise TransitionRefused(_refusal(subgraph, min(replayable)))
+    subgraph.rearm(back)
+    _replay_back(subgraph, back, changes, reason)
+    return sorted(replayable & back), sorted(back - replayable)
 
 
-def again(asked: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
-    """Run ended rows again, successes too, each after those of its upstreams that do; return all
-    that came back.
+def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
+    """Run ended tasks again, also those that succeeded; return the ids of all replayed tasks.
 
-    What had been released below them and has not started waits again. Raises TransitionRefused
-    while a row below runs, and when nothing comes back. In the caller's transaction.
+    Must be called inside ``atomic()``. A task waits for those of its upstreams that run again.
+    Dependents that were released and have not started become BLOCKED again. Raises
+    TransitionRefused if a dependent is RUNNING, or if no requested task can run again.
     """
-    there = LockedSubgraph(asked)
-    wanted = {
-        key for key in there.asked if key in there.rows and there.rows[key].status in TERMINAL
+    subgraph = LockedSubgraph(requested)
+    replayable = {
+        key
+        for key in subgraph.requested
+        if key in subgraph.rows and subgraph.rows[key].status in TERMINAL
     }
-    back = there.without_lost(wanted | there.doomed(), set())
-    back = there.reached(wanted & back, back)
-    if not wanted & back:
+    back = subgraph.without_lost(replayable | subgraph.doomed(), set())
+    back = subgraph.reached(replayable & back, back)
+    if not replayable & back:
         raise TransitionRefused(
-            _stands_against(there, min(wanted)) if wanted else "None of these tasks has ended."
+            _refusal(subgraph, min(replayable)) if replayable else "None of these tasks has ended."
         )
-    below = {under for key in back for under in there.under.get(key, ())} - back
-    _refuse_running(there, below)
-    _hold_released(there, below, back)
-    there.arm(back)
-    _bring(there, back, {}, reason)
+    below = {under for key in back for under in subgraph.under.get(key, ())} - back
+    _refuse_running(subgraph, below)
+    _block_released(subgraph, below, back)
+    subgraph.rearm(back)
+    _replay_back(subgraph, back, {}, reason)
     return sorted(back)
 
 
-def _refuse_running(there: LockedSubgraph, below: set[uuid.UUID]) -> None:
+def _refuse_running(subgraph: LockedSubgraph, below: set[uuid.UUID]) -> None:
     for key in sorted(below):
-        row = there.rows[key]
+        row = subgraph.rows[key]
         if row.status == Status.RUNNING:
             raise TransitionRefused(
-                f"{row.step or row.name} ({key}) runs, and waited for a task that would run again:"
-                " let it end, or cancel it first."
+                f"{row.step or row.name} ({key}) is RUNNING and depends on a task that would run"
+                " again: wait for its end, or cancel it first."
             )
 
 
-def _hold_released(there: LockedSubgraph, below: set[uuid.UUID], back: set[uuid.UUID]) -> None:
-    """Block again what was released and has not started, where it needs one of these rows."""
-    held = [
+def _block_released(subgraph: LockedSubgraph, below: set[uuid.UUID], back: set[uuid.UUID]) -> None:
+    """Block dependents again that were released and have not started, if they need ``back``."""
+    blocked = [
         key
         for key in sorted(below)
-        if there.rows[key].status in RELEASED and there.wants(key, back)
+        if subgraph.rows[key].status in RELEASED and subgraph.needed_by(key, back)
     ]
-    these = tables.tasks().filter(pk__in=held)
+    these = tables.tasks().filter(pk__in=blocked)
     transitions.hand_back(these, 0)
     transitions.block(these)
-    there.held.update(held)
+    subgraph.blocked_again.update(blocked)
 
 
-def _bring(
-    there: LockedSubgraph,
+def _replay_back(
+    subgraph: LockedSubgraph,
     back: set[uuid.UUID],
     changes: Mapping[str, Any],
     reason: str = "",
     sources: Iterable[uuid.UUID] = (),
 ) -> None:
-    """Move these rows, but the sources, which stand where they should; each waits for those that
-    come back too.
+    """Replay the tasks ``back``, except the sources, whose status has been written already.
 
-    ``changes`` are for the rows that were asked for: those that only come back with them keep their
-    arguments.
+    Tasks that need others of ``back`` become BLOCKED, the others PENDING. ``changes`` are written
+    to the requested tasks only, so that the others keep their arguments.
     """
-    wants = {key: there.wants(key, back) for key in sorted(back - set(sources))}
+    needs = {key: subgraph.needed_by(key, back) for key in sorted(back - set(sources))}
     for name in ("replay", "rerun"):
-        keys = {key for key in wants if there.rows[key].status in TRANSITIONS[name].sources}
-        at_once = {key for key in wants if key in keys and not wants[key]}
-        for part, writes in ((at_once & there.asked, changes), (at_once - there.asked, {})):
+        keys = {key for key in needs if subgraph.rows[key].status in TRANSITIONS[name].sources}
+        at_once = {key for key in needs if key in keys and not needs[key]}
+        for part, writes in (
+            (at_once & subgraph.requested, changes),
+            (at_once - subgraph.requested, {}),
+        ):
             if part:
                 these = tables.tasks().filter(pk__in=sorted(part))
                 transitions.replay(these, name, reason=reason, **writes)
-        blocked = [(key, there.rows[key].epoch) for key in wants if key in keys and wants[key]]
+        blocked = [(key, subgraph.rows[key].epoch) for key in needs if key in keys and needs[key]]
         transitions.replay_blocked(blocked, name, reason=reason)
-    waiting = {key: number for key, number in wants.items() if number}
-    edited = sorted(there.asked & waiting.keys())
+    waiting = {key: number for key, number in needs.items() if number}
+    edited = sorted(subgraph.requested & waiting.keys())
     if changes and edited:
         transitions.edit(tables.tasks().filter(pk__in=edited), **changes)
     transitions.set_needed(waiting)
-    _go_on(there.runs_of(wants))
+    _reopen_runs(subgraph.runs_of(needs))
 
 
-def _go_on(keys: set[uuid.UUID]) -> None:
-    """Let runs whose rows came back go on: nobody cancels them any more, their keys are theirs
-    again.
+def _reopen_runs(keys: set[uuid.UUID]) -> None:
+    """Set workflow runs to RUNNING again, because tasks of them are replayed.
 
-    A deadline that is over is forgotten, or they would be cancelled at once. Raises
-    TransitionRefused where another run holds the key.
+    Their cancellation requests are cleared, and they own their keys again. A deadline that has
+    passed is cleared too, because it would cancel them at once. Raises TransitionRefused if another
+    open run owns the key.
     """
     if not keys:
         return
@@ -165,7 +170,7 @@ def _go_on(keys: set[uuid.UUID]) -> None:
         other = edges.runs().filter(tenant_id=row.tenant_id, open_key=row.key)
         for key in other.values_list("pk", flat=True):
             raise TransitionRefused(
-                f"{row} cannot run again: its key {row.key!r} is held by the run {key}."
+                f"{row} cannot run again: its key {row.key!r} belongs to the open run {key}."
             )
     missed = Q(reason=DEADLINE) | Q(deadline_at__lte=tables.NOW)
     these = [row.pk for row in stopped]
@@ -181,15 +186,15 @@ def _go_on(keys: set[uuid.UUID]) -> None:
     )
 
 
-def _stands_against(there: LockedSubgraph, key: uuid.UUID) -> str:
+def _refusal(subgraph: LockedSubgraph, key: uuid.UUID) -> str:
     unmet = (
-        edge for edge in there.above[key] if edge.met is False and edge.depends_on_id is not None
+        edge for edge in subgraph.above[key] if edge.met is False and edge.depends_on_id is not None
     )
     edge = next(unmet, None)
-    name = there.rows[key].step or there.rows[key].name
+    name = subgraph.rows[key].step or subgraph.rows[key].name
     upstream = edge.depends_on_id if edge else "one of its upstreams"
     outcome = edge.outcome if edge else "not met"
-    other = "force-run" if there.rows[key].status == Status.SKIPPED else "force-complete"
+    other = "force-run" if subgraph.rows[key].status == Status.SKIPPED else "force-complete"
     return (
         f"{name} ({key}) waits for task {upstream}, which is {outcome}: replay that one, or {other}"
         " this one."
@@ -199,26 +204,31 @@ def _stands_against(there: LockedSubgraph, key: uuid.UUID) -> str:
 def force_run(
     question: TaskQuerySet, reason: str, *, by: str = ""
 ) -> tuple[list[uuid.UUID], list[uuid.UUID]]:
-    """Run BLOCKED and SKIPPED rows whatever their upstreams say; return them, and what came back
-    below them.
+    """Run BLOCKED and SKIPPED tasks without regard to their upstreams.
+
+    Return their ids, and the ids of the dependents that were replayed because of them.
     """
-    asked = list(
+    requested = list(
         question.filter(status__in=TRANSITIONS["force_run"].sources).values_list("pk", flat=True)
     )
-    there = LockedSubgraph(asked)
+    subgraph = LockedSubgraph(requested)
     skipped = {
-        key for key in asked if key in there.rows and there.rows[key].status == Status.SKIPPED
+        key
+        for key in requested
+        if key in subgraph.rows and subgraph.rows[key].status == Status.SKIPPED
     }
-    forced = transitions.force_run(tables.tasks().filter(pk__in=asked), reason)
+    forced = transitions.force_run(tables.tasks().filter(pk__in=requested), reason)
     edges.force(forced, by=by)
-    there.force(forced)
-    _go_on(there.runs_of(forced))
-    return forced, _revive(there, skipped & set(forced))
+    subgraph.force(forced)
+    _reopen_runs(subgraph.runs_of(forced))
+    return forced, _revive(subgraph, skipped & set(forced))
 
 
 def hold(question: TaskQuerySet) -> None:
-    """Lock these rows of a graph with what hangs on them before any of them moves, in the order of
-    everybody else.
+    """Lock tasks of a graph together with their dependents, before a transition changes any of
+    them.
+
+    This keeps the lock order of all other operations.
     """
     keys = set(question.values_list("pk", flat=True))
     if in_graph(keys):
@@ -226,14 +236,14 @@ def hold(question: TaskQuerySet) -> None:
 
 
 def revive_below(done: Iterable[uuid.UUID]) -> list[uuid.UUID]:
-    """Bring back what ended for want of these rows, which an operator calls done now; return it."""
+    """Replay dependents that ended because of these tasks, now SUCCESS; return their ids."""
     keys = set(done)
     return _revive(LockedSubgraph(keys), keys) if in_graph(keys) else []
 
 
-def _revive(there: LockedSubgraph, sources: set[uuid.UUID]) -> list[uuid.UUID]:
-    back = there.without_lost((there.doomed() - there.asked) | sources, sources)
-    back = there.reached(sources, back)
-    there.arm(back)
-    _bring(there, back, {}, sources=sources)
+def _revive(subgraph: LockedSubgraph, sources: set[uuid.UUID]) -> list[uuid.UUID]:
+    back = subgraph.without_lost((subgraph.doomed() - subgraph.requested) | sources, sources)
+    back = subgraph.reached(sources, back)
+    subgraph.rearm(back)
+    _replay_back(subgraph, back, {}, sources=sources)
     return sorted(back - sources)

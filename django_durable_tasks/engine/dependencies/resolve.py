@@ -3,8 +3,8 @@
 One batch is one transaction. Ending events are locked with SKIP LOCKED, upstreams and dependents
 together in primary-key order. Each edge gets its outcome once, and what a dependent still needs is
 counted under its lock (READ COMMITTED, PostgreSQL documentation 13.2.1). An event that is processed
-twice, or by two processes at once, therefore changes nothing more. A skipped dependent inserts an
-ending event of its own, so a cascade advances one level per batch.
+twice, or by two processes at once, therefore changes nothing more. Skipping a dependent inserts an
+ending event, so a cascade advances one level per batch.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _EDGES = 2_000
 
 @dataclass(slots=True)
 class ResolveResult:
-    """What one batch did.
+    """The result of one batch.
 
-    ``events``: how many ending events it processed; ``moved``: how many dependents changed their
-    status; ``messages``: what the caller publishes after the commit; ``left``: whether the leader
+    ``events``: how many ending events it processed. ``moved``: how many dependents changed their
+    status. ``messages``: what the caller publishes after the commit. ``left``: whether the leader
     has to continue.
     """
 
@@ -62,7 +62,7 @@ class ResolveResult:
     left: bool = False
 
     def add(self, other: ResolveResult) -> None:
-        """Add what another batch did."""
+        """Add the result of another batch."""
         self.events, self.moved = self.events + other.events, self.moved + other.moved
         self.messages, self.left = self.messages + other.messages, self.left or other.left
 
@@ -93,14 +93,14 @@ def resolve_endings(limit: int) -> ResolveResult:
 
 
 def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
-    """Resolve the dependents of one ended task if they are few; else leave them to the leader."""
+    """Resolve the dependents of one ended task, unless the limits SMALL or FEW are exceeded."""
     waiting = transitions.blocked_dependents(task_id, SMALL + 1)
     if waiting is None:
         return _resolve_small(task_id)
     if not waiting or len(waiting) > SMALL or any(one.unresolved > FEW for one in waiting):
         return ResolveResult(left=bool(waiting))
     ready = [one for one in waiting if one.unresolved == 1 and one.is_due]
-    # First, because it may read the limits anew that the next statement looks up.
+    # Before ``is_limited``, because ``is_open`` may reload the limits that ``is_limited`` reads.
     queues = _open_queues(ready)
     limited = {
         one.name
@@ -125,8 +125,10 @@ def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
     if not mine:
         return ResolveResult()
     waiting = edges.edges().below([task_id]).without_outcome().order_by()
-    wants = list(waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1])
-    if len(wants) > SMALL or any(number > FEW for number in wants):
+    counts = list(
+        waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1]
+    )
+    if len(counts) > SMALL or any(number > FEW for number in counts):
         return ResolveResult(left=True)
     return _resolve(edges.endings().unresolved().filter(pk__in=mine), len(mine))
 
@@ -192,7 +194,7 @@ def _resolve(question: EndingEventQuerySet, limit: int) -> ResolveResult:
 def _current_upstreams(events: Sequence[EndingEvent]) -> set[uuid.UUID]:
     """Return the tasks of these events whose epoch is still that of the event.
 
-    A task that has been replayed since has left that ending for good.
+    The ending of a task that has been replayed since is not resolved anymore.
     """
     keys = {event.task_id for event in events}
     epochs = dict(tables.tasks().filter(pk__in=keys).values_list("pk", "epoch"))
@@ -239,7 +241,7 @@ def _resolve_edges(
 
 
 def _close(events: Iterable[EndingEvent]) -> None:
-    """Delete events that are not needed any more; keep those that a workflow has to count."""
+    """Delete events that are not needed anymore; keep those that a workflow has to count."""
     counted = [event.pk for event in events if event.workflow_id is not None and event.delta]
     edges.endings().filter(pk__in=counted).update(resolved=True)
     edges.endings().filter(
@@ -287,8 +289,8 @@ def reevaluate_joins(
 def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Tally]:
     """Count the edges of each task.
 
-    For a task that needs all of its upstreams only the open edges are counted: it would not wait
-    any more if an edge had not been met earlier, so all unmet ones are in ``resolved``.
+    For a task that needs all of its upstreams, only the unresolved edges are counted: a task with
+    an edge that was unmet before this batch is not BLOCKED, so all unmet ones are in ``resolved``.
     """
     brief = [row.pk for row in waiting if row.join_count is None and row.pk in resolved]
     some = [row.pk for row in waiting if row.join_count is not None or row.pk not in resolved]
@@ -316,7 +318,7 @@ def _cause(
     resolved: Sequence[tuple[TaskDependency, EdgeOutcome]],
     rows: Mapping[uuid.UUID, Task],
 ) -> tuple[str, uuid.UUID]:
-    """Return why a dependent cannot run, in words, and the task that is the first cause."""
+    """Return the reason why a dependent cannot run, as text, and the id of the first cause."""
     unmet = (edge for edge, verdict in resolved if verdict.resolved and not verdict.met)
     edge = next(unmet, None) or edges.first_unmet(row.pk)
     upstream = rows.get(edge.upstream_id) or tables.tasks().filter(pk=edge.upstream_id).first()
@@ -382,16 +384,16 @@ def _fail(
 def find_deleted(past: int, limit: int) -> int:
     """Insert ending events of deleted upstreams, among ``limit`` unresolved edges after ``past``.
 
-    Return the last edge that was read, 0 at the end. Rows may be deleted by the admin or by SQL,
-    which inserts no event.
+    Return the id of the last edge that was read, or 0 if there are none left. A task that is
+    deleted with SQL inserts no event.
     """
     window = edges.edges().unresolved().filter(depends_on__isnull=False, pk__gt=past).order_by("pk")
-    looked = list(window.values_list("pk", flat=True)[:limit])
-    if not looked:
+    page = list(window.values_list("pk", flat=True)[:limit])
+    if not page:
         return 0
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
-    gone = edges.edges().filter(pk__in=looked).filter(~Exists(upstream), outcome__isnull=True)
+    orphaned = edges.edges().filter(pk__in=page).filter(~Exists(upstream), outcome__isnull=True)
     edges.insert_events_again(
-        dict.fromkeys(set(gone.values_list("depends_on", flat=True)), (0, DELETED))
+        dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, DELETED))
     )
-    return looked[-1]
+    return page[-1]

@@ -1,4 +1,4 @@
-"""References in arguments become results when the body starts."""
+"""Replaces references in arguments by results, when a task function starts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from django_durable_tasks.rules.workflows.plan import check_size, referred, reso
 
 
 def resolve(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments with results in the place of references; None for a task that did not
-    succeed.
+    """Return the arguments with results instead of references, None for a task without success.
 
-    Raises ResultTooLarge when the results have more than REFERENCES_MAX_BYTES together,
-    InvalidReference for a part that is not there.
+    Raises ResultTooLarge if the results together are larger than REFERENCES_MAX_BYTES, and
+    InvalidReference if a result does not have the referenced part.
     """
-    wanted = referred(args) | referred(kwargs)
-    ended = tables.tasks().filter(pk__in=wanted, status=Status.SUCCESS)
+    references = referred(args) | referred(kwargs)
+    ended = tables.tasks().filter(pk__in=references, status=Status.SUCCESS)
     results = dict(ended.values_list("pk", "result"))
     check_size(
         sum(len(json.dumps(result)) for result in results.values()),

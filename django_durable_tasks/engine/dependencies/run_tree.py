@@ -1,4 +1,4 @@
-"""The tree of a workflow run and its sub-workflows, and the request to cancel all of it."""
+"""The tree of a workflow run and its sub-workflows, and the request to cancel the whole tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 
 
 def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:
-    """Return for each of these runs those of all sub-workflows inside it; one statement."""
+    """Return the runs of all sub-workflows, at any depth, for each of these runs; one statement."""
     inside: dict[uuid.UUID | None, list[WorkflowRun]] = defaultdict(list)
     for part in (
         runs().filter(root__in={row.root for row in rows}, parent__isnull=False).order_by("pk")
@@ -27,26 +27,28 @@ def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[Workfl
 
 
 def request_cancel_runs(question: WorkflowRunQuerySet, reason: str) -> int:
-    """Flag open runs and all that they hold; return how many runs that were. Their tasks:
-    ``cancel_called_off``.
+    """Request the cancellation of open runs and their sub-workflows; return how many of the runs
+    were open.
+
+    The sub-workflows are not counted. ``cancel_called_off`` cancels the tasks.
     """
-    called = list(question.open().filter(cancel_requested_at__isnull=True))
-    if not called:
+    requested = list(question.open().filter(cancel_requested_at__isnull=True))
+    if not requested:
         return 0
     flags: dict[uuid.UUID, str] = {}
-    parts = sub_workflows_of(called)
-    for run in called:
+    parts = sub_workflows_of(requested)
+    for run in requested:
         flags |= dict.fromkeys((part.pk for part in parts[run.pk]), f"{reason} of {run.name}"[:200])
-    flags |= {run.pk: reason[:200] for run in called}
+    flags |= {run.pk: reason[:200] for run in requested}
     with tables.atomic():
-        return _flag(flags, {run.pk for run in called})
+        return _flag(flags, {run.pk for run in requested})
 
 
-def _flag(flags: Mapping[uuid.UUID, str], called: set[uuid.UUID]) -> int:
+def _flag(flags: Mapping[uuid.UUID, str], requested: set[uuid.UUID]) -> int:
     these = runs().filter(pk__in=list(flags)).open().filter(cancel_requested_at__isnull=True)
     found = list(these.order_by("pk").select_for_update().values_list("pk", flat=True))
     for reason in sorted({flags[key] for key in found}):
         WorkflowRun.objects.using(tables.database()).unguarded().filter(
             pk__in=[key for key in found if flags[key] == reason]
         ).update(cancel_requested_at=tables.NOW, reason=reason, updated_at=tables.NOW)
-    return len(called & set(found))
+    return len(requested & set(found))

@@ -156,7 +156,7 @@ def test_a_failed_run_goes_on_under_its_key_and_ends_well(
 def test_a_run_does_not_go_on_while_another_one_holds_its_key() -> None:
     run = _failed_in_the_middle()
     _chain("other", key="nightly")
-    with pytest.raises(TransitionRefused, match="its key 'nightly' is held by the run"):
+    with pytest.raises(TransitionRefused, match="its key 'nightly' belongs to the open run"):
         operations.retry_workflow(run, "FAILED", by="ann")
     assert _all(run, "second", "third") == ["FAILED", "SKIPPED"]
     assert DeadLetter.objects.open().exists()
@@ -221,7 +221,8 @@ def test_nothing_runs_again_above_a_task_that_runs() -> None:
     tell()
     begin(of(run, "second"))
     with pytest.raises(
-        TransitionRefused, match=r"second \(.*\) runs, and waited for a task that would run again"
+        TransitionRefused,
+        match=r"second \(.*\) is RUNNING and depends on a task that would run again",
     ):
         operations.retry_from(of(run, "first"), by="ann")
     with pytest.raises(TransitionRefused, match="RUNNING: only an ended task runs again"):
