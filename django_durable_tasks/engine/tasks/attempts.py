@@ -1,4 +1,7 @@
-"""An attempt is opened by its message, and ends: it succeeds, fails, is cancelled or lost."""
+"""Starts and ends the attempts of tasks, with their log entries and dead letters.
+
+Workers, and the maintenance jobs that end lost runs, call these functions.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLocation:
-    """Where a run runs: the node's id, the worker's name, and the lease (seconds) of its run.
+    """Where a task runs: the node's id, the worker's name, and the lease of the run in seconds.
 
-    ``queues``: the names of the queue from which its message was consumed, the first is its own;
-    empty if unknown.
+    ``queues``: the names of the queue from which the message was consumed, its own name first.
+    Empty if the queue is unknown.
     """
 
     node: uuid.UUID
@@ -69,10 +72,11 @@ def open_run(
     name: str | None = None,
     run_id: uuid.UUID | None = None,
 ) -> Run | Refusal:
-    """Start the row on its message's epoch, or say why not; a refused message changes no owner.
+    """Start the task of a message, or return why the message is refused.
 
-    ``name``: only a row of this task. ``run_id``: the token of the run, for a caller that may have
-    to read it back.
+    ``epoch`` is the epoch in the message. ``unique_for``: a task whose unique key succeeded within
+    this many seconds is skipped as a duplicate. ``name``: only a task of this name. ``run_id``: the
+    token of the run, for a caller that may have to call ``opened`` with it.
     """
     if unique_for is not None and _is_duplicate(task_id, epoch, unique_for, place, celery_id):
         return Refusal.DUPLICATE
@@ -85,18 +89,18 @@ def open_run(
 
 
 def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id: str) -> Run | None:
-    """Return the run that was started with this token, None if there is none.
+    """Return the run that was started with this token, or None if there is none.
 
-    For a start whose reply was lost.
+    Called if the reply of the database to ``open_run`` was lost.
     """
     found = transitions.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
     return run_of(found[0], place.node, celery_id) if found else None
 
 
 def take(question: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
-    """Claim and start due rows at once, for a process that runs them itself without a broker.
+    """Claim and start due tasks in one step, for a process that runs them without a broker.
 
-    What a limit refuses is parked in the same transaction, as by a claim.
+    Tasks that a limit refuses are parked in the same transaction, as by a claim.
     """
     book = config.book()
     if book.empty:
@@ -104,7 +108,7 @@ def take(question: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
         return [run_of(one, place.node, "") for one in started]
     with tables.atomic():
         gate = admission.Gate(book)
-        # Rows first: what others take is judged by others, and costs no token twice.
+        # The rows are locked first, so that no other process spends rate-limit tokens for them.
         ids = gate.admit(transitions.locked_pending(question, limit), database_now())
         gate.close()
         started = transitions.take(
@@ -192,14 +196,14 @@ def _is_duplicate(
         return False
     with tables.atomic():
         if transitions.skip(this, "DUPLICATE"):
-            closing = attempt_log.AttemptResult(
+            result = attempt_log.AttemptResult(
                 task=row,
                 log=LogStatus.DUPLICATE,
                 outcome=Outcome(kind=Kind.IGNORED),
                 worker=place.worker,
                 celery_id=celery_id,
             )
-            attempt_log.log_endings([closing])
+            attempt_log.log_endings([result])
     return True
 
 
@@ -207,21 +211,19 @@ def _is_duplicate(
 def succeed(run: Run, result: str | None, worker: str) -> bool:
     """Record the success with its log row; return False if the run was fenced.
 
-    A success whose COMMIT was acknowledged to nobody is read back. With follow-ups:
-    ``workflows.followups.succeed``.
+    If the reply to the COMMIT was lost and the call is repeated, the success is found in the log. A
+    success with follow-ups is recorded by ``workflows.followups.succeed``.
     """
     return transitions.succeed(run, result, worker) or succeeded(run)
 
 
 def succeeded(run: Run) -> bool:
-    """Return whether the success of this very run stands."""
-    return _stands(run, LogStatus.SUCCESS)
+    """Return whether the log contains the success of this run."""
+    return _is_logged(run, LogStatus.SUCCESS)
 
 
-def _stands(run: Run, *statuses: LogStatus) -> bool:
-    """Whether an ending of this very run stands already: a COMMIT whose reply was lost is read back
-    by ``run_id``.
-    """
+def _is_logged(run: Run, *statuses: LogStatus) -> bool:
+    """Return whether the log contains an ending of this run, found by its ``run_id``."""
     return (
         TaskExecutionLog.objects.using(tables.database())
         .filter(task_id=run.task_id, run_id=run.run_id, status__in=statuses)
@@ -230,14 +232,15 @@ def _stands(run: Run, *statuses: LogStatus) -> bool:
 
 
 def fence(run: Run, worker: str, error: str = "") -> None:
-    """Record that the ending of this run was refused, because another owner has the row."""
+    """Record that the ending of this run was refused, because it does not own the task anymore."""
     if tables.tasks().filter(pk=run.task_id).exists() and not succeeded(run):
         attempt_log.log_refused(run, LogStatus.FENCED, worker, error)
 
 
 def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
-    """Record a failure, a wish to try again, or a refusal of the body; None when the run was
-    fenced.
+    """Record a failure, a requested retry or a rejection by the task function; return the verdict.
+
+    Returns None if the run was fenced.
     """
     question = tables.tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
     verdicts = end_runs(question, lambda _task: outcome, worker=worker, celery_id=run.celery_id)
@@ -245,13 +248,13 @@ def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
         return verdicts[run.task_id]
     return (
         judge(outcome, spent(run))
-        if _stands(run, LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
+        if _is_logged(run, LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
         else None
     )
 
 
 def spent(run: Run) -> Budgets:
-    """Return the budgets of a run as it knows them itself."""
+    """Return the budgets of a run at its start, without reading the task."""
     return Budgets(
         failures=run.failures,
         max_attempts=run.max_attempts,
@@ -273,11 +276,10 @@ def end_runs(
     worker: str = "",
     celery_id: str = "",
 ) -> dict[uuid.UUID, Verdict]:
-    """End the RUNNING rows of the question: status, budgets, log rows and dead letters in one
-    transaction.
+    """End the RUNNING tasks of the queryset; return the verdicts by task id.
 
-    With a limit (sweeps over rows of several owners) a row that cannot be ended is postponed; the
-    others go on.
+    Status, budgets, log entries and dead letters are written in one transaction. With ``limit``
+    (maintenance jobs) a task that cannot be ended is postponed, and the others are ended.
     """
     end = partial(_end_runs, outcome_of=outcome_of, worker=worker, celery_id=celery_id)
     if limit is None:
@@ -303,11 +305,11 @@ def _end_runs(
 ) -> dict[uuid.UUID, Verdict]:
     with tables.atomic():
         rows = transitions.locked_runs(question, limit)
-        closings, ends, cases = [], [], []
+        results, ends, failures = [], [], []
         for row in rows:
             outcome = outcome_of(row)
             verdict = judge(outcome, _budgets(row))
-            closing = attempt_log.AttemptResult(
+            result = attempt_log.AttemptResult(
                 task=row,
                 log=verdict.log,
                 outcome=outcome,
@@ -325,14 +327,14 @@ def _end_runs(
                     max_attempts=outcome.max_attempts,
                 )
             )
-            closings.append(closing)
+            results.append(result)
             if verdict.status == Status.FAILED:
-                cases.append((closing, verdict.reason))
+                failures.append((result, verdict.reason))
         if rows:
             transitions.end(ends)
-            attempt_log.log_endings(closings)
-            if cases:
-                transition_dead_letters.open_many(cases)
+            attempt_log.log_endings(results)
+            if failures:
+                transition_dead_letters.open_many(failures)
     return {end.task_id: end.verdict for end in ends}
 
 
@@ -352,19 +354,18 @@ def _celery_id(row: Task) -> str:
 
 
 def _delay(row: Task, outcome: Outcome) -> float:
-    wish = _backoff(row) if outcome.delay is None else outcome.delay
-    return min(wish, conf.settings().DELAY_MAX)
+    delay = _backoff(row) if outcome.delay is None else outcome.delay
+    return min(delay, conf.settings().DELAY_MAX)
 
 
 def _backoff(row: Task) -> float:
-    known = registry.find(row.name)
-    retry = known.options.retry if known else RetryPolicy()
+    task = registry.find(row.name)
+    retry = task.options.retry if task else RetryPolicy()
     try:
         if not callable(retry.backoff):
             return retry.delay(row.failures + 1, random.random())
-        with (
-            tables.atomic()
-        ):  # a savepoint: a query of the callable's that fails must not abort the ending
+        # In a savepoint, so that a failed query of the callable does not abort the transaction.
+        with tables.atomic():
             return retry.delay(row.failures + 1, random.random())
     except Exception:
         logger.exception(
@@ -377,12 +378,12 @@ def heartbeat(beats: Sequence[transitions.Beat]) -> dict[uuid.UUID, bool]:
     """Renew the leases of runs; return those renewed, with whether their cancellation was
     requested.
 
-    A run whose row another transaction has locked is left out; ``still_owned`` tells it from a run
-    that was lost.
+    Runs whose rows other transactions have locked are left out. ``still_owned`` distinguishes them
+    from lost runs.
     """
     return transitions.heartbeat(beats)
 
 
 def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:
-    """Return which of these runs still own their rows."""
+    """Return which of these runs still own their tasks."""
     return transitions.still_owned(beats)

@@ -1,5 +1,7 @@
-"""Due rows are claimed for publishing, handed back, and republished. Claims commit before anything
-is published.
+"""Claims due tasks for publishing, republishes them, and returns them to PENDING.
+
+Schedulers call these functions and publish the messages that they return. A claim is committed
+before its messages are published.
 """
 
 from __future__ import annotations
@@ -28,18 +30,16 @@ logger = logging.getLogger("django_durable_tasks.scheduler")
 _PASSES = 4
 _AHEAD = 2_000
 _HEADS = 50
-"""Of so many queues the rows behind refused ones are looked at in one claim; the others have their
-turn later.
-"""
+"""The maximum number of queues in which one pass reads the tasks behind refused ones."""
 _TOGETHER = 500
-"""Turns of so many tenants are given at once."""
+"""The maximum number of tenants that get a turn in one claim."""
 
 
 class Claimed(NamedTuple):
-    """The messages to publish after a claim, and how many due rows of each queue the claim took.
+    """The messages to publish after a claim, and how many due tasks of each queue were claimed.
 
-    ``taken`` also counts the rows that are not published: they expired, or a limit or an overlap
-    policy refused them.
+    ``taken`` also counts the tasks that are not published because they expired, or because a limit
+    or an overlap policy refused them.
     """
 
     messages: list[TaskMessage]
@@ -54,10 +54,10 @@ def coming(
     shards: Collection[int] | None = None,
     past: uuid.UUID | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Return which rows of these queues will be due until then, the first first: when, queue, id,
-    priority and shard.
+    """Return the tasks of these queues that become due after ``now`` and by ``until``, in order.
 
-    With ``past`` also those of the instant ``now`` whose ids come after it.
+    Each has its due time, queue, id, priority and shard. With ``past``, tasks that are due exactly
+    at ``now`` and have a greater id than ``past`` are included.
     """
     queues = [queue] if isinstance(queue, str) else sorted(queue)
     found = tables.tasks().coming(now, until, past).filter(queue__in=queues)
@@ -67,10 +67,10 @@ def coming(
 
 
 def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[TaskMessage]:
-    """Claim those of these rows that are due by the database's clock; return what to publish, the
-    most urgent first.
+    """Claim those of these tasks that are due by the database's clock; return their messages.
 
-    What a limit refuses is parked in the same transaction.
+    The messages have the order in which they are to be published. Tasks that a limit refuses are
+    parked in the same transaction.
     """
     book = config.book()
     act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
@@ -91,30 +91,29 @@ def claim(
     shards: Collection[int] | None = None,
     least: int = 0,
 ) -> list[TaskMessage]:
-    """Claim at most so many due rows of the queue, the most urgent first; return what to publish,
-    in that order.
+    """Claim at most ``limit`` due tasks of the queue; return their messages in publishing order.
 
-    ``shards``: only rows of these, or of any that nobody has served for some seconds; ``least``: of
-    this priority or a higher one.
+    ``shards``: only tasks of these shards, and tasks of any shard that have been due for
+    UNSERVED_AFTER seconds. ``least``: only tasks of this priority or a higher one.
     """
-    asked = [Demand(queue, limit, least)]
+    demands = [Demand(queue, limit, least)]
     return [
         message
-        for part in parted(asked)
+        for part in parted(demands)
         for message in claim_of(part, now, limit, node, shards).messages
     ]
 
 
-def parted(asked: Sequence[Demand]) -> list[list[Demand]]:
-    """Part these queues into claims that go together: those without a limit of the whole queue, and
-    those with one.
+def parted(demands: Sequence[Demand]) -> list[list[Demand]]:
+    """Divide these queues into groups that are claimed together.
 
-    So a limit of one queue makes no claim of the others wait for the lock of limits. A queue in
-    which tenants take turns is claimed alone.
+    Queues without a limit on the whole queue form one group, so that their claim does not wait for
+    the lock of limits. Queues with such a limit form another group. A queue whose capacity is
+    shared between tenants is claimed separately.
     """
     book = config.book()
     free, bound, alone = list[Demand](), list[Demand](), list[list[Demand]]()
-    for one in asked:
+    for one in demands:
         if not one.least and book.takes_turns(one.queue):
             alone.append([one])
         else:
@@ -123,44 +122,43 @@ def parted(asked: Sequence[Demand]) -> list[list[Demand]]:
 
 
 def claim_of(
-    asked: Sequence[Demand],
+    demands: Sequence[Demand],
     now: datetime,
     limit: int,
     node: uuid.UUID,
     shards: Collection[int] | None = None,
 ) -> Claimed:
-    """Claim due rows of the queues of one part; return at most ``limit`` rings to publish, the most
-    urgent first.
+    """Claim due tasks of the queues of one group; return at most ``limit`` messages in order.
 
-    The number of statements does not grow with the queues. What a limit refuses is parked in the
-    same transaction, and of those that it hid others are claimed.
+    The number of statements does not depend on the number of queues. Tasks that a limit refuses are
+    parked in the same transaction, and the tasks behind them are claimed instead.
     """
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
     book = config.book()
     if book.empty:
-        due = transitions.claim(asked, now, limit, *node_and_wait, shards)
+        due = transitions.claim(demands, now, limit, *node_and_wait, shards)
         return Claimed(
             transitions.messages_for(overlap.admitted(_ordered(due, now))),
             Counter(task.queue for task in due),
         )
-    turns, taken = _turns(book, asked, now), Counter[str]()
+    turns, taken = _turns(book, demands, now), Counter[str]()
 
-    def act(wanted: Sequence[Demand], number: int) -> list[ClaimedTask]:
+    def act(current: Sequence[Demand], number: int) -> list[ClaimedTask]:
         rows: Sequence[ClaimedTask]
         if turns is None:
-            rows = transitions.claim(wanted, now, number, *node_and_wait, shards)
+            rows = transitions.claim(current, now, number, *node_and_wait, shards)
         else:
-            ids = [turns.pop(0) for _ in range(min(number, wanted[0].limit, len(turns)))]
+            ids = [turns.pop(0) for _ in range(min(number, current[0].limit, len(turns)))]
             rows = transitions.claim_these(ids, *node_and_wait) if ids else []
         taken.update(task.queue for task in rows)
         return _ordered(rows, now)
 
-    found, left = list[ClaimedTask](), list(asked)
+    found, left = list[ClaimedTask](), list(demands)
     with tables.atomic():
-        gate = admission.Gate(book, [one.queue for one in asked])
+        gate = admission.Gate(book, [one.queue for one in demands])
         for _ in range(_PASSES):
-            wanted, number = gate.free(left, limit - len(found))
-            rows = act(wanted, number) if wanted and number else []
+            current, number = gate.free(left, limit - len(found))
+            rows = act(current, number) if current and number else []
             fit = gate.let_in(rows)
             found += fit
             if len(fit) == len(rows):
@@ -171,30 +169,31 @@ def claim_of(
     return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
 
 
-def _turns(book: config.Book, asked: Sequence[Demand], now: datetime) -> list[uuid.UUID] | None:
-    """Return the rows whose turn it is, None where tenants take no turns."""
-    one = asked[0]
+def _turns(book: config.Book, demands: Sequence[Demand], now: datetime) -> list[uuid.UUID] | None:
+    """Return the tasks whose turn it is, or None if tenants do not share the queue by turns."""
+    one = demands[0]
     if one.least or not book.takes_turns(one.queue):
         return None
     return release.line_up(book, one.queue, now, _TOGETHER)
 
 
 def _left(
-    asked: Sequence[Demand], rows: Sequence[ClaimedTask], fit: Sequence[ClaimedTask]
+    demands: Sequence[Demand], rows: Sequence[ClaimedTask], fit: Sequence[ClaimedTask]
 ) -> list[Demand]:
-    """Return what is still asked of the queues in which rows were refused: their next
-    rows may fit.
+    """Return the demands that remain for queues in which tasks were refused.
+
+    The next tasks of these queues may fit.
     """
-    there, going = (Counter(task.queue for task in some) for some in (rows, fit))
+    claimed, fitting = (Counter(task.queue for task in some) for some in (rows, fit))
     return [
-        one._replace(limit=one.limit - going[one.queue])
-        for one in asked
-        if there[one.queue] > going[one.queue] and one.limit > going[one.queue]
+        one._replace(limit=one.limit - fitting[one.queue])
+        for one in demands
+        if claimed[one.queue] > fitting[one.queue] and one.limit > fitting[one.queue]
     ][:_HEADS]
 
 
 def _ordered(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]:
-    # No database promises the order in which an UPDATE returns its rows.
+    # Databases do not guarantee the order in which an UPDATE returns its rows.
     return sorted(_in_time(claimed, now), key=attrgetter("order"))
 
 
@@ -210,11 +209,10 @@ def _in_time(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]
 
 
 def republish(question: TaskQuerySet, now: datetime, limit: int) -> list[TaskMessage]:
-    """Set the next ``due_at`` of QUEUED rows that nobody started, and return what to publish once
-    more.
+    """Set the next ``due_at`` of QUEUED tasks that have not started, and return their messages.
 
-    Their overlap keys are checked again: the process that claimed them may have died before its
-    check.
+    Their overlap keys are checked again, because the process that claimed them may have terminated
+    before its check.
     """
     settings = conf.settings()
     rows = transitions.republish(
@@ -224,10 +222,10 @@ def republish(question: TaskQuerySet, now: datetime, limit: int) -> list[TaskMes
 
 
 def republish_all(question: TaskQuerySet, batch: int) -> Iterator[list[TaskMessage]]:
-    """Go once through the QUEUED rows that are there now, in batches; each is yielded after its
-    commit, to be rung.
+    """Republish all existing QUEUED tasks of the queryset; yield the messages of each batch.
 
-    For a broker that lost its messages. What is born meanwhile has a message of its own.
+    A batch is committed before it is yielded. Used after a broker has lost its messages. Tasks that
+    are created meanwhile are left out, because they are published anyway.
     """
     queued = question.queued().filter(pk__lte=new_task_id()).order_by("pk")
     page = list(queued.values_list("pk", flat=True)[:batch])
@@ -237,16 +235,20 @@ def republish_all(question: TaskQuerySet, batch: int) -> Iterator[list[TaskMessa
 
 
 def hand_back(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
-    """Give claimed rows back that the broker did not take; rows that moved on are left alone."""
+    """Return claimed tasks to PENDING whose messages the broker did not accept; return how many.
+
+    They are due in ``delay`` seconds. Tasks that have left the epoch of their message do not
+    change.
+    """
     epochs = {message.task_id: message.epoch for message in messages}
     return transitions.hand_back(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
 
 
 def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
-    """Undo the count of repeated messages that the broker did not accept; they are due again after
-    ``delay`` seconds.
+    """Undo the counting of repeated messages that the broker did not accept.
 
-    The rows stay QUEUED in their epoch: an earlier copy of the message may still start them.
+    The tasks are due for republishing in ``delay`` seconds. They stay QUEUED in their epoch,
+    because an earlier copy of the message may still start them.
     """
     return transitions.not_published(
         [(message.task_id, message.epoch, message.number) for message in messages], delay
@@ -254,10 +256,9 @@ def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
 
 
 def hand_back_unknown(task_id: uuid.UUID, epoch: int, queues: Collection[str] = ()) -> int:
-    """Give a row back whose task this worker does not know; it waits and is reported, and costs no
-    try.
+    """Return a task to PENDING that is not registered in this worker; no failure is counted.
 
-    ``queues``: only if it is of one of these.
+    It is due again in UNKNOWN_TASK_DELAY seconds. ``queues``: only a task of one of these queues.
     """
     question = tables.tasks().filter(pk=task_id, **({"queue__in": list(queues)} if queues else {}))
     return transitions.hand_back(question, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch})

@@ -1,4 +1,4 @@
-"""What operators do with dead letters: replay their tasks, or discard them. Who and when is kept.
+"""Operations on dead letters: replay their tasks, or discard them. User and time are stored.
 
 The engine opens a dead letter in the transaction in which its task fails
 (``transitions.dead_letters``).
@@ -51,21 +51,21 @@ def replay(
 ) -> list[uuid.UUID]:
     """Run ended tasks again under the same idempotency key; return their ids.
 
-    Both budgets start anew, and open dead letters are closed. ``args`` and ``kwargs`` replace the
+    Both budgets are renewed, and open dead letters are closed. ``args`` and ``kwargs`` replace the
     arguments of exactly one task. Raises TransitionRefused if a newer open task owns one of the
     keys, and the errors of invalid arguments.
     """
     changes = _changed_arguments(question, args, kwargs)
     try:
         with tables.atomic():
-            replayed, returned = dependency_replay.replay(
+            replayed, dependents = dependency_replay.replay(
                 question, done_by("replayed", by, reason), **changes
             )
-            dead_letters.close_replayed([*replayed, *returned], by=by, reason=reason)
-    except IntegrityError as taken:
+            dead_letters.close_replayed([*replayed, *dependents], by=by, reason=reason)
+    except IntegrityError as error:
         raise TransitionRefused(
-            f"A newer open task owns the key of one of these tasks: {taken}"
-        ) from taken
+            f"A newer open task owns the key of one of these tasks: {error}"
+        ) from error
     return replayed
 
 

@@ -29,10 +29,10 @@ _DEADLOCK = 1213
 
 
 def submit(call: Call) -> uuid.UUID:
-    """Create the task of this call, or find the one that its keys name; return its id.
+    """Create the task of this call, or find the task that has its keys; return its id.
 
-    Without keys this is one INSERT and no other statement. Raises our errors before anything is
-    written.
+    Without keys and dependencies this is one INSERT. Raises DurableTasksError before anything is
+    written if the call is invalid.
     """
     if call.options.depends_on is not None:
         return _submit_waiting(call)
@@ -60,9 +60,9 @@ def _create(call: Call, task: NewTask) -> uuid.UUID:
         return upsert(call, task, task.key)
     if insert(task):
         return task.id
-    same = same_call(call, task)
-    if same is not None:
-        return same
+    existing = same_call(call, task)
+    if existing is not None:
+        return existing
     if task.unique_key is not None:
         return acquire_unique(call, task, task.unique_key)
     # The owner of the key released it meanwhile, or the id belongs to a task of another tenant.
@@ -74,29 +74,29 @@ def _create(call: Call, task: NewTask) -> uuid.UUID:
 
 
 def _submit_waiting(call: Call) -> uuid.UUID:
-    """Create a task that depends on others; these are locked first, so that no ending is missed."""
-    wanted, task = edges_to(call.options.depends_on), new_task(call)
+    """Create a task with upstreams. These are locked first, so that no ending is missed."""
+    planned, task = edges_to(call.options.depends_on), new_task(call)
     with tables.atomic():
         if task.key is not None:
             edit.lock_tenant(task.tenant_id)
-        upstreams = transitions.lock_rows([*wanted, *key_owners(task)])
-        edit.check_upstreams(wanted.values(), upstreams, task.tenant_id)
+        upstreams = transitions.lock_rows([*planned, *key_owners(task)])
+        edit.check_upstreams(planned.values(), upstreams, task.tenant_id)
         new_edges = [
             edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
-            for key, edge in wanted.items()
+            for key, edge in planned.items()
         ]
-        join = needed_of(call.options.join, len(wanted))
+        join = needed_of(call.options.join, len(planned))
         unresolved = needed(join, tally_of(new_edges))
         task_id = _create(call, task.waiting_for(unresolved, join))
         if task_id == task.id:
             edit.insert_edges(new_edges, upstreams)
         elif task.key is not None:
-            edit.link(task_id, wanted)
+            edit.link(task_id, planned)
     return task_id
 
 
 def schedule(call: Call) -> Task:
-    """Create the row as ``submit`` does and return it."""
+    """Create the task as ``submit`` does; return the model instance."""
     row: Task = tables.tasks().get(pk=submit(call))
     return row
 
@@ -118,7 +118,7 @@ def schedule_many(calls: Sequence[Call]) -> list[uuid.UUID]:
 
 
 def schedule_followup(followup: Schedule, tenant_id: int) -> uuid.UUID:
-    """Create the task that a body returned, in the transaction of its success."""
+    """Create the task that a task function returned, in the transaction of its success."""
     options = call_options(
         CallOptions(tenant=tenant_id), {**followup.options, "run_at": followup.run_at}
     )

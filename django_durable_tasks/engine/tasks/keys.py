@@ -1,5 +1,7 @@
-"""Idempotency keys, ``unique`` and ``key``: which existing task a call means, or how the new one
-acquires the key.
+"""Idempotency keys, ``unique`` and ``key``: finds the task that has the key, or assigns the key to
+the new task.
+
+``enqueue`` calls these functions.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
     question: dict[str, Any]
     if task.idempotency_key is not None:
         question = {"idempotency_key": task.idempotency_key}
-        given = f"idempotency_key={task.idempotency_key!r}"
+        label = f"idempotency_key={task.idempotency_key!r}"
     elif task.has_given_id:
-        question, given = {"pk": task.id}, f"task_id={task.id}"
+        question, label = {"pk": task.id}, f"task_id={task.id}"
     else:
         return None
     first = tables.tasks().for_tenant(task.tenant_id).filter(**question).first()
@@ -44,7 +46,7 @@ def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
     same = first.args == json.loads(task.args) and first.kwargs == json.loads(task.kwargs)
     if first.name != task.name or not same:
         raise IdempotencyConflict(
-            f"{given} belongs to task {first.pk} ({first.name}) with other arguments."
+            f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
         )
     return first.id
 
@@ -126,10 +128,10 @@ def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
     with tables.atomic():
         # The owner is locked by its primary key, as every transition locks it. On MariaDB a lock
         # by the index of the key would deadlock with them.
-        known = requests.owner(RequestKind.KEY, task.tenant_id, key)
-        owner = None if known is None else transitions.lock_rows([known.pk]).get(known.pk)
-        if known is not None and (
-            owner is None or owner.open_key != known.open_key or not owner.is_open
+        current = requests.owner(RequestKind.KEY, task.tenant_id, key)
+        owner = None if current is None else transitions.lock_rows([current.pk]).get(current.pk)
+        if current is not None and (
+            owner is None or owner.open_key != current.open_key or not owner.is_open
         ):
             return None
         if owner is not None and owner.name != task.name:
@@ -180,8 +182,8 @@ def key_owners(task: NewTask) -> list[uuid.UUID]:
 
     The caller locks them together with the upstreams, in primary-key order.
     """
-    named = {"key": task.key, "unique_key": task.unique_key}
-    keys = {name: key for name, key in named.items() if key is not None}
+    names = {"key": task.key, "unique_key": task.unique_key}
+    keys = {name: key for name, key in names.items() if key is not None}
     if not keys:
         return []
     owners = Q(*((f"open_{name}", key) for name, key in keys.items()), _connector=Q.OR)

@@ -1,4 +1,4 @@
-"""Counts messages that were consumed from another queue than their task's."""
+"""Counts messages that were consumed from a queue other than that of their task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 
 
 def count_misrouted(name: str, consumed_from: str) -> None:
-    """Count a message for a task of this queue that was consumed from another one."""
+    """Count a message of a task in queue ``name`` that was consumed from ``consumed_from``."""
     QueueControl.objects.using(database()).bulk_create(
         [QueueControl(name=name)], ignore_conflicts=True
     )

@@ -1,4 +1,4 @@
-"""Checks a call of a durable task, its arguments, options and keys, and builds the new task."""
+"""Checks the arguments, options and keys of a call, and builds the new task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from django_durable_tasks.rules.workflows.plan import REFERS
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a durable task: what, with which arguments, under which options."""
+    """One call of a durable task, with its arguments and options."""
 
     task: Registered
     args: tuple[Any, ...]
@@ -36,7 +36,8 @@ class Call:
 
 
 def planned_task(call: Call, *, refers: bool = False) -> NewTask:
-    """Return a task that a poll publishes; raises our errors for a call that cannot run.
+    """Return the task of a workflow step or an occurrence, PENDING; raises DurableTasksError like
+    ``new_task``.
 
     ``refers``: the arguments contain references to results, which are resolved when the task
     starts.
@@ -45,7 +46,7 @@ def planned_task(call: Call, *, refers: bool = False) -> NewTask:
 
 
 def new_task(call: Call, overrides: Mapping[str, Any] | None = None) -> NewTask:
-    """Check a call and return its task, PENDING; raises our errors before anything is written."""
+    """Check a call and return its task, PENDING. Raises DurableTasksError; writes nothing."""
     task, given, settings = call.task.options, call.options, conf.settings()
     bind(call.task.signature, task.name, call.args, call.kwargs)
     payload = encode(
@@ -122,11 +123,11 @@ def _unique_key(call: Call) -> str | None:
     if unique is None:
         return None
     if not isinstance(unique, str):
-        return checked_key("unique", _asked(unique, call))
+        return checked_key("unique", _called(unique, call))
     return formatted("unique", unique, call.args, {**call.kwargs, "task": call.task.options.name})
 
 
-def _asked(unique: Callable[..., str], call: Call) -> str:
+def _called(unique: Callable[..., str], call: Call) -> str:
     try:
         return unique(*call.args, **call.kwargs)
     except (DurableTasksError, OperationalError, InterfaceError):
@@ -137,7 +138,7 @@ def _asked(unique: Callable[..., str], call: Call) -> str:
 
 
 def limit_key(call: Call) -> str | None:
-    """Return under which key of a PerKey limit this call counts, or None; raises InvalidOption."""
+    """Return the key of the call in a PerKey limit, or None. Raises InvalidOption."""
     options = call.task.options
     template = key_of(options.rate_limit, options.max_concurrency)
     if template is None:

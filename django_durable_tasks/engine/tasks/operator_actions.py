@@ -1,6 +1,7 @@
-"""What operators do with tasks: cancel, reschedule, retry now, complete by force.
+"""Operations on tasks: cancel, reschedule, retry now, force-complete.
 
-Tasks that wait are changed at once. RUNNING tasks are only asked to stop.
+They are called through ``ports.tasks``. Waiting tasks are changed at once. For RUNNING tasks a
+cancellation is requested.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from django_durable_tasks.rules.tasks.endings import Kind, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """How many tasks were cancelled, and how many RUNNING ones were asked to stop."""
+    """How many tasks were cancelled (``at_once``), and how many requests were made (``asked``)."""
 
     at_once: int
     asked: int
@@ -45,14 +46,15 @@ class Retried:
 
 @retry_on_deadlock
 def cancel(question: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
-    """Cancel the tasks that wait, ask the RUNNING ones to stop; ended tasks do not change.
+    """Cancel waiting tasks and request the cancellation of RUNNING ones; ended tasks do not change.
 
-    The call may be repeated. Without ``by`` the tasks keep ``reason`` as it is given.
+    The call may be repeated. ``by`` and ``reason`` are stored in the tasks.
     """
-    kept = reason if reason and not by else comment("CANCELLED", by, reason)
+    comment_text = reason if reason and not by else comment("CANCELLED", by, reason)
     with tables.atomic():
         return Cancelled(
-            transitions.cancel(question, kept), transitions.request_cancel(question, kept)
+            transitions.cancel(question, comment_text),
+            transitions.request_cancel(question, comment_text),
         )
 
 
@@ -63,15 +65,19 @@ def reschedule(question: TaskQuerySet, run_at: datetime, *, by: str = "", reason
     """
     with tables.atomic():
         transitions.hand_back(question, 0)
-        return transitions.edit(question, run_at=run_at, **_kept("rescheduled", by, reason))
+        return transitions.edit(
+            question, run_at=run_at, **_reason_change("rescheduled", by, reason)
+        )
 
 
 def retry_now(question: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
-    """Make tasks that wait for their next attempt due now; their budgets stay. Return how many."""
-    return transitions.edit(question.retrying(), due_at=tables.NOW, **_kept("retried", by, reason))
+    """Make waiting retries due now; return how many. Their budgets do not change."""
+    return transitions.edit(
+        question.retrying(), due_at=tables.NOW, **_reason_change("retried", by, reason)
+    )
 
 
-def _kept(action: str, by: str, reason: str) -> dict[str, Any]:
+def _reason_change(action: str, by: str, reason: str) -> dict[str, Any]:
     return {"reason": done_by(action, by, reason)} if by or reason else {}
 
 
@@ -86,8 +92,8 @@ def retry(question: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
 def force_complete(question: TaskQuerySet, *, by: str, reason: str = "") -> list[uuid.UUID]:
     """Set tasks to SUCCESS without running them; return their ids.
 
-    A log entry says who did it, and open dead letters are closed. Dependents that were skipped
-    because of these tasks wait again.
+    A log entry contains ``by`` and ``reason``, and open dead letters are closed. Dependents that
+    were skipped because of these tasks wait again.
     """
     completed = comment("completed", by, reason)
     with tables.atomic():
@@ -98,7 +104,8 @@ def force_complete(question: TaskQuerySet, *, by: str, reason: str = "") -> list
         returned = dependency_replay.revive_below(done)
         outcome = Outcome(kind=Kind.SUCCEEDED, error=reason or completed)
         for row in rows:
-            # A task function that still runs must not take this success for its own.
+            # Without the run id, a task function that still runs does not find this success as its
+            # own.
             row.run_id = None
         attempt_log.log_endings(
             [

@@ -1,6 +1,7 @@
-"""A child process of a worker died: its parent ends the run of the task that the child executed.
+"""Ends the run of a task whose worker child process terminated; the parent process calls it.
 
-If the whole worker died, schedulers detect it: see ``scheduler/maintenance/reap_dead_nodes.py``.
+If the whole worker terminated, schedulers detect it: see
+``scheduler/maintenance/reap_dead_nodes.py``.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ def end_run_of_dead_child(
 ) -> bool:
     """End the run that a child of this node started from the message of this epoch.
 
-    Returns False if there is no such run: the child died before it started the task, or after it
-    recorded the result.
+    Returns False if there is no such run: the child terminated before it started the task, or after
+    it recorded the result.
     """
     started = tables.tasks().filter(pk=task_id, epoch=epoch + 1, node=node)
 
-    def crashed(_: Task) -> Outcome:
+    def outcome_of(_: Task) -> Outcome:
         return outcome
 
-    return bool(attempts.end_runs(started, crashed, worker=worker, celery_id=celery_id))
+    return bool(attempts.end_runs(started, outcome_of, worker=worker, celery_id=celery_id))

@@ -1,9 +1,9 @@
-"""Requests to RUNNING tasks are applied after the commit of the transaction that left them.
+"""Applies requests to RUNNING tasks after the commit of the transaction that inserted them.
 
-The process that committed applies them at once, and the leader those that are left. Applying twice
-changes nothing more: requests are locked with SKIP LOCKED before the tasks that they name, and
-deleted in the same transaction. An edge whose upstream ended before its request is applied gets a
-note of that ending, and one that ends afterwards finds its mark ``has_dependents``; both are
+The process that committed applies its requests at once. The leader applies those that remain. Each
+request is applied once: requests are locked with SKIP LOCKED before the tasks that they name, and
+deleted in the same transaction. If the upstream of a new edge ends before the request is applied,
+an ending event is inserted. If it ends afterwards, ``has_dependents`` is already set. Both are
 decided under the lock of the upstream, so no ending is missed.
 """
 
@@ -44,16 +44,16 @@ _KEYS = (RequestKind.KEY, RequestKind.UNIQUE_KEY)
 
 
 def requests() -> TaskRequestQuerySet:
-    """Return all requests, as a question to narrow."""
+    """Return a queryset of all requests."""
     found: TaskRequestQuerySet = TaskRequest.objects.using(tables.database())
     return found
 
 
 def next_owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
-    """Return the open task that takes this key over from a RUNNING one; looked for in a caller's
-    transaction only.
+    """Return the open task that becomes the owner of this key when a request is applied, or None.
 
-    Elsewhere the key is passed on already, or the newest task of the key gets it when it is.
+    Requests are read only in a transaction that the caller opened. Otherwise they have been applied
+    already, or will give the key to the newest task.
     """
     if not tables.callers_transaction():
         return None
@@ -62,20 +62,23 @@ def next_owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
 
 
 def owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
-    """Return the open task that owns this key, or that will when the caller has committed."""
+    """Return the open task that owns this key, or that owns it after the caller's commit."""
     return next_owner(kind, tenant_id, key) or _owning(kind, tenant_id, key).first()
 
 
 def leave_key(
     kind: RequestKind, tenant_id: int, key: str, task_id: uuid.UUID, before: uuid.UUID | None
 ) -> bool:
-    """Request that this task takes the key over, instead of ``before`` if given; False when another
-    one came first.
+    """Request that this task becomes the owner of the key, instead of ``before`` if given.
+
+    Returns False if another transaction was faster.
     """
-    left = transitions.leave_key(kind, tenant_id, key, task_id, before)
-    # A request that was waited for may have been applied meanwhile, and its task owns the key now.
+    requested = transitions.leave_key(kind, tenant_id, key, task_id, before)
+    # While this transaction waited, another request may have been applied. Its task owns the key
+    # now.
     return (
-        left and not _owning(kind, tenant_id, key).filter(status__in=transitions.WAITING).exists()
+        requested
+        and not _owning(kind, tenant_id, key).filter(status__in=transitions.WAITING).exists()
     )
 
 
@@ -84,12 +87,12 @@ def _owning(kind: RequestKind, tenant_id: int, key: str) -> TaskQuerySet:
 
 
 def apply_of(task_ids: Sequence[uuid.UUID]) -> None:
-    """Apply the requests that name these tasks; called after the commit. What cannot be applied is
-    left.
+    """Apply the requests to these tasks; called after the commit.
+
+    Requests that cannot be applied remain for the leader.
     """
-    inside = connections[
-        tables.database()
-    ].in_atomic_block  # a test that runs the hooks of its transaction
+    # True if a test runs the hooks of its transaction.
+    inside = connections[tables.database()].in_atomic_block
     try:
         with nullcontext() if inside else dedicated_connection(LEADER):
             for first in range(0, len(task_ids), _PAGE):
@@ -107,16 +110,14 @@ def apply_of(task_ids: Sequence[uuid.UUID]) -> None:
 
 
 def apply_left(size: int) -> int:
-    """Apply the requests that their processes did not apply, ``size`` in one transaction; return
-    how many.
-    """
+    """Apply the remaining requests, ``size`` in one transaction; return how many."""
     return _apply_all(requests(), size, WORK)
 
 
 def _apply_all(question: TaskRequestQuerySet, size: int, limits: Patience | None) -> int:
-    """Apply requests of the question for some seconds, the oldest first; return how many.
+    """Apply requests of the queryset for at most _WITHIN seconds, oldest first; return how many.
 
-    Those whose tasks are locked are left, and what comes after them is applied all the same.
+    Requests whose tasks are locked are skipped.
     """
     end, applied, last = time.monotonic() + _WITHIN, 0, 0
     while time.monotonic() < end:
@@ -130,26 +131,27 @@ def _apply_all(question: TaskRequestQuerySet, size: int, limits: Patience | None
 
 
 def _apply(page: Sequence[tuple[int, str]], limits: Patience | None) -> int:
-    """Apply these requests, each key by itself."""
-    many, keys = (
+    """Apply these requests: those of keys one by one, the others in one transaction."""
+    others, keys = (
         [pk for pk, kind in page if kind not in _KEYS],
         [pk for pk, kind in page if kind in _KEYS],
     )
     applied = _isolation.batch(
-        lambda: _apply_many(many, limits), lambda: many, lambda key: _apply_many([key], limits)
+        lambda: _apply_many(others, limits), lambda: others, lambda key: _apply_many([key], limits)
     )
     return sum(applied) + sum(_isolation.each(keys, lambda key: _pass_on(key, limits)))
 
 
-def _bound(limits: Patience | None) -> None:
-    """Bound this transaction where the session is not: behind a pooler. None for a transaction that
-    is not ours.
+def _set_timeouts(limits: Patience | None) -> None:
+    """Set the timeouts of this transaction, because behind a pooler the session has none.
+
+    ``limits`` is None in a transaction that another caller opened.
     """
     if limits is not None:
         bound_transaction(limits)
 
 
-def _held(keys: Iterable[int]) -> list[TaskRequest]:
+def _lock_requests(keys: Iterable[int]) -> list[TaskRequest]:
     return list(
         requests().filter(pk__in=list(keys)).order_by("pk").select_for_update(skip_locked=True)
     )
@@ -160,10 +162,10 @@ def _apply_many(keys: Sequence[int], limits: Patience | None) -> int:
     if not keys:
         return 0
     with tables.atomic():
-        _bound(limits)
-        held = _held(keys)
-        rows = _locked({request.task_id for request in held})
-        done = [request for request in held if request.task_id in rows]
+        _set_timeouts(limits)
+        locked_requests = _lock_requests(keys)
+        rows = _locked({request.task_id for request in locked_requests})
+        done = [request for request in locked_requests if request.task_id in rows]
         _cancel([request for request in done if request.kind == RequestKind.CANCEL])
         _mark(
             {one.task_id: rows[one.task_id] for one in done if one.kind == RequestKind.DEPENDENTS}
@@ -173,16 +175,17 @@ def _apply_many(keys: Sequence[int], limits: Patience | None) -> int:
 
 
 def _locked(ids: set[uuid.UUID]) -> dict[uuid.UUID, Task | None]:
-    """Lock these tasks and return them, None for one that is gone; tasks that others have locked
-    are left out.
+    """Lock these tasks and return them; the value of a deleted task is None.
+
+    Tasks that other transactions have locked are left out.
     """
-    there = set(tables.tasks().filter(pk__in=ids).values_list("pk", flat=True))
-    return {**dict.fromkeys(ids - there), **transitions.lock_free(sorted(there))}
+    existing = set(tables.tasks().filter(pk__in=ids).values_list("pk", flat=True))
+    return {**dict.fromkeys(ids - existing), **transitions.lock_free(sorted(existing))}
 
 
-def _cancel(wanted: Sequence[TaskRequest]) -> None:
+def _cancel(cancels: Sequence[TaskRequest]) -> None:
     by_reason: dict[str, list[uuid.UUID]] = {}
-    for request in wanted:
+    for request in cancels:
         by_reason.setdefault(request.reason, []).append(request.task_id)
     for reason, ids in sorted(by_reason.items()):
         these = tables.tasks().filter(pk__in=ids)
@@ -202,12 +205,13 @@ def _mark(upstreams: dict[uuid.UUID, Task | None]) -> None:
 
 @retry_on_deadlock
 def _pass_on(key: int, limits: Patience | None) -> int:
-    """Let the newest waiting task of a key own it: a RUNNING owner gives it up, another one that
-    waits is replaced.
+    """Apply the request for a key: its newest waiting task becomes the owner.
+
+    A RUNNING owner loses the key. Other waiting tasks of the key are cancelled as REPLACED.
     """
     with tables.atomic():
-        _bound(limits)
-        for request in _held([key]):
+        _set_timeouts(limits)
+        for request in _lock_requests([key]):
             marker = RequestKind(request.kind).marker
             owned = Q(tenant_id=request.tenant_id, **{marker: request.key})
             involved = Q(pk=request.task_id) | owned
@@ -215,26 +219,27 @@ def _pass_on(key: int, limits: Patience | None) -> int:
             rows = [row for row in _locked(ids).values() if row is not None]
             if len(rows) < len(ids):
                 return 0
-            _give(marker, str(request.key), [row for row in rows if row.status in OPEN])
+            _assign(marker, str(request.key), [row for row in rows if row.status in OPEN])
             request.delete()
             return 1
     return 0
 
 
-def _give(marker: str, key: str, rows: Sequence[Task]) -> None:
-    """Let the newest task that waits own the key: a run that began before the commit knows nothing
-    of its call.
+def _assign(marker: str, key: str, rows: Sequence[Task]) -> None:
+    """Make the newest waiting task the owner of the key.
+
+    A run that started before the commit has the arguments of an older call.
     """
     waiting = [row for row in rows if row.status != Status.RUNNING]
-    keeper = max(waiting or rows, key=lambda row: (row.created_at, row.pk), default=None)
-    if keeper is None:
+    new_owner = max(waiting or rows, key=lambda row: (row.created_at, row.pk), default=None)
+    if new_owner is None:
         return
     for other in rows:
         this = tables.tasks().filter(pk=other.pk)
-        if other.pk != keeper.pk and other.status != Status.RUNNING:
+        if other.pk != new_owner.pk and other.status != Status.RUNNING:
             transitions.cancel(this, "REPLACED")
-        elif other.pk != keeper.pk:
+        elif other.pk != new_owner.pk:
             transitions.release_key(this, marker)
             if marker == RequestKind.UNIQUE_KEY.marker:
                 transitions.request_cancel(this, "REPLACED")
-    transitions.take_key(keeper.pk, marker, key)
+    transitions.take_key(new_owner.pk, marker, key)

@@ -1,10 +1,11 @@
-"""Deletes finished rows in batches. An idempotency key outlives its task's end by a day at least.
+"""Deletes ended tasks and workflows in batches. The leader and ``durable prune`` call it.
 
-Of a workflow all goes or nothing: once all of its runs have ended, the longest retention among its
-tasks' ends is over, counted from the end of the last run, no dead letter of it is open, and nothing
-open waits for it. One of more tasks than a batch goes in several transactions, its tasks first and
-its runs last; whoever comes next goes on from there. A task outside of workflows stays while a task
-is open to which an edge ties it.
+An idempotency key is kept for at least a day after its task has ended. A workflow is deleted
+completely or not at all. It is deleted when all of its runs have ended, the longest retention among
+the statuses of its tasks has passed since the last run ended, none of its dead letters is open, and
+no open task depends on it. A workflow with more tasks than a batch is deleted in several
+transactions, its tasks first and its runs last. A later call continues where the last one ended. A
+task without a workflow is kept while an edge connects it to an open task.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from django_durable_tasks.rules.workflows.plan import COUNTS
 _KEY_KEPT = timedelta(hours=24)
 _NODE_KEPT = timedelta(days=7)
 _PASSED_OVER = 600.0
-_WHOLES = "wholes"
+_WORKFLOW_RUNS = "workflow runs"
 
 
 class Stayed:
-    """Up to where ended tasks have to stay though their retention is over, for a process that
-    prunes again and again.
+    """The positions up to which a process has read the rows whose retention is over.
 
-    What an open dead letter or an open neighbour keeps would stand in front of each look. It is
-    passed over until ten minutes after a look came to the last row, and then looked at once more.
+    Rows that must be kept, for example because of an open dead letter, would otherwise be read
+    first in each call. They are skipped until ten minutes after the last row was reached, and then
+    read again.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Stayed:
         self._cut: set[str] = set()
 
     def past(self, what: str) -> tuple[datetime, uuid.UUID] | None:
-        """Return the end and id of the last row that was looked at."""
+        """Return ``completed_at`` and id of the last row that was read."""
         if time.monotonic() >= self._until.get(what, math.inf):
             self._past.pop(what, None)
             del self._until[what]
@@ -60,35 +61,35 @@ class Stayed:
         return self._past.get(what)
 
     def note(self, what: str, past: tuple[datetime, uuid.UUID]) -> None:
-        """Take in that all rows up to this one were looked at."""
+        """Record that all rows up to this one were read."""
         self._past[what] = past
 
     def end(self, what: str) -> None:
-        """Take in that the last row was looked at."""
+        """Record that the last row was reached."""
         self._until.setdefault(what, time.monotonic() + _PASSED_OVER)
 
     def cut(self, what: str) -> None:
-        """Take in that the look ended before the last row, at its deadline."""
+        """Record that reading stopped at the deadline, before the last row."""
         self._cut.add(what)
 
     def more(self) -> bool:
-        """Return whether a look ended at its deadline."""
+        """Return whether reading stopped at the deadline."""
         return bool(self._cut)
 
 
 def prune(
     now: datetime, limit: int, stayed: Stayed | None = None, deadline: float = math.inf
 ) -> int:
-    """Delete at most ``limit`` ended tasks whose time is over, with their logs and closed cases;
-    return how many.
+    """Delete at most ``limit`` ended tasks whose retention is over, with their logs and dead
+    letters; return how many.
 
-    A FAILED task with an open dead letter stays. Call again until it returns 0. Reads by pages of
-    ``limit`` rows whose retention is over, and no others. From ``deadline`` on (of
-    ``time.monotonic()``) it reads one page of each status at most; ``stayed`` then knows that there
-    is more, and how far it came.
+    A FAILED task with an open dead letter is kept. Call again until it returns 0. Only rows whose
+    retention is over are read, in pages of ``limit`` rows. After ``deadline`` (of
+    ``time.monotonic()``) at most one page per status is read, ``stayed`` contains the position,
+    and ``stayed.more()`` is True.
     """
     stayed = stayed or Stayed()
-    deleted = _prune_wholes(now, limit, stayed, deadline)
+    deleted = _prune_workflows(now, limit, stayed, deadline)
     for status, kept in conf.retention().items():
         if kept is not None:
             cutoff = now - timedelta(seconds=kept)
@@ -103,13 +104,13 @@ def _prune_ended(
     deleted, past = 0, stayed.past(status)
     while (size := limit - deleted) > 0:
         page = _page(tables.tasks().ended_before(status, cutoff, past), size)
-        gone = _prune_apart([pk for _, pk in page], status, cutoff, now)
-        deleted += gone
+        number = _prune_page([pk for _, pk in page], status, cutoff, now)
+        deleted += number
         if len(page) < size:
             stayed.end(status)
             break
         past = page[-1]
-        if not gone:
+        if not number:
             stayed.note(status, past)
         if time.monotonic() >= deadline:
             stayed.cut(status)
@@ -124,36 +125,35 @@ def _page(ended: TaskQuerySet | WorkflowRunQuerySet, size: int) -> list[tuple[da
 
 
 def _over(rows: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
-    rows = _untied(rows).filter(
+    rows = _not_needed(rows).filter(
         Q(idempotency_key__isnull=True) | Q(completed_at__lt=now - _KEY_KEPT)
     )
-    open_case = DeadLetter.objects.filter(open_task=OuterRef("pk"))
-    return rows.filter(~Exists(open_case)) if status == Status.FAILED else rows
+    open_letter = DeadLetter.objects.filter(open_task=OuterRef("pk"))
+    return rows.filter(~Exists(open_letter)) if status == Status.FAILED else rows
 
 
-def _untied(question: TaskQuerySet) -> TaskQuerySet:
-    """Leave those out on which something open still hangs: a task by an edge, a note of the end, an
-    open workflow.
+def _not_needed(question: TaskQuerySet) -> TaskQuerySet:
+    """Exclude tasks that are still needed: by an edge to an open task, an ending event, or an open
+    workflow run.
     """
     below = edges.edges().filter(depends_on=OuterRef("pk"), task__status__in=OPEN)
     above = edges.edges().filter(task=OuterRef("pk"), depends_on__status__in=OPEN)
-    note = edges.endings().filter(task_id=OuterRef("pk"))
+    event = edges.endings().filter(task_id=OuterRef("pk"))
     # The open workflow that a recurring task started uses the overlap key of this row.
     started = runs().filter(
         recurring_task=OuterRef("recurring_task"),
         fire_time=OuterRef("fire_time"),
         completed_at__isnull=True,
     )
-    return question.filter(~Exists(below), ~Exists(above), ~Exists(note), ~Exists(started))
+    return question.filter(~Exists(below), ~Exists(above), ~Exists(event), ~Exists(started))
 
 
 _tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflow")
-"""What deletes a row runs receivers of the project, and foreign keys of the project may
-protect it.
+"""Deletions call signal receivers of the project, and its foreign keys may prevent them.
 """
 
 
-def _prune_apart(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
+def _prune_page(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
     postponed = set(_tasks.postponed())
     these = [pk for pk in page if pk not in postponed]
     if not these:
@@ -170,32 +170,35 @@ def _prune_apart(page: list[uuid.UUID], status: str, cutoff: datetime, now: date
 def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
     with tables.atomic():
         ended = tables.tasks().filter(pk__in=page).ended_before(status, cutoff).order_by("pk")
-        # Locked, so that a replay in this moment neither loses its history nor is deleted.
-        held = list(ended.select_for_update(skip_locked=True).values_list("pk", flat=True))
-        # Judged after that: an edge that came before is seen, and none comes while the rows are
-        # locked.
-        gone = list(
-            _over(tables.tasks().filter(pk__in=held), status, now).values_list("pk", flat=True)
+        # Locked, so that a task that is replayed at the same time keeps its row and its log.
+        locked_ids = list(ended.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        # Checked after the rows are locked: earlier edges are found, and no edges can be added
+        # while the locks exist.
+        deletable = list(
+            _over(tables.tasks().filter(pk__in=locked_ids), status, now).values_list(
+                "pk", flat=True
+            )
         )
-        _delete(gone)
-    return len(gone)
+        _delete(deletable)
+    return len(deletable)
 
 
-def _delete(gone: list[uuid.UUID]) -> None:
-    """Delete tasks with all that tells of them, their edges too; edges of what waited for them tell
-    how they ended.
+def _delete(deletable: list[uuid.UUID]) -> None:
+    """Delete tasks with their log entries, dead letters and edges to their upstreams.
+
+    The edges of their dependents are kept with the outcome.
     """
     database = tables.database()
-    TaskExecutionLog.objects.using(database).unguarded().filter(task_id__in=gone).delete()
-    DeadLetter.objects.using(database).unguarded().filter(task_id__in=gone).delete()
-    Task.objects.using(database).unguarded().filter(pk__in=gone).delete()
+    TaskExecutionLog.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
+    DeadLetter.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
+    Task.objects.using(database).unguarded().filter(pk__in=deletable).delete()
 
 
 # Workflows ----------------------------------------------------------------------------------------
 
 
-def _wholes(now: datetime) -> WorkflowRunQuerySet:
-    """Return the outermost runs that may go with all that they hold."""
+def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
+    """Return the root runs of workflows that may be deleted."""
     question = runs().filter(parent__isnull=True, completed_at__isnull=False)
     parts, tasks = (
         runs().filter(root=OuterRef("pk")),
@@ -205,17 +208,17 @@ def _wholes(now: datetime) -> WorkflowRunQuerySet:
     for status, kept in conf.retention().items():
         counted[kept] |= Q(**{f"{COUNTS[status]}__gt": 0})
     for kept, some in counted.items():
-        such = Exists(parts.filter(some))
+        with_status = Exists(parts.filter(some))
         if kept is None:
-            question = question.filter(~such)
+            question = question.filter(~with_status)
         else:
             question = question.filter(
-                ~such | ~Exists(_ended_since(parts, now - timedelta(seconds=kept)))
+                ~with_status | ~Exists(_ended_since(parts, now - timedelta(seconds=kept)))
             )
     keyed = tasks.filter(idempotency_key__isnull=False, completed_at__gte=now - _KEY_KEPT)
     below = edges.edges().filter(depends_on__workflow__root=OuterRef("pk"), task__status__in=OPEN)
     above = edges.edges().filter(task__workflow__root=OuterRef("pk"), depends_on__status__in=OPEN)
-    in_the_way = (
+    obstacles = (
         parts.filter(completed_at__isnull=True),
         tasks.filter(status__in=OPEN),
         keyed,
@@ -223,64 +226,64 @@ def _wholes(now: datetime) -> WorkflowRunQuerySet:
         below,
         above,
     )
-    return question.filter(*(~Exists(one) for one in in_the_way))
+    return question.filter(*(~Exists(one) for one in obstacles))
 
 
 def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQuerySet:
     return parts.filter(completed_at__gte=cutoff)
 
 
-def _prune_wholes(now: datetime, limit: int, stayed: Stayed, deadline: float) -> int:
-    deleted, past = 0, stayed.past(_WHOLES)
+def _prune_workflows(now: datetime, limit: int, stayed: Stayed, deadline: float) -> int:
+    deleted, past = 0, stayed.past(_WORKFLOW_RUNS)
     while deleted < limit:
-        page = _page(runs().ended_before(_least(now), past), limit)
-        gone = _prune_these_wholes([pk for _, pk in page], now, limit - deleted) if page else 0
-        deleted += gone
+        page = _page(runs().ended_before(_workflow_cutoff(now), past), limit)
+        number = _prune_these_workflows([pk for _, pk in page], now, limit - deleted) if page else 0
+        deleted += number
         if len(page) < limit:
-            stayed.end(_WHOLES)
+            stayed.end(_WORKFLOW_RUNS)
             break
         past = page[-1]
-        if not gone:
-            stayed.note(_WHOLES, past)
+        if not number:
+            stayed.note(_WORKFLOW_RUNS, past)
         if time.monotonic() >= deadline:
-            stayed.cut(_WHOLES)
+            stayed.cut(_WORKFLOW_RUNS)
             break
     return deleted
 
 
-def _prune_these_wholes(page: list[uuid.UUID], now: datetime, limit: int) -> int:
+def _prune_these_workflows(page: list[uuid.UUID], now: datetime, limit: int) -> int:
     deleted = 0
 
-    def prune_whole(root: uuid.UUID) -> None:
+    def prune_workflow(root: uuid.UUID) -> None:
         nonlocal deleted
-        while deleted < limit and (number := _prune_whole(root, now, limit - deleted)):
+        while deleted < limit and (number := _prune_workflow(root, now, limit - deleted)):
             deleted += number
 
-    over = _wholes(now).filter(pk__in=page).order_by("pk")
-    _workflows.each(list(over.values_list("pk", flat=True)), prune_whole)
+    over = _deletable_workflows(now).filter(pk__in=page).order_by("pk")
+    _workflows.each(list(over.values_list("pk", flat=True)), prune_workflow)
     return deleted
 
 
-def _least(now: datetime) -> datetime:
-    """Return before when a whole must have ended to go, whatever its tasks ended as."""
+def _workflow_cutoff(now: datetime) -> datetime:
+    """Return the time before which a workflow must have ended, with the shortest retention."""
     kept = [seconds for seconds in conf.retention().values() if seconds is not None]
     return now - timedelta(seconds=min(kept, default=0.0))
 
 
-def _prune_whole(root: uuid.UUID, now: datetime, limit: int) -> int:
-    """Delete at most so many tasks of a whole that may go, and with the last of them its runs;
-    return how many.
+def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
+    """Delete at most ``limit`` tasks of a workflow, and its runs with the last of them; return how
+    many.
     """
     with tables.atomic():
         parts = runs().filter(root=root).order_by("pk")
-        # Under the locks of its runs nothing is added to it or counted.
+        # While its runs are locked, no tasks are added to the workflow and no endings are counted.
         keys = list(parts.select_for_update(skip_locked=True).values_list("pk", flat=True))
-        if len(keys) < parts.count() or not _wholes(now).filter(pk=root).exists():
+        if len(keys) < parts.count() or not _deletable_workflows(now).filter(pk=root).exists():
             return 0
         rows = tables.tasks().filter(workflow__in=keys).order_by("pk")
         found = list(rows.values_list("pk", flat=True)[:limit])
-        held = tables.tasks().filter(pk__in=found, status__in=TERMINAL).order_by("pk")
-        if len(held.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(found):
+        ended = tables.tasks().filter(pk__in=found, status__in=TERMINAL).order_by("pk")
+        if len(ended.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(found):
             return 0
         if edges.endings().filter(Q(task_id__in=found) | Q(workflow_id__in=keys)).exists():
             return 0
@@ -293,20 +296,18 @@ def _prune_whole(root: uuid.UUID, now: datetime, limit: int) -> int:
 # Buckets ------------------------------------------------------------------------------------------
 
 _BUCKET_KEPT = timedelta(days=30)
-"""So long the tokens of a scope stay that no limit names any more."""
+"""How long the bucket of a scope without a limit is kept."""
 _buckets = Isolation[str]("bucket")
 _past_bucket = ""
-"""Up to which scope this process has looked; with very many each call goes on where the last one
-ended.
-"""
+"""The last scope that this process has read. The next call continues after it."""
 
 
 def prune_buckets(now: datetime, limit: int) -> int:
-    """Delete buckets that are full again among the next so many scopes of keys and forgotten
-    limits; return how many.
+    """Delete the full buckets among the next ``limit`` scopes of keys and removed limits; return
+    how many.
 
-    A scope without a bucket has a full one. Full is what holds enough for the heaviest task there
-    can be.
+    A missing bucket counts as full. A bucket is full when it has enough tokens for the heaviest
+    task.
     """
     global _past_bucket
     book = config.book()
@@ -338,11 +339,11 @@ def prune_buckets(now: datetime, limit: int) -> int:
 
 def _prune_full(full: QuerySet[LimitBucket]) -> int:
     with tables.atomic():
-        gone = list(
+        scopes = list(
             full.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
         )
-        LimitBucket.objects.using(tables.database()).filter(pk__in=gone).delete()
-    return len(gone)
+        LimitBucket.objects.using(tables.database()).filter(pk__in=scopes).delete()
+    return len(scopes)
 
 
 def prunable(now: datetime) -> dict[str, int]:
@@ -352,10 +353,10 @@ def prunable(now: datetime) -> dict[str, int]:
         for status, kept in conf.retention().items()
         if kept is not None
     }
-    wholes = tables.tasks().filter(workflow__root__in=_wholes(now).values("pk"))
-    whole = dict(wholes.order_by().values_list("status").annotate(Count("pk")))
+    in_workflows = tables.tasks().filter(workflow__root__in=_deletable_workflows(now).values("pk"))
+    by_status = dict(in_workflows.order_by().values_list("status").annotate(Count("pk")))
     return {
         status: _over(tables.tasks().ended_before(status, cutoff), status, now).count()
-        + whole.get(status, 0)
+        + by_status.get(status, 0)
         for status, cutoff in cutoffs.items()
     }
