@@ -1,10 +1,13 @@
-"""Every error of ours. An error raised without a message says its own docstring."""
+"""The exceptions of this package. An exception without a message uses its docstring as message.
+
+``docs/reference/errors.md`` is generated from the docstrings.
+"""
 
 from __future__ import annotations
 
 
 class DurableTasksError(Exception):
-    """Something in django_durable_tasks was refused or went wrong."""
+    """An operation of django_durable_tasks was refused or failed."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
@@ -23,7 +26,7 @@ class InvalidArguments(DurableTasksError, TypeError):
 
 
 class UnserializableArguments(InvalidArguments):
-    """An argument would not come back from JSON as it went in."""
+    """An argument would change when it is converted to JSON and back."""
 
 
 class PayloadTooLarge(InvalidArguments):
@@ -31,11 +34,11 @@ class PayloadTooLarge(InvalidArguments):
 
 
 class UnserializableResult(DurableTasksError, TypeError):
-    """A body returned something that is not JSON."""
+    """A task function returned a value that cannot be converted to JSON."""
 
 
 class ResultTooLarge(DurableTasksError, ValueError):
-    """A body returned more than RESULT_MAX_BYTES."""
+    """A result is larger than RESULT_MAX_BYTES, or references than REFERENCES_MAX_BYTES."""
 
 
 class UnknownTask(DurableTasksError, LookupError):
@@ -43,69 +46,59 @@ class UnknownTask(DurableTasksError, LookupError):
 
 
 class PlainMessageRefused(DurableTasksError):
-    """A worker got a message for a durable task that no row was created for; see
-    ACCEPT_PLAIN_MESSAGES.
-    """
+    """A message of a durable task has no row in the table; see ACCEPT_PLAIN_MESSAGES."""
 
 
 class UnknownQueue(DurableTasksError, LookupError):
-    """No queue of this name is known: it is neither declared to Celery nor in use."""
+    """The queue is neither declared in the configuration of Celery nor in use."""
 
 
 class IdempotencyConflict(DurableTasksError):
-    """The idempotency key is taken by a call with another payload."""
+    """The idempotency key belongs to a call with other arguments."""
 
 
 class UniqueConflict(DurableTasksError):
-    """A task of the same unique key is still open."""
+    """An open task has the same unique key."""
 
 
 class TransitionRefused(DurableTasksError):
-    """The row does not stand where this transition starts."""
+    """The current state of the task does not permit the operation."""
 
 
 class GuardedModelError(DurableTasksError, TypeError):
-    """Only the engine writes this table: save(), create(), update() and the like are refused, and
-    the methods named.
-    """
+    """Only the engine writes this table; use the methods that the message lists."""
 
 
 class EndingNotRecorded(DurableTasksError):
-    """The ending of a run could not be written in time; its lease will end it."""
+    """The ending of a run was not recorded in time; the lease ends the run when it expires."""
 
 
 class BrokerUnavailable(DurableTasksError):
-    """The broker did not take the messages within the time limit; the rows stay and are
-    republished.
-    """
+    """The broker did not accept the messages in time; the tasks are republished."""
 
 
 class RunCancelled(DurableTasksError):
-    """A cancellation of this run was requested."""
+    """The cancellation of this run was requested."""
 
 
 class RunLost(DurableTasksError):
-    """This run no longer owns its row: its lease ended or another run took over."""
+    """This run does not own its task anymore: its lease expired, or another run owns it."""
 
 
 class RunOutOfTime(DurableTasksError):
-    """This run is over its time limit."""
+    """This run has exceeded its time limit."""
 
 
 class BodyFailed(DurableTasksError):
-    """A body raised something that cannot leave the process as it is; the text keeps its type and
-    message.
-    """
+    """A task function raised an exception that cannot be sent to another process unchanged."""
 
 
 class WouldWaitForever(DurableTasksError, RuntimeError):
-    """The result cannot come while the caller waits for it."""
+    """The result cannot become available while the caller waits for it."""
 
 
 class InvalidSchedule(DurableTasksError, ValueError):
-    """A schedule cannot be used: its text, its numbers, its zone, or because it would
-    never fire.
-    """
+    """The expression, numbers or time zone of a schedule are invalid, or it never fires."""
 
 
 class DependencyCycle(DurableTasksError, ValueError):
@@ -113,19 +106,15 @@ class DependencyCycle(DurableTasksError, ValueError):
 
 
 class InvalidDependency(DurableTasksError, ValueError):
-    """A task cannot wait for this upstream: it is missing, it is another tenant's, or the task has
-    started.
-    """
+    """The upstream does not exist for this tenant, or the task has already started."""
 
 
 class IsolationTooStrict(DurableTasksError, RuntimeError):
-    """The transaction of an atomic task could not contain its success: its isolation level is not
-    READ COMMITTED.
-    """
+    """The transaction of an atomic task does not use READ COMMITTED."""
 
 
 class InvalidReference(DurableTasksError, ValueError):
-    """A result cannot be referred to: its task is not upstream, or the result has no such part."""
+    """A result cannot be referenced: its task is not upstream, or it has no such part."""
 
 
 class WorkflowTooLarge(DurableTasksError, ValueError):

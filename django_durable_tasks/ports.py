@@ -1,5 +1,7 @@
-"""Doors that open upwards: bound once in ``apps.ready()``, so that lower floors can ask for what
-higher ones do.
+"""Functions that lower packages call and higher packages provide.
+
+``apps.ready()`` assigns them once. For example, the engine publishes through ``ports.publish``
+without importing Celery.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage:
-    """One message to hand to the broker: which row, its epoch, and where to."""
+    """One message for the broker: the task, its epoch, and its queue.
+
+    ``number``: how many messages of this epoch were published, including this one. ``timeout`` and
+    ``soft_timeout``: seconds, if the call overrides them.
+    """
 
     task_id: uuid.UUID
     epoch: int
@@ -26,18 +32,18 @@ class TaskMessage:
 
 
 class PublishPort(Protocol):
-    """Hands rings to the broker; never raises for it: the row of a ring that is not taken waits
-    PENDING again.
+    """Publishes messages. Errors of the broker are not raised.
+
+    The task of a message that the broker does not accept becomes PENDING again.
     """
 
     def __call__(self, messages: Sequence[TaskMessage]) -> None: ...
 
 
 class TaskOperations(Protocol):
-    """What an operator can do to the tasks of a queryset; returns the ids or the number of the
-    tasks that it changed.
+    """Operations on the tasks of a queryset. Each returns the ids or the number of changed tasks.
 
-    ``by`` (who) and ``reason`` (why) are kept in the task.
+    ``by`` (the user) and ``reason`` are stored in the task.
     """
 
     def replay(
@@ -71,7 +77,7 @@ class TaskOperations(Protocol):
 
 
 class DeadLetterOperations(Protocol):
-    """What an operator can do to the dead letters of a queryset; only open ones are changed."""
+    """Operations on the dead letters of a queryset; only open ones are changed."""
 
     def replay(
         self,
@@ -82,24 +88,24 @@ class DeadLetterOperations(Protocol):
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
     ) -> list[uuid.UUID]:
-        """Run their tasks again; return the ids of the tasks."""
+        """Replay their tasks; return the ids of the tasks."""
 
     def discard(self, letters: Any, *, by: str, reason: str) -> int:
-        """Close them; return how many."""
+        """Close them without replaying their tasks; return how many."""
 
 
 class QueueOperations(Protocol):
     """Pauses and resumes queues."""
 
     def pause(self, name: str, *, by: str, reason: str) -> None:
-        """Publish and start nothing of a queue."""
+        """Pause a queue: its tasks are neither published nor started."""
 
     def resume(self, name: str, *, by: str, reason: str) -> bool:
-        """Publish its tasks again; return whether it was paused."""
+        """Resume a queue; return whether it was paused."""
 
 
 class CalendarOperations(Protocol):
-    """Writes business calendars, and the next fire times of the schedules that name them."""
+    """Writes business calendars, and the next fire times of the schedules that use them."""
 
     def upsert(
         self,
@@ -115,50 +121,50 @@ class CalendarOperations(Protocol):
         """Create or change the calendar of this name."""
 
     def remove(self, name: str, *, tenant: Any, by: str, reason: str) -> bool:
-        """Delete the calendar of this name; return whether there was one."""
+        """Delete the calendar of this name; return whether it existed."""
 
 
-class ScheduleVerbs(Protocol):
-    """The verbs that RecurringTask and its manager offer; the lifecycle does them."""
+class ScheduleOperations(Protocol):
+    """The operations of RecurringTask and its manager, provided by ``engine/recurring/``."""
 
     def upsert(self, *, name: str, task: Any, **options: Any) -> Any:
         """Create or change the schedule of this name."""
 
     def pause(self, row: Any, *, reason: str, until: Any, by: str) -> None:
-        """Stop firing."""
+        """Pause the schedule."""
 
     def resume(
         self, row: Any, *, by: str, reason: str, run_missed: bool, pace: float | None
     ) -> None:
-        """Fire again."""
+        """Resume the schedule."""
 
     def cancel(self, row: Any, *, reason: str, by: str) -> None:
-        """End the schedule for good."""
+        """Cancel the schedule; it cannot be resumed."""
 
     def trigger_now(self, row: Any, *, request_id: str | None, by: str, reason: str) -> Any:
-        """Run once now."""
+        """Create one run now, in addition to the fire times."""
 
     def backfill(self, row: Any, start: Any, end: Any, **options: Any) -> Any:
-        """Run fire times of the past."""
+        """Create runs for past fire times."""
 
     def override(self, row: Any, fire_time: Any, action: str, **options: Any) -> Any:
-        """Decide about one fire time."""
+        """Skip, move or change one fire time."""
 
     def withdraw(self, row: Any, fire_time: Any) -> bool:
-        """Take back what was decided about one fire time."""
+        """Remove the override of one fire time; return whether there was one."""
 
     def next_fire_times(self, row: Any, number: int, *, after: Any) -> list[Any]:
-        """Return the next fires."""
+        """Return the next ``number`` fire times."""
 
     def snooze(self, row: Any, *, until: Any, by: str, reason: str) -> None:
-        """Let the fire times up to an instant pass."""
+        """Skip the fire times up to ``until``."""
 
     def explain(self, row: Any, at: Any) -> str:
-        """Say what became of a fire time."""
+        """Return a text that explains what happened at a fire time."""
 
 
 class QueueOf(Protocol):
-    """Names the queue that Celery's routing gives to a task, or to a call with these arguments."""
+    """Returns the queue to which Celery's routing sends a task, or a call with these arguments."""
 
     def __call__(
         self,
@@ -170,7 +176,7 @@ class QueueOf(Protocol):
 
 
 class BrokerOpen(Protocol):
-    """Tells whether the broker took our last messages, and those of this queue."""
+    """Returns whether the broker accepted the last messages, and those of ``queue`` if given."""
 
     def __call__(self, queue: str | None = None) -> bool: ...
 
@@ -181,8 +187,9 @@ class FastPath(Protocol):
     """
 
     def is_open(self, name: str, queue: str, tenant_id: int) -> bool:
-        """Return whether the queue has capacity, no limit applies, and count the task as
-        published.
+        """Return whether the queue has capacity and no limit applies.
+
+        If so, the task is counted as published.
         """
 
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
@@ -190,51 +197,51 @@ class FastPath(Protocol):
 
 
 class Eager(Protocol):
-    """Tells whether published tasks run in the process of the caller (Celery's eager mode)."""
+    """Returns whether published tasks run in the process of the caller (Celery's eager mode)."""
 
     def __call__(self) -> bool: ...
 
 
 class DueChanges(Protocol):
-    """Hears of rows that wait, in the transaction that changes them; acts after its commit and
-    never raises.
+    """Receives changes of waiting tasks in the transaction that writes them.
 
-    It costs nothing to speak of where nobody wants to know.
+    After its commit the due index is updated and schedulers are notified. Errors of their servers
+    are not raised. Without Redis and PostgreSQL notifications it does nothing.
     """
 
     def born(self, rows: Sequence[Any]) -> None:
-        """Record the new tasks (``NewTask``)."""
+        """Record that these tasks (``NewTask``) were created."""
 
     def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
-        """Take in that rows wait for another instant: a datetime or an expression; without one
-        nobody is woken.
+        """Record that the ``due_at`` of these tasks changed.
+
+        ``at`` is the new time, as a datetime or an expression. Without it no scheduler is notified.
         """
 
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
-        """Take in that rows wait no more."""
+        """Record that these tasks are not waiting anymore."""
 
     def duties(self, at: Any = None) -> None:
-        """Take in that the leader has endings to tell or to count, or from this datetime on
-        something to fire.
-        """
+        """Record that the leader has ending events to process, or a schedule to fire at ``at``."""
 
 
 class LoadTasks(Protocol):
-    """Imports the project's task modules, at most once a process; returns what went
-    wrong, or None.
+    """Imports the project's task modules, at most once per process.
+
+    Returns the error as text, or None.
     """
 
     def __call__(self) -> str | None: ...
 
 
 class ScheduleZone(Protocol):
-    """Returns the name of the zone of a new schedule that names none; raises InvalidSchedule."""
+    """Returns the default time zone of a new schedule. Raises InvalidSchedule."""
 
     def __call__(self) -> str: ...
 
 
 class ApplyRequests(Protocol):
-    """Applies what a transaction requested of RUNNING tasks; called after its commit."""
+    """Applies the requests of a transaction to RUNNING tasks; called after its commit."""
 
     def __call__(self, task_ids: Sequence[uuid.UUID]) -> None: ...
 
@@ -256,7 +263,7 @@ tasks: TaskOperations = _Unbound()
 dead_letters: DeadLetterOperations = _Unbound()
 queues: QueueOperations = _Unbound()
 calendars: CalendarOperations = _Unbound()
-schedules: ScheduleVerbs = _Unbound()
+schedules: ScheduleOperations = _Unbound()
 queue_of: QueueOf = _Unbound()
 broker_open: BrokerOpen = _Unbound()
 fast_path: FastPath = _Unbound()
@@ -274,7 +281,7 @@ def bind(
     letter_port: DeadLetterOperations,
     pause_port: QueueOperations,
     calendar_port: CalendarOperations,
-    schedule_verbs: ScheduleVerbs,
+    schedule_verbs: ScheduleOperations,
     queue_port: QueueOf,
     broker_port: BrokerOpen,
     fast_path_port: FastPath,
@@ -284,7 +291,7 @@ def bind(
     zone_port: ScheduleZone,
     requests_port: ApplyRequests,
 ) -> None:
-    """Bind the doors; called once by ``apps.ready()``."""
+    """Assign the ports; called once by ``apps.ready()``."""
     global publish, tasks, dead_letters, queues, calendars, schedules
     global queue_of, broker_open, fast_path, eager, due, load_tasks, schedule_zone, apply_requests
     publish, tasks, dead_letters, queues, calendars = (

@@ -1,5 +1,6 @@
-"""The durable tasks and declared schedules that this process knows. Filled by ``@durable_task`` and
-``@recurring``.
+"""The durable tasks and schedules that are declared in this process.
+
+``@durable_task`` and ``@recurring`` add to it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One schedule as it was declared: its name, its task's, the keywords of ``upsert``, and who
-    declares it.
+    """One declared schedule.
+
+    ``name``: of the schedule. ``task``: the name of its task. ``options``: the keyword arguments of
+    ``upsert``. ``source``: which code declares it.
     """
 
     name: str
@@ -40,12 +43,12 @@ _declarations: dict[str, tuple[Declaration, Any]] = {}
 
 
 def add(registered: Registered) -> None:
-    """Enter a durable task; raises InvalidOption when another function has the name."""
+    """Register a durable task. Raises InvalidOption if another function has the name."""
     name = registered.options.name
-    known = _tasks.get(name)
-    if known is not None and _origin(known.function) != _origin(registered.function):
+    existing = _tasks.get(name)
+    if existing is not None and _origin(existing.function) != _origin(registered.function):
         raise InvalidOption(
-            f"name={name!r} is taken by {'.'.join(_origin(known.function))}; give another name."
+            f"name={name!r} is taken by {'.'.join(_origin(existing.function))}; give another name."
         )
     _tasks[name] = registered
 
@@ -60,13 +63,13 @@ def find(name: str) -> Registered | None:
 
 
 def get(name: str) -> Registered:
-    """Return the durable task of this name; raises UnknownTask with the nearest known name."""
-    known = _tasks.get(name)
-    if known is None:
+    """Return the durable task of this name. Raises UnknownTask with the most similar name."""
+    task = _tasks.get(name)
+    if task is None:
         hint = did_you_mean(name, _tasks)
         message = f"No durable task is registered as {name!r} in this process. {hint}"
         raise UnknownTask(message.strip())
-    return known
+    return task
 
 
 def names() -> frozenset[str]:
@@ -75,19 +78,19 @@ def names() -> frozenset[str]:
 
 
 def declare(declaration: Declaration, function: Any) -> None:
-    """Enter a schedule that stands on a function; raises InvalidOption when its name is taken.
+    """Register a schedule that decorates a function. Raises InvalidOption if its name is taken.
 
-    A module that is loaded anew declares its schedules anew.
+    A module that is reloaded may declare its schedules again.
     """
-    known, over = _declarations.get(declaration.name, (declaration, None))
-    if over is not None and (over is function or _origin(over) != _origin(function)):
+    existing, decorated = _declarations.get(declaration.name, (declaration, None))
+    if decorated is not None and (decorated is function or _origin(decorated) != _origin(function)):
         raise InvalidOption(
-            f"@recurring({declaration.name!r}) stands on {'.'.join(_origin(over))} already, for"
-            f" {known.task}; give another name."
+            f"@recurring({declaration.name!r}) already decorates {'.'.join(_origin(decorated))} for"
+            f" {existing.task}; give another name."
         )
     _declarations[declaration.name] = declaration, function
 
 
 def declarations() -> dict[str, Declaration]:
-    """Return the schedules that code declares, by name."""
+    """Return the declared schedules by name."""
     return {name: declaration for name, (declaration, _) in _declarations.items()}

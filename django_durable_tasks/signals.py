@@ -1,11 +1,11 @@
-"""The signals users may listen to.
+"""The public signals.
 
-``tasks_transitioned`` is sent once a batch, right after the move and in its transaction, if it has
-one, with ``transition`` (a name of rules.states), ``status`` (where the rows stand now),
-``task_ids`` (a list of UUIDs) and ``using`` (database alias). ``leadership_changed`` is sent by a
-scheduler with ``leading`` (bool) and ``term`` (int). ``dead_letters_grew`` is sent by the leader
-with ``number`` when more are open than DEAD_LETTERS_MAX and before. All are sent robustly: a
-receiver that raises is logged and changes nothing.
+``tasks_transitioned`` is sent once per batch, right after the transition and in its transaction, if
+it has one. Arguments: ``transition`` (a name in rules.states), ``status`` (the new status),
+``task_ids`` (a list of UUIDs) and ``using`` (the database alias). ``leadership_changed`` is sent by
+a scheduler that becomes leader or is no longer leader, with ``leading`` (bool) and ``term`` (int).
+``dead_letters_grew`` is sent by the leader with ``number``, when more dead letters are open than
+DEAD_LETTERS_MAX and than before. All are sent with ``send_robust``: errors of receivers are logged.
 """
 
 from __future__ import annotations
