@@ -31,7 +31,7 @@ def with_an_ending_in_two_transactions() -> None:
     from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
 
     log_endings, open_cases = attempt_log.log_endings, transition_dead_letters.open_many
-    attempt_log.log_endings = lambda closings: transaction.on_commit(lambda: log_endings(closings))
+    attempt_log.log_endings = lambda results: transaction.on_commit(lambda: log_endings(results))
     transition_dead_letters.open_many = lambda results: transaction.on_commit(
         lambda: open_cases(results)
     )

@@ -70,7 +70,7 @@ class Isolation(Generic[K]):
     """The batches of one maintenance job in this process, and the items that it has postponed."""
 
     def __init__(self, kind: str) -> None:
-        """``kind`` is the name of an item in log lines."""
+        """``kind`` is the name of an item in log messages."""
         self._kind = kind
         self._lock, self._items = threading.Lock(), dict[K, _Postponed]()
 

@@ -70,17 +70,17 @@ def read(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def first_of_each(
-    questions: Iterable[tuple[TaskQuerySet, int]], columns: Sequence[str]
+    querysets: Iterable[tuple[TaskQuerySet, int]], columns: Sequence[str]
 ) -> list[Any]:
     """Return ``columns`` of the first rows of each queryset, in the order of the queryset.
 
-    ``questions``: querysets, each with the maximum number of its rows. One statement contains up to
+    ``querysets``: querysets, each with the maximum number of its rows. One statement contains up to
     100 of them. SQLite does not support LIMIT inside a UNION. There each queryset is one statement,
     which needs no network round trip.
     """
-    limited = [question.values_list(*columns)[:number] for question, number in questions]
+    limited = [queryset.values_list(*columns)[:number] for queryset, number in querysets]
     if not connections[database()].features.supports_slicing_ordering_in_compound:
-        return [row for question in limited for row in question]
+        return [row for queryset in limited for row in queryset]
     found: list[Any] = []
     for start in range(0, len(limited), _TOGETHER):
         one, *others = limited[start : start + _TOGETHER]

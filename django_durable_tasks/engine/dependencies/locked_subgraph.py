@@ -68,13 +68,13 @@ class LockedSubgraph:
         """Return the tasks that were skipped or failed because of an upstream."""
         return {key for key, row in self.rows.items() if _is_doomed(row)}
 
-    def tally(self, key: uuid.UUID, back: set[uuid.UUID]) -> Tally:
-        """Count the edges of a task as they will be after the tasks ``back`` are replayed."""
+    def tally(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> Tally:
+        """Count the edges of a task as they will be after these tasks are replayed."""
         unresolved = met = unmet = gates = 0
         for edge in self.above[key]:
             if edge.depends_on_id is None:
                 gates += edge.resolved_at is None
-            elif edge.resolved_at is None or edge.depends_on_id in back:
+            elif edge.resolved_at is None or edge.depends_on_id in replayed:
                 unresolved += 1
             elif edge.met:
                 met += 1
@@ -82,39 +82,39 @@ class LockedSubgraph:
                 unmet += 1
         return Tally(unresolved=unresolved, met=met, unmet=unmet, gates=gates)
 
-    def needed_by(self, key: uuid.UUID, back: set[uuid.UUID]) -> int:
-        """Return how many dependencies a task will need after the tasks ``back`` are replayed."""
-        return needed(self.rows[key].join_count, self.tally(key, back))
+    def needed_by(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> int:
+        """Return how many dependencies a task will need after these tasks are replayed."""
+        return needed(self.rows[key].join_count, self.tally(key, replayed))
 
-    def without_lost(self, back: set[uuid.UUID], sources: set[uuid.UUID]) -> set[uuid.UUID]:
-        """Return those of the tasks ``back`` whose joins can still be met, and the sources.
+    def without_lost(self, replayed: set[uuid.UUID], sources: set[uuid.UUID]) -> set[uuid.UUID]:
+        """Return those of these tasks whose joins can still be met, and the sources.
 
         A task that is left out makes the joins of its dependents be checked again.
         """
-        back, checked = set(back), back - sources
+        replayed, checked = set(replayed), replayed - sources
         while checked:
-            leaving = {key for key in checked if not self._can_be_met(key, back)}
-            back -= leaving
+            removed = {key for key in checked if not self._can_be_met(key, replayed)}
+            replayed -= removed
             checked = {
-                under for key in leaving for under in self.under.get(key, ()) if under in back
+                under for key in removed for under in self.under.get(key, ()) if under in replayed
             } - sources
-        return back
+        return replayed
 
-    def _can_be_met(self, key: uuid.UUID, back: set[uuid.UUID]) -> bool:
-        return fate(self.rows[key].join_count, self.tally(key, back), "") in (
+    def _can_be_met(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> bool:
+        return fate(self.rows[key].join_count, self.tally(key, replayed), "") in (
             Fate.STAY,
             Fate.RELEASE,
         )
 
-    def reached(self, sources: set[uuid.UUID], back: set[uuid.UUID]) -> set[uuid.UUID]:
-        """Return the sources and those of the tasks ``back`` that depend on them.
+    def reached(self, sources: set[uuid.UUID], replayed: set[uuid.UUID]) -> set[uuid.UUID]:
+        """Return the sources and those of these tasks that depend on them.
 
         Tasks that were skipped or failed only because of other upstreams are not returned.
         """
         found, frontier = set(sources), set(sources)
         while frontier:
             frontier = {
-                under for key in frontier for under in self.under.get(key, ()) if under in back
+                under for key in frontier for under in self.under.get(key, ()) if under in replayed
             } - found
             found |= frontier
         return found
@@ -127,7 +127,7 @@ class LockedSubgraph:
                 if not edge.met:
                     edge.resolved_at, edge.outcome, edge.met = timezone.now(), FORCED, True
 
-    def rearm(self, back: set[uuid.UUID]) -> None:
+    def rearm(self, replayed: set[uuid.UUID]) -> None:
         """Make the edges of these upstreams unresolved, and write what their dependents need.
 
         This includes the edges of tasks that do not wait, because these may be blocked or replayed
@@ -137,14 +137,16 @@ class LockedSubgraph:
             edge.pk: edge
             for above in self.above.values()
             for edge in above
-            if edge.depends_on_id in back and edge.outcome is not None
+            if edge.depends_on_id in replayed and edge.outcome is not None
         }
         edges.arm_again(rearmed)
-        waiting = {edge.task_id for edge in rearmed.values() if self._waits(edge.task_id)} - back
+        waiting = {
+            edge.task_id for edge in rearmed.values() if self._waits(edge.task_id)
+        } - replayed
         transitions.set_needed(
-            {key: self.needed_by(key, back) for key in sorted(waiting - self.forced)}
+            {key: self.needed_by(key, replayed) for key in sorted(waiting - self.forced)}
         )
-        self._blame_others({edge.task_id for edge in rearmed.values()} & self.doomed() - back)
+        self._blame_others({edge.task_id for edge in rearmed.values()} & self.doomed() - replayed)
 
     def _waits(self, key: uuid.UUID) -> bool:
         return self.rows[key].status == Status.BLOCKED or key in self.blocked_again

@@ -39,7 +39,7 @@ def in_graph(ids: Iterable[uuid.UUID]) -> bool:
 
 
 def replay(
-    question: TaskQuerySet, reason: str = "", **changes: Any
+    queryset: TaskQuerySet, reason: str = "", **changes: Any
 ) -> tuple[list[uuid.UUID], list[uuid.UUID]]:
     """Replay ended tasks; return their ids, and the ids of the tasks replayed because of them.
 
@@ -47,25 +47,25 @@ def replay(
     to all. A task whose join cannot be met because of another upstream does not change: replay that
     upstream, or force-run the task. Raises TransitionRefused if no requested task can be replayed.
     """
-    requested = list(question.filter(status__in=REPLAYABLE).values_list("pk", flat=True))
+    requested = list(queryset.filter(status__in=REPLAYABLE).values_list("pk", flat=True))
     if not in_graph(requested):
         runs = lock_runs(requested)
-        replayed = transitions.replay(question, reason=reason, **changes)
+        ids = transitions.replay(queryset, reason=reason, **changes)
         _reopen_runs(runs)
-        return replayed, []
+        return ids, []
     subgraph = LockedSubgraph(requested)
     replayable = {
         key
         for key in subgraph.requested
         if key in subgraph.rows and subgraph.rows[key].status in REPLAYABLE
     }
-    back = subgraph.without_lost(replayable | subgraph.doomed(), set())
-    back = subgraph.reached(replayable & back, back)
-    if replayable and not replayable & back:
-        raise TransitionRefused(_refusal(subgraph, min(replayable)))
-    subgraph.rearm(back)
-    _replay_back(subgraph, back, changes, reason)
-    return sorted(replayable & back), sorted(back - replayable)
+    replayed = subgraph.without_lost(replayable | subgraph.doomed(), set())
+    replayed = subgraph.reached(replayable & replayed, replayed)
+    if replayable and not replayable & replayed:
+        raise TransitionRefused(_unmet_edge_message(subgraph, min(replayable)))
+    subgraph.rearm(replayed)
+    _write_replay(subgraph, replayed, changes, reason)
+    return sorted(replayable & replayed), sorted(replayed - replayable)
 
 
 def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
@@ -81,18 +81,20 @@ def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
         for key in subgraph.requested
         if key in subgraph.rows and subgraph.rows[key].status in TERMINAL
     }
-    back = subgraph.without_lost(replayable | subgraph.doomed(), set())
-    back = subgraph.reached(replayable & back, back)
-    if not replayable & back:
+    replayed = subgraph.without_lost(replayable | subgraph.doomed(), set())
+    replayed = subgraph.reached(replayable & replayed, replayed)
+    if not replayable & replayed:
         raise TransitionRefused(
-            _refusal(subgraph, min(replayable)) if replayable else "None of these tasks has ended."
+            _unmet_edge_message(subgraph, min(replayable))
+            if replayable
+            else "None of these tasks has ended."
         )
-    below = {under for key in back for under in subgraph.under.get(key, ())} - back
+    below = {under for key in replayed for under in subgraph.under.get(key, ())} - replayed
     _refuse_running(subgraph, below)
-    _block_released(subgraph, below, back)
-    subgraph.rearm(back)
-    _replay_back(subgraph, back, {}, reason)
-    return sorted(back)
+    _block_released(subgraph, below, replayed)
+    subgraph.rearm(replayed)
+    _write_replay(subgraph, replayed, {}, reason)
+    return sorted(replayed)
 
 
 def _refuse_running(subgraph: LockedSubgraph, below: set[uuid.UUID]) -> None:
@@ -105,12 +107,14 @@ def _refuse_running(subgraph: LockedSubgraph, below: set[uuid.UUID]) -> None:
             )
 
 
-def _block_released(subgraph: LockedSubgraph, below: set[uuid.UUID], back: set[uuid.UUID]) -> None:
-    """Block dependents again that were released and have not started, if they need ``back``."""
+def _block_released(
+    subgraph: LockedSubgraph, below: set[uuid.UUID], replayed: set[uuid.UUID]
+) -> None:
+    """Block dependents again that were released and have not started, if they need these tasks."""
     blocked = [
         key
         for key in sorted(below)
-        if subgraph.rows[key].status in RELEASED and subgraph.needed_by(key, back)
+        if subgraph.rows[key].status in RELEASED and subgraph.needed_by(key, replayed)
     ]
     these = tables.tasks().filter(pk__in=blocked)
     transitions.hand_back(these, 0)
@@ -118,19 +122,19 @@ def _block_released(subgraph: LockedSubgraph, below: set[uuid.UUID], back: set[u
     subgraph.blocked_again.update(blocked)
 
 
-def _replay_back(
+def _write_replay(
     subgraph: LockedSubgraph,
-    back: set[uuid.UUID],
+    replayed: set[uuid.UUID],
     changes: Mapping[str, Any],
     reason: str = "",
     sources: Iterable[uuid.UUID] = (),
 ) -> None:
-    """Replay the tasks ``back``, except the sources, whose status has been written already.
+    """Replay these tasks, except the sources, whose status has been written already.
 
-    Tasks that need others of ``back`` become BLOCKED, the others PENDING. ``changes`` are written
-    to the requested tasks only, so that the others keep their arguments.
+    Tasks that need others of ``replayed`` become BLOCKED, the others PENDING. ``changes`` are
+    written to the requested tasks only, so that the others keep their arguments.
     """
-    needs = {key: subgraph.needed_by(key, back) for key in sorted(back - set(sources))}
+    needs = {key: subgraph.needed_by(key, replayed) for key in sorted(replayed - set(sources))}
     for name in ("replay", "rerun"):
         keys = {key for key in needs if subgraph.rows[key].status in TRANSITIONS[name].sources}
         at_once = {key for key in needs if key in keys and not needs[key]}
@@ -186,7 +190,7 @@ def _reopen_runs(keys: set[uuid.UUID]) -> None:
     )
 
 
-def _refusal(subgraph: LockedSubgraph, key: uuid.UUID) -> str:
+def _unmet_edge_message(subgraph: LockedSubgraph, key: uuid.UUID) -> str:
     unmet = (
         edge for edge in subgraph.above[key] if edge.met is False and edge.depends_on_id is not None
     )
@@ -202,14 +206,14 @@ def _refusal(subgraph: LockedSubgraph, key: uuid.UUID) -> str:
 
 
 def force_run(
-    question: TaskQuerySet, reason: str, *, by: str = ""
+    queryset: TaskQuerySet, reason: str, *, by: str = ""
 ) -> tuple[list[uuid.UUID], list[uuid.UUID]]:
     """Run BLOCKED and SKIPPED tasks without regard to their upstreams.
 
     Return their ids, and the ids of the dependents that were replayed because of them.
     """
     requested = list(
-        question.filter(status__in=TRANSITIONS["force_run"].sources).values_list("pk", flat=True)
+        queryset.filter(status__in=TRANSITIONS["force_run"].sources).values_list("pk", flat=True)
     )
     subgraph = LockedSubgraph(requested)
     skipped = {
@@ -224,13 +228,13 @@ def force_run(
     return forced, _revive(subgraph, skipped & set(forced))
 
 
-def hold(question: TaskQuerySet) -> None:
+def hold(queryset: TaskQuerySet) -> None:
     """Lock tasks of a graph together with their dependents, before a transition changes any of
     them.
 
     This keeps the lock order of all other operations.
     """
-    keys = set(question.values_list("pk", flat=True))
+    keys = set(queryset.values_list("pk", flat=True))
     if in_graph(keys):
         LockedSubgraph(keys)
 
@@ -242,8 +246,8 @@ def revive_below(done: Iterable[uuid.UUID]) -> list[uuid.UUID]:
 
 
 def _revive(subgraph: LockedSubgraph, sources: set[uuid.UUID]) -> list[uuid.UUID]:
-    back = subgraph.without_lost((subgraph.doomed() - subgraph.requested) | sources, sources)
-    back = subgraph.reached(sources, back)
-    subgraph.rearm(back)
-    _replay_back(subgraph, back, {}, sources=sources)
-    return sorted(back - sources)
+    replayed = subgraph.without_lost((subgraph.doomed() - subgraph.requested) | sources, sources)
+    replayed = subgraph.reached(sources, replayed)
+    subgraph.rearm(replayed)
+    _write_replay(subgraph, replayed, {}, sources=sources)
+    return sorted(replayed - sources)

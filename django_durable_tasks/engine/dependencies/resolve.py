@@ -73,8 +73,8 @@ _isolation = Isolation[uuid.UUID]("ending of task")
 def resolve_endings(limit: int) -> ResolveResult:
     """Resolve the dependents of one batch of endings; call again until ``events`` is 0.
 
-    The caller publishes ``messages``. A task whose dependents cannot be moved is postponed; the
-    others are resolved.
+    The caller publishes ``messages``. A task whose dependents cannot be changed is postponed.
+    The others are resolved.
     """
     unresolved = edges.endings().unresolved().exclude(task_id__in=_isolation.postponed())
     events: dict[uuid.UUID, list[int]] = {}
@@ -146,7 +146,7 @@ def _resolve_met(
     if done is None:
         return _resolve(edges.endings().unresolved().filter(pk__in=list(events)), len(events))
     found = ResolveResult(
-        events=done.notes,
+        events=done.events,
         moved=done.moved,
         messages=transitions.messages_for(done.queued),
         left=done.more,
@@ -161,14 +161,14 @@ def _resolve_met(
 def resolve_given_endings(events: Iterable[int]) -> ResolveResult:
     """Resolve these ending events, for an operation that follows its effects to the end.
 
-    Only the ORM form is used, because the operation records which tasks the transitions move.
+    Only the ORM form is used, because the operation records which tasks the transitions change.
     """
     return _resolve(edges.endings().unresolved().filter(pk__in=list(events)), _EDGES)
 
 
 @retry_on_deadlock
-def _resolve(question: EndingEventQuerySet, limit: int) -> ResolveResult:
-    found = list(question.values_list("pk", flat=True)[:limit])
+def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
+    found = list(queryset.values_list("pk", flat=True)[:limit])
     if not found:
         return ResolveResult()
     with tables.atomic():

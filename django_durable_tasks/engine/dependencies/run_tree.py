@@ -26,13 +26,13 @@ def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[Workfl
     return found
 
 
-def request_cancel_runs(question: WorkflowRunQuerySet, reason: str) -> int:
+def request_cancel_runs(queryset: WorkflowRunQuerySet, reason: str) -> int:
     """Request the cancellation of open runs and their sub-workflows; return how many of the runs
     were open.
 
     The sub-workflows are not counted. ``cancel_called_off`` cancels the tasks.
     """
-    requested = list(question.open().filter(cancel_requested_at__isnull=True))
+    requested = list(queryset.open().filter(cancel_requested_at__isnull=True))
     if not requested:
         return 0
     flags: dict[uuid.UUID, str] = {}

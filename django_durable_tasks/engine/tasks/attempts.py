@@ -97,19 +97,19 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id:
     return run_of(found[0], place.node, celery_id) if found else None
 
 
-def take(question: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
+def take(queryset: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
     """Claim and start due tasks in one step, for a process that runs them without a broker.
 
     Tasks that a limit refuses are parked in the same transaction, as by a claim.
     """
     book = config.book()
     if book.empty:
-        started = transitions.take(question, limit, place.node, place.lease)
+        started = transitions.take(queryset, limit, place.node, place.lease)
         return [run_of(one, place.node, "") for one in started]
     with tables.atomic():
         gate = admission.Gate(book)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
-        ids = gate.admit(transitions.locked_pending(question, limit), database_now())
+        ids = gate.admit(transitions.locked_pending(queryset, limit), database_now())
         gate.close()
         started = transitions.take(
             tables.tasks().filter(pk__in=ids), len(ids), place.node, place.lease
@@ -242,8 +242,8 @@ def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
 
     Returns None if the run was fenced.
     """
-    question = tables.tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
-    verdicts = end_runs(question, lambda _task: outcome, worker=worker, celery_id=run.celery_id)
+    queryset = tables.tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+    verdicts = end_runs(queryset, lambda _task: outcome, worker=worker, celery_id=run.celery_id)
     if run.task_id in verdicts:
         return verdicts[run.task_id]
     return (
@@ -269,7 +269,7 @@ _isolation = Isolation[uuid.UUID]("the run of task")
 
 
 def end_runs(
-    question: TaskQuerySet,
+    queryset: TaskQuerySet,
     outcome_of: Callable[[Task], Outcome],
     *,
     limit: int | None = None,
@@ -283,20 +283,20 @@ def end_runs(
     """
     end = partial(_end_runs, outcome_of=outcome_of, worker=worker, celery_id=celery_id)
     if limit is None:
-        return end(question, None)
+        return end(queryset, None)
     postponed = _isolation.postponed()
-    these = question.exclude(pk__in=postponed) if postponed else question
+    these = queryset.exclude(pk__in=postponed) if postponed else queryset
     done = _isolation.batch(
         lambda: end(these, limit),
         lambda: list(these.filter(status=Status.RUNNING).values_list("pk", flat=True)[:limit]),
-        lambda task_id: end(question.filter(pk=task_id), 1),
+        lambda task_id: end(queryset.filter(pk=task_id), 1),
     )
     return {task_id: verdict for verdicts in done for task_id, verdict in verdicts.items()}
 
 
 @retry_on_deadlock
 def _end_runs(
-    question: TaskQuerySet,
+    queryset: TaskQuerySet,
     limit: int | None,
     *,
     outcome_of: Callable[[Task], Outcome],
@@ -304,7 +304,7 @@ def _end_runs(
     celery_id: str,
 ) -> dict[uuid.UUID, Verdict]:
     with tables.atomic():
-        rows = transitions.locked_runs(question, limit)
+        rows = transitions.locked_runs(queryset, limit)
         results, ends, failures = [], [], []
         for row in rows:
             outcome = outcome_of(row)

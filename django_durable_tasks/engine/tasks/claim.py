@@ -208,7 +208,7 @@ def _in_time(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]
     return [task for task in claimed if task.id not in late]
 
 
-def republish(question: TaskQuerySet, now: datetime, limit: int) -> list[TaskMessage]:
+def republish(queryset: TaskQuerySet, now: datetime, limit: int) -> list[TaskMessage]:
     """Set the next ``due_at`` of QUEUED tasks that have not started, and return their messages.
 
     Their overlap keys are checked again, because the process that claimed them may have terminated
@@ -216,18 +216,18 @@ def republish(question: TaskQuerySet, now: datetime, limit: int) -> list[TaskMes
     """
     settings = conf.settings()
     rows = transitions.republish(
-        question, limit, settings.REPUBLISH_AFTER, settings.REPUBLISH_AFTER_MAX
+        queryset, limit, settings.REPUBLISH_AFTER, settings.REPUBLISH_AFTER_MAX
     )
     return transitions.messages_for(overlap.admitted(_in_time(rows, now)))
 
 
-def republish_all(question: TaskQuerySet, batch: int) -> Iterator[list[TaskMessage]]:
+def republish_all(queryset: TaskQuerySet, batch: int) -> Iterator[list[TaskMessage]]:
     """Republish all existing QUEUED tasks of the queryset; yield the messages of each batch.
 
     A batch is committed before it is yielded. Used after a broker has lost its messages. Tasks that
     are created meanwhile are left out, because they are published anyway.
     """
-    queued = question.queued().filter(pk__lte=new_task_id()).order_by("pk")
+    queued = queryset.queued().filter(pk__lte=new_task_id()).order_by("pk")
     page = list(queued.values_list("pk", flat=True)[:batch])
     while page:
         yield republish(tables.tasks().filter(pk__in=page), database_now(), batch)
@@ -260,5 +260,5 @@ def hand_back_unknown(task_id: uuid.UUID, epoch: int, queues: Collection[str] = 
 
     It is due again in UNKNOWN_TASK_DELAY seconds. ``queues``: only a task of one of these queues.
     """
-    question = tables.tasks().filter(pk=task_id, **({"queue__in": list(queues)} if queues else {}))
-    return transitions.hand_back(question, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch})
+    queryset = tables.tasks().filter(pk=task_id, **({"queue__in": list(queues)} if queues else {}))
+    return transitions.hand_back(queryset, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch})

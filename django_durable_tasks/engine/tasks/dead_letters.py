@@ -42,7 +42,7 @@ def send_growth_signal(number: int) -> None:
 
 @retry_on_deadlock
 def replay(
-    question: TaskQuerySet,
+    queryset: TaskQuerySet,
     *,
     by: str,
     args: Sequence[Any] | None = None,
@@ -55,11 +55,11 @@ def replay(
     arguments of exactly one task. Raises TransitionRefused if a newer open task owns one of the
     keys, and the errors of invalid arguments.
     """
-    changes = _changed_arguments(question, args, kwargs)
+    changes = _changed_arguments(queryset, args, kwargs)
     try:
         with tables.atomic():
             replayed, dependents = dependency_replay.replay(
-                question, done_by("replayed", by, reason), **changes
+                queryset, done_by("replayed", by, reason), **changes
             )
             dead_letters.close_replayed([*replayed, *dependents], by=by, reason=reason)
     except IntegrityError as error:
@@ -70,11 +70,11 @@ def replay(
 
 
 def _changed_arguments(
-    question: TaskQuerySet, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    queryset: TaskQuerySet, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     if args is None and kwargs is None:
         return {}
-    rows: list[Task] = list(question[:2])
+    rows: list[Task] = list(queryset[:2])
     if len(rows) != 1:
         raise TransitionRefused("Edited arguments can replay one task at a time.")
     new_args = rows[0].args if args is None else list(args)
@@ -97,7 +97,7 @@ def _changed_arguments(
 
 @retry_on_deadlock
 def discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
-    """Close open dead letters without running their tasks again; the tasks stay FAILED."""
+    """Close open dead letters without replaying their tasks, which remain FAILED."""
     with tables.atomic():
         these = letters.using(tables.database()).unguarded()
         return dead_letters.close(these, Resolution.DISCARDED, by=by, reason=reason)

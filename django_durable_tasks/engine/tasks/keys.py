@@ -32,15 +32,15 @@ def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
 
     Raises IdempotencyConflict if that call was of another task or had other arguments.
     """
-    question: dict[str, Any]
+    lookup: dict[str, Any]
     if task.idempotency_key is not None:
-        question = {"idempotency_key": task.idempotency_key}
+        lookup = {"idempotency_key": task.idempotency_key}
         label = f"idempotency_key={task.idempotency_key!r}"
     elif task.has_given_id:
-        question, label = {"pk": task.id}, f"task_id={task.id}"
+        lookup, label = {"pk": task.id}, f"task_id={task.id}"
     else:
         return None
-    first = tables.tasks().for_tenant(task.tenant_id).filter(**question).first()
+    first = tables.tasks().for_tenant(task.tenant_id).filter(**lookup).first()
     if first is None:
         return None
     same = first.args == json.loads(task.args) and first.kwargs == json.loads(task.kwargs)
@@ -52,7 +52,7 @@ def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
 
 
 def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:
-    """Handle an open task that has the unique key as ``unique_on_conflict`` says.
+    """Apply ``unique_on_conflict`` to the open task that has the unique key.
 
     Return its id, or the id of the task that replaces it. Raises UniqueConflict.
     """
@@ -72,7 +72,7 @@ def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:
                 transitions.request_cancel(replaced, "REPLACED")
             if _insert_as_owner(owner, RequestKind.UNIQUE_KEY, task, key):
                 return task.id
-            # Nothing was inserted, so the owner must not stay cancelled.
+            # Nothing was inserted, so the cancellation of the owner is rolled back.
             transaction.set_rollback(True, using=tables.database())
     raise UniqueConflict(
         f"unique={key!r} was not acquired after {_TRIES} attempts because of concurrent updates;"

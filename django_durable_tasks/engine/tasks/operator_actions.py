@@ -45,7 +45,7 @@ class Retried:
 
 
 @retry_on_deadlock
-def cancel(question: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
+def cancel(queryset: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
     """Cancel waiting tasks and request the cancellation of RUNNING ones; ended tasks do not change.
 
     The call may be repeated. ``by`` and ``reason`` are stored in the tasks.
@@ -53,27 +53,27 @@ def cancel(question: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancell
     comment_text = reason if reason and not by else comment("CANCELLED", by, reason)
     with tables.atomic():
         return Cancelled(
-            transitions.cancel(question, comment_text),
-            transitions.request_cancel(question, comment_text),
+            transitions.cancel(queryset, comment_text),
+            transitions.request_cancel(queryset, comment_text),
         )
 
 
-def reschedule(question: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
+def reschedule(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
     """Move tasks that have not started to another time; return how many.
 
     The messages of QUEUED tasks become stale.
     """
     with tables.atomic():
-        transitions.hand_back(question, 0)
+        transitions.hand_back(queryset, 0)
         return transitions.edit(
-            question, run_at=run_at, **_reason_change("rescheduled", by, reason)
+            queryset, run_at=run_at, **_reason_change("rescheduled", by, reason)
         )
 
 
-def retry_now(question: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
+def retry_now(queryset: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
     """Make waiting retries due now; return how many. Their budgets do not change."""
     return transitions.edit(
-        question.retrying(), due_at=tables.NOW, **_reason_change("retried", by, reason)
+        queryset.retrying(), due_at=tables.NOW, **_reason_change("retried", by, reason)
     )
 
 
@@ -81,15 +81,15 @@ def _reason_change(action: str, by: str, reason: str) -> dict[str, Any]:
     return {"reason": done_by(action, by, reason)} if by or reason else {}
 
 
-def retry(question: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
+def retry(queryset: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
     """Make waiting retries due now and replay ended tasks; other tasks do not change."""
     with tables.atomic():
-        released = retry_now(question, by=by, reason=reason)
-        return Retried(released, replay(question, by=by, reason=reason))
+        released = retry_now(queryset, by=by, reason=reason)
+        return Retried(released, replay(queryset, by=by, reason=reason))
 
 
 @retry_on_deadlock
-def force_complete(question: TaskQuerySet, *, by: str, reason: str = "") -> list[uuid.UUID]:
+def force_complete(queryset: TaskQuerySet, *, by: str, reason: str = "") -> list[uuid.UUID]:
     """Set tasks to SUCCESS without running them; return their ids.
 
     A log entry contains ``by`` and ``reason``, and open dead letters are closed. Dependents that
@@ -97,10 +97,10 @@ def force_complete(question: TaskQuerySet, *, by: str, reason: str = "") -> list
     """
     completed = comment("completed", by, reason)
     with tables.atomic():
-        open_or_failed = question.exclude(status=Status.SUCCESS)
+        open_or_failed = queryset.exclude(status=Status.SUCCESS)
         dependency_replay.hold(open_or_failed)
         rows = list(open_or_failed.order_by("pk"))
-        done = set(transitions.force_complete(question, completed))
+        done = set(transitions.force_complete(queryset, completed))
         returned = dependency_replay.revive_below(done)
         outcome = Outcome(kind=Kind.SUCCEEDED, error=reason or completed)
         for row in rows:

@@ -114,14 +114,14 @@ def apply_left(size: int) -> int:
     return _apply_all(requests(), size, WORK)
 
 
-def _apply_all(question: TaskRequestQuerySet, size: int, limits: Patience | None) -> int:
+def _apply_all(queryset: TaskRequestQuerySet, size: int, limits: Patience | None) -> int:
     """Apply requests of the queryset for at most _WITHIN seconds, oldest first; return how many.
 
     Requests whose tasks are locked are skipped.
     """
     end, applied, last = time.monotonic() + _WITHIN, 0, 0
     while time.monotonic() < end:
-        these = question.filter(pk__gt=last).exclude(pk__in=_isolation.postponed())
+        these = queryset.filter(pk__gt=last).exclude(pk__in=_isolation.postponed())
         page = list(these.order_by("pk").values_list("pk", "kind")[:size])
         applied += _apply(page, limits)
         if len(page) < size:

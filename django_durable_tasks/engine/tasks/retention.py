@@ -60,7 +60,7 @@ class Stayed:
         self._cut.discard(what)
         return self._past.get(what)
 
-    def note(self, what: str, past: tuple[datetime, uuid.UUID]) -> None:
+    def record(self, what: str, past: tuple[datetime, uuid.UUID]) -> None:
         """Record that all rows up to this one were read."""
         self._past[what] = past
 
@@ -111,7 +111,7 @@ def _prune_ended(
             break
         past = page[-1]
         if not number:
-            stayed.note(status, past)
+            stayed.record(status, past)
         if time.monotonic() >= deadline:
             stayed.cut(status)
             break
@@ -132,7 +132,7 @@ def _over(rows: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
     return rows.filter(~Exists(open_letter)) if status == Status.FAILED else rows
 
 
-def _not_needed(question: TaskQuerySet) -> TaskQuerySet:
+def _not_needed(queryset: TaskQuerySet) -> TaskQuerySet:
     """Exclude tasks that are still needed: by an edge to an open task, an ending event, or an open
     workflow run.
     """
@@ -145,7 +145,7 @@ def _not_needed(question: TaskQuerySet) -> TaskQuerySet:
         fire_time=OuterRef("fire_time"),
         completed_at__isnull=True,
     )
-    return question.filter(~Exists(below), ~Exists(above), ~Exists(event), ~Exists(started))
+    return queryset.filter(~Exists(below), ~Exists(above), ~Exists(event), ~Exists(started))
 
 
 _tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflow")
@@ -199,7 +199,7 @@ def _delete(deletable: list[uuid.UUID]) -> None:
 
 def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
     """Return the root runs of workflows that may be deleted."""
-    question = runs().filter(parent__isnull=True, completed_at__isnull=False)
+    queryset = runs().filter(parent__isnull=True, completed_at__isnull=False)
     parts, tasks = (
         runs().filter(root=OuterRef("pk")),
         tables.tasks().filter(workflow__root=OuterRef("pk")),
@@ -210,9 +210,9 @@ def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
     for kept, some in counted.items():
         with_status = Exists(parts.filter(some))
         if kept is None:
-            question = question.filter(~with_status)
+            queryset = queryset.filter(~with_status)
         else:
-            question = question.filter(
+            queryset = queryset.filter(
                 ~with_status | ~Exists(_ended_since(parts, now - timedelta(seconds=kept)))
             )
     keyed = tasks.filter(idempotency_key__isnull=False, completed_at__gte=now - _KEY_KEPT)
@@ -226,7 +226,7 @@ def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
         below,
         above,
     )
-    return question.filter(*(~Exists(one) for one in obstacles))
+    return queryset.filter(*(~Exists(one) for one in obstacles))
 
 
 def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQuerySet:
@@ -244,7 +244,7 @@ def _prune_workflows(now: datetime, limit: int, stayed: Stayed, deadline: float)
             break
         past = page[-1]
         if not number:
-            stayed.note(_WORKFLOW_RUNS, past)
+            stayed.record(_WORKFLOW_RUNS, past)
         if time.monotonic() >= deadline:
             stayed.cut(_WORKFLOW_RUNS)
             break

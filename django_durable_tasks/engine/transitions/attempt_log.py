@@ -106,26 +106,26 @@ def _log_of(run: Run, status: LogStatus, worker: str, error: str = "") -> TaskEx
     )
 
 
-def log_endings(closings: Sequence[AttemptResult]) -> None:
+def log_endings(results: Sequence[AttemptResult]) -> None:
     """Insert one log entry for each ended attempt, in the caller's transaction."""
     _insert(
         [
             TaskExecutionLog(
-                task_id=closing.task.pk,
-                tenant_id=closing.task.tenant_id,
-                attempt_number=closing.task.attempts,
-                status=closing.log,
-                started_at=closing.task.started_at,
+                task_id=result.task.pk,
+                tenant_id=result.task.tenant_id,
+                attempt_number=result.task.attempts,
+                status=result.log,
+                started_at=result.task.started_at,
                 completed_at=DatabaseNow(),
-                node=closing.task.node,
-                run_id=closing.task.run_id,
-                worker=closing.worker,
-                celery_id=closing.celery_id,
-                error_message=closing.outcome.error,
-                traceback=closing.outcome.traceback,
-                exception=closing.outcome.exception,
+                node=result.task.node,
+                run_id=result.task.run_id,
+                worker=result.worker,
+                celery_id=result.celery_id,
+                error_message=result.outcome.error,
+                traceback=result.outcome.traceback,
+                exception=result.outcome.exception,
             )
-            for closing in closings
+            for result in results
         ]
     )
 

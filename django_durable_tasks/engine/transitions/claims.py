@@ -162,21 +162,21 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
         )
 
 
-def locked_pending(question: TaskQuerySet, limit: int) -> list[uuid.UUID]:
+def locked_pending(queryset: TaskQuerySet, limit: int) -> list[uuid.UUID]:
     """Lock at most ``limit`` PENDING rows of the queryset and return them in its order.
 
     Rows that other transactions have locked are skipped.
     """
-    return [task_id for task_id, _ in first_locked(question.filter(status=Status.PENDING), limit)]
+    return [task_id for task_id, _ in first_locked(queryset.filter(status=Status.PENDING), limit)]
 
 
-def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[StartedRun]:
+def take(queryset: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[StartedRun]:
     """PENDING to RUNNING for at most ``limit`` tasks, by the process that will run them.
 
     ``lease`` is in seconds.
     """
     with atomic():
-        pairs = locked(question.filter(status=Status.PENDING), limit)
+        pairs = locked(queryset.filter(status=Status.PENDING), limit)
         runs = Case(
             *(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None
         )
@@ -188,7 +188,7 @@ def take(question: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> l
 
 
 def republish(
-    question: TaskQuerySet, limit: int, first: float, longest: float
+    queryset: TaskQuerySet, limit: int, first: float, longest: float
 ) -> list[ClaimedTask]:
     """Count one more message of QUEUED tasks and return the tasks.
 
@@ -197,7 +197,7 @@ def republish(
     After eight messages it is four times ``longest``.
     """
     with atomic():
-        pairs = locked(question.filter(status=Status.QUEUED), limit)
+        pairs = locked(queryset.filter(status=Status.QUEUED), limit)
         steps = [(sent, after(min(first * 2**sent, longest))) for sent in range(8)]
         later = Case(
             *(When(publish_count=sent, then=step) for sent, step in steps),
@@ -227,7 +227,7 @@ def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -
 
 
 def hand_back(
-    question: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None
+    queryset: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None
 ) -> int:
     """QUEUED to PENDING. No failure is counted.
 
@@ -235,7 +235,7 @@ def hand_back(
     in these epochs, by id.
     """
     with atomic():
-        pairs = locked(question.filter(status=Status.QUEUED))
+        pairs = locked(queryset.filter(status=Status.QUEUED))
         if epochs is not None:
             pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
         due_at = again if isinstance(again, datetime) else after(again)

@@ -126,8 +126,8 @@ def _these(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
     return found
 
 
-def _for_update(question: TaskQuerySet) -> TaskQuerySet:
-    return question.select_for_update(
+def _for_update(queryset: TaskQuerySet) -> TaskQuerySet:
+    return queryset.select_for_update(
         no_key=connections[database()].features.has_select_for_no_key_update
     )
 
@@ -156,12 +156,12 @@ def release_and_publish(pairs: Sequence[Pair], wait: float) -> int:
 class Released:
     """The result of one ``release_met`` statement.
 
-    ``notes``: how many ending events it read. ``more``: whether it has to be repeated. ``left``:
+    ``events``: how many ending events it read. ``more``: whether it has to be repeated. ``left``:
     the ids of the events that it did not resolve. ``moved``: how many tasks it released.
     ``queued``: those of them that the caller publishes.
     """
 
-    notes: int
+    events: int
     more: bool
     left: Sequence[int]
     moved: int
@@ -180,7 +180,7 @@ def blocked_dependents(task_id: uuid.UUID, limit: int) -> list[BlockedDependent]
 
 
 def release_met(
-    notes: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
+    events: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
 ) -> Released | None:
     """BLOCKED to PENDING or QUEUED for tasks whose joins these ending events meet.
 
@@ -192,23 +192,23 @@ def release_met(
     if sql is None:
         return None
     alone = not connections[database()].in_atomic_block
-    given = {
-        "notes": list(notes),
+    parameters = {
+        "notes": list(events),
         "limit": limit,
         "open": list(queues),
         "limited": list(limited),
         "wait": wait,
     }
-    rows = read(sql, {**given, "alone": alone})
-    ((taken, more, left, *_), *_) = rows
+    rows = read(sql, {**parameters, "alone": alone})
+    ((number, more, left, *_), *_) = rows
     # After the first four columns: the new status, and what a claim returns.
-    moved = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]
-    pending = [task for status, task in moved if status == Status.PENDING]
-    queued = [task for status, task in moved if status == Status.QUEUED]
+    released = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]
+    pending = [task for status, task in released if status == Status.PENDING]
+    queued = [task for status, task in released if status == Status.QUEUED]
     announce("release", Status.PENDING, [task.id for task in pending])
     announce("release", Status.QUEUED, [task.id for task in queued])
     _notify_of(pending)
-    return Released(taken, more, left, len(moved), queued)
+    return Released(number, more, left, len(released), queued)
 
 
 def _notify_of(released: Sequence[ClaimedTask]) -> None:
@@ -223,10 +223,10 @@ def _notify_of(released: Sequence[ClaimedTask]) -> None:
     ports.due.moved(later or [released[0].id], min(task.run_at for task in released))
 
 
-def block(question: TaskQuerySet) -> list[uuid.UUID]:
+def block(queryset: TaskQuerySet) -> list[uuid.UUID]:
     """PENDING to BLOCKED, because the task got one more dependency; return the locked ids."""
     with atomic():
-        pairs = locked(question.filter(status__in=TRANSITIONS["block"].sources))
+        pairs = locked(queryset.filter(status__in=TRANSITIONS["block"].sources))
         move("block", pairs, Status.BLOCKED, due_at=None, waiting_for_limit=None)
     return [task_id for task_id, _ in pairs]
 
@@ -252,10 +252,10 @@ def fail_blocked(
     )
 
 
-def force_run(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
+def force_run(queryset: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     """BLOCKED or SKIPPED to PENDING, due now, although the join is not met; return the ids."""
     with atomic():
-        pairs = locked(question.filter(status__in=TRANSITIONS["force_run"].sources))
+        pairs = locked(queryset.filter(status__in=TRANSITIONS["force_run"].sources))
         writes = {**_REOPENED, "reason": reason}
         move(
             "force_run",

@@ -23,7 +23,7 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 
 
-def cancel(question: TaskQuerySet, reason: str) -> int:
+def cancel(queryset: TaskQuerySet, reason: str) -> int:
     """BLOCKED, PENDING and QUEUED to CANCELLED; return how many.
 
     For RUNNING tasks see ``request_cancel``.
@@ -32,19 +32,19 @@ def cancel(question: TaskQuerySet, reason: str) -> int:
         if not callers_transaction():
             # All open rows are locked first, so that no task starts between this UPDATE and
             # ``request_cancel``.
-            locked(question.filter(status__in=OPEN))
-        pairs = locked(question.filter(status__in=WAITING))
+            locked(queryset.filter(status__in=OPEN))
+        pairs = locked(queryset.filter(status__in=WAITING))
         return move("cancel", pairs, Status.CANCELLED, reason=reason, **CLOSED)
 
 
-def request_cancel(question: TaskQuerySet, reason: str) -> int:
+def request_cancel(queryset: TaskQuerySet, reason: str) -> int:
     """Request the cancellation of RUNNING tasks; return how many.
 
     The next heartbeat passes the request to the task function. When the run ends, the task becomes
     CANCELLED. In a transaction that the caller opened, requests are inserted for all open tasks and
     applied after the commit, because a task may change its status until then.
     """
-    unrequested = question.filter(cancel_requested_at=None)
+    unrequested = queryset.filter(cancel_requested_at=None)
     if not callers_transaction():
         return write_running(unrequested, cancel_requested_at=DatabaseNow(), reason=reason)
     ids = list(unrequested.filter(status__in=OPEN).order_by("pk").values_list("pk", flat=True))
@@ -52,19 +52,19 @@ def request_cancel(question: TaskQuerySet, reason: str) -> int:
     return len(ids)
 
 
-def skip(question: TaskQuerySet, reason: str) -> int:
+def skip(queryset: TaskQuerySet, reason: str) -> int:
     """BLOCKED, PENDING and QUEUED to SKIPPED; return how many."""
     with atomic():
         return move(
             "skip",
-            locked(question.filter(status__in=WAITING)),
+            locked(queryset.filter(status__in=WAITING)),
             Status.SKIPPED,
             reason=reason,
             **CLOSED,
         )
 
 
-def expire(question: TaskQuerySet, limit: int) -> int:
+def expire(queryset: TaskQuerySet, limit: int) -> int:
     """BLOCKED, PENDING and QUEUED to EXPIRED for at most ``limit`` tasks; return how many.
 
     The caller selects tasks whose ``expires_at`` has passed. A claim and a release of parked tasks
@@ -72,12 +72,12 @@ def expire(question: TaskQuerySet, limit: int) -> int:
     only keys and epochs are read, only constants are written, and errors of receivers are caught.
     """
     with atomic():
-        pairs = locked(question.filter(status__in=WAITING), limit)
+        pairs = locked(queryset.filter(status__in=WAITING), limit)
         return move("expire", pairs, Status.EXPIRED, reason="EXPIRED", **CLOSED)
 
 
 def replay(
-    question: TaskQuerySet, name: str = "replay", *, reason: str = "", **changes: Any
+    queryset: TaskQuerySet, name: str = "replay", *, reason: str = "", **changes: Any
 ) -> list[uuid.UUID]:
     """Ended tasks to PENDING, due now, with both budgets renewed; return the locked ids.
 
@@ -85,7 +85,7 @@ def replay(
     rows.
     """
     with atomic():
-        pairs = locked(question.filter(status__in=TRANSITIONS[name].sources))
+        pairs = locked(queryset.filter(status__in=TRANSITIONS[name].sources))
         move(
             name,
             pairs,
@@ -108,16 +108,16 @@ def replay(
     return [task_id for task_id, _ in pairs]
 
 
-def force_complete(question: TaskQuerySet, reason: str) -> list[uuid.UUID]:
+def force_complete(queryset: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     """Any status except SUCCESS to SUCCESS, for an operator; return the locked ids.
 
     Raises TransitionRefused for a RUNNING task in a transaction that the caller opened, because its
     row would stay locked until the commit.
     """
     with atomic():
-        pairs = locked(question.filter(status__in=_movable_by_force()))
+        pairs = locked(queryset.filter(status__in=_movable_by_force()))
         if callers_transaction():
-            for task_id in question.filter(status=Status.RUNNING).values_list("pk", flat=True)[:1]:
+            for task_id in queryset.filter(status=Status.RUNNING).values_list("pk", flat=True)[:1]:
                 raise TransitionRefused(
                     f"Task {task_id} is RUNNING: it cannot be counted as done inside a transaction,"
                     " which would stop its heartbeat until the commit. Do it outside of a"

@@ -62,20 +62,20 @@ def matches_epochs(pairs: Iterable[tuple[uuid.UUID, int]]) -> Q:
     return guard
 
 
-def _lists_keys(question: TaskQuerySet) -> bool:
+def _lists_keys(queryset: TaskQuerySet) -> bool:
     """Return whether the queryset is already filtered by a list of primary keys.
 
     With a second list of keys PostgreSQL would read the whole table.
     """
     lists = (
         node
-        for node in question.query.where.children
+        for node in queryset.query.where.children
         if isinstance(node, In) and isinstance(node.rhs, list)
     )
     return any(getattr(node.lhs, "target", None) is Task._meta.pk for node in lists)
 
 
-def locked(question: TaskQuerySet, limit: int | None = None) -> list[Pair]:
+def locked(queryset: TaskQuerySet, limit: int | None = None) -> list[Pair]:
     """Lock rows of the queryset and return them in primary-key order. Must be inside ``atomic()``.
 
     With ``limit`` (claims, maintenance jobs) these are the first ``limit`` rows that no other
@@ -84,13 +84,13 @@ def locked(question: TaskQuerySet, limit: int | None = None) -> list[Pair]:
     opened, rows that start while the statement waits are left out.
     """
     if limit is not None:
-        return sorted(first_locked(question, limit))
+        return sorted(first_locked(queryset, limit))
     if callers_transaction():
-        return _locked_as_found(question)
-    return _lock(question, list(question.values_list("pk", flat=True)))
+        return _locked_as_found(queryset)
+    return _lock(queryset, list(queryset.values_list("pk", flat=True)))
 
 
-def _locked_as_found(question: TaskQuerySet) -> list[Pair]:
+def _locked_as_found(queryset: TaskQuerySet) -> list[Pair]:
     """Lock rows in a transaction that the caller opened, except those that start meanwhile.
 
     If a row starts during each of TRIES attempts, the rows are locked in pages of PART rows. If a
@@ -99,23 +99,23 @@ def _locked_as_found(question: TaskQuerySet) -> list[Pair]:
     """
     found = dict[uuid.UUID, str]()
     for _ in range(TRIES):
-        found = dict(question.order_by("pk").values_list("pk", "status"))
-        pairs = _lock_all(question, found)
+        found = dict(queryset.order_by("pk").values_list("pk", "status"))
+        pairs = _lock_all(queryset, found)
         if pairs is not None:
             return pairs
     rows, pairs = list(found.items()), list[Pair]()
     for first in range(0, len(rows), PART):
         page = dict(rows[first : first + PART])
-        together = _lock_all(question, page)
+        together = _lock_all(queryset, page)
         alone = (
-            [] if together is not None else _lock_all(question, {key: page[key]}) or []
+            [] if together is not None else _lock_all(queryset, {key: page[key]}) or []
             for key in page
         )
         pairs += chain(together or (), *alone)
     return pairs
 
 
-def _lock_all(question: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pair] | None:
+def _lock_all(queryset: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pair] | None:
     """Lock these rows and return those that still match the queryset.
 
     Returns None, without a lock, if one of them has started. On PostgreSQL a row that starts while
@@ -135,7 +135,7 @@ def _lock_all(question: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pa
         if len(locked_ids) < len(found):
             transaction.set_rollback(True, using=database())
             return None
-        these = question if _lists_keys(question) else question.filter(pk__in=locked_ids)
+        these = queryset if _lists_keys(queryset) else queryset.filter(pk__in=locked_ids)
         return (
             sorted(pair for pair in these.values_list("pk", "epoch") if pair[0] in locked_ids)
             if locked_ids
@@ -143,7 +143,7 @@ def _lock_all(question: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pa
         )
 
 
-def first_locked(question: TaskQuerySet, limit: int) -> list[Pair]:
+def first_locked(queryset: TaskQuerySet, limit: int) -> list[Pair]:
     """Lock the first ``limit`` rows of the queryset that no other transaction has locked.
 
     They are returned in the order of the queryset.
@@ -151,14 +151,14 @@ def first_locked(question: TaskQuerySet, limit: int) -> list[Pair]:
     if connections[database()].vendor == "postgresql":
         # One statement locks and limits, so that rows locked by others do not count towards the
         # limit.
-        free = question.values_list("pk", "epoch").select_for_update(skip_locked=True, no_key=True)
+        free = queryset.values_list("pk", "epoch").select_for_update(skip_locked=True, no_key=True)
         return list(free[:limit])
     pairs, seen = list[Pair](), list[uuid.UUID]()
     for _ in range(PAGES):
-        rest = question.exclude(pk__in=seen) if seen else question
+        rest = queryset.exclude(pk__in=seen) if seen else queryset
         page = list(rest.values_list("pk", flat=True)[: limit - len(pairs)])
         position = {task_id: number for number, task_id in enumerate(page)}
-        found = _lock(question, page, skip_locked=True)
+        found = _lock(queryset, page, skip_locked=True)
         pairs += sorted(found, key=lambda pair: position[pair[0]])
         seen += page
         if len(found) == len(page):
@@ -167,13 +167,13 @@ def first_locked(question: TaskQuerySet, limit: int) -> list[Pair]:
 
 
 def _lock(
-    question: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False
+    queryset: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False
 ) -> list[Pair]:
     if not found:
         return []
-    connection, whole = connections[database()], not skip_locked and _lists_keys(question)
+    connection, whole = connections[database()], not skip_locked and _lists_keys(queryset)
     these = (
-        (question if whole else question.filter(pk__in=found))
+        (queryset if whole else queryset.filter(pk__in=found))
         .order_by("pk")
         .values_list("pk", "epoch")
     )
@@ -201,7 +201,7 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     ids = [task_id for task_id, _ in pairs]
     touch(ids)
     replayed = _ended_in_workflows(ids) if sources & TERMINAL else []
-    moved = (
+    changed = (
         tasks()
         .filter(matches_epochs(pairs), status__standing=sources)
         .update(status=status, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
@@ -217,7 +217,7 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     if Status.PENDING in sources and status not in WITH_DUE_AT:
         ports.due.gone(ids)
     announce(name, status, ids)
-    return moved
+    return changed
 
 
 def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
@@ -233,10 +233,10 @@ def _ended_in_workflows(
     return list(ended.values_list("pk", "epoch", "workflow_id", "status"))
 
 
-def write_running(question: TaskQuerySet, **writes: Any) -> int:
+def write_running(queryset: TaskQuerySet, **writes: Any) -> int:
     """Write columns other than the status to RUNNING rows; return how many."""
     with atomic():
-        pairs = locked(question.filter(status=Status.RUNNING))
+        pairs = locked(queryset.filter(status=Status.RUNNING))
         return (
             tasks()
             .filter(matches_epochs(pairs), status__standing=[Status.RUNNING])

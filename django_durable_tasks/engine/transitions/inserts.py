@@ -92,14 +92,14 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
     ports.due.born(new_tasks)
 
 
-def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
+def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
     """Write ``changes`` to BLOCKED and PENDING tasks; return how many.
 
     ``run_at`` also sets the ``due_at`` of PENDING tasks. With ``limit``, rows that other
     transactions have locked are skipped.
     """
     with atomic():
-        pairs = locked(question.filter(status__in=TRANSITIONS["edit"].sources), limit)
+        pairs = locked(queryset.filter(status__in=TRANSITIONS["edit"].sources), limit)
         at = changes.get("due_at", changes.get("run_at"))
         if at is not None:
             ports.due.moved([task_id for task_id, _ in pairs], at)
@@ -116,9 +116,9 @@ def edit(question: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
         )
 
 
-def release_key(question: TaskQuerySet, marker: str) -> int:
+def release_key(queryset: TaskQuerySet, marker: str) -> int:
     """Clear the key column ``marker`` of RUNNING tasks, because a newer task takes the key."""
-    return write_running(question, **{marker: None})
+    return write_running(queryset, **{marker: None})
 
 
 def take_key(task_id: uuid.UUID, marker: str, key: str) -> int:

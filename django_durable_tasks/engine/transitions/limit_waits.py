@@ -56,7 +56,7 @@ def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
         )
 
 
-def let_go(question: TaskQuerySet, limit: int) -> int:
+def let_go(queryset: TaskQuerySet, limit: int) -> int:
     """Make at most ``limit`` parked tasks due again; return how many.
 
     ``due_at`` becomes ``run_at`` or, if that is in the future, now. Rows that other transactions
@@ -64,7 +64,7 @@ def let_go(question: TaskQuerySet, limit: int) -> int:
     stays reserved for these tasks.
     """
     with atomic():
-        parked = question.filter(
+        parked = queryset.filter(
             status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
         )
         pairs = locked(parked, limit)
@@ -99,14 +99,14 @@ def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
         return these.update(waiting_for_limit=_by_scope(scopes), updated_at=NOW) if pairs else 0
 
 
-def repair_limit_wait(question: TaskQuerySet) -> int:
+def repair_limit_wait(queryset: TaskQuerySet) -> int:
     """Repair inconsistent limit waits; return how many tasks changed.
 
     PENDING tasks whose ``due_at`` is NEVER, but that wait for no limit or overlap key, become due
     again. ``waiting_for_limit`` is cleared for tasks that are not PENDING.
     """
     with atomic():
-        these = tasks().filter(matches_epochs(locked(question)))
+        these = tasks().filter(matches_epochs(locked(queryset)))
         unnamed = these.filter(
             status__standing=[Status.PENDING],
             due_at__gte=NEVER,
@@ -118,10 +118,10 @@ def repair_limit_wait(question: TaskQuerySet) -> int:
         return number + unparked.update(waiting_for_limit=None, updated_at=NOW)
 
 
-def age(question: TaskQuerySet, limit: int) -> int:
+def age(queryset: TaskQuerySet, limit: int) -> int:
     """Raise the priority of PENDING tasks by one, to at most 9; ``priority_boost`` counts this."""
     with atomic():
-        pairs = locked(question.filter(status=Status.PENDING, priority__lt=9), limit)
+        pairs = locked(queryset.filter(status=Status.PENDING, priority__lt=9), limit)
         these = tasks().filter(
             matches_epochs(pairs), status__standing=[Status.PENDING], priority__lt=9
         )

@@ -79,11 +79,11 @@ class BlockedDependent(NamedTuple):
     tenant_id: int
 
 
-def claimed_tasks(question: TaskQuerySet) -> list[ClaimedTask]:
+def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
     """Read these tasks for publishing, in the order of the queryset."""
-    return [ClaimedTask._make(row) for row in question.values_list(*ClaimedTask._fields)]
+    return [ClaimedTask._make(row) for row in queryset.values_list(*ClaimedTask._fields)]
 
 
-def started_runs(question: TaskQuerySet) -> list[StartedRun]:
+def started_runs(queryset: TaskQuerySet) -> list[StartedRun]:
     """Read the runs of these tasks, in the order of the queryset."""
-    return [StartedRun._make(row) for row in question.values_list(*StartedRun._fields)]
+    return [StartedRun._make(row) for row in queryset.values_list(*StartedRun._fields)]

@@ -88,7 +88,7 @@ def _start(
 ) -> list[StartedRun]:
     paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
     of_queues = tasks().filter(queue__in=list(queues)) if queues else tasks()
-    moved = of_queues.filter(
+    changed = of_queues.filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
         ~Exists(paused),
         Q(name=name or F("name")),
@@ -97,7 +97,7 @@ def _start(
         status__standing=[Status.QUEUED],
         cancel_requested_at__isnull=True,
     ).update(status=Status.RUNNING, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
-    return started_runs(tasks().filter(pk=task_id, run_id=run_id)) if moved else []
+    return started_runs(tasks().filter(pk=task_id, run_id=run_id)) if changed else []
 
 
 Beat = tuple[uuid.UUID, int, uuid.UUID, float, str | None]
@@ -170,11 +170,11 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
             "worker": worker,
             "celery_id": run.celery_id,
         }
-        moved = count(sql, parameters)
+        changed = count(sql, parameters)
     else:
         with atomic():
             owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
-            moved = owned.filter(status__standing=[Status.RUNNING]).update(
+            changed = owned.filter(status__standing=[Status.RUNNING]).update(
                 status=Status.SUCCESS,
                 epoch=F("epoch") + 1,
                 updated_at=DatabaseNow(),
@@ -182,16 +182,16 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
                 result=None if result is None else Value(json.loads(result), JSONField()),
                 **CLOSED,
             )
-            if moved:
+            if changed:
                 attempt_log.log_success(run, worker)
                 attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
-    announce("succeed", Status.SUCCESS, [run.task_id] if moved else [])
-    return bool(moved)
+    announce("succeed", Status.SUCCESS, [run.task_id] if changed else [])
+    return bool(changed)
 
 
-def locked_runs(question: TaskQuerySet, limit: int | None = None) -> list[Task]:
+def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:
     """Lock RUNNING rows for ``end`` and return them by primary key. Must be inside ``atomic()``."""
-    pairs = locked(question.filter(status=Status.RUNNING), limit)
+    pairs = locked(queryset.filter(status=Status.RUNNING), limit)
     return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
 
 
@@ -205,7 +205,7 @@ def end(ends: Sequence[End]) -> int:
         return 0
     guard = matches_epochs((end.task_id, end.epoch) for end in ends)
     running = tasks().filter(guard, status__standing=[Status.RUNNING])
-    moved = running.update(
+    changed = running.update(
         **_verdicts(ends),
         **_closings(ends),
         epoch=F("epoch") + 1,
@@ -223,7 +223,7 @@ def end(ends: Sequence[End]) -> int:
         if status in TERMINAL:
             record_endings(group, status)
         announce(name, status, group)
-    return moved
+    return changed
 
 
 def _by_task(values: dict[uuid.UUID, Any], default: Any = None) -> Any:

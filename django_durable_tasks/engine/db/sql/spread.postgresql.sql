@@ -6,7 +6,7 @@
 -- A statement sees rows as of its start, and only a locked row is current. Therefore the conditions read the locked
 -- rows, unresolved edges are not counted again, each edge is resolved at most once, and the count of the locked row
 -- is reduced by the number of edges resolved.
--- In a transaction of its own the statement does not wait for the disk. If the server loses the COMMIT in a crash,
+-- In a separate transaction the statement does not wait for the disk. If the server loses the COMMIT in a crash,
 -- the ending events still exist and the messages are stale.
 -- FULL JOIN, because the planner estimates one row for each list and would choose a nested loop, which is quadratic
 -- here. It cannot use a nested loop for a FULL JOIN. The other joins read single rows by primary key. num_nonnulls()
