@@ -131,7 +131,7 @@ def errors_page() -> str:
 
 def _error(kind: type) -> str:
     bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
-    return f"| `{kind.__name__}` | {bases} | {(kind.__doc__ or '').strip()} |\n"
+    return f"| `{kind.__name__}` | {bases} | {' '.join((kind.__doc__ or '').split())} |\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {

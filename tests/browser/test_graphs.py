@@ -181,7 +181,7 @@ def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text
         _page(run),
         _page(task),
         f"{APP}workflowrun/{run.pk}/do/cancel/",
-        f"{APP}task/{task.pk}/graph/force-run/",
+        f"{APP}task/{task.pk}/graph/force_run/",
         f"{APP}taskdependency/{edge.pk}/change/",
         f"{APP}taskdependency/{edge.pk}/remove/",
     ):
