@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import current_app
 
-from django_durable_tasks.celery.execution import heartbeat
+from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import Task
 
@@ -31,4 +31,4 @@ def deliver(row: Task, *, epoch: int | None = None, number: int | None = None) -
         return task()
     finally:
         task.pop_request()
-        heartbeat.forget(message)
+        process_runs.forget(message)

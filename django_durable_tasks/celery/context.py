@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.rules.tasks.masking import shortened
@@ -70,7 +70,7 @@ class Durable:
         heartbeats.
         """
         live = self._live
-        return live.cancel_requested or live.lost or live.silent_too_long or live.out_of_time
+        return live.cancel_requested or live.lost or live.lease_may_be_over or live.out_of_time
 
     def check(self) -> None:
         """Raise RunCancelled, RunLost or RunOutOfTime when the body should stop; call it in long
@@ -83,7 +83,7 @@ class Durable:
             raise RunCancelled
         if live.out_of_time:
             raise RunOutOfTime(f"The run is over its time limit of {live.timeout:g} s.")
-        if live.silent_too_long:
+        if live.lease_may_be_over:
             raise RunLost(
                 "No heartbeat reached the database for almost a lease: another run may have taken"
                 " over."

@@ -16,8 +16,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import calls, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import Durable
-from django_durable_tasks.celery.execution import gate, heartbeat, retries
+from django_durable_tasks.celery.execution import gate, retries
 from django_durable_tasks.celery.execution.body_request import wrap_hooks
+from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
@@ -45,7 +46,7 @@ class DurableTask(CeleryTask):
         function.
         """
         request = self.request
-        live = heartbeat.current()
+        live = process_runs.current()
         if request.called_directly or (
             live is not None and request.id in (live.run.celery_id, str(live.run.task_id))
         ):
@@ -74,7 +75,7 @@ class DurableTask(CeleryTask):
     @property
     def durable(self) -> Durable:
         """What the body may know of its run; raises InvalidOption outside a durable run."""
-        live = heartbeat.current()
+        live = process_runs.current()
         if live is None:
             raise InvalidOption(
                 "self.durable exists only while a worker runs the body; a plain call has no row."
@@ -159,7 +160,7 @@ class DurableTask(CeleryTask):
         """Let results show this state and ``meta`` while the function runs; the next heartbeat
         writes them.
         """
-        live = heartbeat.current()
+        live = process_runs.current()
         if live is None or (task_id is not None and str(task_id) != str(live.run.task_id)):
             super().update_state(task_id, state, meta, **options)
             return
@@ -195,7 +196,7 @@ class DurableTask(CeleryTask):
 
         With ``throw=False`` the function goes on, and the next attempt follows however it ends.
         """
-        live = heartbeat.current()
+        live = process_runs.current()
         if live is None:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         refused = sorted({**({} if args is None and kwargs is None else {"args": args}), **options})
@@ -207,7 +208,7 @@ class DurableTask(CeleryTask):
         wish = retries.ask(self, live, exc, countdown if eta is None else eta, max_retries)
         if throw:
             raise wish from exc
-        live.wish = wish
+        live.requested_retry = wish
         return wish
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from django.db import connection
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery.execution import heartbeat
+from django_durable_tasks.celery.execution.live_runs import process_runs
 from tests.waiting import until
 
 LEDGER, ORIGIN = "CHAOS_LEDGER", "CHAOS_ORIGIN"
@@ -45,7 +45,7 @@ def write(line: dict[str, Any]) -> None:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    live = heartbeat.current()
+    live = process_runs.current()
     assert live is not None
     run = live.run
     told = {
@@ -91,7 +91,7 @@ def give_up() -> None:
 def take_effect(self: Any) -> None:
     """Write a row that must be there exactly once."""
     with _written(), connection.cursor() as cursor:
-        live = heartbeat.current()
+        live = process_runs.current()
         assert live is not None
         cursor.execute("INSERT INTO chaos_effect (task) VALUES (%s)", [live.run.task_id])
 

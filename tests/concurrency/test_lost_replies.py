@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import OperationalError
 
-from django_durable_tasks.celery.execution import signal_handlers
-from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.execution import endings
+from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import LogStatus, Status
@@ -36,7 +36,7 @@ def test_a_success_whose_reply_was_lost_stands_and_is_not_fenced(
 ) -> None:
     live = _live(row := a_task(Status.RUNNING))
     with one_lost_reply() as lost:
-        verdict = signal_handlers.close(live, SUCCESS, followups)
+        verdict = endings.close(live, SUCCESS, followups)
     assert lost
     assert verdict is not None
     assert verdict.status == Status.SUCCESS
@@ -59,7 +59,7 @@ def test_another_ending_whose_reply_was_lost_is_counted_once(
 ) -> None:
     live = _live(row := a_task(Status.RUNNING))
     with one_lost_reply() as lost:
-        verdict = signal_handlers.close(live, outcome)
+        verdict = endings.close(live, outcome)
     assert lost
     assert verdict is not None
     assert verdict.status == status

@@ -18,7 +18,7 @@ from django.db import DatabaseError, connection
 from django.db.models import F
 from django.db.utils import InterfaceError
 
-from django_durable_tasks.celery.execution import heartbeat
+from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import (
     DeadLetter,
@@ -170,4 +170,4 @@ def deliver(name: str, message: str) -> None:
         return
     finally:
         task.pop_request()
-        heartbeat.forget(message)
+        process_runs.forget(message)

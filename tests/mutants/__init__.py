@@ -70,20 +70,20 @@ def _without_republishing() -> None:
 
 
 def _without_leaving_the_heartbeat() -> None:
-    from django_durable_tasks.celery.execution.heartbeat import Heart
+    from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
 
-    setattr(Heart, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
+    setattr(LeaseHeartbeat, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
 
 
 def _without_the_class_s_telling() -> None:
-    from django_durable_tasks.celery.execution import signal_handlers
+    from django_durable_tasks.celery.execution import endings
     from django_durable_tasks.engine.tasks.attempts import spent
     from django_durable_tasks.rules.tasks.endings import Outcome, Verdict, judge
 
     def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:
         return judge(outcome, spent(live.run))
 
-    setattr(signal_handlers, "close", silent)  # noqa: B010 - mypy knows it as a function
+    setattr(endings, "close", silent)  # noqa: B010 - mypy knows it as a function
 
 
 def _without_the_grace_after_an_outage() -> None:

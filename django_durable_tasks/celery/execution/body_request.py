@@ -15,8 +15,7 @@ from typing import Any
 
 from celery import Task as CeleryTask
 
-from django_durable_tasks.celery.execution import heartbeat
-from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.publishing.message_id import parse
 
 _PLACE_OF_ID = {"on_success": 1, "on_failure": 1, "on_retry": 1, "after_return": 2}
@@ -57,7 +56,7 @@ def _with_row(hook: Callable[..., Any], place: int) -> Callable[..., Any]:
     @wraps(hook)
     def call(self: Any, *given: Any) -> Any:
         live = (
-            heartbeat.find(given[place])
+            process_runs.find(given[place])
             if len(given) > place and isinstance(given[place], str)
             else None
         )

@@ -1,7 +1,8 @@
-"""Gate, body, close. Only the task class can refuse a message (a signal receiver cannot), so the
-gate stands here.
+"""Executes the task of a message: start the run, call the function, record the ending.
 
-A refused message is acknowledged and dropped: republishing the task is the retry.
+The task class calls this instead of the user's function, because a signal receiver could not
+refuse a message. A refused message is acknowledged and ignored. If its task still has to run, the
+scheduler republishes it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,9 @@ from celery.exceptions import Retry as CeleryRetry
 from django.db import Error, OperationalError, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.execution import (
-    consumed_queue,
-    heartbeat,
-    signal_handlers,
-    worker_node,
-)
+from django_durable_tasks.celery.execution import consumed_queue, endings, worker_node
 from django_durable_tasks.celery.execution.body_request import of_row
-from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of_result, picklable, text_of
 from django_durable_tasks.celery.publishing.message_id import Envelope
 from django_durable_tasks.engine.db.connections import dedicated_connection
@@ -53,30 +49,31 @@ _idle = threading.Event()
 
 
 class _Fenced(Exception):
-    """The success was refused: roll the body's writes back."""
+    """The success was refused, so the transaction of an atomic task is rolled back."""
 
 
 def run_message(task: Any, envelope: Envelope) -> Any:
-    """Run the row that this message rings for; raises Ignore when it must not run, else what Celery
-    should see.
+    """Run the task of this message and return its value.
+
+    Raises Ignore if the message is refused or the run was fenced, Retry or the exception of the
+    task if it failed.
     """
     live = _open(task, envelope)
     body = _atomic_body if task.durable_options.atomic else _plain_body
     try:
         if not live.eager:
-            heartbeat.heart.add(live)
-        with heartbeat.running(live):
+            process_runs.leases.add(live)
+        with process_runs.running(live):
             task.request.retries = live.run.failures
             try:
                 return body(task, live)
             except EndingNotRecorded:
                 raise
-            except BaseException as error:  # noqa: BLE001 - every ending of a body is told, interrupts too
+            except BaseException as error:  # noqa: BLE001 - interrupts are endings too
                 raise _closed_by(task, live, error) from None
     finally:
-        # A limit may strike at any instruction, also on the way to the ending: no run stays in the
-        # heartbeat then.
-        heartbeat.heart.remove(live)
+        # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway.
+        process_runs.leases.remove(live)
 
 
 def _open(task: Any, envelope: Envelope) -> LiveRun:
@@ -88,7 +85,7 @@ def _open(task: Any, envelope: Envelope) -> LiveRun:
         opened = _start(task, envelope, place, eager)
     except Error as error:
         logger.warning("Run %s was not started: %s", envelope.celery_id, reason_of(error))
-        raise Ignore("The database is away; the task is republished.") from None
+        raise Ignore("The database is unavailable; the task is republished.") from None
     if isinstance(opened, Refusal):
         if opened is Refusal.MISROUTED:
             logger.error(
@@ -104,7 +101,7 @@ def _open(task: Any, envelope: Envelope) -> LiveRun:
             opened,
             extra={"durable_refusal": str(opened)},
         )
-        raise Ignore(f"The gate refused it: {opened}.")
+        raise Ignore(f"The message was refused: {opened}.")
     timeout = opened.options.get("timeout", options.timeout)
     lease = opened.options.get("lease", lease)
     return LiveRun(opened, lease=lease, timeout=timeout, worker=place.worker, eager=eager)
@@ -151,8 +148,8 @@ def _start_or_read_back(
     if not again:
         return start()
     opened = read_back() or start()
-    # The second UPDATE waits for the first one, if that is still under way, and then finds the row
-    # started.
+    # If the first UPDATE is still in progress, the second one waits for it and then finds the
+    # task RUNNING.
     return (read_back() or opened) if isinstance(opened, Refusal) else opened
 
 
@@ -161,29 +158,29 @@ def _plain_body(task: Any, live: LiveRun) -> Any:
     followups = live.followups(value)
     outcome = outcome_of_result(task.name, value)
     try:
-        verdict = signal_handlers.close(live, outcome, followups)
+        verdict = endings.close(live, outcome, followups)
     except SoftTimeLimitExceeded:
-        # The body ended in time; the limit struck its ending, which may stand or not: it is told
-        # again.
-        verdict = signal_handlers.close(live, outcome, followups)
+        # The function returned in time. The limit interrupted the write of the ending, which may
+        # have been committed, so it is repeated.
+        verdict = endings.close(live, outcome, followups)
     if verdict is None:
         raise _Fenced
     return None if followups_of(value) else value
 
 
 def _run(task: Any, live: LiveRun) -> Any:
-    """Run the function; a retry that it asked for without raising it is raised when it returns."""
+    """Call the function. Raise the retry that ``self.retry(throw=False)`` requested."""
     live.args, live.kwargs = _arguments(live)
     with of_row(task.request, live):
         task.before_start(str(live.run.task_id), live.args, live.kwargs)
         value = task.run(*live.args, **live.kwargs)
-    if live.wish is not None:
-        raise live.wish
+    if live.requested_retry is not None:
+        raise live.requested_retry
     return value
 
 
 def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a run, with results in the place of references to them."""
+    """Return the arguments of a run, with references replaced by the results of upstreams."""
     run = live.run
     if REFERS not in run.options:
         return run.args, run.kwargs
@@ -192,8 +189,9 @@ def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _atomic_body(task: Any, live: LiveRun) -> Any:
-    """Body and success in one transaction on the user's connection: a fenced success takes the
-    body's writes back.
+    """Call the function and record its success in one transaction on the project's connection.
+
+    If the success is refused, the writes of the function are rolled back.
     """
     try:
         with transaction.atomic(using=conf.settings().DATABASE):
@@ -203,14 +201,13 @@ def _atomic_body(task: Any, live: LiveRun) -> Any:
             if not _succeed_within(live, outcome, followups):
                 raise _Fenced
     except Exception as error:
-        # The COMMIT may stand although its reply was lost or a hook after it failed: it is read
-        # back first.
-        if isinstance(error, _Fenced) or not _stands(live):
+        # The COMMIT may have succeeded although its reply was lost or an on_commit hook failed.
+        if isinstance(error, _Fenced) or not _is_committed(live):
             raise
         logger.warning(
             "Run %s succeeded and was committed. Then: %s", live.run.celery_id, text_of(error)
         )
-    signal_handlers.note_success(live, outcome)
+    endings.close_committed(live, outcome)
     return None if followups_of(value) else value
 
 
@@ -227,7 +224,7 @@ def _succeed_within(live: LiveRun, outcome: Outcome, followups: Sequence[FollowU
         ) from error
 
 
-def _stands(live: LiveRun) -> bool:
+def _is_committed(live: LiveRun) -> bool:
     try:
         with nullcontext() if live.eager else dedicated_connection():
             return attempts.succeeded(live.run)
@@ -236,28 +233,25 @@ def _stands(live: LiveRun) -> bool:
 
 
 def _closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
-    """Close the run that this exception ended; return what Celery should see."""
+    """Record the ending of a run by this exception; return the exception to raise to Celery."""
     if isinstance(error, _Fenced):
-        signal_handlers.give_up(live)
-        return Ignore("Fenced: the row has another owner.")
+        endings.close_fenced(live)
+        return Ignore("Fenced: the task has another epoch.")
     if not isinstance(error, Exception) and worker_node.in_pool_child():
-        # sys.exit(), an interrupt, or a kill by the parent: this process ends, and the parent tells
-        # why.
-        heartbeat.heart.remove(live)
+        # sys.exit(), an interrupt, or a kill by the parent process, which records the reason.
+        process_runs.leases.remove(live)
         return error
-    if live.wish is not None and isinstance(error, Exception):
-        error = live.wish
-    verdict = signal_handlers.close(
-        live, signal_handlers.outcome_for(live, error, task.durable_options)
-    )
+    if live.requested_retry is not None and isinstance(error, Exception):
+        error = live.requested_retry
+    verdict = endings.close(live, endings.outcome_for(live, error, task.durable_options))
     if not isinstance(error, Exception):
         return error
     if verdict is None or verdict.status == Status.CANCELLED:
-        return Ignore("The run was cancelled, or the row has another owner.")
-    asked = error if isinstance(error, CeleryRetry) else None
-    cause = asked.exc if asked is not None and isinstance(asked.exc, BaseException) else error
+        return Ignore("The run was cancelled, or the task has another epoch.")
+    retry = error if isinstance(error, CeleryRetry) else None
+    cause = retry.exc if retry is not None and isinstance(retry.exc, BaseException) else error
     if verdict.status == Status.PENDING:
-        return CeleryRetry(exc=picklable(cause), when=asked.when if asked is not None else None)
+        return CeleryRetry(exc=picklable(cause), when=retry.when if retry is not None else None)
     if isinstance(cause, CeleryRetry):
         return MaxRetriesExceededError(
             f"Can't retry {task.name}[{live.run.task_id}]: {verdict.reason}."

@@ -17,7 +17,7 @@ from celery import Task as CeleryTask
 from celery.exceptions import MaxRetriesExceededError
 from celery.exceptions import Retry as CeleryRetry
 
-from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.tasks.durations import seconds
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, TaskOptions

@@ -1,17 +1,14 @@
-"""One ending, ``close``, with two tellers: the class around the body first, Celery's signals
-second.
+"""Celery's signals: record endings that the gate has not recorded, and messages that were refused.
 
-The class sees every ending of its process. In the parent of a prefork pool (a lost child, the hard
-limit, a revoke) the signals are the only teller. What nobody tells, the lease tells.
+In the parent process of a prefork pool the signals are the only report of a lost child, a hard
+time limit or a revocation. A child that recorded its own ending has incremented the epoch, so a
+second report changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,181 +16,144 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
 from django.db import Error
 
-from django_durable_tasks import conf, ports
-from django_durable_tasks.celery.execution import consumed_queue, heartbeat
-from django_durable_tasks.celery.execution.heartbeat import LiveRun
+from django_durable_tasks import conf
+from django_durable_tasks.celery.execution import consumed_queue, endings
+from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of, outcome_of_result, text_of
 from django_durable_tasks.celery.execution.worker_node import place
 from django_durable_tasks.celery.publishing.message_id import HEADER, Envelope, parse
 from django_durable_tasks.celery.stored_exceptions import described
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.dependencies.resolve import ResolveResult
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions, recovery
-from django_durable_tasks.engine.workflows.followups import succeed as record_success
+from django_durable_tasks.engine.tasks import claim, operator_actions, recovery
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome, Verdict, judge
+from django_durable_tasks.rules.tasks.endings import Kind, Outcome
 from django_durable_tasks.rules.tasks.options import TaskOptions
-from django_durable_tasks.rules.workflows.followups import FollowUp
 
 logger = logging.getLogger("django_durable_tasks.runs")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
-def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -> Verdict | None:
-    """Write the ending of a run, once; return where the row went, None when the run was fenced.
+def on_success(sender: Any = None, result: Any = None, **_: Any) -> None:
+    """Record the success of a body that returned."""
+    live = _unrecorded(sender.request.id) if _options(sender) is not None else None
+    if live is not None:
+        _record(live, outcome_of_result(live.run.name, result))
 
-    A write that fails is tried again with growing pauses for RESULT_WRITE_TIMEOUT seconds while the
-    heartbeat goes on. After that EndingNotRecorded is raised. Either way the run leaves the
-    heartbeat.
-    """
-    if live.told:
-        return live.verdict
-    try:
-        live.verdict = _persist(
-            lambda: _write(live, outcome, followups), conf.settings().RESULT_WRITE_TIMEOUT
+
+def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
+    """Record the failure of a body in this process, or the loss of a child process."""
+    options = _options(sender)
+    if options is None:
+        return
+    live = process_runs.find(task_id)
+    if live is not None:
+        if not live.recorded and not isinstance(exception, EndingNotRecorded):
+            _record(live, endings.outcome_for(live, exception, options))
+    elif envelope := parse(task_id):
+        _record_in_parent(envelope, _outcome_in_parent(exception, options))
+
+
+def on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
+    """Record a retry that the body requested."""
+    options = _options(sender)
+    live = _unrecorded(getattr(request, "id", None))
+    if options is not None and live is not None and isinstance(reason, BaseException):
+        _record(live, endings.outcome_for(live, reason, options))
+
+
+def on_revoked(
+    request: Any = None, terminated: bool = False, expired: bool = False, **_: Any
+) -> None:
+    """Cancel the task of a revoked message; with ``terminate=True`` end its run."""
+    envelope = parse(getattr(request, "id", None))
+    if envelope is None or expired:
+        return
+    if terminated:
+        _record_in_parent(
+            envelope,
+            Outcome(kind=Kind.REVOKED, error="Revoked and terminated.", error_type="Revoked"),
         )
-        live.told = True
-    finally:
-        heartbeat.heart.remove(live)
-    _report(live, outcome)
-    tell_dependents(live)
-    return live.verdict
-
-
-def tell_dependents(live: LiveRun) -> None:
-    """Release what waited for this run; what cannot be done here at once is done by the leader, who
-    is woken.
-    """
-    run = live.run
-    if live.verdict is None or live.verdict.status not in TERMINAL:
         return
-    if not run.has_dependents and run.workflow_id is None:
-        return
-    try:
-        with nullcontext() if live.eager else dedicated_connection():
-            done = (
-                resolve.resolve_endings_of(run.task_id) if run.has_dependents else ResolveResult()
+
+    def write() -> None:
+        with dedicated_connection():
+            this = (
+                Task.objects.using(conf.settings().DATABASE)
+                .queued()
+                .filter(pk=envelope.task_id, epoch=envelope.epoch)
             )
-            # An ending that lets nobody go may be the last of its workflow, which the leader
-            # counts.
-            if done.left or (run.workflow_id is not None and not done.moved):
-                ports.due.duties()
-        ports.publish(done.messages)
-    except Error as error:
-        logger.warning(
-            "Could not resolve the dependents of task %s; the leader resolves them: %s",
-            live.run.task_id,
-            text_of(error),
-            extra={"task_id": str(live.run.task_id)},
-        )
-        with suppress(Error), nullcontext() if live.eager else dedicated_connection():
-            ports.due.duties()
+            operator_actions.cancel(this, reason="REVOKED")
+
+    _try_twice(write, envelope.celery_id)
 
 
-def note_success(live: LiveRun, outcome: Outcome) -> None:
-    """Take in that the success was written elsewhere: in the transaction of an atomic body."""
-    live.verdict, live.told = judge(outcome, attempts.spent(live.run)), True
-    heartbeat.heart.remove(live)
-    _report(live, outcome)
-    tell_dependents(live)
+def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> None:
+    """Return a task to PENDING whose name this worker has not registered.
 
-
-def give_up(live: LiveRun) -> None:
-    """Take in that the row has another owner: the log row FENCED says so, nothing else is
-    written.
+    Its code was removed, or a deployment is under way.
     """
-    heartbeat.heart.remove(live)
-    if not live.told:
-        live.told = True
-        fenced = Outcome(kind=Kind.SUCCEEDED, error="The success was refused.")
-        _persist(lambda: _fence(live, fenced), conf.settings().RESULT_WRITE_TIMEOUT)
-        _report(live, fenced)
-
-
-def _fence(live: LiveRun, outcome: Outcome) -> None:
-    with nullcontext() if live.eager else dedicated_connection():
-        attempts.fence(live.run, live.worker, outcome.error)
-
-
-def _write(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp]) -> Verdict | None:
-    run = live.run
-    with nullcontext() if live.eager else dedicated_connection():
-        if outcome.kind is Kind.SUCCEEDED:
-            accepted = record_success(run, outcome.result, live.worker, followups)
-            verdict = judge(outcome, attempts.spent(run)) if accepted else None
-        else:
-            verdict = attempts.fail(run, outcome, live.worker)
-        if verdict is None:
-            attempts.fence(run, live.worker, outcome.error)
-        return verdict
-
-
-def _persist(write: Callable[[], Verdict | None], seconds: float) -> Verdict | None:
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
-    while True:
-        try:
-            return write()
-        except Error as error:
-            if time.monotonic() + pause > deadline:
-                logger.error(
-                    "Could not record the result of a run for %g s (%s). It is marked LOST when its"
-                    " lease expires.",
-                    seconds,
-                    text_of(error),
-                )
-                raise EndingNotRecorded(f"{text_of(error)} for {seconds:g} s.") from None
-            _idle.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-_idle = (
-    threading.Event()
-)  # never set: a pause that a test can shorten by time limits, not by patching
-
-
-def _report(live: LiveRun, outcome: Outcome) -> None:
-    run, verdict = live.run, live.verdict
-    status = str(verdict.log) if verdict else "FENCED"
-    details = {
-        "task_name": run.name,
-        "task_id": str(run.task_id),
-        "attempt": run.attempt,
-        "status": status,
-        "duration": round(time.monotonic() - live.began, 6),
-        "error": outcome.error,
-    }
-    level = logging.INFO if status in ("SUCCESS", "CANCELLED") else logging.WARNING
-    logger.log(
-        level,
-        "%s id=%s attempt=%d status=%s duration=%.3f error=%r",
-        *details.values(),
-        extra={"durable": details},
+    headers = getattr(message, "headers", None) or {}
+    envelope = parse(headers.get(HEADER))
+    if envelope is None:
+        return
+    logger.error(
+        "This worker has no durable task named %r; task %s was returned to PENDING.",
+        name,
+        envelope.task_id,
     )
 
+    def write() -> None:
+        with dedicated_connection():
+            # The message may come from another queue, whose workers do not run this task.
+            claim.hand_back_unknown(
+                envelope.task_id, envelope.epoch, consumed_queue.names_of(headers)
+            )
 
-def outcome_for(live: LiveRun, error: BaseException, options: TaskOptions) -> Outcome:
-    """Return how this exception ends this run, with the limit that its ``self.retry()`` set."""
-    return replace(outcome_of(error, options), max_attempts=live.max_attempts)
-
-
-# The second teller: Celery's signals --------------------------------------------------------------
-
-
-def _untold(celery_id: object) -> LiveRun | None:
-    live = heartbeat.find(celery_id) if isinstance(celery_id, str) else None
-    return None if live is None or live.told else live
+    _try_twice(write, envelope.celery_id)
 
 
-def _tell(live: LiveRun, outcome: Outcome) -> None:
-    """Tell an ending that the class could not; one try, because the class has spent the time there
-    was.
+def on_rejected(message: Any = None, exc: Any = None, **_: Any) -> None:
+    """Treat a message that the worker rejected like one of an unknown task."""
+    headers = getattr(message, "headers", None) or {}
+    if headers.get(HEADER):
+        on_unknown(message=message, name=str(headers.get("task")), id=str(headers.get("id")))
+
+
+def on_internal_error(
+    sender: Any = None, task_id: str = "", request: Any = None, einfo: Any = None, **_: Any
+) -> None:
+    """Record a failure of Celery around the body, for example of the result backend."""
+    live, options = _unrecorded(task_id), _options(sender)
+    error = getattr(einfo, "exception", None)
+    if live is not None and options is not None and isinstance(error, BaseException):
+        _record(live, endings.outcome_for(live, error, options))
+
+
+def on_postrun(task_id: str = "", **_: Any) -> None:
+    """Remove the run of a finished message from the process.
+
+    A run that is still in the heartbeat was started by another delivery of the same message. This
+    delivery was refused.
     """
+    live = process_runs.find(task_id)
+    if live is None or not process_runs.leases.renews(live):
+        process_runs.forget(task_id)
+
+
+def _options(sender: Any) -> TaskOptions | None:
+    return getattr(sender, "durable_options", None)
+
+
+def _unrecorded(celery_id: object) -> LiveRun | None:
+    live = process_runs.find(celery_id) if isinstance(celery_id, str) else None
+    return None if live is None or live.recorded else live
+
+
+def _record(live: LiveRun, outcome: Outcome) -> None:
+    """Write an ending that `endings.close` could not write; once, because its time is over."""
     try:
-        live.verdict = _write(live, outcome, ())
-        live.told = True
+        live.verdict = endings.write_ending(live, outcome)
+        live.recorded = True
     except Error as error:
         logger.error(
             "Could not record the result of run %s from the Celery signal either: %s",
@@ -203,34 +163,9 @@ def _tell(live: LiveRun, outcome: Outcome) -> None:
         )
 
 
-def on_success(sender: Any = None, result: Any = None, **_: Any) -> None:
-    """The body returned."""
-    live = _untold(sender.request.id) if _options(sender) is not None else None
-    if live is not None:
-        _tell(live, outcome_of_result(live.run.name, result))
-
-
-def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
-    """A body failed in this process, or a child of this parent ended without a word."""
-    options = _options(sender)
-    if options is None:
-        return
-    live = heartbeat.find(task_id)
-    if live is not None:
-        if not live.told and not isinstance(exception, EndingNotRecorded):
-            _tell(live, outcome_for(live, exception, options))
-    elif envelope := parse(task_id):
-        _tell_of_child(envelope, _outcome_in_parent(exception, options))
-
-
-def _options(sender: Any) -> TaskOptions | None:
-    return getattr(sender, "durable_options", None)
-
-
 def _outcome_in_parent(exception: BaseException, options: TaskOptions) -> Outcome:
-    if isinstance(
-        exception, (WorkerLostError, SystemExit)
-    ):  # Celery 5.6 hands the exit of a child on as it is
+    # Celery 5.6 reports the exit of a child as SystemExit.
+    if isinstance(exception, (WorkerLostError, SystemExit)):
         kind, error = Kind.CRASHED, text_of(exception)
         return Outcome(
             kind=kind, error=error, error_type="WorkerLostError", exception=described(exception)
@@ -243,10 +178,8 @@ def _outcome_in_parent(exception: BaseException, options: TaskOptions) -> Outcom
     return outcome
 
 
-def _tell_of_child(envelope: Envelope, outcome: Outcome) -> None:
-    """End the run of a child; a child that told its own ending has moved the epoch, so this changes
-    nothing.
-    """
+def _record_in_parent(envelope: Envelope, outcome: Outcome) -> None:
+    """End the run of a child process, unless the child has recorded its own ending."""
     here = place(conf.settings().LEASE)
 
     def write() -> bool:
@@ -260,12 +193,14 @@ def _tell_of_child(envelope: Envelope, outcome: Outcome) -> None:
                 envelope.celery_id,
             )
 
-    _briefly(write, envelope.celery_id)
+    _try_twice(write, envelope.celery_id)
 
 
-def _briefly(write: Callable[[], Any], celery_id: str) -> None:
-    """Two tries: the parent's loop must not wait for a database that is away; the lease tells
-    later.
+def _try_twice(write: Callable[[], Any], celery_id: str) -> None:
+    """Write at most twice.
+
+    The event loop of the parent must not wait for an unavailable database. An ending that is not
+    written here is found when the lease expires.
     """
     for last in (False, True):
         try:
@@ -281,92 +216,6 @@ def _briefly(write: Callable[[], Any], celery_id: str) -> None:
             return
 
 
-def on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
-    """The body asked for another try."""
-    options = _options(sender)
-    live = _untold(getattr(request, "id", None))
-    if options is not None and live is not None and isinstance(reason, BaseException):
-        _tell(live, outcome_for(live, reason, options))
-
-
-def on_revoked(
-    request: Any = None, terminated: bool = False, expired: bool = False, **_: Any
-) -> None:
-    """Somebody revoked a message: before its start, or with ``terminate=True`` while it ran."""
-    envelope = parse(getattr(request, "id", None))
-    if envelope is None or expired:
-        return
-    if terminated:
-        _tell_of_child(
-            envelope,
-            Outcome(kind=Kind.REVOKED, error="Revoked and terminated.", error_type="Revoked"),
-        )
-        return
-
-    def write() -> None:
-        with dedicated_connection():
-            this = (
-                Task.objects.using(conf.settings().DATABASE)
-                .queued()
-                .filter(pk=envelope.task_id, epoch=envelope.epoch)
-            )
-            operator_actions.cancel(this, reason="REVOKED")
-
-    _briefly(write, envelope.celery_id)
-
-
-def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> None:
-    """This worker does not know the task: a deploy is under way, or its code is gone. The row
-    waits.
-    """
-    headers = getattr(message, "headers", None) or {}
-    envelope = parse(headers.get(HEADER))
-    if envelope is None:
-        return
-    logger.error(
-        "This worker has no durable task named %r; task %s was returned to PENDING.",
-        name,
-        envelope.task_id,
-    )
-
-    def write() -> None:
-        with dedicated_connection():
-            # A message that went astray says nothing about the workers of its task's queue.
-            claim.hand_back_unknown(
-                envelope.task_id, envelope.epoch, consumed_queue.names_of(headers)
-            )
-
-    _briefly(write, envelope.celery_id)
-
-
-def on_rejected(message: Any = None, exc: Any = None, **_: Any) -> None:
-    """The worker refused the message as such: the row waits like one of an unknown task."""
-    headers = getattr(message, "headers", None) or {}
-    if headers.get(HEADER):
-        on_unknown(message=message, name=str(headers.get("task")), id=str(headers.get("id")))
-
-
-def on_internal_error(
-    sender: Any = None, task_id: str = "", request: Any = None, einfo: Any = None, **_: Any
-) -> None:
-    """Celery itself failed around the body, for example because the result backend is away."""
-    live, options = _untold(task_id), _options(sender)
-    error = getattr(einfo, "exception", None)
-    if live is not None and options is not None and isinstance(error, BaseException):
-        _tell(live, outcome_for(live, error, options))
-
-
-def on_postrun(task_id: str = "", **_: Any) -> None:
-    """The message is finished: forget its run. A run that nobody could close has left the heartbeat
-    by now.
-
-    One that is still in it was started by a twin of this message, which was refused.
-    """
-    live = heartbeat.find(task_id)
-    if live is None or not heartbeat.heart.holds(live):
-        heartbeat.forget(task_id)
-
-
 _SIGNALS = {
     signals.task_success: on_success,
     signals.task_failure: on_failure,
@@ -380,7 +229,7 @@ _SIGNALS = {
 
 
 def connect() -> None:
-    """Connect the second teller; called once by ``apps.ready()``."""
+    """Connect the receivers; called once by ``apps.ready()``."""
     for signal, receiver in _SIGNALS.items():
         signal.connect(
             receiver, weak=False, dispatch_uid=f"django_durable_tasks.{receiver.__name__}"

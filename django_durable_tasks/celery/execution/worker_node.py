@@ -1,11 +1,11 @@
-"""A worker is a node: its parent process says every few seconds that it lives.
+"""The node of a worker or scheduler: registration, heartbeats, drain and departure.
 
-The boot id is drawn in the parent before it forks, so that its children start runs in its name. A
-process that is no worker (eager mode, a shell) is nobody's node: its runs are judged by their own
-leases.
+The parent process of a worker generates the node id before it forks, so runs of its children
+belong to the same node. A process that is not a worker (eager mode, a shell) has no node. Its runs
+are judged by their leases only.
 
-SIGTERM drains: from then on the node's concurrency is not counted. Messages that it has not begun
-go back to the broker or are republished. Its runs continue to their end.
+After SIGTERM the concurrency of the node is no longer counted. Messages that it has not started
+return to the broker or are republished. Its runs continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from celery import current_app, signals
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import remote_control
-from django_durable_tasks.celery.execution import consumed_queue, heartbeat
+from django_durable_tasks.celery.execution import consumed_queue
+from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import message_id
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import NodeReport
@@ -39,11 +40,12 @@ from django_durable_tasks.models import NodeKind
 
 logger = logging.getLogger("django_durable_tasks.nodes")
 _RETRY_PAUSE = 1.0
-"""Seconds between attempts of a heartbeat that failed; the first attempt after it comes at once."""
-_MEASURED_EVERY = 6  # heartbeats: half a minute
+"""Seconds between attempts of a failed heartbeat. The first attempt has no pause."""
+_MEASURED_EVERY = 6
+"""Heartbeats between two measurements of the clock: half a minute by default."""
 
 
-class _Here:
+class _ThisProcess:
     node: uuid.UUID = uuid.uuid4()
     name: str = f"{platform.node()}:{os.getpid()}"
     worker_pid: int | None = None
@@ -54,9 +56,9 @@ class _Here:
 class NodeBeat(threading.Thread):
     """The heartbeat of a node.
 
-    A node that was declared dead by mistake comes back under its id: that is the one in whose name
-    its children go on to start runs. What was taken from them is fenced by epoch and run id, not by
-    the node.
+    A node that was declared dead by mistake registers again under the same id, because its child
+    processes use this id for the runs they start. Runs that were marked LOST meanwhile are
+    fenced by epoch and run id, not by the node.
     """
 
     def __init__(
@@ -74,18 +76,18 @@ class NodeBeat(threading.Thread):
         self._registered = self._failing = False
 
     def run(self) -> None:
-        """Beat until told to stop; an outage of the database is logged once and waited out.
+        """Send heartbeats until `leave` is called. An outage of the database is logged once.
 
-        A beat that failed is tried again at once, on a new connection, and then every second: one
-        dropped connection costs its own timeouts, and no heartbeat interval more.
+        A failed heartbeat is repeated at once on a new connection and then every second, so that a
+        dropped connection does not cost a heartbeat interval.
         """
         failed = 0
         while True:
             try:
                 with dedicated_connection():
-                    self._say()
+                    self._beat()
                 failed = 0
-            except Exception as error:  # noqa: BLE001 - a beat that ends would condemn every run of this node
+            except Exception as error:  # noqa: BLE001 - without heartbeats all runs are lost
                 if not failed:
                     logger.warning(
                         "The heartbeat of this node failed: %s. Retrying.", reason_of(error)
@@ -99,7 +101,7 @@ class NodeBeat(threading.Thread):
             if self._stopping:
                 return
 
-    def _say(self) -> None:
+    def _beat(self) -> None:
         draining = self._draining
         report = replace(self._reported(), skew=self._clock.measure(), draining=draining or None)
         if self._registered and nodes.beat(self.node, report):
@@ -125,47 +127,49 @@ class NodeBeat(threading.Thread):
         return report
 
     def drain(self) -> None:
-        """Say at once that the node takes nothing more; safe in a signal handler, where an Event
-        could deadlock.
+        """Report at once that the node starts no more tasks.
+
+        Safe in a signal handler, where setting a threading.Event could deadlock.
         """
         self._draining = True
         self._wake.put(None)
 
     def leave(self) -> None:
-        """Stop beating and say goodbye."""
+        """Stop the heartbeats and mark the node as stopped."""
         self._stopping = True
         self._wake.put(None)
         self.join(timeout=10)
         try:
             with dedicated_connection():
                 nodes.leave(self.node)
-        except Exception as error:  # noqa: BLE001 - the process is about to end, and others find its silence
+        except Exception as error:  # noqa: BLE001 - the process ends; schedulers see no heartbeat
             logger.warning("This node could not be marked as stopped: %s.", reason_of(error))
 
 
 class _Clock:
-    """How far the host's clock is ahead of the database's: measured now and then, and told once a
-    growth.
+    """Measures how far the clock of the host is ahead of the database's.
+
+    A difference above SKEW_MAX is logged, and again whenever it has grown by half.
     """
 
     def __init__(self) -> None:
-        self._beats, self._told = 0, 0.0
+        self._beats, self._logged = 0, 0.0
         self._skew: float | None = None
 
     def measure(self) -> float | None:
-        """Return the last measurement (seconds), on every sixth call a new one."""
+        """Return the last measurement in seconds. Every sixth call measures again."""
         if self._beats % _MEASURED_EVERY == 0:
             self._skew = clock_estimate.skew()
-            self._judge(abs(self._skew or 0.0))
+            self._log_if_grown(abs(self._skew or 0.0))
         self._beats += 1
         return self._skew
 
-    def _judge(self, far: float) -> None:
+    def _log_if_grown(self, difference: float) -> None:
         bound = conf.settings().SKEW_MAX
-        if far <= bound:
-            self._told = 0.0
-        elif far > 1.5 * self._told:
-            self._told = far
+        if difference <= bound:
+            self._logged = 0.0
+        elif difference > 1.5 * self._logged:
+            self._logged = difference
             logger.error(
                 "The clock of this host is %.1f s from the database's (SKEW_MAX %g s).",
                 self._skew,
@@ -174,20 +178,20 @@ class _Clock:
 
 
 def _report(state: Any, consumer: Any) -> NodeReport:
-    """Return how this worker fares, as Celery's state in its parent process knows it.
+    """Return the report of this worker from Celery's state in the parent process.
 
-    Without a connection to the broker it cannot start anything, and is not to blame: as if it had
-    just started one.
+    Without a connection to the broker the worker cannot start tasks. It then reports a start just
+    now, so that it is not considered stalled.
     """
     if getattr(consumer, "connection", None) is None:
         return NodeReport(started=time.monotonic())
     try:
         requests = list(state.active_requests)
     except RuntimeError:  # the consumer changed the set while we read it
-        return NodeReport(started=heartbeat.starts.last())
+        return NodeReport(started=process_runs.last_start())
     messages = (message_id.parse(request.id) for request in requests)
     active = [message.task_id for message in messages if message is not None]
-    return NodeReport(active=active, busy=len(requests), started=heartbeat.starts.last())
+    return NodeReport(active=active, busy=len(requests), started=process_runs.last_start())
 
 
 def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:
@@ -195,67 +199,64 @@ def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:
 
     ``queues``: the names of the queue from which the message was consumed, if known.
     """
-    return RunLocation(node=_Here.node, worker=_Here.name, lease=lease, queues=queues)
+    return RunLocation(node=_ThisProcess.node, worker=_ThisProcess.name, lease=lease, queues=queues)
 
 
 def in_pool_child() -> bool:
-    """Return whether this process is a child of a prefork pool, whose parent tells when it dies."""
-    return _Here.is_pool_child
+    """Return whether this process is a child of a prefork pool. Its parent records its death."""
+    return _ThisProcess.is_pool_child
 
 
 def on_worker_init(sender: Any = None, **_: Any) -> None:
-    """Before the pool starts: draw the boot id that the children inherit, and share with them when
-    a run started.
-    """
-    heartbeat.starts.share()
+    """Generate the node id before the pool forks, and share the time of the last start."""
+    process_runs.share_last_start()
     consumed_queue.note(getattr(sender, "app", None) or current_app._get_current_object())
-    _Here.node, _Here.name = uuid.uuid4(), str(getattr(sender, "hostname", _Here.name))
-    _Here.worker_pid = os.getpid()
+    _ThisProcess.node, _ThisProcess.name = (
+        uuid.uuid4(),
+        str(getattr(sender, "hostname", _ThisProcess.name)),
+    )
+    _ThisProcess.worker_pid = os.getpid()
 
 
 def on_worker_ready(sender: Any = None, **_: Any) -> None:
-    """The worker consumes: say so."""
+    """Register the node when the worker consumes messages."""
     controller = sender.controller
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
     concurrency = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
     report = partial(_report, controller.state, sender)
-    _Here.beat = NodeBeat(
-        _Here.node,
-        _Here.name,
+    _ThisProcess.beat = NodeBeat(
+        _ThisProcess.node,
+        _ThisProcess.name,
         NodeKind.WORKER,
         report,
         pool=pool,
         concurrency=concurrency,
         queues=queues,
     )
-    _Here.beat.start()
+    _ThisProcess.beat.start()
 
 
 def on_worker_shutting_down(**_: Any) -> None:
-    """The worker was told to end (in a signal handler): it takes nothing more, and finishes what it
-    runs.
-    """
-    if _Here.beat is not None:
-        _Here.beat.drain()
+    """Drain the node. Called in a signal handler; the worker still finishes its runs."""
+    if _ThisProcess.beat is not None:
+        _ThisProcess.beat.drain()
 
 
 def on_worker_shutdown(**_: Any) -> None:
-    """The worker has finished its runs: say goodbye."""
-    if _Here.beat is not None:
-        _Here.beat.leave()
-        _Here.beat = None
+    """Mark the node as stopped after the worker has finished its runs."""
+    if _ThisProcess.beat is not None:
+        _ThisProcess.beat.leave()
+        _ThisProcess.beat = None
 
 
 def on_pool_child(**_: Any) -> None:
-    """A prefork child begins; the solo pool says so too, though it has no parent that
-    could tell.
-    """
-    _Here.is_pool_child, _Here.beat = os.getpid() != _Here.worker_pid, None
+    """Detect a prefork child. The solo pool sends the signal too, but in the same process."""
+    _ThisProcess.is_pool_child, _ThisProcess.beat = os.getpid() != _ThisProcess.worker_pid, None
 
 
 def connect() -> None:
-    """Connect the life of the worker and its remote control; called once by ``apps.ready()``."""
+    """Connect the receivers and the remote control; called once by ``apps.ready()``."""
     remote_control.connect()
     pairs = [
         (signals.worker_init, on_worker_init),

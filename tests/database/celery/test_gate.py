@@ -22,7 +22,8 @@ from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery.execution import heartbeat, signal_handlers
+from django_durable_tasks.celery.execution import signal_handlers
+from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import HEADER, parse
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.exceptions import IsolationTooStrict
@@ -63,17 +64,17 @@ def hooked(name: str) -> str:
 def beaten(name: str) -> None:
     """Write a row, and let a heartbeat come before the success."""
     Group.objects.create(name=name)
-    heartbeat.heart.beat()
+    process_runs.leases.renew()
 
 
 @durable_task(name="tests.gate.doubled")
 def doubled() -> list[bool]:
     """Tell whether this run is found before and after a refused message that bears its id ends."""
-    live = heartbeat.current()
+    live = process_runs.current()
     assert live is not None
-    found = [heartbeat.find(live.run.celery_id) is live]
+    found = [process_runs.find(live.run.celery_id) is live]
     signal_handlers.on_postrun(task_id=live.run.celery_id)
-    return [*found, heartbeat.find(live.run.celery_id) is live]
+    return [*found, process_runs.find(live.run.celery_id) is live]
 
 
 def _broken_hook() -> None:
@@ -94,7 +95,7 @@ def _deliver_to(name: str, message: str) -> Any:
         return task()
     finally:
         task.pop_request()
-        heartbeat.forget(message)
+        process_runs.forget(message)
 
 
 def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
@@ -136,14 +137,14 @@ def test_a_refused_twin_of_a_message_does_not_make_its_run_unknown() -> None:
     row = a_task(Status.QUEUED, name="tests.gate.doubled")
     assert deliver(row) == [True, True]
     signal_handlers.on_postrun(task_id=f"{row.pk}.{row.epoch}.{row.publish_count}")
-    assert heartbeat.find(f"{row.pk}.{row.epoch}.{row.publish_count}") is None
+    assert process_runs.find(f"{row.pk}.{row.epoch}.{row.publish_count}") is None
 
 
 def test_a_run_whose_ending_cannot_even_be_judged_leaves_the_heartbeat() -> None:
     row = a_task(Status.QUEUED, name="tests.gate.strange")
     with pytest.raises(RuntimeError, match="no class to ask"):
         deliver(row)
-    assert heartbeat.heart._runs == {}
+    assert process_runs.leases._runs == {}
 
 
 @pytest.fixture
@@ -319,7 +320,7 @@ def test_a_soft_limit_that_strikes_the_ending_of_a_success_leaves_it_a_success(
     row.refresh_from_db()
     assert (struck.told, row.status, row.result) == (1, Status.SUCCESS, 3)
     assert [log.status for log in row.executions.all()] == ["SUCCESS"]
-    assert heartbeat.heart._runs == {}
+    assert process_runs.leases._runs == {}
 
 
 def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_takes_nothing_back(

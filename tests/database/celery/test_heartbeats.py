@@ -17,7 +17,8 @@ from django.db import connection, transaction
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.context import Durable
-from django_durable_tasks.celery.execution.heartbeat import Heart, LiveRun
+from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
+from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.celery.execution.worker_node import NodeBeat, place
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db import connections as ours
@@ -51,40 +52,40 @@ def test_progress_that_no_database_could_keep_is_refused_at_the_call(done: Any) 
 
 
 def test_progress_of_any_number_and_note_is_written_by_the_heartbeat() -> None:
-    heart, row = Heart(), a_task(Status.RUNNING, due=5)
-    heart.add(live := _live(row))
+    leases, row = LeaseHeartbeat(), a_task(Status.RUNNING, due=5)
+    leases.add(live := _live(row))
     done: Any = Decimal("1.5")
     Durable(live).progress(done, 3, "half\x00way \ud800" + "x" * 300)
-    heart.beat()
+    leases.renew()
     assert _lease_is_kept(row)
     assert row.progress is not None
     assert row.progress["done"] == 1.5
     assert row.progress["note"].startswith("half\\x00way")
-    heart.remove(live)
+    leases.remove(live)
 
 
 def test_one_run_s_bad_news_ends_neither_the_heartbeat_nor_its_thread(settings: Any) -> None:
     settings.DURABLE_TASKS = {"HEARTBEAT": 0.05, "LEASE": 60}
-    heart, row = Heart(), a_task(Status.RUNNING, due=5)
+    leases, row = LeaseHeartbeat(), a_task(Status.RUNNING, due=5)
     live = _live(row)
     live.progress = {"done": object()}
-    heart.add(live)
+    leases.add(live)
     until(lambda: live.progress is not None and threading.active_count() > 1, within=5)
     live.progress = None
     until(lambda: _lease_is_kept(row), within=20)
-    heart.remove(live)
+    leases.remove(live)
 
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
 def test_heartbeats_wait_for_no_row_that_somebody_holds(caplog: pytest.LogCaptureFixture) -> None:
     *held, free = (a_task(Status.RUNNING, due=5) for _ in range(4))
-    heart, lives = Heart(), [_live(row) for row in (*held, free)]
+    leases, lives = LeaseHeartbeat(), [_live(row) for row in (*held, free)]
     for live in lives:
-        heart.add(live)
+        leases.add(live)
     with transaction.atomic():
         list(Task.objects.filter(pk__in=[row.pk for row in held]).select_for_update())
-        behind = elsewhere(heart.beat)
+        behind = elsewhere(leases.renew)
         assert set(behind) == {row.run_id for row in held}
         assert [
             record for record in caplog.records if record.levelno >= logging.WARNING
@@ -93,36 +94,36 @@ def test_heartbeats_wait_for_no_row_that_somebody_holds(caplog: pytest.LogCaptur
         assert not any(map(_lease_is_kept, held))
         assert not any(live.lost for live in lives)
     Task.objects.unguarded().filter(pk=free.pk).update(lease_until=database_now())
-    assert heart.beat(behind) == {}
+    assert leases.renew(behind) == {}
     assert all(map(_lease_is_kept, held))
     assert not _lease_is_kept(free)
     for live in lives:
-        heart.remove(live)  # or its thread beats on through the tests that follow
+        leases.remove(live)  # or its thread beats on through the tests that follow
 
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
 def test_a_run_that_was_lost_is_told_from_one_whose_row_is_locked() -> None:
     held, lost = a_task(Status.RUNNING, due=5), a_task(Status.RUNNING, due=5)
-    heart, lives = Heart(), [_live(row) for row in (held, lost)]
+    leases, lives = LeaseHeartbeat(), [_live(row) for row in (held, lost)]
     for live in lives:
-        heart.add(live)
+        leases.add(live)
     Task.objects.unguarded().filter(pk=lost.pk).update(run_id=uuid.uuid4())
     with transaction.atomic():
         list(Task.objects.select_for_update())
-        assert set(elsewhere(heart.beat)) == {held.run_id}
+        assert set(elsewhere(leases.renew)) == {held.run_id}
     assert [live.lost for live in lives] == [False, True]
-    heart.remove(lives[0])
+    leases.remove(lives[0])
 
 
 def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_children_know() -> None:
     beat = NodeBeat(
         place(60).node, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=2, queues=["a"]
     )
-    beat._say()
+    beat._beat()
     nodes.declare_dead([beat.node])
     a_task(Status.RUNNING, node=place(60).node)
-    beat._say()
+    beat._beat()
     assert list(nodes.beats()) == [beat.node] == [place(60).node]
     assert reap_dead_nodes.nodes_with_orphaned_runs(database_now() + timedelta(hours=1)) == {}
     node = Node.objects.get(pk=beat.node)
@@ -137,7 +138,7 @@ def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_childr
 def test_a_registration_whose_reply_was_lost_is_done_again() -> None:
     beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER)
     nodes.register(beat.node, "worker@host", NodeKind.WORKER)
-    beat._say()
+    beat._beat()
     assert list(nodes.beats()) == [beat.node]
 
 
@@ -189,12 +190,12 @@ def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: An
 @pytest.mark.mariadb
 def test_leases_are_renewed_at_once_when_the_connection_was_dropped(settings: Any) -> None:
     settings.DURABLE_TASKS = {"HEARTBEAT": 10, "LEASE": 60}
-    heart, row = Heart(), a_task(Status.RUNNING, due=5)
+    leases, row = LeaseHeartbeat(), a_task(Status.RUNNING, due=5)
     with ours.dedicated_connection():
         database_now()
     _break_connections()
-    heart.add(live := _live(row))
+    leases.add(live := _live(row))
     until(
         lambda: _lease_is_kept(row), within=18
     )  # the first heartbeat comes after 10 s and the next one after 20 s
-    heart.remove(live)
+    leases.remove(live)

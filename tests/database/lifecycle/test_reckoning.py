@@ -104,11 +104,11 @@ def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
     beat = NodeBeat(uuid.uuid4(), "scheduler", NodeKind.SCHEDULER)
     with caplog.at_level(logging.ERROR, "django_durable_tasks.nodes"):
         for _ in range(14):
-            beat._say()
+            beat._beat()
         assert len(caplog.records) == 1
         _set_clock(monkeypatch, shift)
         for _ in range(6):
-            beat._say()
+            beat._beat()
         assert len(caplog.records) == 2
     skew = Node.objects.get(pk=beat.node).skew
     assert skew is not None

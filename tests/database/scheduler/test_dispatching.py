@@ -173,7 +173,7 @@ def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(
 def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> None:
     one, two = Scheduler("one"), Scheduler("two", shards=frozenset({1, 2}))
     for scheduler in (one, two):
-        scheduler._beat._say()
+        scheduler._beat._beat()
     for scheduler in (one, two):
         scheduler.maintenance._read_at = 0.0
         scheduler.maintenance.round()

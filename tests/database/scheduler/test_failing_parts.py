@@ -131,11 +131,11 @@ def test_what_fails_is_shown_by_status_until_it_works_again() -> None:
         raise TypeError
 
     scheduler.steps.attempt("Job prune", act)
-    scheduler._beat._say()
+    scheduler._beat._beat()
     assert "Node one: Job prune failed 1 times in a row in" in durable("status").out
     scheduler.steps._failing["Job prune"].again_at = 0.0
     scheduler.steps.attempt("Job prune", lambda: 0)
-    scheduler._beat._say()
+    scheduler._beat._beat()
     assert "Job prune" not in durable("status").out
 
 
