@@ -14,7 +14,7 @@ import kombu
 from celery import _state, current_app
 from celery.exceptions import ImproperlyConfigured
 
-from django_durable_tasks.celery.publishing.broker_connection import Doorbell, failures_of
+from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, failures_of
 from django_durable_tasks.celery.transports import filesystem
 
 _REDIS_VISIBILITY = 3600.0
@@ -148,7 +148,7 @@ def broker_problem() -> str | None:
     app = current_app._get_current_object()
     connection = app.connection_for_write()
     try:
-        Doorbell(app).close()
+        BrokerConnection(app).close()
     except failures_of(connection) as error:
         return f"{connection.as_uri()}: {type(error).__name__}"
     return None

@@ -156,7 +156,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def hang_up() -> None:
+def close_idle() -> None:
     """Close all doors; the next use opens new ones."""
     with _making:
         doors = list(_doors.values())

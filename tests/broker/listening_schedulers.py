@@ -63,12 +63,12 @@ def sleeping(
         until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
         return sleeper
 
-    redis_client.hang_up()
+    redis_client.close_idle()
     telling_fresh(monkeypatch)
     yield start
     for sleeper in started:
         sleeper.wakeups.stop(10)
-    redis_client.hang_up()
+    redis_client.close_idle()
 
 
 def telling_fresh(patch: pytest.MonkeyPatch) -> None:

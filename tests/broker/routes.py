@@ -45,7 +45,7 @@ def application(broker_url: str | None = None, **configuration: Any) -> Iterator
 
 def forget() -> None:
     """Forget connections, the breaker and queues that were rejected."""
-    broker_connection.hang_up()
+    broker_connection.close_idle()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
 

@@ -79,9 +79,9 @@ def _this_process_behind(
             patched.setenv(name, value)
             patched.setenv("CELERY_BROKER_WRITE_URL", broker_settings(broker, Path())[0])
         patched.setattr(broker_outage, "breaker", Breaker())
-        broker_connection.hang_up()
+        broker_connection.close_idle()
         yield
-        broker_connection.hang_up()
+        broker_connection.close_idle()
 
 
 def _bounded(act: Any) -> Any:

@@ -85,8 +85,8 @@ def test_a_first_broker_that_is_away_from_the_start_is_passed_over_once(
         assert publisher.publish(messages(queue)) == []
         one.restore()
         one.freeze()  # who still asks it would wait
-        broker_connection.hang_up()
-        assert broker_connection._rack.answered == addresses[1]
+        broker_connection.close_idle()
+        assert broker_connection._pool.answered == addresses[1]
         assert publisher.publish(messages(queue)) == []
         assert broker_outage.breaker.closed()
 
@@ -121,7 +121,7 @@ def test_a_sentinel_that_is_away_is_passed_over(tmp_path: Path, broker: str, que
         ):
             assert publisher.publish(messages(queue, 2)) == []
             assert publisher.publish(messages(queue)) == []
-            broker_connection.hang_up()
+            broker_connection.close_idle()
             assert publisher.publish(messages(queue)) == []
             with redis.Redis.from_url(primary) as client:
                 assert client.llen(f"{queue}\x06\x169") == 4

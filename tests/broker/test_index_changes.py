@@ -34,7 +34,7 @@ __all__ = ["sleeping", "url"]
 def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisDueIndex]:
     """Give the shared index under REDIS_URL, empty."""
     settings.DURABLE_TASKS = {**CALM, "REDIS_URL": REDIS}
-    redis_client.hang_up()
+    redis_client.close_idle()
     telling_fresh(monkeypatch)
     door = redis_client.door()
     assert door is not None
@@ -42,7 +42,7 @@ def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
     door.client.delete(*index._keys)
     yield index
     door.client.delete(*index._keys)
-    redis_client.hang_up()
+    redis_client.close_idle()
 
 
 def known(index: RedisDueIndex) -> dict[Any, datetime]:

@@ -196,4 +196,4 @@ def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
         assert os.waitpid(child, 0)[1] == 0
     finally:
         redis_client.use_url(None)
-        redis_client.hang_up()
+        redis_client.close_idle()

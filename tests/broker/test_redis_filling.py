@@ -41,14 +41,14 @@ def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Give this process's door to an empty set that nobody tells of births."""
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     monkeypatch.setattr(ports, "due", Deaf())
-    redis_client.hang_up()
+    redis_client.close_idle()
     door = redis_client.door()
     assert door is not None
     keys = RedisDueIndex(door)._keys
     door.client.delete(*keys)
     yield door
     door.client.delete(*keys)
-    redis_client.hang_up()
+    redis_client.close_idle()
 
 
 def rows_due(*seconds: float) -> list[uuid.UUID]:

@@ -193,7 +193,7 @@ def test_run_scheduler_survives_garbage_under_a_load(
     on to run.
     """
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
-    redis_client.hang_up()
+    redis_client.close_idle()
     door = redis_client.door()
     assert door is not None
     with fleet_in(tmp_path, {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}) as fleet:
@@ -214,4 +214,4 @@ def test_run_scheduler_survives_garbage_under_a_load(
         assert all(ended(task).result == 3 for task in tasks)
         assert scheduler.alive()
         until(lambda: "unreadable" in durable("status").out, within=20, message="status shows it")
-    redis_client.hang_up()
+    redis_client.close_idle()

@@ -206,7 +206,7 @@ def test_while_redis_is_away_these_checks_say_so_and_the_others_look(
     door: Door, settings: Any, url: str
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
-    redis_client.hang_up()
+    redis_client.close_idle()
     ids = _filled(60)
     Task.objects.unguarded().filter(pk=ids[0]).update(
         attempts=-1, status="SUCCESS", due_at=None, completed_at=None

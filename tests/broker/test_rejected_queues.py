@@ -80,7 +80,7 @@ def test_a_queue_whose_delay_is_over_is_tried_again_and_reported_once(
         until(lambda: broker_outage.backoff.allows(bad), within=10)
         assert len(publisher.publish(messages(bad, number=2))) == 2
     assert caplog.text.count(REJECTS) == 1
-    assert broker_outage.backoff.knows(bad)
+    assert broker_outage.backoff.is_rejected(bad)
 
 
 def test_a_single_message_of_a_rejected_queue_that_was_published_before_is_noticed(

@@ -32,9 +32,9 @@ READY = {**SHORT, "FAST_PATH": False}
 def telling(rows: None, settings: Any) -> Iterator[Any]:
     """Let this process tell as one of the installation."""
     settings.DURABLE_TASKS = dict(SLEEPY)
-    redis_client.hang_up()
+    redis_client.close_idle()
     yield settings
-    redis_client.hang_up()
+    redis_client.close_idle()
 
 
 def soon(seconds: float = 0.3) -> Any:

@@ -21,4 +21,4 @@ def clean_engine(transactional_db: None) -> Iterator[None]:
     first_rows()
     yield
     connections.close_all()
-    broker_connection.hang_up()
+    broker_connection.close_idle()

@@ -65,7 +65,7 @@ def _let_go() -> None:
     process.
     """
     close_all()
-    broker_connection.hang_up()
+    broker_connection.close_idle()
     for wrapper in connections.all(initialized_only=True):
         if wrapper.vendor == "sqlite":
             wrapper.close()

@@ -33,4 +33,4 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
         take_rings(QUEUE)
     yield
     connections.close_all()
-    broker_connection.hang_up()
+    broker_connection.close_idle()

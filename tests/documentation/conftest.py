@@ -31,4 +31,4 @@ def eager(transactional_db: None) -> Iterator[None]:
     registry._declarations.clear()
     registry._declarations.update(declared)
     connections.close_all()
-    broker_connection.hang_up()
+    broker_connection.close_idle()

@@ -39,7 +39,7 @@ def forget_processes() -> None:
     """Forget the nodes of processes that are gone, and this process's picture of the queues."""
     Node.objects.all().delete()
     forget_picture()
-    broker_connection.hang_up()
+    broker_connection.close_idle()
     broker_outage.backoff.forget()
 
 

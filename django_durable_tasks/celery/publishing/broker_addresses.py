@@ -1,6 +1,4 @@
-"""Find the queue of an exchange and a routing key, which Celery's options may name instead of the
-queue.
-"""
+"""Finds the queue of an exchange and a routing key, which a call may name instead of a queue."""
 
 from __future__ import annotations
 
@@ -18,15 +16,13 @@ logger = logging.getLogger("django_durable_tasks.calls")
 
 
 def queue_at(exchange: Any, routing_key: str | None) -> str | None:
-    """Return the one queue of Celery's settings that a message to this address reaches; None if it
-    is not one.
-    """
+    """Return the queue that a message to this address reaches; None unless it is exactly one."""
     found = _queues_at(exchange, routing_key)
     return found[0] if len(found) == 1 else None
 
 
 def _queues_at(exchange: Any, routing_key: str | None) -> list[str]:
-    """Return the queues of this address; what is not given is that of the default queue, as in
+    """Return the queues of this address. Missing parts are those of the default queue, as in
     Celery.
     """
     default = current_app.amqp.queues[current_app.conf.task_default_queue]
@@ -37,11 +33,10 @@ def _queues_at(exchange: Any, routing_key: str | None) -> list[str]:
 
 
 def queue_of_options(options: Mapping[str, Any]) -> str | None:
-    """Return the queue that these options of a call name; raises InvalidOption if their address is
-    not of one queue.
+    """Return the queue that these options of a call name.
 
-    A call by django-celery-beat is made all the same, with a warning: an error would end the
-    schedule in beat.
+    Raises InvalidOption if their address is not that of exactly one queue. A call by
+    django-celery-beat only logs a warning, because an error would end the schedule in beat.
     """
     exchange, routing_key, queue = (
         options.get(name) for name in ("exchange", "routing_key", "queue")
@@ -65,8 +60,8 @@ def queue_of_options(options: Mapping[str, Any]) -> str | None:
 
 
 def unreachable_beat_entries() -> dict[str, str]:
-    """Return the entries of ``beat_schedule`` whose durable task beat cannot call, by name, and
-    why.
+    """Return the entries of ``beat_schedule`` whose durable task beat cannot call, with the
+    reason.
     """
     found = {}
     for name, entry in (current_app.conf.beat_schedule or {}).items():

@@ -1,9 +1,8 @@
-"""A connection to the broker of our own, with tight time limits: no caller ever waits long for a
-ring.
+"""Connections to the broker for publishing, with short time limits, and the pool of idle ones.
 
-One doorbell serves one thread at a time; idle ones are kept. After a fork the child forgets the
-parent's doorbells and never closes them: the sockets are the parent's. Of a list of brokers the one
-that answered last is tried first.
+One thread uses a connection at a time. A forked child does not use or close the connections of its
+parent, because both share the sockets. Of a list of brokers the one that answered last is tried
+first.
 """
 
 from __future__ import annotations
@@ -24,47 +23,39 @@ from django_durable_tasks import conf
 from django_durable_tasks.exceptions import UnknownQueue
 
 _SHORTEST_CONNECT = 1.0
-"""Seconds that one of several brokers has to answer; PUBLISH_TIMEOUT is divided among them down to
-this.
-"""
+"""Seconds. PUBLISH_TIMEOUT is divided among several brokers, but each has at least this long."""
 _NOT_PRIMARY = ("ReadOnlyError", "MasterDownError", "ClusterDownError")
-"""What Redis answers to a write when another server is the primary: connect again instead of
-blaming the queue.
+"""Errors of Redis for a write to a replica. The connection is made again; the queue is not
+rejected.
 """
-
-
 _CLOSED_FOR = (InvalidCommand, NotAllowed, AMQPNotImplementedError, InternalError)
-"""RabbitMQ closes the whole connection because of what was asked for, such as an unknown type of
-exchange.
-"""
+"""Errors after which RabbitMQ closes the connection, for example an unknown type of exchange."""
 
 
 class QueueRejected(Exception):
-    """The broker answers, but does not take messages for this queue."""
+    """The broker responds, but rejects messages for this queue."""
 
 
 def _limits(driver: str, timeout: float) -> dict[str, Any]:
-    # No second try by Kombu: the publisher has its own, and two times two would keep a caller
-    # waiting.
-    patience: dict[str, Any] = {
+    # The publisher repeats a failed publish itself. Retries by Kombu would double the time limit.
+    limits: dict[str, Any] = {
         "max_retries": 0,
         "interval_start": 0,
         "interval_step": 0.1,
         "interval_max": 0.2,
     }
     if driver == "redis":
-        patience |= {"socket_timeout": timeout, "socket_connect_timeout": min(timeout, 1.0)}
+        limits |= {"socket_timeout": timeout, "socket_connect_timeout": min(timeout, 1.0)}
     elif driver == "amqp":
-        patience |= {"read_timeout": timeout, "write_timeout": timeout}
-    return patience
+        limits |= {"read_timeout": timeout, "write_timeout": timeout}
+    return limits
 
 
-class Doorbell:
-    """One connection, channels for single rings, for batches and for declarations, and the queues
-    declared on it.
+class BrokerConnection:
+    """One connection with channels for single messages, batches and declarations.
 
-    ``spoilt``: it is not to be used again, because the broker closed it or an answer is still
-    missing.
+    ``declared`` contains the queues declared on it. A connection with ``unusable`` is not returned
+    to the pool, because the broker closed it or a response is still missing.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -77,7 +68,7 @@ class Doorbell:
             transport_options=_limits(self.driver, timeout),
         )
         self.failures = failures_of(self.connection)
-        self.spoilt = False
+        self.unusable = False
         self.idle_since = time.monotonic()
         _connect(self.connection, self.failures)
         self.channel: Any = (
@@ -91,9 +82,7 @@ class Doorbell:
 
     @property
     def batch_channel(self) -> Any:
-        """The channel for batches; on RabbitMQ it asks for confirms, which are collected at the end
-        of a batch.
-        """
+        """The channel for batches. On RabbitMQ it requests publisher confirms."""
         if self._batch_channel is None:
             self._batch_channel = self.connection.channel()
             self._batch_channel.confirm_select()
@@ -101,29 +90,28 @@ class Doorbell:
         return self._batch_channel
 
     def drop_batch_channel(self) -> None:
-        """Open another channel for the next batch: RabbitMQ closed this one."""
+        """Open a new channel for the next batch, because RabbitMQ closed this one."""
         self._batch_channel = None
 
     def queue(self, name: str) -> Any:
-        """Return Kombu's queue of this name, declared once on this doorbell; raises UnknownQueue or
-        QueueRejected.
+        """Return Kombu's queue of this name, declared once on this connection.
 
-        Raises an error of the connection only if the broker does not answer at all.
+        Raises UnknownQueue or QueueRejected. Raises an error of the connection only if the broker
+        does not respond.
         """
         if name in self.declared:
             return self.declared[name]
         try:
             queue = self.app.amqp.queues[name]
-        except KeyError:  # which Kombu counts among the errors of a lost connection to Redis
+        except KeyError:  # Kombu lists KeyError among the connection errors of Redis
             raise UnknownQueue(
-                f"Celery does not know the queue {name!r}, and may not make it."
+                f"The queue {name!r} is not in CELERY_TASK_QUEUES, and Celery must not create it."
             ) from None
         try:
             queue(self._declaring()).declare()
         except Exception as error:
-            self._declaring_channel = (
-                None  # RabbitMQ closes a channel on which a declaration failed
-            )
+            # RabbitMQ closes a channel on which a declaration failed.
+            self._declaring_channel = None
             if self.is_lost(error):
                 raise
             raise QueueRejected(f"{type(error).__name__}: {error}") from error
@@ -138,11 +126,9 @@ class Doorbell:
         return self._declaring_channel
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether this error of one operation means that the broker is away, and not that it
-        refused it.
-        """
+        """Return whether this error means that the broker is unavailable, not that it refused."""
         if isinstance(error, _CLOSED_FOR):
-            self.spoilt = True
+            self.unusable = True
             return False
         if type(error).__name__ in _NOT_PRIMARY:
             return True
@@ -151,14 +137,13 @@ class Doorbell:
         ):
             return False
         if isinstance(error, TimeoutError):
-            self.spoilt = (
-                True  # the answer may still come, and would be taken for that of another question
-            )
+            # The response may still arrive, and would be read as that of the next command.
+            self.unusable = True
             return not self.answers()
         return self.driver in ("amqp", "redis") or not self.answers()
 
     def answers(self) -> bool:
-        """Ask the broker for something that concerns no queue, within the time limits."""
+        """Return whether the broker responds to a command that concerns no queue."""
         try:
             if self.driver == "amqp":
                 self.connection.channel()
@@ -177,104 +162,102 @@ class Doorbell:
 
     @property
     def redis(self) -> Any:
-        """Kombu's Redis client, kept: making one for each ring would cost more than the ring."""
+        """Kombu's Redis client. Creating one per message would cost more than the message."""
         if self._redis is None:
             self._redis = self.channel._create_client()
         return self._redis
 
     def close(self) -> None:
-        """Hang up without waiting for the broker's farewell."""
+        """Close the connection without waiting for the broker."""
         self.connection.collect()
 
 
 def failures_of(connection: Connection) -> tuple[type[BaseException], ...]:
-    """Return what this connection raises if the broker is away or refuses something."""
+    """Return the errors of this connection if the broker is unavailable or refuses a command."""
     return (*connection.connection_errors, *connection.channel_errors, KombuError, OSError)
 
 
 def _connect(connection: Connection, failures: tuple[type[BaseException], ...]) -> None:
-    """Connect to the first broker of the list that answers, beginning with the one that answered
-    last.
+    """Connect to the first broker of the list that responds. The last one that did is tried
+    first.
     """
     brokers: list[str | None] = list(connection.alt) or [None]
     if connection.transport_cls == "sentinel":
-        brokers = [None]  # the list names Sentinels, all of which Kombu asks for the primary
-    if _rack.answered in brokers:
-        place = brokers.index(_rack.answered)
+        brokers = [None]  # the list contains Sentinels; Kombu queries them for the primary
+    if _pool.answered in brokers:
+        place = brokers.index(_pool.answered)
         brokers = brokers[place:] + brokers[:place]
     for broker in brokers:
         if broker is not None:
             connection.switch(broker)
         try:
-            # Else Kombu would try twice with two seconds between, and so keep a caller waiting.
+            # By default Kombu tries twice with a pause of two seconds.
             connection.ensure_connection(max_retries=0)
         except failures:
             if broker == brokers[-1]:
                 raise
             continue
-        _rack.answered = broker
+        _pool.answered = broker
         return
 
 
-class _Rack:
+class _Pool:
     def __init__(self, answered: str | None = None) -> None:
         self.lock = threading.Lock()
-        self.free: list[Doorbell] = []
+        self.free: list[BrokerConnection] = []
         self.answered = answered
 
 
 IDLE_FOR = 60.0
-"""Close a connection that was not used for so many seconds, while others are in use."""
-_rack = _Rack()
-_forgotten: list[_Rack] = []
+"""Seconds. Of several idle connections those that were not used for longer are closed."""
+_pool = _Pool()
+_forgotten: list[_Pool] = []
 
 
-def _forget_after_fork() -> None:
-    global _rack
-    _forgotten.append(_rack)
-    _rack = _Rack(_rack.answered)
+def _replace_after_fork() -> None:
+    global _pool
+    _forgotten.append(_pool)
+    _pool = _Pool(_pool.answered)
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_replace_after_fork)
 
 
 @contextmanager
-def doorbell() -> Iterator[Doorbell]:
-    """Lend a doorbell; one on which anything failed is thrown away."""
-    with _rack.lock:
-        bell = _rack.free.pop() if _rack.free else None
-    if bell is None or bell.app is not current_app._get_current_object():
-        bell = Doorbell(current_app._get_current_object())
-    sound = False
+def borrowed() -> Iterator[BrokerConnection]:
+    """Borrow a connection from the pool. A connection on which an operation failed is closed."""
+    with _pool.lock:
+        broker = _pool.free.pop() if _pool.free else None
+    if broker is None or broker.app is not current_app._get_current_object():
+        broker = BrokerConnection(current_app._get_current_object())
+    usable = False
     try:
-        yield bell
-        sound = not bell.spoilt
+        yield broker
+        usable = not broker.unusable
     finally:
-        if sound:
-            _give_back(bell)
+        if usable:
+            _give_back(broker)
         else:
-            bell.close()
+            broker.close()
 
 
-def _give_back(bell: Doorbell) -> None:
-    """Keep a doorbell for the next borrower, and close the one that nobody has wanted for longest,
-    if for long.
+def _give_back(broker: BrokerConnection) -> None:
+    """Return a connection to the pool, and close the one that has been idle longest if it has been
+    idle for IDLE_FOR.
     """
     idle = None
-    with _rack.lock:
-        bell.idle_since = time.monotonic()
-        _rack.free.append(bell)
-        if len(_rack.free) > 1 and bell.idle_since - _rack.free[0].idle_since > IDLE_FOR:
-            idle = _rack.free.pop(0)
+    with _pool.lock:
+        broker.idle_since = time.monotonic()
+        _pool.free.append(broker)
+        if len(_pool.free) > 1 and broker.idle_since - _pool.free[0].idle_since > IDLE_FOR:
+            idle = _pool.free.pop(0)
     if idle is not None:
         idle.close()
 
 
-def hang_up() -> None:
-    """Close all idle doorbells; called when a connection was lost, when a process ends, and between
-    tests.
-    """
-    with _rack.lock:
-        idle, _rack.free = _rack.free, []
-    for bell in idle:
-        bell.close()
+def close_idle() -> None:
+    """Close all idle connections. Called when a connection was lost or a process ends."""
+    with _pool.lock:
+        idle, _pool.free = _pool.free, []
+    for broker in idle:
+        broker.close()

@@ -137,7 +137,7 @@ class QueueBackoff:
         found = self._rejected.get(queue)
         return 0.0 if found is None else max(0.0, found.until - time.monotonic())
 
-    def knows(self, queue: str) -> bool:
+    def is_rejected(self, queue: str) -> bool:
         """Return whether the broker rejected the last message of this queue, whatever the delay."""
         return queue in self._rejected
 
@@ -213,7 +213,7 @@ def capacity_of(queue: str) -> int:
     """Return how many tasks of this queue may be published at once; 0 while it is backed off."""
     if not backoff.allows(queue):
         return 0
-    return min(capacity(), 1 if backoff.knows(queue) else conf.settings().BATCH_SIZE)
+    return min(capacity(), 1 if backoff.is_rejected(queue) else conf.settings().BATCH_SIZE)
 
 
 def is_open_for(queue: str | None = None) -> bool:

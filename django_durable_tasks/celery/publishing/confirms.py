@@ -1,9 +1,8 @@
-"""Messages are built from a template and sent over a doorbell, in one round trip a batch.
+"""Builds messages and sends a batch in one round trip. Returns the messages that were rejected.
 
-A message goes to the queue itself, as Celery does for direct exchanges: by the default exchange
-with the queue's name as its key. An exchange of its own would copy it into every queue with the
-same binding, and of two queues that Celery was given without exchange and key, both have the same
-one.
+A message is published to the default exchange with the name of the queue as routing key, as Celery
+does for direct exchanges. The exchange of the queue would deliver it to every queue with the same
+binding. Two queues that are configured without exchange and routing key have the same binding.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from celery import signals
 from kombu.utils.json import dumps
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.publishing.broker_connection import Doorbell, QueueRejected
+from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, QueueRejected
 from django_durable_tasks.celery.publishing.message_id import celery_id_of, headers_of
 from django_durable_tasks.exceptions import UnknownQueue
 from django_durable_tasks.ports import TaskMessage
@@ -29,12 +28,12 @@ from django_durable_tasks.ports import TaskMessage
 _BODY = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 _HIDDEN = "<durable>"
 _DIRECTLY = ""
-"""The default exchange: each queue is bound to it by its name, and by nothing else."""
+"""The default exchange. Each queue is bound to it by its name only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A message that was not accepted though the broker answers: it takes none of this queue."""
+    """A message that the broker rejected for its queue."""
 
     message: TaskMessage
     error: BaseException
@@ -53,7 +52,7 @@ def _origin(pid: int) -> str:
 
 
 def _headers(message: TaskMessage) -> dict[str, Any]:
-    """The headers of Celery's message protocol 2, plus ours."""
+    """Return the headers of Celery's message protocol 2 and of this package."""
     celery_id = celery_id_of(message)
     return {
         "lang": "py",
@@ -79,9 +78,9 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
     }
 
 
-def _prepare_message(bell: Doorbell, message: TaskMessage, queue: Any) -> Any:
-    # Redis serves its lowest number first, RabbitMQ its highest.
-    priority = 9 - message.priority if bell.driver == "redis" else message.priority
+def _prepare_message(broker: BrokerConnection, message: TaskMessage, queue: Any) -> Any:
+    # Redis delivers the lowest number first, RabbitMQ the highest.
+    priority = 9 - message.priority if broker.driver == "redis" else message.priority
     headers = _headers(message)
     properties = {"correlation_id": headers["id"], "reply_to": "", "delivery_mode": 2}
     if signals.before_task_publish.receivers:
@@ -95,51 +94,52 @@ def _prepare_message(bell: Doorbell, message: TaskMessage, queue: Any) -> Any:
             declare=[queue],
             retry_policy=None,
         )
-    return bell.channel.prepare_message(
+    return broker.channel.prepare_message(
         _BODY, priority, "application/json", "utf-8", headers, properties
     )
 
 
 def send(
-    bell: Doorbell, messages: Sequence[TaskMessage], *, confirm: bool
+    broker: BrokerConnection, messages: Sequence[TaskMessage], *, confirm: bool
 ) -> tuple[list[Rejection], Sequence[TaskMessage]]:
-    """Send these rings; return which were rejected, and which are left because the broker closed
+    """Send these messages. Return the rejected ones, and those not sent because the broker closed
     the connection.
 
-    ``confirm``: on RabbitMQ wait until each message is confirmed. Raises an error of the connection
-    if the broker does not answer; what was sent until then may be sent once more.
+    With ``confirm``, wait on RabbitMQ until each message is confirmed. Raises an error of the
+    connection if the broker does not respond. Some messages may have been sent then, and may be
+    sent again.
     """
-    rejections, prepared = _prepare(bell, messages)
-    if bell.spoilt:
+    rejections, prepared = _prepare(broker, messages)
+    if broker.unusable:
         rejected = {found.message for found in rejections}
         return rejections, [message for message in messages if message not in rejected]
-    if bell.driver == "redis":
-        found = _send_by_pipeline(bell, prepared)
-    elif bell.driver == "amqp" and confirm:
-        found = _send_with_confirms(bell, prepared)
-    elif bell.driver == "amqp":
-        # Without a confirm: the task is republished if it does not start.
+    if broker.driver == "redis":
+        found = _send_by_pipeline(broker, prepared)
+    elif broker.driver == "amqp" and confirm:
+        found = _send_with_confirms(broker, prepared)
+    elif broker.driver == "amqp":
+        # A lost message is republished, so a single message is not confirmed.
         for one in prepared:
-            _put(bell.channel, one, mandatory=False)
+            _put(broker.channel, one, mandatory=False)
         found = []
     else:
-        found = _send_one_by_one(bell, prepared)
+        found = _send_one_by_one(broker, prepared)
     return rejections + found, ()
 
 
 def _prepare(
-    bell: Doorbell, messages: Sequence[TaskMessage]
+    broker: BrokerConnection, messages: Sequence[TaskMessage]
 ) -> tuple[list[Rejection], list[_Prepared]]:
-    """Declare the queues and build the messages before any is sent."""
+    """Declare the queues and build all messages before one is sent."""
     rejections, prepared = [], []
     refused: dict[str, Exception] = {}
     for message in messages:
         if message.queue not in refused:
             try:
-                queue = bell.queue(message.queue)
+                queue = broker.queue(message.queue)
             except (UnknownQueue, QueueRejected) as error:
                 refused[message.queue] = error
-                if bell.spoilt:
+                if broker.unusable:
                     rejections += [
                         Rejection(one, error) for one in messages if one.queue == message.queue
                     ]
@@ -147,7 +147,7 @@ def _prepare(
         if message.queue in refused:
             rejections.append(Rejection(message, refused[message.queue]))
             continue
-        prepared.append(_Prepared(message, _prepare_message(bell, message, queue), queue.name))
+        prepared.append(_Prepared(message, _prepare_message(broker, message, queue), queue.name))
     return rejections, prepared
 
 
@@ -156,23 +156,21 @@ def _put(channel: Any, one: _Prepared, *, mandatory: bool) -> None:
         channel._basic_publish(
             one.prepared, exchange=_DIRECTLY, routing_key=one.queue, mandatory=mandatory
         )
-    except (
-        FrameSyntaxError
-    ) as error:  # among the errors of a lost connection, but it is the message
+    except FrameSyntaxError as error:  # listed as a connection error, but caused by the message
         raise ValueError(
             f"The message of task {one.message.task_id} cannot be encoded: {error}"
         ) from error
 
 
-def _send_one_by_one(bell: Doorbell, prepared: Sequence[_Prepared]) -> list[Rejection]:
+def _send_one_by_one(broker: BrokerConnection, prepared: Sequence[_Prepared]) -> list[Rejection]:
     rejections: dict[str, QueueRejected] = {}
     for one in prepared:
         if one.queue in rejections:
             continue
         try:
-            bell.channel.basic_publish(one.prepared, exchange=_DIRECTLY, routing_key=one.queue)
-        except bell.failures as error:
-            if bell.is_lost(error):
+            broker.channel.basic_publish(one.prepared, exchange=_DIRECTLY, routing_key=one.queue)
+        except broker.failures as error:
+            if broker.is_lost(error):
                 raise
             rejections[one.queue] = QueueRejected(f"{type(error).__name__}: {error}")
     return [
@@ -180,11 +178,11 @@ def _send_one_by_one(bell: Doorbell, prepared: Sequence[_Prepared]) -> list[Reje
     ]
 
 
-def _send_by_pipeline(bell: Doorbell, prepared: Sequence[_Prepared]) -> list[Rejection]:
-    """What Kombu's Redis channel does for one message, for all of them in one round trip, one
-    command a list.
+def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -> list[Rejection]:
+    """Push all messages as Kombu's Redis channel does, but with one command per list and one round
+    trip.
     """
-    channel, lists = bell.channel, dict[Any, list[_Prepared]]()
+    channel, lists = broker.channel, dict[Any, list[_Prepared]]()
     for one in prepared:
         channel._inplace_augment_message(one.prepared, _DIRECTLY, one.queue)
         key = channel._q_for_pri(
@@ -194,72 +192,74 @@ def _send_by_pipeline(bell: Doorbell, prepared: Sequence[_Prepared]) -> list[Rej
     pushes = [(key, *(dumps(one.prepared) for one in some)) for key, some in lists.items()]
     if len(pushes) == 1:
         try:
-            bell.redis.lpush(*pushes[0])
-        except bell.failures as error:
-            return _rejected_by_redis(bell, lists.values(), [error])
+            broker.redis.lpush(*pushes[0])
+        except broker.failures as error:
+            return _rejected_by_redis(broker, lists.values(), [error])
         return []
-    with bell.redis.pipeline(transaction=False) as pipe:
+    with broker.redis.pipeline(transaction=False) as pipe:
         for push in pushes:
             pipe.lpush(*push)
-        return _rejected_by_redis(bell, lists.values(), pipe.execute(raise_on_error=False))
+        return _rejected_by_redis(broker, lists.values(), pipe.execute(raise_on_error=False))
 
 
 def _rejected_by_redis(
-    bell: Doorbell, lists: Iterable[Sequence[_Prepared]], answers: Sequence[Any]
+    broker: BrokerConnection, lists: Iterable[Sequence[_Prepared]], answers: Sequence[Any]
 ) -> list[Rejection]:
     rejections = []
     for some, answer in zip(lists, answers, strict=True):
         if isinstance(answer, Exception):
-            if bell.is_lost(answer):
+            if broker.is_lost(answer):
                 raise answer
             rejections += [Rejection(one.message, answer) for one in some]
     return rejections
 
 
-def _send_with_confirms(bell: Doorbell, prepared: Sequence[_Prepared]) -> list[Rejection]:
-    """Publish all, then wait once until the broker has confirmed or refused each of them."""
-    receipts = _Receipts(bell, prepared)
-    channel = bell.batch_channel
-    receipts.listen(channel)
+def _send_with_confirms(broker: BrokerConnection, prepared: Sequence[_Prepared]) -> list[Rejection]:
+    """Publish all messages, then wait until the broker has confirmed or refused each of them."""
+    confirms = _Confirms(broker, prepared)
+    channel = broker.batch_channel
+    confirms.connect(channel)
     try:
         for one in prepared:
             _put(channel, one, mandatory=True)
         deadline = time.monotonic() + conf.settings().PUBLISH_TIMEOUT
-        while receipts.missing:
-            # drain_events() with 0 would wait without an end.
+        while confirms.missing:
+            # drain_events(timeout=0) waits without limit.
             channel.connection.drain_events(timeout=max(deadline - time.monotonic(), 0.001))
-    except bell.failures as error:
-        bell.drop_batch_channel()
-        if bell.is_lost(error):
+    except broker.failures as error:
+        broker.drop_batch_channel()
+        if broker.is_lost(error):
             raise
-        receipts.reject_missing(error)
+        confirms.reject_missing(error)
     finally:
-        receipts.hear_no_more(channel)
-    return receipts.rejections()
+        confirms.disconnect(channel)
+    return confirms.rejections()
 
 
-class _Receipts:
-    """What RabbitMQ says to each message of a batch: confirmed, refused (a full queue), or no such
-    queue.
+class _Confirms:
+    """RabbitMQ's response to each message of a batch.
+
+    ``basic.ack``: accepted. ``basic.nack``: refused, for example by a full queue. ``basic.return``:
+    the queue does not exist.
     """
 
-    def __init__(self, bell: Doorbell, prepared: Sequence[_Prepared]) -> None:
-        bell.batch_channel  # noqa: B018 - opened first: its tags begin at 1
-        self._bell = bell
-        self.missing = dict(zip(bell.next_tags(len(prepared)), prepared, strict=True))
+    def __init__(self, broker: BrokerConnection, prepared: Sequence[_Prepared]) -> None:
+        broker.batch_channel  # noqa: B018 - a new channel restarts the tags at 1
+        self._broker = broker
+        self.missing = dict(zip(broker.next_tags(len(prepared)), prepared, strict=True))
         self._errors: dict[str, Exception] = {}
         self._rejected: list[_Prepared] = []
         self._of = {celery_id_of(one.message): one for one in prepared}
 
-    def listen(self, channel: Any) -> None:
-        for event, act in self._acts():
-            channel.events[event].add(act)
+    def connect(self, channel: Any) -> None:
+        for event, receiver in self._receivers():
+            channel.events[event].add(receiver)
 
-    def hear_no_more(self, channel: Any) -> None:
-        for event, act in self._acts():
-            channel.events[event].discard(act)
+    def disconnect(self, channel: Any) -> None:
+        for event, receiver in self._receivers():
+            channel.events[event].discard(receiver)
 
-    def _acts(self) -> tuple[tuple[str, Any], ...]:
+    def _receivers(self) -> tuple[tuple[str, Any], ...]:
         return (
             ("basic_ack", self._acknowledged),
             ("basic_nack", self._refused),
@@ -281,9 +281,8 @@ class _Receipts:
     def _returned(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         one = self._of.get(message.properties.get("correlation_id"))
         if one is not None:
-            self._bell.declared.pop(
-                one.message.queue, None
-            )  # it was deleted: the next message declares it again
+            # The queue was deleted. The next message declares it again.
+            self._broker.declared.pop(one.message.queue, None)
             self._reject(one, QueueRejected("The queue does not exist (basic.return)."))
 
     def _settled(self, tag: int, multiple: bool) -> list[_Prepared]:

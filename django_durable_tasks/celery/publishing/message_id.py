@@ -1,8 +1,8 @@
-"""What travels on a message: which row rings, in which epoch, for which time. Arguments never
-travel.
+"""The id and the headers of a message: the task, its epoch and the number of the message.
 
-The Celery id is ``<task id>.<epoch>.<ring>``: readable in every signal, and never shared by two
-rings.
+Arguments are not in the message; the worker reads them from the task's row. The Celery id is
+``<task id>.<epoch>.<number>``, so each message has its own id, and every Celery signal identifies
+the run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 from django_durable_tasks.ports import TaskMessage
 
-HEADER = "durable_ring"
+HEADER = "durable_message"
 IDEMPOTENCY_HEADER = "durable_idempotency_key"
-# As strict as we write it: what a stranger sends stands in log lines and must fit the log row's
-# column.
+# Other publishers may send any id. Only ids of this form are logged and stored.
 _SPELLING = re.compile(
     r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,18})\.[0-9]{1,10}", re.ASCII
 )
@@ -25,7 +24,7 @@ _SPELLING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The tokens of one message."""
+    """The task and epoch that a message refers to."""
 
     task_id: uuid.UUID
     epoch: int
@@ -33,14 +32,12 @@ class Envelope:
 
 
 def celery_id_of(message: TaskMessage) -> str:
-    """Return the Celery id of this ring."""
+    """Return the Celery id of this message."""
     return f"{message.task_id}.{message.epoch}.{message.number}"
 
 
 def headers_of(message: TaskMessage) -> dict[str, str]:
-    """Return our headers for this ring; the idempotency key is for readers only, no decision reads
-    it.
-    """
+    """Return the headers of this package. The idempotency key is informative only."""
     return {
         HEADER: celery_id_of(message),
         IDEMPOTENCY_HEADER: message.idempotency_key or str(message.task_id),
@@ -48,14 +45,15 @@ def headers_of(message: TaskMessage) -> dict[str, str]:
 
 
 def parse(celery_id: object) -> Envelope | None:
-    """Return the envelope that a Celery id spells, None where it is not one of ours."""
+    """Return the envelope of a Celery id; None if it is not the id of a durable task's message."""
     found = _SPELLING.fullmatch(celery_id) if isinstance(celery_id, str) else None
     return None if found is None else Envelope(uuid.UUID(found[1]), int(found[2]), found[0])
 
 
 def of_request(request: Any) -> Envelope | None:
-    """Return the envelope of the message in hand: an attribute over the wire, under ``headers`` in
-    eager mode.
+    """Return the envelope of the current request; None if it is not a message of this package.
+
+    Celery sets a header as an attribute of the request, in eager mode as an entry of ``headers``.
     """
     spelled = getattr(request, HEADER, None) or (getattr(request, "headers", None) or {}).get(
         HEADER

@@ -14,7 +14,11 @@ from typing import Any
 from celery import current_app
 
 from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.celery.publishing.broker_connection import doorbell, failures_of, hang_up
+from django_durable_tasks.celery.publishing.broker_connection import (
+    borrowed,
+    close_idle,
+    failures_of,
+)
 from django_durable_tasks.celery.publishing.broker_outage import NotAccepted
 from django_durable_tasks.celery.publishing.confirms import Rejection, send
 from django_durable_tasks.celery.publishing.message_id import celery_id_of, headers_of
@@ -51,7 +55,7 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
         try:
             rejections = _publish_once(attempted)
         except failures:
-            hang_up()  # idle connections lead to the same broker
+            close_idle()  # idle connections lead to the same broker
             rejections = _publish_once(attempted)
     except failures as error:
         broker_outage.breaker.failed(error)
@@ -70,11 +74,12 @@ def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
     # Only a confirm shows whether a rejected queue is accepted again, and whether a queue that was
     # lost exists.
     confirm = len(messages) > 1 or any(
-        message.number > 1 or broker_outage.backoff.knows(message.queue) for message in messages
+        message.number > 1 or broker_outage.backoff.is_rejected(message.queue)
+        for message in messages
     )
     while messages:
-        with doorbell() as bell:
-            found, messages = send(bell, messages, confirm=confirm)
+        with borrowed() as broker:
+            found, messages = send(broker, messages, confirm=confirm)
         rejections += found
     return rejections
 

@@ -1,6 +1,4 @@
-"""Which queue Celery's routing gives to a task: routes, routers, exchanges and keys become the name
-of one queue.
-"""
+"""Finds the queue of a call from Celery's routing: routes, routers, exchanges and routing keys."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ def queue_of(
 ) -> str:
     """Return the queue that Celery's routing gives to a call of this task; raises UnknownQueue.
 
-    ``queue``: the one that the call or the task names, which routes do not change. Routers that are
-    functions see the arguments and are asked for every call, as Celery does.
+    ``queue`` is the one that the call or the task names; routes do not change it. Routers that are
+    functions are called for every call with its arguments, as in Celery.
     """
     app = current_app._get_current_object()
     if queue is not None or _is_static(app):
@@ -80,7 +78,7 @@ def _routed(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _bound(app: Any, name: str, route: Mapping[str, Any]) -> str:
-    """Return the one queue to which a route by exchange and key leads."""
+    """Return the only queue that a route by exchange and routing key reaches."""
     default = app.amqp.queues[app.conf.task_default_queue]
     exchange, key = route.get("exchange"), route.get("routing_key")
     if exchange is None and (key is None or default.exchange.type == "direct"):
@@ -101,22 +99,21 @@ def _bound(app: Any, name: str, route: Mapping[str, Any]) -> str:
 
 
 def queues_reached(exchange: str, key: str) -> list[str]:
-    """Return the names of the queues that a message to this exchange reaches, as the type of the
-    exchange decides.
+    """Return the names of the queues that a message to this exchange reaches.
 
-    The exchange without a name delivers to the queue that the key names; whether there is one is
-    not checked here.
+    The default exchange delivers to the queue named by the key. Whether that queue exists is not
+    checked.
     """
     if not exchange:
         return [key] if key else []
     return [
         str(queue.name)
         for queue in current_app.amqp.queues.values()
-        if _leads(queue, exchange, key)
+        if _reaches(queue, exchange, key)
     ]
 
 
-def _leads(queue: Any, exchange: str, key: str) -> bool:
+def _reaches(queue: Any, exchange: str, key: str) -> bool:
     bindings: Iterable[Any] = (queue, *(queue.bindings or ()))
     return any(
         bound.exchange is not None
@@ -137,8 +134,8 @@ def _matches(kind: str, bound: Any, key: str) -> bool:
 
 @functools.lru_cache(maxsize=1_000)
 def _topic(pattern: str) -> re.Pattern[str]:
-    """Return what matches a dot and the key: ``*`` is one word, ``#`` any number of words, none
-    too.
+    """Return a pattern for a dot followed by the key: ``*`` is one word, ``#`` zero or more
+    words.
     """
     words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
     return re.compile(

@@ -81,7 +81,9 @@ def test_a_plain_message_becomes_one_task_however_often_it_is_delivered(adopting
     assert (str(row.pk), row.name, row.args, row.kwargs) == (message, add.name, [1, 2], {})
     assert isinstance(add.AsyncResult(message), DurableResult)  # type: ignore[attr-defined]
     assert DurableResult(message).task == row
-    assert [one.headers["durable_ring"] for one in take_messages(row.queue)] == [f"{message}.1.1"]
+    assert [one.headers["durable_message"] for one in take_messages(row.queue)] == [
+        f"{message}.1.1"
+    ]
 
 
 def test_an_id_that_is_no_uuid_names_one_task_too(adopting: None) -> None:

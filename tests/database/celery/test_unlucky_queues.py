@@ -364,12 +364,12 @@ def test_a_scheduler_asked_to_stop_in_the_middle_of_anything_stops() -> None:
 def test_doorbells_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broker_connection.hang_up()
-    with broker_connection.doorbell(), broker_connection.doorbell(), broker_connection.doorbell():
+    broker_connection.close_idle()
+    with broker_connection.borrowed(), broker_connection.borrowed(), broker_connection.borrowed():
         pass
-    assert len(broker_connection._rack.free) == 3
+    assert len(broker_connection._pool.free) == 3
     monkeypatch.setattr(broker_connection, "IDLE_FOR", 0.0)
     for left in (2, 1, 1):
-        with broker_connection.doorbell():
+        with broker_connection.borrowed():
             pass
-        assert len(broker_connection._rack.free) == left
+        assert len(broker_connection._pool.free) == left
