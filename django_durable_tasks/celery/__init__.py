@@ -1,1 +1,1 @@
-"""Celery carries: the only package that knows Celery and Kombu."""
+"""Publishes and executes tasks with Celery and Kombu."""

@@ -1,7 +1,7 @@
-"""Check canvases and calls by name before Celery publishes anything.
+"""Checks canvases and calls by name before Celery publishes anything.
 
 Celery calls the later parts of a canvas in a worker, after the earlier parts have run. A durable
-task cannot keep the options that it would receive there (a chord, a group, errbacks, the rest of a
+task cannot store the options that it would receive there (a chord, a group, errbacks, the rest of a
 chain), so that work would be lost. Celery has no hook that can refuse a call: receivers of
 ``before_task_publish`` cannot raise. So its calling forms are wrapped.
 """

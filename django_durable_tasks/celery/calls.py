@@ -1,6 +1,4 @@
-"""The calling forms of a durable task: Celery's habits and ``.using(...)`` all become one
-``Call``.
-"""
+"""The calling forms of a durable task. Celery's options and ``.using(...)`` become one ``Call``."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from django_durable_tasks import registry
 from django_durable_tasks.celery.publishing.broker_addresses import queue_of_options
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.did_you_mean import nearest
-from django_durable_tasks.engine.db.clock_estimate import reckoned_now
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import InvalidOption
@@ -59,8 +57,8 @@ _OF_MESSAGES = (
     "task_type",
     "timeout",
 )
-"""Celery's options about the message alone: a durable task's message is ours, so they have no
-effect.
+"""Celery's options about the message only. They have no effect for a durable task, whose message
+this package builds.
 """
 _CELERYS = frozenset(
     {
@@ -88,29 +86,28 @@ class Using:
     options: CallOptions
 
     def using(self, **options: Any) -> Using:
-        """Return the same with more options."""
+        """Return a copy with more options."""
         return Using(self.registered, call_options(self.options, options))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Task:
-        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest
+        """Create the task in the caller's transaction and return it; ``run_at`` is the earliest
         start.
         """
         options = self.options
-        if (
-            "run_at" in kwargs
-        ):  # no durable task has a parameter of this name: its decorator refuses it
+        # The decorator refuses a task function with a parameter of this name.
+        if "run_at" in kwargs:
             options = call_options(options, {"run_at": kwargs.pop("run_at")})
         return enqueue.schedule(Call(self.registered, args, kwargs, options))
 
     def delay(self, /, *args: Any, **kwargs: Any) -> DurableResult:
-        """Create the row in the caller's transaction and return its result."""
+        """Create the task in the caller's transaction and return its result."""
         return _submitted(Call(self.registered, args, kwargs, self.options))
 
     def schedule_many(
         self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
     ) -> list[uuid.UUID]:
-        """Create one row for each tuple of arguments, by one statement a batch; return
-        their ids.
+        """Create one task per tuple of arguments, with one statement per batch; return their
+        ids.
         """
         options = self.options if run_at is None else call_options(self.options, {"run_at": run_at})
         return enqueue.schedule_many(
@@ -120,7 +117,7 @@ class Using:
     def apply_async(
         self, args: Any = None, kwargs: Any = None, **celery_options: Any
     ) -> DurableResult:
-        """Create the row as Celery's ``apply_async`` would send the message."""
+        """Create the task with the options of Celery's ``apply_async``."""
         options = call_options(self.options, translated(celery_options))
         return _submitted(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options))
 
@@ -138,8 +135,8 @@ def of(name: str) -> Using:
 
 
 def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Celery's options mean for us; raises InvalidOption for those that a row cannot
-    keep.
+    """Return Celery's options as options of this package. Raises InvalidOption for those that a
+    task cannot store.
     """
     for option in _CANVAS:
         if celery_options.get(option):
@@ -155,7 +152,7 @@ def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
     expires = celery_options.get("expires")
     if isinstance(expires, int | float | timedelta) and not isinstance(expires, bool):
         # From the call, as in Celery; our own expires_in counts from run_at.
-        options["expires_at"] = reckoned_now() + timedelta(seconds=seconds("expires", expires))
+        options["expires_at"] = estimated_now() + timedelta(seconds=seconds("expires", expires))
     elif expires is not None:
         options["expires_at"] = instant("expires", expires)
     options["headers"] = celery_options.get("headers") or None
@@ -165,7 +162,7 @@ def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_known(celery_options: Mapping[str, Any]) -> None:
-    """Refuse a misspelt option, and one of ``.using()``, which Celery would pass on to its
+    """Refuse unknown options, and options of ``.using()``, which Celery would pass on to its
     transport.
     """
     stamps = celery_options.get("stamped_headers") or ()
@@ -193,4 +190,4 @@ def _start(eta: object, countdown: object) -> datetime | None:
     if not countdown and countdown != 0.0:
         return None
     wait = seconds("countdown", countdown)
-    return reckoned_now() + timedelta(seconds=wait) if wait else None
+    return estimated_now() + timedelta(seconds=wait) if wait else None

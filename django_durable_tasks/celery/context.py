@@ -1,4 +1,4 @@
-"""``self.durable``: what a body may know of its run, and say about it."""
+"""``self.durable``: the current run, for the task function."""
 
 from __future__ import annotations
 
@@ -14,48 +14,45 @@ from django_durable_tasks.rules.workflows.builder import Growth
 
 
 class Durable:
-    """The run in hand, for its body."""
+    """The current run."""
 
     def __init__(self, live: LiveRun) -> None:
         self._live = live
 
     @property
     def task(self) -> Task:
-        """The row of this run, read anew from the database."""
+        """The task of this run, read from the database."""
         row: Task = Task.objects.using(conf.settings().DATABASE).get(pk=self._live.run.task_id)
         return row
 
     @property
     def tenant(self) -> Tenant:
-        """Whose work this is."""
+        """The tenant of the task."""
         return Tenant.objects.using(conf.settings().DATABASE).get(pk=self._live.run.tenant_id)
 
     @property
     def attempt(self) -> int:
-        """The number of this start, from 1; it never falls and is not set back by a replay."""
+        """The number of this attempt, from 1. A replay continues the numbers."""
         return self._live.run.attempt
 
     @property
     def idempotency_key(self) -> str:
-        """The key to hand to outside systems: the same for every attempt and replay of
-        this task.
-        """
+        """The key for outside systems: the same for every attempt and replay of this task."""
         return self._live.run.idempotency_key
 
     @property
     def fence(self) -> int:
-        """A number that only rises with each owner of the row: outside systems can refuse lower
+        """A number that increases with each run of the task. Outside systems can refuse lower
         ones.
         """
         return self._live.run.epoch
 
     @property
     def workflow(self) -> Growth:
-        """The workflow that this run is a part of: what is added to it is written with the success
-        of this run.
+        """The workflow of this task. What is added to it is written with the success of this run.
 
-        Whatever waits for this task waits for the last of the added ones too. Raises InvalidOption
-        outside a workflow.
+        Tasks that depend on this task also wait for the last added ones. Raises InvalidOption if
+        the task is not part of a workflow.
         """
         live = self._live
         if live.run.workflow_id is None:
@@ -66,14 +63,16 @@ class Durable:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: somebody asked, the row has another owner, or the time is over. Told by
-        heartbeats.
+        """Whether the function should return: the task was cancelled, its lease was lost, or its
+        time is over.
+
+        Heartbeats update the first two.
         """
         live = self._live
         return live.cancel_requested or live.lost or live.lease_may_be_over or live.out_of_time
 
     def check(self) -> None:
-        """Raise RunCancelled, RunLost or RunOutOfTime when the body should stop; call it in long
+        """Raise RunCancelled, RunLost or RunOutOfTime if the function should stop. For long
         loops.
         """
         live = self._live
@@ -90,7 +89,7 @@ class Durable:
             )
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far the run is; the next heartbeat writes it to ``Task.progress``. Raises
+        """Set the progress of the run. The next heartbeat writes it to ``Task.progress``. Raises
         InvalidOption.
         """
         whole = None if total is None else _number("total", total)
@@ -102,8 +101,8 @@ class Durable:
 
 
 def _number(name: str, value: Any) -> int | float:
-    """Refuse here what the heartbeat could not write: all leases of the process hang on that one
-    statement.
+    """Refuse a value that the heartbeat could not write. One such value would stop the renewal of
+    all leases of the process.
     """
     try:
         number = value if isinstance(value, int) else float(value)

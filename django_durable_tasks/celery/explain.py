@@ -1,5 +1,5 @@
-"""Why a task stands where it stands, with what only Celery knows: whether its code is here and the
-broker answers.
+"""Explains why a task has not run, including what only Celery knows: whether its code is loaded and
+the broker responds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from django_durable_tasks.rules.tasks.explanations import Level, Sentence, Situa
 
 
 def sentences(task: Task) -> list[Sentence]:
-    """Return what keeps the task from its next step, the gravest first; at least one sentence.
+    """Return what prevents the next step of the task, problems first; at least one sentence.
 
-    Asks the broker whether it answers, within the time limits of a ring, where the row waits for a
-    message.
+    Connects to the broker, within PUBLISH_TIMEOUT, if the task waits for a message.
     """
     problem = inspect.load_tasks()
     situation, led = status.situation(task, known=registry.find(task.name) is not None)
@@ -31,7 +30,7 @@ def sentences(task: Task) -> list[Sentence]:
 
 
 def _around(task: Task, situation: Situation, *, led: bool) -> Iterator[str]:
-    """The troubles that the row itself does not show: nobody leads, the broker is away."""
+    """Yield the problems that the row does not show: no leader, broker unavailable."""
     stuck = situation.publish_count > 1 or (
         task.lease_until is not None and task.lease_until < situation.now
     )

@@ -1,5 +1,5 @@
-"""What Celery was told, for the system checks and the commands: read, never changed, and nothing
-connects unasked.
+"""Reads Celery's configuration for the system checks and the commands. Connects only if
+requested.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class Wiring:
 
 
 def is_configured() -> bool:
-    """Return whether every thread of this process sees an application that the project made.
+    """Return whether every thread of this process uses an application of the project.
 
-    Celery falls back to an application of its own, which knows no broker, when the project's was
-    not made before the first use, and shows a project's application to other threads only where it
-    became the default one.
+    Celery falls back to an application without a broker if the project's was not created before the
+    first use. Other threads see a project's application only if it became the default one.
     """
     current_app._get_current_object()
     seen_by_threads = _state.default_app
@@ -54,33 +53,33 @@ def is_configured() -> bool:
 
 
 def read() -> Wiring:
-    """Return what the current application was told."""
+    """Return the configuration of the current application."""
     app = current_app._get_current_object()
-    told = app.conf
+    config = app.conf
     connection = app.connection_for_write()
     transport = str(connection.transport_cls)
-    options = told.broker_transport_options or {}
+    options = config.broker_transport_options or {}
     visibility = options.get(
         "visibility_timeout", _REDIS_VISIBILITY if is_redis(transport) else None
     )
-    accepted = tuple(str(kind) for kind in told.accept_content or ())
+    accepted = tuple(str(kind) for kind in config.accept_content or ())
     return Wiring(
-        broker_is_set=bool(told.broker_write_url),
+        broker_is_set=bool(config.broker_write_url),
         transport=transport,
         folder_problem=_folder_problem(connection) if transport == filesystem.ALIAS else None,
         visibility_timeout=None if visibility is None else float(visibility),
         serializers={
             "CELERY_ACCEPT_CONTENT": accepted,
-            "CELERY_TASK_SERIALIZER": (str(told.task_serializer),),
-            "CELERY_RESULT_SERIALIZER": (str(told.result_serializer),),
+            "CELERY_TASK_SERIALIZER": (str(config.task_serializer),),
+            "CELERY_RESULT_SERIALIZER": (str(config.result_serializer),),
         },
         accepted=frozenset(accepted),
-        pool=str(told.worker_pool),
-        eager=bool(told.task_always_eager),
-        eager_propagates=bool(told.task_eager_propagates),
-        prefetch_multiplier=int(told.worker_prefetch_multiplier),
-        acks_late=bool(told.task_acks_late),
-        reject_on_worker_lost=bool(told.task_reject_on_worker_lost),
+        pool=str(config.worker_pool),
+        eager=bool(config.task_always_eager),
+        eager_propagates=bool(config.task_eager_propagates),
+        prefetch_multiplier=int(config.worker_prefetch_multiplier),
+        acks_late=bool(config.task_acks_late),
+        reject_on_worker_lost=bool(config.task_reject_on_worker_lost),
     )
 
 
@@ -93,7 +92,7 @@ def _folder_problem(connection: Any) -> str | None:
 
 
 def is_redis(transport: str) -> bool:
-    """Return whether this name of a transport speaks to Redis."""
+    """Return whether this transport uses Redis."""
     return transport.startswith(("redis", "rediss", "sentinel", "valkey"))
 
 
@@ -108,11 +107,11 @@ class _Tasks:
 
 
 def load_tasks() -> str | None:
-    """Import the modules of tasks as a worker does, so that the registry is full; return what went
-    wrong, or None.
+    """Import the task modules as a worker does, so that the registry is complete. Return the error,
+    or None.
 
-    Celery imports them in workers only, and runs the system checks while it does: not here, where a
-    check may ask.
+    Celery imports them in workers only, and runs the system checks then. The checks are skipped
+    here, because a check may call this function.
     """
     app = current_app._get_current_object()
     if _Tasks.loading or _Tasks.loaded_by is app or not is_configured():
@@ -142,8 +141,8 @@ def _without_checks() -> Iterator[None]:
 
 
 def broker_problem() -> str | None:
-    """Connect to the broker within the time limits of a ring; return why it does not answer,
-    without its password.
+    """Connect to the broker within PUBLISH_TIMEOUT; return why it does not respond, without its
+    password, or None.
     """
     app = current_app._get_current_object()
     connection = app.connection_for_write()

@@ -1,4 +1,4 @@
-"""One task for many items, called one after the other inside a run."""
+"""Runs a durable task for many items, one after the other, inside one run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from django_durable_tasks import registry
 
 
 def called_for_each(name: str, items: Iterable[Any], *, spread: bool) -> list[Any]:
-    """Return what the durable task returned for each item; ``spread``: an item is its positional
-    arguments.
+    """Return the results of the durable task for each item. With ``spread`` an item is a tuple of
+    positional arguments.
 
-    Raises UnknownTask, and whatever the task raises.
+    Raises UnknownTask and the exceptions of the task.
     """
     task = current_app.tasks[registry.get(name).options.name]
     return [task(*item) if spread else task(item) for item in items]

@@ -1,8 +1,7 @@
-"""Plain Celery messages for a durable task: turned into a task if ACCEPT_PLAIN_MESSAGES allows it,
-else refused.
+"""Handles plain Celery messages for a durable task: creates a task if ACCEPT_PLAIN_MESSAGES is set,
+refuses them otherwise.
 
-Such messages were published before the task was durable, or by a process that does not know that it
-is.
+Such messages were published before the task was durable, or by a process that does not load Django.
 """
 
 from __future__ import annotations
@@ -31,18 +30,15 @@ _idle = threading.Event()
 
 
 def has_canvas(request: Any) -> bool:
-    """Return whether other work depends on this message itself: callbacks, the rest of a chain, a
-    chord.
-    """
+    """Return whether callbacks, further steps of a chain or a chord depend on this message."""
     return any(getattr(request, name, None) for name in ("callbacks", "errbacks", "chain", "chord"))
 
 
 def adopt(task: Any, args: Any, kwargs: Any) -> NoReturn:
-    """Create the task of this message, once for each message id, and raise Ignore; raises
-    PlainMessageRefused.
+    """Create the task of this message, once per message id, and raise Ignore.
 
-    Celery has acknowledged the message already, so a database that is away is tried again for
-    RESULT_WRITE_TIMEOUT.
+    Raises PlainMessageRefused if the task cannot be created. Celery has acknowledged the message
+    already, so database errors are retried for RESULT_WRITE_TIMEOUT.
     """
     request, task_id = task.request, task_id_of(task.request.id)
     options = {name: value for name, value in _options(request).items() if value is not None}
@@ -57,7 +53,7 @@ def adopt(task: Any, args: Any, kwargs: Any) -> NoReturn:
 
 
 def refuse(task: Any, reason: str) -> NoReturn:
-    """Fail this message, so that its result, errbacks and chord learn of it; raises
+    """Fail this message and report the failure to its result, errbacks and chord; raises
     PlainMessageRefused.
     """
     logger.error("%s", reason)
@@ -85,9 +81,7 @@ def _options(request: Any) -> dict[str, Any]:
 
 
 def _instant(text: Any) -> datetime | None:
-    """Return what the header ``expires`` says; Celery writes it in ISO 8601, without an offset for
-    UTC.
-    """
+    """Return the value of the header ``expires``. Celery writes UTC without an offset."""
     if not isinstance(text, str):
         return None
     found = datetime.fromisoformat(text)

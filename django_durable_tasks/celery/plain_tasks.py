@@ -1,4 +1,4 @@
-"""A message to a Celery task that is no durable one, sent from inside a run."""
+"""Sends a message to a Celery task that is not durable, from inside a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from celery import current_app
 
 
 def celery_id_of(idempotency_key: str) -> str:
-    """Return the Celery id of what a run sends: every attempt and replay of the run sends
-    the same.
+    """Return the Celery id of a message that a run sends: the same for every attempt and replay of
+    the run.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_OID, idempotency_key))
 
@@ -23,8 +23,8 @@ def send(
     options: Mapping[str, Any],
     idempotency_key: str,
 ) -> str:
-    """Hand the message to the broker as beat does, and return its Celery id; raises what the broker
-    raises.
+    """Publish the message as beat does, and return its Celery id. Raises the errors of the
+    broker.
     """
     celery_id = celery_id_of(idempotency_key)
     current_app.send_task(

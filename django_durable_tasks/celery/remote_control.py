@@ -1,8 +1,8 @@
-"""A worker's remote control commands ``revoke``, ``terminate`` and ``query_task`` take the id of a
-durable task.
+"""Makes the remote control commands ``revoke``, ``terminate`` and ``query_task`` of a worker accept
+the id of a durable task.
 
-``celery control``, ``celery inspect`` and Flower send what the user typed. A message has an id of
-its own for each attempt, so the worker translates.
+``celery control``, ``celery inspect`` and Flower send the id that the user entered. Each message
+has its own id, so the worker translates the id of the task to those of its messages.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ logger = logging.getLogger("django_durable_tasks.runs")
 
 
 def _messages(ids: Collection[str]) -> dict[str, str]:
-    """Return the ids of the messages that this worker holds for these tasks, each with its task's
-    id.
+    """Return the ids of the messages that this worker has received for these tasks, with the ids of
+    the tasks.
     """
     wanted = {uuid.UUID(value): value for value in ids if _is_uuid(value)}
     envelopes = (parse(request_id) for request_id in list(worker_state.requests))
@@ -50,8 +50,8 @@ def _is_uuid(value: str) -> bool:
 
 
 def _cancel(ids: Collection[str]) -> set[str]:
-    """Cancel the durable tasks among these ids; return them. Every worker does so, which changes
-    nothing.
+    """Cancel the durable tasks among these ids; return them. Every worker does so. Repetition has
+    no effect.
     """
     try:
         with dedicated_connection():
@@ -68,7 +68,7 @@ def _cancel(ids: Collection[str]) -> set[str]:
 
 
 def connect() -> None:
-    """Let Celery's clients and workers know durable tasks by their ids; called once by each
+    """Make Celery's clients and workers accept the ids of durable tasks; called once per
     process.
     """
     operations_by_id.connect()
@@ -98,9 +98,9 @@ def connect() -> None:
     @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")
     def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
         """Query for task information by id."""
-        asked = [str(value) for value in maybe_list(ids) or []]
-        messages = _messages(asked)
-        found = celerys_query(state, [*asked, *messages], **kwargs)
+        given = [str(value) for value in maybe_list(ids) or []]
+        messages = _messages(given)
+        found = celerys_query(state, [*given, *messages], **kwargs)
         return {
             messages.get(request_id, request_id): answer for request_id, answer in found.items()
         }

@@ -1,6 +1,4 @@
-"""``DurableResult``: Celery's AsyncResult whose id is the Task's and which reads the row, not a
-result backend.
-"""
+"""``DurableResult``: an AsyncResult that reads the task's row instead of a result backend."""
 
 from __future__ import annotations
 
@@ -58,12 +56,12 @@ class DurableResult(AsyncResult):
 
     @property
     def task(self) -> Task:
-        """The row; raises Task.DoesNotExist after it was pruned."""
+        """The task; raises Task.DoesNotExist after it was pruned."""
         return self._rows().get()
 
     @property
     def state(self) -> str:
-        """Celery's name for where the row stands; a waiting retry is RETRY."""
+        """Celery's name for the status of the task. A task that waits for a retry is RETRY."""
         row = self._rows().only("status", "failures", "progress").first()
         return str(states.PENDING) if row is None else _state(row)
 
@@ -143,13 +141,13 @@ class DurableResult(AsyncResult):
         disable_sync_subtasks: bool = True,
         **options: Any,
     ) -> Any:
-        """Wait for the end and return the result; raises Celery's TimeoutError after ``timeout``
-        seconds.
+        """Wait until the task has ended and return its result. Raises Celery's TimeoutError after
+        ``timeout`` seconds.
 
-        ``callback`` is called with the id and the result, ``on_interval`` without arguments at each
-        look that finds the task open. Raises InvalidOption for ``on_message``, WouldWaitForever at
-        once where nothing can run the task while the caller waits, and Celery's RuntimeError inside
-        of a task.
+        ``callback`` is called with the id and the result, ``on_interval`` without arguments
+        whenever the task is read and has not ended. Raises InvalidOption for ``on_message``,
+        WouldWaitForever at once if nothing can run the task while the caller waits, and Celery's
+        RuntimeError inside a task.
         """
         _check_options(on_message, options)
         if disable_sync_subtasks:
@@ -180,8 +178,8 @@ class DurableResult(AsyncResult):
         return value
 
     def _raise_of_earlier_steps(self) -> None:
-        """Raise the error of an earlier step of a Celery chain: this task will never be created
-        then.
+        """Raise the error of an earlier step of a Celery chain, because this task will not be
+        created then.
         """
         if self.parent is not None and not isinstance(self.parent.backend, DisabledBackend):
             self._maybe_reraise_parent_error()
@@ -208,7 +206,7 @@ class DurableResult(AsyncResult):
             )
 
     def ready(self) -> bool:
-        """Whether the row has ended."""
+        """Whether the task has ended."""
         return self._rows().filter(status__in=TERMINAL).exists()
 
     def revoke(
@@ -219,11 +217,10 @@ class DurableResult(AsyncResult):
         wait: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Cancel the task: a waiting one at once, a running one by asking; ``terminate=True`` ends
-        its process.
+        """Cancel the task. A waiting task is cancelled at once, a running one is requested to stop;
+        ``terminate=True`` ends its process.
 
-        Without ``terminate`` no worker has to do anything, so there is no reply for which
-        ``wait=True`` could wait.
+        Without ``terminate`` no worker replies, so ``wait=True`` has no effect.
         """
         if terminate:
             super().revoke(connection, terminate=True, signal=signal, wait=wait, timeout=timeout)

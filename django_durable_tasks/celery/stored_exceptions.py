@@ -1,5 +1,5 @@
-"""The exception of a task as JSON, and the way back: what ``get()`` raises in the process of the
-caller.
+"""Converts the exception of a task to JSON and back, so that ``get()`` can raise it in another
+process.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from django_durable_tasks.rules.tasks.masking import masked
 
 
 def described(error: BaseException) -> dict[str, Any] | None:
-    """Return the class and the arguments of an exception, with secrets masked; None if JSON cannot
-    keep them.
+    """Return the class and the arguments of an exception, with secrets masked; None if they cannot
+    be encoded as JSON.
     """
     kind, names = type(error), conf.settings().SECRET_NAMES
     found = {"module": kind.__module__, "name": kind.__qualname__, "args": list(error.args)}
@@ -38,10 +38,10 @@ def _fits(found: Mapping[str, Any]) -> bool:
 
 
 def rebuilt(found: Mapping[str, Any] | None) -> Exception | None:
-    """Return the exception that ``described`` wrote; None if its class is not loaded here or has
+    """Return the exception that ``described`` encoded; None if its class is not loaded here or has
     another signature.
 
-    Nothing is imported: a caller that catches the class has imported it.
+    Nothing is imported. A caller that catches the class has imported it.
     """
     if found is None:
         return None

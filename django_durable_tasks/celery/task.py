@@ -1,4 +1,6 @@
-"""DurableTask: a true Celery task whose calls become rows and whose messages pass the gate."""
+"""``DurableTask``: the Celery task class of ``@durable_task``. Calls create rows; messages pass the
+gate.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ logger = logging.getLogger("django_durable_tasks.runs")
 class DurableTask(CeleryTask):
     """Celery's task class for ``@durable_task``.
 
-    Its messages are acknowledged early and never redelivered by Celery: the lease and the
-    republishing do what late acknowledgements promise, without their doubles.
+    Its messages are acknowledged early and not redelivered by Celery. A lost run is found by its
+    lease and republished, without the double executions of late acknowledgement.
     """
 
     abstract = True
@@ -42,7 +44,7 @@ class DurableTask(CeleryTask):
     durable_options: TaskOptions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the row of the message in hand; a plain call, also from inside a body, runs the
+        """Run the task of the current message. A direct call, also inside another task, calls the
         function.
         """
         request = self.request
@@ -57,8 +59,8 @@ class DurableTask(CeleryTask):
         return gate.run_message(self, envelope)
 
     def _plain_message(self, args: Any, kwargs: Any) -> Any:
-        """Handle a message that was published for no row; one that is part of a canvas stays what
-        it was.
+        """Handle a message without a row. A message that is part of a canvas runs as a plain Celery
+        task.
         """
         if not self.request.is_eager:
             if not conf.settings().ACCEPT_PLAIN_MESSAGES:
@@ -74,7 +76,7 @@ class DurableTask(CeleryTask):
 
     @property
     def durable(self) -> Durable:
-        """What the body may know of its run; raises InvalidOption outside a durable run."""
+        """The current run; raises InvalidOption outside of a run."""
         live = process_runs.current()
         if live is None:
             raise InvalidOption(
@@ -87,7 +89,7 @@ class DurableTask(CeleryTask):
         return calls.of(self.name).using(**options)
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest
+        """Create the task in the caller's transaction and return it. ``run_at`` is the earliest
         start.
         """
         return calls.of(self.name).schedule(*args, **kwargs)
@@ -95,30 +97,25 @@ class DurableTask(CeleryTask):
     def schedule_many(
         self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
     ) -> Any:
-        """Create one row for each tuple of arguments, by one statement a batch; return
-        their ids.
+        """Create one task per tuple of arguments, with one statement per batch; return their
+        ids.
         """
         return calls.of(self.name).schedule_many(arguments, run_at=run_at)
-
-    def aschedule(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: the asynchronous form comes with a later release."""
-        raise InvalidOption(
-            "aschedule() is not available: use sync_to_async(task.schedule)(...) until it is."
-        )
 
     def delay(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row in the caller's transaction and return a DurableResult."""
         return calls.of(self.name).delay(*args, **kwargs)
 
     def delay_on_commit(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Create the row with the caller's transaction, as ``apply_async_on_commit`` does."""
+        """Create the task in the caller's transaction, as ``apply_async_on_commit`` does."""
         return self.apply_async_on_commit(args, kwargs)
 
     def apply_async_on_commit(self, *args: Any, **options: Any) -> Any:
-        """Create the row in the caller's transaction and return a DurableResult.
+        """Create the task in the caller's transaction and return a DurableResult.
 
-        If the rows are in another database than ``default``, whose transaction Celery means, the
-        row is created when that transaction has been committed, and None is returned inside of it.
+        If the tasks are in another database than ``default``, whose transaction Celery means, the
+        task is created after that transaction has been committed, and None is returned inside of
+        it.
         """
         if conf.settings().DATABASE == DEFAULT_DB_ALIAS or not connection.in_atomic_block:
             return self.apply_async(*args, **options)
@@ -128,25 +125,21 @@ class DurableTask(CeleryTask):
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any
     ) -> Any:
-        """Create the row as Celery's ``apply_async`` would send the message; return a
-        DurableResult.
-        """
+        """Create the task with the options of Celery's ``apply_async``; return a DurableResult."""
         return calls.of(self.name).apply_async(args, kwargs, task_id=task_id, **options)
 
     def AsyncResult(self, task_id: Any, **options: Any) -> DurableResult:  # noqa: N802 - Celery's name
-        """Return the result that reads the row of this id."""
+        """Return the result of the task with this id."""
         return DurableResult(task_id, **options)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let hooks such as ``on_failure`` receive the id and the arguments of the task."""
+        """Make hooks such as ``on_failure`` receive the id and the arguments of the task."""
         super().__init_subclass__(**options)
         wrap_hooks(cls)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Refuse a class that ``@durable_task`` did not make: its calls would find no
-        durable task.
-        """
+        """Refuse a class that was registered without ``@durable_task``."""
         if not hasattr(cls, "durable_options"):
             raise InvalidOption(
                 f"{cls.__name__} is a DurableTask that was registered with Celery itself: write a"
@@ -157,7 +150,7 @@ class DurableTask(CeleryTask):
     def update_state(
         self, task_id: Any = None, state: Any = None, meta: Any = None, **options: Any
     ) -> None:
-        """Let results show this state and ``meta`` while the function runs; the next heartbeat
+        """Show this state and ``meta`` in results while the function runs. The next heartbeat
         writes them.
         """
         live = process_runs.current()
@@ -171,14 +164,14 @@ class DurableTask(CeleryTask):
         live.progress = {STATE: str(state), META: meta}
 
     def replace(self, sig: Any) -> NoReturn:
-        """Refuse: a row has one task."""
+        """Raise InvalidOption: a durable task cannot be replaced."""
         raise InvalidOption(
             "self.replace(): a durable task cannot be replaced while it runs; return Schedule(task,"
             " args) from the function, or add to the workflow by self.durable.workflow."
         )
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> NoReturn:
-        """Refuse: a durable task is no part of Celery's chords."""
+        """Raise InvalidOption: a durable task cannot be part of Celery's chords."""
         raise InvalidOption("self.add_to_chord(): add to the workflow by self.durable.workflow.")
 
     def retry(
@@ -192,9 +185,10 @@ class DurableTask(CeleryTask):
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """Ask for another attempt without publishing: the wait is in the row.
+        """Request another attempt, whose delay is stored in the row. Nothing is published.
 
-        With ``throw=False`` the function goes on, and the next attempt follows however it ends.
+        With ``throw=False`` the function continues, and the next attempt follows whatever its
+        result is.
         """
         live = process_runs.current()
         if live is None:
@@ -205,15 +199,17 @@ class DurableTask(CeleryTask):
                 f"self.retry({refused[0]}=...): the next attempt has the arguments and options of"
                 " the row; to change them return Schedule(...) instead."
             )
-        wish = retries.ask(self, live, exc, countdown if eta is None else eta, max_retries)
+        retry = retries.retry_exception(
+            self, live, exc, countdown if eta is None else eta, max_retries
+        )
         if throw:
-            raise wish from exc
-        live.requested_retry = wish
-        return wish
+            raise retry from exc
+        live.requested_retry = retry
+        return retry
 
 
 def signature_of(function: Any, *, bound: bool) -> inspect.Signature:
-    """Return the signature that a call must fit: without ``self`` for a bound body."""
+    """Return the signature for calls: without ``self`` if ``bound``."""
     signature = inspect.signature(function)
     if not bound:
         return signature

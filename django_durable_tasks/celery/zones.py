@@ -1,6 +1,4 @@
-"""The time zone of a new schedule that names none: one rule, the same in every process of a
-project.
-"""
+"""Finds the time zone of a new schedule without one, by the same rule in every process."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, scope
 from django_durable_tasks.due_index.types import Due
-from django_durable_tasks.engine.db.clock_estimate import reckoned_now
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification, wake_channel
@@ -136,7 +136,7 @@ class OnCommitNotifier:
     def tell(self, batch: _Batch) -> None:
         """Tell what a committed batch changed; never raises for a server that is away."""
         try:
-            now = reckoned_now()
+            now = estimated_now()
             rows = [
                 Due(at or now, queue, task_id, priority, shard)
                 for at, queue, task_id, priority, shard in batch.born

@@ -106,7 +106,7 @@ class DispatchLoop:
         self._throughput, self._picture = ThroughputMeter(), Picture()
         self._rotation = QueueRotation()
         self._failed_queues = set[str]()
-        self._clock: clock_estimate.Look | None = None
+        self._clock: clock_estimate.ClockReading | None = None
         self._heads: dict[str, datetime] = {}
         self._poll_at = self._busy_until = self._next_claim_at = 0.0
         self._popped_nothing = self._poll_requested = False
@@ -116,8 +116,8 @@ class DispatchLoop:
         """Return the database's time: read at the last poll, advanced by the monotonic clock."""
         if self._clock is None:
             return datetime.now(UTC)
-        return self._clock.said + timedelta(
-            seconds=time.monotonic() - (self._clock.asked + self._clock.heard) / 2
+        return self._clock.database_time + timedelta(
+            seconds=time.monotonic() - (self._clock.requested + self._clock.received) / 2
         )
 
     def serve(self, shards: frozenset[int]) -> None:
@@ -150,18 +150,18 @@ class DispatchLoop:
         """Publish due tasks and read ahead; return how many tasks were published."""
         self._poll_requested = False  # first, so that a request during this poll is kept
         with dedicated_connection():
-            self._clock = clock_estimate.look()
+            self._clock = clock_estimate.read_clock()
         gone = self._attempt(
             "Releasing tasks that wait for a limit",
-            partial(self._release_waiting, self._clock.said),
+            partial(self._release_waiting, self._clock.database_time),
             _TIME_LIMIT,
         )
         with dedicated_connection():
             if gone:
-                self._clock = clock_estimate.look()  # the released tasks are due by now
+                self._clock = clock_estimate.read_clock()  # the released tasks are due by now
             self._heads = heads()
             self._failed_queues &= self._heads.keys()
-            now = self._clock.said
+            now = self._clock.database_time
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
             coming = [queue for queue, head in self._heads.items() if head <= soon]
             if coming:

@@ -13,7 +13,7 @@ from django.conf import settings as django_settings
 from django.db import connections
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
-from django_durable_tasks.celery.publishing.broker_outage import Breaker
+from django_durable_tasks.celery.publishing.broker_outage import BrokerBreaker
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
@@ -78,7 +78,7 @@ def _this_process_behind(
         for name, value in environment.items():
             patched.setenv(name, value)
             patched.setenv("CELERY_BROKER_WRITE_URL", broker_settings(broker, Path())[0])
-        patched.setattr(broker_outage, "breaker", Breaker())
+        patched.setattr(broker_outage, "breaker", BrokerBreaker())
         broker_connection.close_idle()
         yield
         broker_connection.close_idle()

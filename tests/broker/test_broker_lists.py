@@ -86,7 +86,7 @@ def test_a_first_broker_that_is_away_from_the_start_is_passed_over_once(
         one.restore()
         one.freeze()  # who still asks it would wait
         broker_connection.close_idle()
-        assert broker_connection._pool.answered == addresses[1]
+        assert broker_connection._LastBroker.address == addresses[1]
         assert publisher.publish(messages(queue)) == []
         assert broker_outage.breaker.closed()
 

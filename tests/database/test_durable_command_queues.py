@@ -110,7 +110,7 @@ def test_a_ring_needs_a_queue_or_all() -> None:
 
 def test_a_broker_that_is_away_is_told_and_the_rows_stay() -> None:
     row = a_task(Status.QUEUED)
-    broker_outage.breaker.failed(OSError())
+    broker_outage.breaker.failed()
     answer = durable("republish", "--all", "--format", "json")
     assert answer.code == 1
     assert answer.told == {"verb": "republish", "republished": {}, "complete": False}

@@ -1,9 +1,7 @@
-"""What ``self.request`` shows to a task function, and what Celery's hooks receive: the task, not
-its message.
+"""Makes ``self.request`` and Celery's hooks show the task instead of its message.
 
-A message has an id of its own for each attempt and no arguments. Celery's events, acknowledgements
-and log lines of the worker keep the id of the message, so the request is changed for the time of
-the function only.
+Each attempt has a message with its own id and without arguments. Celery's events, acknowledgements
+and logs use the id of the message, so the request is changed only while the function runs.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _WRAPPED = "_durable_tasks_wrapped"
 
 @contextmanager
 def of_row(request: Any, live: LiveRun) -> Iterator[None]:
-    """Let the request name the task, its arguments and the headers of its call."""
+    """Make the request show the task's id, its arguments and the headers of its call."""
     task_id, headers = str(live.run.task_id), live.run.options.get("headers") or {}
     shown = {"id": task_id, "root_id": task_id, "args": live.args, "kwargs": live.kwargs}
     before = {name: getattr(request, name) for name in shown}
@@ -40,7 +38,7 @@ def of_row(request: Any, live: LiveRun) -> Iterator[None]:
 
 
 def wrap_hooks(owner: type) -> None:
-    """Let the hooks that this class has, of its own or from a mixin, receive the id and the
+    """Make the hooks that this class defines or inherits from a mixin receive the id and the
     arguments of the task.
     """
     for name in (_BEFORE, *_PLACE_OF_ID):
@@ -74,8 +72,8 @@ def _with_row(hook: Callable[..., Any], place: int) -> Callable[..., Any]:
 
 
 def _after_the_start(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Celery calls ``before_start`` for a message, which may be refused; the gate calls it for a
-    run.
+    """Ignore Celery's call of ``before_start`` for a message, which may be refused. The gate calls
+    it for a run.
     """
 
     @wraps(hook)

@@ -1,7 +1,8 @@
-"""From which queue a message was consumed: noted by the worker's consumer, read by the gate.
+"""Records from which queue a message was consumed. The worker's consumer writes it, the gate reads
+it.
 
-Exchange and routing key of a message say where it was sent, not where it arrived. Only the consumer
-knows the queue, and it writes it over whatever the message says.
+The exchange and routing key of a message show where it was sent, not where it arrived. Only the
+consumer knows the queue. It overwrites what the message contains.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from django_durable_tasks.celery.publishing.message_id import HEADER
 CONSUMED_FROM = "durable_consumed_from"
 
 
-class _Noted:
-    """A queue whose messages carry its name when they are handed on; everything else is the
-    queue's.
-    """
+class _RecordedQueue:
+    """A queue that adds its name to the headers of the messages it delivers."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -31,11 +30,11 @@ class _Noted:
 
     def consume(self, consumer_tag: str, callback: Callable[[Any], Any], **options: Any) -> Any:
         return self._queue.consume(
-            consumer_tag, partial(_hand_on, self._queue.name, callback), **options
+            consumer_tag, partial(_deliver, self._queue.name, callback), **options
         )
 
 
-def _hand_on(queue: str, callback: Callable[[Any], Any], message: Any) -> Any:
+def _deliver(queue: str, callback: Callable[[Any], Any], message: Any) -> Any:
     # py-amqp's message becomes Kombu's in the callback.
     headers = (
         message.headers
@@ -47,26 +46,26 @@ def _hand_on(queue: str, callback: Callable[[Any], Any], message: Any) -> Any:
     return callback(message)
 
 
-def note(app: Any) -> None:
-    """Let the consumers that this application makes from now on note the queue of each message."""
+def record_queues(app: Any) -> None:
+    """Make new consumers of this application record the queue of each message."""
     consumer: Any = app.amqp.Consumer
-    if getattr(consumer, "notes_queues", False):
+    if getattr(consumer, "records_queues", False):
         return
 
     class Consumer(consumer):
-        notes_queues = True
+        records_queues = True
 
         def _basic_consume(self, queue: Any, *args: Any, **options: Any) -> Any:
-            return super()._basic_consume(_Noted(queue), *args, **options)
+            return super()._basic_consume(_RecordedQueue(queue), *args, **options)
 
     app.amqp.Consumer = Consumer
 
 
 def names_of(headers: Any) -> tuple[str, ...]:
-    """Return the names of the queue from which this was consumed: its own, then its aliases; empty
-    if unknown.
+    """Return the names of the queue from which this was consumed: its own name, then its aliases.
+    Empty if unknown.
 
-    ``headers``: a message's, or a request, which has them as attributes.
+    ``headers`` are those of a message, or a request, which has them as attributes.
     """
     queue = (
         headers.get(CONSUMED_FROM)

@@ -1,5 +1,5 @@
-"""What a body raised, as an outcome to be written and as an exception that may leave the
-process.
+"""Converts the exception of a task to an outcome to be stored and to an exception that Celery can
+send.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from celery import exceptions as celery_exceptions
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.stored_exceptions import described
-from django_durable_tasks.engine.db.clock_estimate import reckoned_now
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.exceptions import (
     BodyFailed,
     InvalidOption,
@@ -30,7 +30,7 @@ from django_durable_tasks.rules.workflows.followups import followups_of
 
 
 def text_of(error: BaseException) -> str:
-    """Return type and message in one masked line that every database takes."""
+    """Return type and message on one line, masked and accepted by every database."""
     try:
         message = str(error)
     except Exception as unprintable:  # noqa: BLE001 - an exception's own __str__ may raise anything
@@ -64,7 +64,7 @@ def outcome_of_result(name: str, value: object) -> Outcome:
 
 
 def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
-    """Return how this exception ends its run."""
+    """Return the outcome of a run that ended with this exception."""
     kind, retryable, delay, cause = _kind_of(error, options)
     return Outcome(
         kind=kind,
@@ -106,16 +106,15 @@ def _kind_of(
 def _wait(when: object) -> float | None:
     if isinstance(when, datetime):
         aware = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return max(0.0, (aware - reckoned_now()) / timedelta(seconds=1))
+        return max(0.0, (aware - estimated_now()) / timedelta(seconds=1))
     return float(when) if isinstance(when, int | float) else None
 
 
 def picklable(error: BaseException) -> BaseException:
-    """Return the exception if it survives pickling and harms nobody, else a BodyFailed with its
-    text.
+    """Return the exception if it can be pickled and unpickled, else a BodyFailed with its text.
 
-    A MemoryError raised out of a body would end the whole prefork worker (Celery raises it again in
-    the parent).
+    A MemoryError is replaced too, because Celery raises it again in the parent process, which would
+    end the worker.
     """
     if not isinstance(error, MemoryError):
         try:

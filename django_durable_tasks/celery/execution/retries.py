@@ -1,9 +1,9 @@
-"""Celery's retry options and ``self.retry()`` on a durable task: the same meaning, with the wait in
+"""Implements Celery's retry options and ``self.retry()`` for durable tasks. The delay is stored in
 the row.
 
-A task without any retry option, of ours or of Celery's, keeps our defaults for errors that its
-function raises. Beside Celery's, only ``self.retry()`` and the errors of ``autoretry_for`` are
-retried, unless ``max_attempts`` or ``retry_for`` is given.
+A task without any retry option uses the defaults of this package for errors that its function
+raises. If Celery's options are given, only ``self.retry()`` and the errors of ``autoretry_for`` are
+retried, unless ``max_attempts`` or ``retry_for`` is given too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ OPTIONS = frozenset(
         "default_retry_delay",
     }
 )
-"""The options of Celery's decorator that are about retries."""
+"""The retry options of Celery's decorator."""
 _OF_A_RETRY = frozenset({"countdown", "max_retries"})
 
 
 def with_those_of_base(base: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` with the retry options that are attributes of a class; the decorator's count
-    first.
+    """Return ``given`` with the retry options that are attributes of a class. Those of the
+    decorator take precedence.
     """
     found = {option: getattr(base, option) for option in OPTIONS if _is_set_by(base, option)}
     if "max_attempts" in given:
@@ -55,7 +55,7 @@ def _is_set_by(base: type, option: str) -> bool:
 
 
 def implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Celery's options in ``given`` mean for ours; raises InvalidOption."""
+    """Return Celery's options in ``given`` as options of this package; raises InvalidOption."""
     if OPTIONS.isdisjoint(given):
         return {}
     if "max_retries" in given and "max_attempts" in given:
@@ -98,8 +98,8 @@ def _attempts(max_retries: int | None) -> int:
 
 
 def celery_options(given: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:
-    """Return what Celery's task class gets for ``self.retry()``; a delay of None leaves the wait to
-    our ``backoff``.
+    """Return the attributes of Celery's task class that ``self.retry()`` uses. A delay of None
+    means that the row's policy decides.
     """
     found: dict[str, Any] = {"max_retries": given.get("max_retries", CeleryTask.max_retries)}
     if options.limits_retries:
@@ -111,15 +111,15 @@ def celery_options(given: Mapping[str, Any], options: TaskOptions) -> dict[str, 
     return found
 
 
-def ask(
+def retry_exception(
     task: Any,
     live: LiveRun,
     exc: BaseException | None,
     when: datetime | float | None,
     max_retries: int | None,
 ) -> CeleryRetry:
-    """Return the wish for another attempt; raises ``exc`` (or MaxRetriesExceededError) when the
-    retries are used up.
+    """Return the exception that requests another attempt. Raises ``exc`` or MaxRetriesExceededError
+    if no retry is left.
     """
     stated = _stated_attempts(task.durable_options, live.run)
     limit = task.max_retries if max_retries is None else max_retries
@@ -138,11 +138,11 @@ def ask(
     if isinstance(when, datetime) and when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     delay: Any = task.default_retry_delay if when is None else when
-    return CeleryRetry("The task asked for another attempt.", exc=exc, when=delay)
+    return CeleryRetry("The task requested another attempt.", exc=exc, when=delay)
 
 
 def _stated_attempts(options: TaskOptions, run: Run) -> int | None:
-    """Return ``max_attempts`` where the call or the decorator states it."""
+    """Return ``max_attempts`` if the call or the decorator sets it."""
     stated: int | None = run.options.get("max_attempts")
     if stated is None and options.limits_retries:
         return options.max_attempts
@@ -150,7 +150,7 @@ def _stated_attempts(options: TaskOptions, run: Run) -> int | None:
 
 
 def _raise(error: BaseException) -> NoReturn:
-    """Raise with the error that is being handled as its cause, as Celery does."""
+    """Raise with the current error as its cause, as Celery does."""
     handled = sys.exc_info()[1]
     if handled is None or handled is error:
         raise error

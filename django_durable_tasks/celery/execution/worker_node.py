@@ -210,7 +210,7 @@ def in_pool_child() -> bool:
 def on_worker_init(sender: Any = None, **_: Any) -> None:
     """Generate the node id before the pool forks, and share the time of the last start."""
     process_runs.share_last_start()
-    consumed_queue.note(getattr(sender, "app", None) or current_app._get_current_object())
+    consumed_queue.record_queues(getattr(sender, "app", None) or current_app._get_current_object())
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
         str(getattr(sender, "hostname", _ThisProcess.name)),

@@ -7,9 +7,6 @@ first.
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +18,7 @@ from kombu.exceptions import KombuError
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import UnknownQueue
+from django_durable_tasks.idle_pool import IdlePool
 
 _SHORTEST_CONNECT = 1.0
 """Seconds. PUBLISH_TIMEOUT is divided among several brokers, but each has at least this long."""
@@ -69,7 +67,6 @@ class BrokerConnection:
         )
         self.failures = failures_of(self.connection)
         self.unusable = False
-        self.idle_since = time.monotonic()
         _connect(self.connection, self.failures)
         self.channel: Any = (
             self.connection.default_channel if self.driver != "amqp" else self.connection.channel()
@@ -184,8 +181,8 @@ def _connect(connection: Connection, failures: tuple[type[BaseException], ...]) 
     brokers: list[str | None] = list(connection.alt) or [None]
     if connection.transport_cls == "sentinel":
         brokers = [None]  # the list contains Sentinels; Kombu queries them for the primary
-    if _pool.answered in brokers:
-        place = brokers.index(_pool.answered)
+    if _LastBroker.address in brokers:
+        place = brokers.index(_LastBroker.address)
         brokers = brokers[place:] + brokers[:place]
     for broker in brokers:
         if broker is not None:
@@ -197,67 +194,33 @@ def _connect(connection: Connection, failures: tuple[type[BaseException], ...]) 
             if broker == brokers[-1]:
                 raise
             continue
-        _pool.answered = broker
+        _LastBroker.address = broker
         return
 
 
-class _Pool:
-    def __init__(self, answered: str | None = None) -> None:
-        self.lock = threading.Lock()
-        self.free: list[BrokerConnection] = []
-        self.answered = answered
+_pool: IdlePool[Celery, BrokerConnection] = IdlePool(BrokerConnection.close)
 
 
-IDLE_FOR = 60.0
-"""Seconds. Of several idle connections those that were not used for longer are closed."""
-_pool = _Pool()
-_forgotten: list[_Pool] = []
-
-
-def _replace_after_fork() -> None:
-    global _pool
-    _forgotten.append(_pool)
-    _pool = _Pool(_pool.answered)
-
-
-os.register_at_fork(after_in_child=_replace_after_fork)
+class _LastBroker:
+    address: str | None = None
 
 
 @contextmanager
 def borrowed() -> Iterator[BrokerConnection]:
-    """Borrow a connection from the pool. A connection on which an operation failed is closed."""
-    with _pool.lock:
-        broker = _pool.free.pop() if _pool.free else None
-    if broker is None or broker.app is not current_app._get_current_object():
-        broker = BrokerConnection(current_app._get_current_object())
+    """Borrow a connection from the pool. It is closed if the block raises or it is unusable."""
+    app = current_app._get_current_object()
+    broker = _pool.borrow(app, lambda: BrokerConnection(app))
     usable = False
     try:
         yield broker
         usable = not broker.unusable
     finally:
         if usable:
-            _give_back(broker)
+            _pool.give_back(app, broker)
         else:
-            broker.close()
-
-
-def _give_back(broker: BrokerConnection) -> None:
-    """Return a connection to the pool, and close the one that has been idle longest if it has been
-    idle for IDLE_FOR.
-    """
-    idle = None
-    with _pool.lock:
-        broker.idle_since = time.monotonic()
-        _pool.free.append(broker)
-        if len(_pool.free) > 1 and broker.idle_since - _pool.free[0].idle_since > IDLE_FOR:
-            idle = _pool.free.pop(0)
-    if idle is not None:
-        idle.close()
+            _pool.drop(broker)
 
 
 def close_idle() -> None:
     """Close all idle connections. Called when a connection was lost or a process ends."""
-    with _pool.lock:
-        idle, _pool.free = _pool.free, []
-    for broker in idle:
-        broker.close()
+    _pool.drop_idle()

@@ -2,8 +2,8 @@
 
 1. A publish fails (``publisher.publish``). It is tried again on a new connection, because an idle
    connection may have been closed by the broker. Both attempts have time limits.
-2. If both fail, the ``Breaker`` of this process opens for BROKER_BACKOFF seconds and one error is
-   logged. While it is open:
+2. If both fail, the ``BrokerBreaker`` of this process opens for BROKER_BACKOFF seconds. One error
+is logged. While it is open:
 
    * New tasks are inserted as PENDING and not published after COMMIT (``is_open_for``). The caller
      does not wait for the broker.
@@ -34,6 +34,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django_durable_tasks import conf
+from django_durable_tasks.circuit_breaker import CircuitBreaker
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.ports import TaskMessage
 
@@ -51,62 +52,28 @@ class NotAccepted:
     delay: float
 
 
-class Breaker:
-    """Opens after a failed publish, and lets one probe pass after BROKER_BACKOFF; thread-safe."""
+class BrokerBreaker(CircuitBreaker):
+    """The circuit breaker of publishing. It stays open for BROKER_BACKOFF and logs its changes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open_until: float | None = None
-        self._probing_until = 0.0
-        self.outages = 0
-        """How often the breaker has opened in this process."""
+        super().__init__(
+            lambda: conf.settings().BROKER_BACKOFF, lambda: 2 * conf.settings().PUBLISH_TIMEOUT
+        )
 
-    def forget_callers(self) -> None:
-        """Replace the lock after a fork: a thread that holds it does not exist in the child."""
-        self._lock = threading.Lock()
-
-    def allows(self) -> bool:
-        """Return whether to publish now; after the pause only one caller at a time gets True."""
-        with self._lock:
-            if self._open_until is None:
-                return True
-            now = time.monotonic()
-            if now < self._open_until or now < self._probing_until:
-                return False
-            self._probing_until = now + 2 * conf.settings().PUBLISH_TIMEOUT
-            return True
-
-    def may_probe(self) -> bool:
-        """Return whether the pause is over and no other caller is probing."""
-        until = self._open_until
-        return until is not None and time.monotonic() >= max(until, self._probing_until)
-
-    def closed(self) -> bool:
-        """Return whether the broker accepted the last messages of this process."""
-        return self._open_until is None
-
-    def succeeded(self) -> None:
+    def succeeded(self) -> bool:
         """Record that the broker accepted a message."""
-        if self._open_until is None:
-            return
-        with self._lock:
-            was_open, self._open_until = self._open_until, None
-        if was_open is not None:
+        closed = super().succeeded()
+        if closed:
             logger.warning("The connection to the broker is restored; publishing continues.")
+        return closed
 
-    def failed(self, error: BaseException) -> None:
+    def failed_with(self, error: BaseException) -> None:
         """Record that the broker could not be reached."""
-        pause = conf.settings().BROKER_BACKOFF
-        with self._lock:
-            was_closed = self._open_until is None
-            self._open_until, self._probing_until = time.monotonic() + pause, 0.0
-            self.outages += was_closed
-        if was_closed:
-            kind = type(error).__name__
+        if self.failed():
             logger.error(
                 "The broker does not respond (%s). Tasks stay PENDING and are published when it"
                 " does.",
-                kind,
+                type(error).__name__,
             )
 
 
@@ -124,7 +91,7 @@ class QueueBackoff:
         self._lock = threading.Lock()
         self._rejected: dict[str, _Rejected] = {}
 
-    def forget_callers(self) -> None:
+    def replace_lock(self) -> None:
         """Replace the lock after a fork: a thread that holds it does not exist in the child."""
         self._lock = threading.Lock()
 
@@ -196,10 +163,9 @@ def _reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:_REASON_MAX] if text else type(error).__name__
 
 
-breaker = Breaker()
+breaker = BrokerBreaker()
 backoff = QueueBackoff()
-os.register_at_fork(after_in_child=breaker.forget_callers)
-os.register_at_fork(after_in_child=backoff.forget_callers)
+os.register_at_fork(after_in_child=backoff.replace_lock)
 
 
 def capacity() -> int:

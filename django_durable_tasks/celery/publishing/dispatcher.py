@@ -44,7 +44,8 @@ def dispatch(
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Counts per queue: due tasks that were claimed or parked, to be published, and accepted.
+    """Counts per queue: due tasks that were claimed or have to wait for a limit, messages to
+    publish, and accepted messages.
 
     ``cut`` contains the queues that may have more due tasks, because the joint limit was reached.
     """
@@ -57,7 +58,7 @@ class Dispatched:
 
 def dispatch_of(
     done: Dispatched,
-    asked: Sequence[Demand],
+    demands: Sequence[Demand],
     now: datetime,
     limit: int,
     node: uuid.UUID,
@@ -71,7 +72,7 @@ def dispatch_of(
     """
     open_now = [
         one._replace(limit=number)
-        for one in asked
+        for one in demands
         if (number := min(one.limit, broker_outage.capacity_of(one.queue))) > 0
     ]
     with dedicated_connection():

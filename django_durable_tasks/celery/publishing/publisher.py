@@ -58,7 +58,7 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
             close_idle()  # idle connections lead to the same broker
             rejections = _publish_once(attempted)
     except failures as error:
-        broker_outage.breaker.failed(error)
+        broker_outage.breaker.failed_with(error)
         raise BrokerUnavailable(
             f"The broker did not take {len(messages)} messages: {type(error).__name__}."
         ) from error

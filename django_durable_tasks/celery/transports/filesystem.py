@@ -1,16 +1,16 @@
 """A broker that is a folder: kombu's filesystem transport, made atomic.
 
-One folder (`broker_transport_options["data_folder"]`, or the path of the URL) holds a sub-folder a
-queue, one file a message, and a sub-folder an exchange, one file a binding. Every file is written
-under a temporary name and renamed, so nobody reads half of one, and no lock is needed. Names begin
-with the inverted priority and the time of arrival: 9 goes first, then the oldest. A message is
-taken by a rename, so two consumers never take the same.
+One folder (`broker_transport_options["data_folder"]`, or the path of the URL) contains a sub-folder
+per queue, with one file per message, and a sub-folder per exchange, with one file per binding. Each
+file is written under a temporary name and renamed, so no reader sees a partial file, and no lock is
+needed. Names begin with the inverted priority and the time of arrival: 9 goes first, then the
+oldest. A message is taken by a rename, so two consumers never take the same.
 
 Guarantees: a published message is taken at most once. A consumer that is killed loses the messages
 it had taken and not finished; their tasks are republished. Nothing is synced to disk: the row in
 the database is the truth, and after a power cut an empty file is moved aside like any other that
 cannot be read (`*.undecodable`, logged once, kept). A kill in the very middle of a write or a take
-leaves a `*.tmp` or `*.taken` file that nobody reads.
+leaves a `*.tmp` or `*.taken` file that is never read.
 """
 
 # The plain calls of os, because pathlib would double what they cost, and every message passes here.
@@ -39,17 +39,16 @@ from kombu.utils.json import dumps, loads
 
 ALIAS = "durable-filesystem"
 MESSAGE, BINDING, ALIVE = ".msg", ".binding", "alive"
-# a queue that dies with its consumer: silent for so many seconds, it takes no more copies
+# Seconds without a sign of its consumer after which a temporary queue receives no more copies.
 ABANDONED_AFTER = 300.0
 SHOW_LIFE_EVERY = 60.0
 SHORTEST_PAUSE = 0.001
-LONGEST_TURN = 0.05  # seconds in which a full queue may hold Celery's event loop
+LONGEST_TURN = 0.05  # seconds for which a full queue may occupy Celery's event loop
 
 logger = get_logger(__name__)
 _numbers = itertools.count()
-_process_family = os.urandom(
-    4
-).hex()  # two containers with one folder may have the same process ids
+# Two containers that share a folder may have the same process ids.
+_process_family = os.urandom(4).hex()
 
 
 def register() -> None:
@@ -66,8 +65,8 @@ def _folder_name(name: str) -> str:
     )
 
 
-# Trouble with a folder is told as a lost connection: Celery's worker then reconnects, but a
-# channel's error ends it.
+# Errors of a folder are reported as a lost connection. Celery's worker then reconnects. An error of
+# a channel would end it.
 
 
 def _names(folder: str, ending: str) -> list[str]:
@@ -156,7 +155,7 @@ class Channel(filesystem.Channel):
             raise FolderUnusable(f"Cannot take {path}: {error}") from error
         try:
             payload = self._read(taken)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one file, the consumer goes on)
+        except Exception as error:  # noqa: BLE001 (one bad file must not stop the consumer)
             with suppress(OSError):
                 os.replace(taken, f"{path}.undecodable")
             logger.error("Moved an unreadable message aside: %s.undecodable (%r)", path, error)

@@ -1,10 +1,9 @@
-"""What the database's clock shows, as this process reckons it between two looks: no host's clock
-decides anything.
+"""Estimates the database's clock between two queries of it. The clock of the host decides nothing.
 
-A look is one statement, at most one a minute: on the caller's connection if that is in a
-transaction, because a second connection may have to be waited for (a pooler with as many slots as
-callers would never give one), else on one of ours. Between two looks the monotonic clock counts on,
-which no operator and no time server sets.
+The clock is queried at most once a minute. A caller in a transaction uses its own connection,
+because waiting for a second one could deadlock behind a pooler with as many slots as callers. Other
+callers use a dedicated connection. Between two queries the monotonic clock is added, which neither
+an operator nor a time server sets.
 """
 
 from __future__ import annotations
@@ -29,72 +28,72 @@ from django_durable_tasks.engine.db.connections import (
 )
 
 _FRESH, _SOON = 60.0, 3.0
-"""After so many seconds the database is asked anew; this soon after it failed or was slow."""
+"""Seconds until the next query: after a success, and after a failure or a slow answer."""
 _TOO_SLOW = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What the database said, and when this host had asked and heard (seconds of its monotonic
-    clock).
+class ClockReading:
+    """The time of the database, and when it was requested and received in seconds of the monotonic
+    clock.
     """
 
-    said: datetime
-    asked: float
-    heard: float
-    host: datetime
+    database_time: datetime
+    requested: float
+    received: float
+    host_time: datetime
 
     @property
     def skew(self) -> float:
-        """How far the host's clock is ahead of the database's (seconds), to half the round trip."""
-        asked_halfway = self.host + timedelta(seconds=(self.heard - self.asked) / 2)
-        return (asked_halfway - self.said).total_seconds()
+        """How far the host's clock is ahead of the database's in seconds, to half the round
+        trip.
+        """
+        halfway = self.host_time + timedelta(seconds=(self.received - self.requested) / 2)
+        return (halfway - self.database_time).total_seconds()
 
     @property
     def is_slow(self) -> bool:
-        """Whether the answer took too long to say much."""
-        return self.heard - self.asked > _TOO_SLOW
+        """Whether the answer took too long to be precise."""
+        return self.received - self.requested > _TOO_SLOW
 
 
-def look() -> Look:
-    """Ask the database for its time, on the connection of this thread."""
-    host, asked = timezone.now(), time.monotonic()
-    said = database_now()
-    return Look(said, asked, time.monotonic(), host)
+def read_clock() -> ClockReading:
+    """Query the database's time on the connection of this thread."""
+    host, requested = timezone.now(), time.monotonic()
+    database = database_now()
+    return ClockReading(database, requested, time.monotonic(), host)
 
 
 def skew() -> float | None:
-    """Return how far the host's clock is ahead of the database's (seconds); None where the answer
+    """Return how far the host's clock is ahead of the database's in seconds; None if the answer
     took too long.
     """
     if on_sqlite():
         return 0.0  # there the host's clock is the database's
-    seen = look()
+    seen = read_clock()
     return None if seen.is_slow else seen.skew
 
 
 class _Last:
-    """The last look of this process; of several threads one looks, the others go by what
-    is known.
-    """
+    """The last query of this process. One thread queries; others use the last result meanwhile."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.seen: Look | None = None
+        self.seen: ClockReading | None = None
         self.again_at = float("-inf")
 
-    def recent(self) -> Look | None:
+    def recent(self) -> ClockReading | None:
         if time.monotonic() >= self.again_at and self.lock.acquire(blocking=False):
             try:
-                self._look()
+                self._query()
             finally:
                 self.lock.release()
         return self.seen
 
-    def _look(self) -> None:
+    def _query(self) -> None:
         try:
             with nullcontext() if in_transaction() else dedicated_connection():
-                seen = look()
+                seen = read_clock()
             if not seen.is_slow:
                 self.seen = seen
             self.again_at = time.monotonic() + (_SOON if seen.is_slow else _FRESH)
@@ -108,7 +107,7 @@ _last = _Last()
 
 
 def forget() -> None:
-    """Forget the last look; the next question looks anew."""
+    """Remove the last result; the next call queries the database."""
     global _last
     _last = _Last()
 
@@ -116,28 +115,26 @@ def forget() -> None:
 os.register_at_fork(after_in_child=forget)
 
 
-def _recent() -> Look | None:
+def _recent() -> ClockReading | None:
     return _last.recent()
 
 
-def surely_over(instant: datetime) -> bool:
-    """Return whether this instant is past by the database's clock; False while that
-    cannot be told.
-    """
+def has_passed(instant: datetime) -> bool:
+    """Return whether this instant has passed by the database's clock; False if that is unknown."""
     if on_sqlite():
         return instant <= timezone.now()
     seen = _recent()
-    # It said so before we heard it: its clock shows at least what has passed since.
-    return seen is not None and instant <= seen.said + timedelta(
-        seconds=time.monotonic() - seen.heard
+    # The database answered before the answer was received, so its clock is at least this far.
+    return seen is not None and instant <= seen.database_time + timedelta(
+        seconds=time.monotonic() - seen.received
     )
 
 
-def reckoned_now() -> datetime:
-    """Return what the database's clock shows, a round trip late at most, never early; while it is
-    away the host's.
+def estimated_now() -> datetime:
+    """Return the time of the database, late by a round trip at most and never early. If the
+    database is unavailable, the time of the host.
     """
     seen = None if on_sqlite() else _recent()
     if seen is None:
         return timezone.now()
-    return seen.said + timedelta(seconds=time.monotonic() - seen.asked)
+    return seen.database_time + timedelta(seconds=time.monotonic() - seen.requested)

@@ -1,9 +1,8 @@
-"""Connections of our own, beside the user's.
+"""Dedicated connections of this package to the database, and the pool of idle ones.
 
-Celery's Django fixup closes the registered connections around every task, which costs more than the
-task itself. So gate, heartbeat, close and scheduler borrow one of ours, which stands in for the
-registered one while they work. After a fork the child forgets the parent's connections and never
-closes them: the socket is the parent's.
+Celery's Django fixup closes the registered connections around every task. Reconnecting would cost
+more than the task itself. So the gate, the heartbeats, the endings and the scheduler use a
+dedicated connection, which replaces the registered one of the thread meanwhile.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import copy
 import os
 import threading
-import time
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,14 +26,15 @@ from django.utils.module_loading import import_string
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db.statements import text
 from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.idle_pool import IdlePool
 
 _LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
-"""Imported when it is needed: it needs a driver of PostgreSQL."""
+"""Imported on first use, because it needs a driver of PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a connection waits (seconds): for a statement, for a lock, idle inside a
+    """Time limits of a connection in seconds: for a statement, for a lock, and for an idle
     transaction.
     """
 
@@ -48,59 +47,25 @@ WORK = Patience()
 LEADER = Patience(statement=1.0, lock=1.0, idle=2.0)
 
 
-class _Pool:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.free: dict[tuple[str, Patience], list[BaseDatabaseWrapper]] = defaultdict(list)
-        self.idle_since: weakref.WeakKeyDictionary[BaseDatabaseWrapper, float] = (
-            weakref.WeakKeyDictionary()
-        )
-        self.all: set[BaseDatabaseWrapper] = set()
-
-
-IDLE_FOR = 60.0
-"""Close a connection that was not used for so many seconds, while others are in use."""
-_pool = _Pool()
-_forgotten: list[_Pool] = []
-
-
-def _forget_after_fork() -> None:
-    global _pool
-    _forgotten.append(_pool)
-    _pool = _Pool()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-
 _FORK_PATIENCE = 30.0
 _forks = threading.Condition(threading.RLock())
 _inside: Counter[int] = Counter()
-"""Which threads use a connection of ours to SQLite at this moment, and how deep."""
+"""The threads that use a dedicated connection to SQLite now, and how deeply nested."""
 
 
 def _before_fork() -> None:
-    """Wait until no other thread is in SQLite, and close what is open to it.
+    """Wait until no other thread uses SQLite, and close the idle connections to it.
 
-    SQLite keeps in the memory of a process which of its connections hold which locks. A child that
-    is born while one does inherits that belief for good: no write of it would ever succeed (SQLite:
-    How To Corrupt, 2.6).
+    SQLite stores in process memory which connection holds which lock. A child that is forked while
+    a lock is held inherits this state, and none of its writes would ever succeed (SQLite: How To
+    Corrupt, 2.6).
     """
     _forks.acquire()
     me = threading.get_ident()
     _forks.wait_for(
         lambda: not [thread for thread in _inside if thread != me], timeout=_FORK_PATIENCE
     )
-    with _pool.lock:
-        idle = [
-            connection
-            for queue in _pool.free.values()
-            for connection in queue
-            if connection.vendor == "sqlite"
-        ]
-        for queue in _pool.free.values():
-            queue[:] = [connection for connection in queue if connection not in idle]
-    for connection in idle:
-        _drop(connection)
+    _pool.drop_idle(lambda connection: connection.vendor == "sqlite")
 
 
 def _after_fork_in_child() -> None:
@@ -121,8 +86,8 @@ os.register_at_fork(
 
 
 @contextmanager
-def _kept_from_forks(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Hold up forks of this process while the block is in SQLite."""
+def _no_fork_meanwhile(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Delay forks of this process while the block uses SQLite."""
     if connection.vendor != "sqlite":
         yield
         return
@@ -150,11 +115,11 @@ def _options_for(
     options.pop("pool", None)
     if vendor == "postgresql":
         options |= {"server_side_binding": True, "prepare_threshold": 1 if prepared else None}
-        # Our statements lock rows and judge what the lock shows; a stricter level would raise an
-        # error instead.
+        # The statements of this package lock rows and check the locked version. A stricter level
+        # would raise an error instead.
         options["isolation_level"] = import_string(_LEVELS).READ_COMMITTED
-        # Keepalives too: a server that vanished after it took the statement would be waited for for
-        # two hours.
+        # Without keepalives, a request to a server that vanished after receiving it waits for two
+        # hours.
         alive = {"keepalives_idle": 5, "keepalives_interval": 3, "keepalives_count": 3}
         options = {"connect_timeout": 3, "tcp_user_timeout": 10_000} | alive | options
     elif vendor == "mysql":
@@ -176,8 +141,7 @@ def _limits_for(vendor: str, patience: Patience) -> list[str]:
             "SET default_transaction_isolation = 'read committed'",
         ]
     if vendor == "mysql":
-        # The comment is a statement to MariaDB only: MySQL has no limit for a transaction that
-        # sleeps.
+        # MariaDB executes the comment. MySQL has no time limit for an idle transaction.
         asleep = f"/*M!100300 , idle_transaction_timeout = {max(1, idle // 1000)} */"
         return [f"SET innodb_lock_wait_timeout = {max(1, lock // 1000)} {asleep}"]
     return []
@@ -200,14 +164,15 @@ def _create(alias: str, patience: Patience) -> BaseDatabaseWrapper:
     )
     connection.inc_thread_sharing()
     connection.ensure_connection()
-    # Behind a pooler, by Django's own mark, a SET would stay on a session that others will use.
+    # Behind a pooler (Django's documented setting for one) a SET would remain in a session that
+    # others use.
     limits = [] if settings.get("DISABLE_SERVER_SIDE_CURSORS") else _limits_for(vendor, patience)
     try:
         with connection.cursor() as cursor:
             for limit in limits:
                 cursor.execute(limit)
     except BaseException:
-        _drop(connection)
+        _close(connection)
         raise
     if limits:
         _bounded.add(connection)
@@ -215,42 +180,31 @@ def _create(alias: str, patience: Patience) -> BaseDatabaseWrapper:
 
 
 _bounded: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
-"""Connections whose session has limits."""
+"""Connections whose session has time limits."""
 
 
 def bound_transaction(patience: Patience = WORK) -> None:
-    """Give the transaction of this thread's connection the limits that its session does not have;
-    PostgreSQL only.
+    """Set the time limits of this transaction if its session does not have them. PostgreSQL only.
 
-    So behind a pooler, too, nobody who froze in a transaction holds its locks for longer than that.
+    Behind a pooler this also bounds how long a stopped process can hold its locks.
     """
     connection = connections[conf.settings().DATABASE]
     sql = text("bound", connection.vendor)
     if sql is None or connection in _bounded or not connection.in_atomic_block:
         return
     limits = {"lock": patience.lock, "statement": patience.statement, "idle": patience.idle}
-    with connection.cursor() as hand:
-        hand.execute(sql, {name: f"{round(1000 * wait)}ms" for name, wait in limits.items()})
+    with connection.cursor() as opened:
+        opened.execute(sql, {name: f"{round(1000 * wait)}ms" for name, wait in limits.items()})
 
 
-def _borrow(alias: str, patience: Patience) -> BaseDatabaseWrapper:
-    with _pool.lock:
-        free = _pool.free[alias, patience]
-        if free:
-            return free.pop()
-    connection = _create(alias, patience)
-    with _pool.lock:
-        _pool.all.add(connection)
-    return connection
-
-
-def _drop(connection: BaseDatabaseWrapper) -> None:
-    with _pool.lock:
-        _pool.all.discard(connection)
+def _close(connection: BaseDatabaseWrapper) -> None:
     try:
         connection.close()
     except Error:
         connection.connection = None
+
+
+_pool: IdlePool[tuple[str, Patience], BaseDatabaseWrapper] = IdlePool(_close)
 
 
 def _in_memory(alias: str) -> bool:
@@ -259,61 +213,43 @@ def _in_memory(alias: str) -> bool:
 
 @contextmanager
 def dedicated_connection(patience: Patience = WORK) -> Iterator[None]:
-    """Let a connection of ours stand in for the registered one of this thread while the block runs.
+    """Replace the registered connection of this thread by a dedicated one while the block runs.
 
-    A connection on which the database failed is dropped. An in-memory SQLite database has only one
-    connection: there the registered one stays.
+    A connection on which an exception was raised is closed, except for the errors of this package.
+    An in-memory SQLite database has only one connection, which stays.
     """
     alias = conf.settings().DATABASE
     if _in_memory(alias):
         yield
         return
     before = connections[alias]
-    with _kept_from_forks(before):
+    with _no_fork_meanwhile(before):
         yield from _lend(alias, patience, before)
 
 
 def _lend(alias: str, patience: Patience, before: BaseDatabaseWrapper) -> Iterator[None]:
-    connection = _borrow(alias, patience)
+    key = alias, patience
+    connection = _pool.borrow(key, lambda: _create(alias, patience))
     connections[alias] = connection
-    sound = False
+    usable = False
     try:
         yield
-        sound = True
+        usable = True
     except DurableTasksError:
-        sound = True
+        usable = True
         raise
     finally:
-        # After any other exception the driver may have been hit in the middle of a statement: not
-        # to be trusted.
+        # Any other exception may have interrupted the driver during a statement.
         connections[alias] = before
-        if sound:
-            _give_back(alias, patience, connection)
+        if usable:
+            _pool.give_back(key, connection)
         else:
-            _drop(connection)
-
-
-def _give_back(alias: str, patience: Patience, connection: BaseDatabaseWrapper) -> None:
-    """Keep a connection for the next borrower, and close the one that nobody has wanted for
-    longest, if for long.
-
-    The last one given back is lent first, so that after a peak those at the front of the list fall
-    idle.
-    """
-    now, idle = time.monotonic(), None
-    with _pool.lock:
-        free = _pool.free[alias, patience]
-        free.append(connection)
-        _pool.idle_since[connection] = now
-        if len(free) > 1 and now - _pool.idle_since.get(free[0], now) > IDLE_FOR:
-            idle = free.pop(0)
-    if idle is not None:
-        _drop(idle)
+            _pool.drop(connection)
 
 
 def cursor() -> Any:
-    """Return a cursor of this thread's connection, on PostgreSQL one that prepares its statements
-    on the server.
+    """Return a cursor of this thread's connection. On PostgreSQL it prepares its statements on the
+    server.
     """
     connection: Any = connections[conf.settings().DATABASE]
     if (
@@ -329,13 +265,13 @@ def cursor() -> Any:
         return connection.cursor()  # psycopg 2
     if driver.prepare_threshold is None:
         driver.prepare_threshold = 1
-    # What Django's own cursor() does, around a cursor that binds on the server.
+    # Like Django's own cursor(), but with a cursor that binds parameters on the server.
     return connection._prepare_cursor(connection.Database.Cursor(driver))
 
 
 def in_transaction() -> bool:
-    """Return whether this thread's connection to the tables is in a transaction, and so may hold a
-    pooler's slot.
+    """Return whether this thread's connection is in a transaction, and so may occupy a slot of a
+    pooler.
     """
     connection = connections[conf.settings().DATABASE]
     if connection.in_atomic_block or connection.connection is None:
@@ -344,37 +280,31 @@ def in_transaction() -> bool:
 
 
 def in_test_run() -> bool:
-    """Return whether Django's test runner has set this process up.
+    """Return whether Django's test runner has set up this process.
 
-    It drops its database at the end, which PostgreSQL refuses while one of our connections is open.
+    The runner drops its database at the end, which PostgreSQL refuses while a dedicated connection
+    is open.
     """
     return hasattr(mail, "outbox")
 
 
 def has_one_connection() -> bool:
-    """Return whether the tables live in an in-memory SQLite database, which no second connection
-    can see.
+    """Return whether the tables are in an in-memory SQLite database, which a second connection
+    cannot read.
     """
     return _in_memory(conf.settings().DATABASE)
 
 
 def on_sqlite() -> bool:
-    """Return whether the tables live in SQLite, which has one writer at a time and needs more
-    patience.
-    """
+    """Return whether the tables are in SQLite, which has one writer at a time."""
     return connections[conf.settings().DATABASE].vendor == "sqlite"
 
 
 def close_all() -> None:
-    """Close every idle connection of ours; called when a process ends and between tests."""
-    with _pool.lock:
-        free = [connection for queue in _pool.free.values() for connection in queue]
-        _pool.free.clear()
-    for connection in free:
-        _drop(connection)
+    """Close all idle dedicated connections; called when a process ends and between tests."""
+    _pool.drop_idle()
 
 
 def count() -> int:
-    """Return how many connections of ours are open in this process."""
-    with _pool.lock:
-        return len(_pool.all)
+    """Return how many dedicated connections are open in this process."""
+    return _pool.count()

@@ -1,10 +1,13 @@
-"""What holds work back before the claim: paused queues, the window of published rows per queue,
-limits that can apply.
+"""Decides whether a new task may be published at commit, and how many tasks of a queue may be
+published.
 
-The fast path goes by a picture of the queues that a background thread paints about once a second on
-a connection of our own, so that ``.delay()`` adds no statement to the caller's transaction and
-waits for no second connection in it. While there is no recent picture the task is PENDING and a
-scheduler publishes it.
+A queue has a window of published tasks. Paused queues and tasks to which a limit can apply are left
+to the scheduler.
+
+The fast path uses a snapshot of the queues, which a background thread reads about once a second on
+a dedicated connection. So ``.delay()`` adds no statement to the caller's transaction and does not
+wait for a second connection. Without a recent snapshot a new task is PENDING and a scheduler
+publishes it.
 """
 
 from __future__ import annotations
@@ -41,22 +44,18 @@ _UNKNOWN_WORKERS_WINDOW = 1_000
 _SMALLEST_WINDOW = 200
 _FEWEST_URGENT = 10
 _BEHIND = 1.0
-"""Rows that are due for longer than so many seconds are behind: new ones leave room for them."""
+"""Seconds. If tasks of a queue have been due for longer, half of its window is left to them."""
 _REFRESH_EVERY, _USABLE = 0.9, 2.0
-"""How often (seconds) the background thread paints, and how old a picture may be where the database
-is slow.
-"""
+"""Seconds between two snapshots, and the age up to which one is used if the database is slow."""
 _AT_EXIT = 1.0
 _FORGOTTEN_AFTER = 600.0
-"""A queue to which this process has published nothing for so many seconds is not looked at any
-more.
-"""
+"""Seconds without a publish after which this process no longer reads the state of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The queues at one moment: which are paused, how many rows wait published, what concurrency
-    their workers have.
+    """The queues at one moment: the paused ones, the published tasks, and the concurrency of the
+    workers.
     """
 
     paused: frozenset[str] = frozenset()
@@ -65,8 +64,8 @@ class Picture:
     of_tenants: Mapping[str, Counter[int]] = field(default_factory=dict)
 
     def window(self, queue: str, starts_per_second: float = 0.0) -> int:
-        """Return how many tasks may wait published: 2 x concurrency and 2 s of starts, 1,000
-        without a worker.
+        """Return how many tasks may be published and not started: twice the concurrency plus the
+        starts of 2 s, or 1,000 without a worker.
         """
         fixed = conf.settings().QUEUE_WINDOW
         if fixed is not None:
@@ -76,14 +75,14 @@ class Picture:
         return max(_SMALLEST_WINDOW, 2 * self.concurrency[queue] + round(2 * starts_per_second))
 
     def room(self, queue: str, starts_per_second: float = 0.0) -> int:
-        """Return how many more rows of this queue may be published now."""
+        """Return how many more tasks of this queue may be published now."""
         if queue in self.paused:
             return 0
         return max(0, self.window(queue, starts_per_second) - self.queued[queue])
 
     def urgent_room(self, queue: str, starts_per_second: float = 0.0) -> int:
-        """Return how many more rows of the highest priority may be: a full window has a tenth more
-        for them.
+        """Return how many more tasks of the highest priority may be published: a full window is
+        extended by a tenth for them.
         """
         if queue in self.paused:
             return 0
@@ -91,19 +90,21 @@ class Picture:
         return max(0, window + max(_FEWEST_URGENT, window // 10) - self.queued[queue])
 
     def share(self, queue: str, tenant_id: int) -> int:
-        """Return how many more rows of this tenant its fair share of the queue holds."""
+        """Return how many more tasks of this tenant may be published by its fair share of the
+        queue.
+        """
         tenants = self.of_tenants.get(queue, Counter())
         return share_of(self.window(queue), len(tenants.keys() | {tenant_id})) - tenants[tenant_id]
 
 
 def paused_queues() -> frozenset[str]:
-    """Return the queues of which nothing starts."""
+    """Return the paused queues."""
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
     return frozenset(paused.values_list("name", flat=True))
 
 
 def picture(queues: Collection[str] | None = None) -> Picture:
-    """Look at these queues, or at all: three statements, whatever the number of rows that wait."""
+    """Read the state of these queues, or of all, with three statements."""
     global _window_of
     published = (
         tasks().queued() if queues is None else tasks().queued().filter(queue__in=sorted(queues))
@@ -124,13 +125,15 @@ _pace_of: Callable[[str], float] = Counter[str]().__getitem__
 
 
 def move_at(pace: Callable[[str], float]) -> None:
-    """Let the windows of this process count how many starts a second each queue has."""
+    """Set the function that returns the starts per second of a queue, for the windows of this
+    process.
+    """
     global _pace_of
     _pace_of = pace
 
 
 def window_of(queue: str) -> int:
-    """Return how many rows of a queue may wait published, by the last picture and the pace of this
+    """Return the window of a queue by the last snapshot and the starts per second of this
     process.
     """
     return _window_of(queue, _pace_of(queue))
@@ -146,10 +149,10 @@ def _concurrency(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What this process knew of its queues at one moment, and what it has published since.
+    """The state of the queues as last read, and the tasks that this process has published since.
 
-    ``picture`` is None if the database did not answer; ``queues`` are those that were looked at,
-    ``behind`` those of them in which tasks have been due for longer than ``_BEHIND``.
+    ``picture`` is None if the database did not answer. ``queues`` were read. In those of ``behind``
+    tasks have been due for longer than ``_BEHIND``.
     """
 
     read_at: float
@@ -161,14 +164,14 @@ class _State:
     published_of: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def take_place(self, name: str, queue: str, tenant_id: int) -> bool:
-        """Return whether a task of this name may be published without a claim, and count it."""
+        """Return whether a task may be published without a claim, and count it."""
         if (
             self.picture is None
             or queue not in self.queues
             or self.book.binds(name, queue, tenant_id)
         ):
             return False
-        # Rows that are due and wait are not to starve: births leave half of the window to them.
+        # Tasks that are due must not starve: new tasks leave half of the window to them.
         left = self.picture.window(queue) // 2 if queue in self.behind else 0
         if self.picture.room(queue) - left <= self.published[queue]:
             return False
@@ -183,13 +186,13 @@ class _State:
 
 
 class _Recent:
-    """The last state of the queues that this process publishes to, read at most once a second by a
+    """The last state of the queues that this process publishes to, read about once a second by a
     background thread.
 
-    A caller reads it itself only outside a transaction and if there is no recent one: inside, it
-    would hold one connection and wait for another, which deadlocks behind a pooler as soon as all
-    its connections are used that way. In a test run and in Celery's eager mode there is no thread,
-    and the caller always reads: its task has to run now.
+    A caller reads the state itself only outside a transaction and if there is no recent one. Inside
+    a transaction it would hold one connection and wait for another, which deadlocks behind a pooler
+    once all its connections are used that way. In a test run and in Celery's eager mode there is no
+    thread and the caller always reads, because its task has to run at once.
     """
 
     def __init__(self) -> None:
@@ -199,11 +202,12 @@ class _Recent:
         self._refresher = Refresher("durable-queue-state", self._read_if_old, _REFRESH_EVERY)
 
     def of(self, queue: str) -> _State | None:
-        """Return what is known of a queue, None if it is too old."""
+        """Return the state of a queue; None if it is too old."""
         self._asked[queue] = now = time.monotonic()
         age = now - self.state.read_at
-        # Where the thread runs none of these holds, and to look at Celery's settings costs more
-        # than all else here.
+        # While the thread runs, none of these is true. Reading Celery's settings would cost more
+        # than
+        # the rest of this method.
         if not self._refresher.runs and (in_test_run() or has_one_connection() or ports.eager()):
             if age > config.FRESH or queue not in self.state.queues:
                 self._read()
@@ -214,7 +218,7 @@ class _Recent:
         return self.state if time.monotonic() - self.state.read_at <= _USABLE else None
 
     def stop(self, patience: float = 10.0) -> None:
-        """End the background thread and wait for it, at most so many seconds."""
+        """End the background thread and wait for it for at most ``patience`` seconds."""
         self._refresher.stop(patience)
 
     def _read_if_old(self) -> None:
@@ -222,7 +226,7 @@ class _Recent:
             self._read()
 
     def _read(self) -> None:
-        """Read the state anew; of several threads one reads, the others go by the last one."""
+        """Read the state. If another thread is reading it, keep the last one."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -251,7 +255,7 @@ _recent = _Recent()
 
 
 def forget_picture() -> None:
-    """Forget the last picture and what was read of limits; the next fast path looks anew."""
+    """Remove the last state and the limits that were read; the next call reads them."""
     _recent.stop()
     _begin_anew()
 
@@ -271,22 +275,17 @@ atexit.register(_end)
 
 
 class FastPath:
-    """See ``ports.FastPath``: decided from the last state of the queues that this process
-    has read.
-    """
+    """Implements ``ports.FastPath`` by the last state of the queues."""
 
     def is_open(self, name: str, queue: str, tenant_id: int) -> bool:
-        """Return whether a task of this name may be published at once, without a claim, and count
-        it.
+        """Return whether a task may be published at commit, without a claim, and count it.
 
-        False where any limit can apply to it, because only a claim decides of those, and while the
-        state of its queue is unknown. Inside a transaction this never queries the database.
+        Returns False if a limit can apply to the task, because only a claim enforces limits, and if
+        the state of its queue is unknown. Inside a transaction it does not query the database.
         """
         state = _recent.of(queue)
         return state is not None and state.take_place(name, queue, tenant_id)
 
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
-        """Return whether a limit can apply to a task of this name, by the last state that
-        was read.
-        """
+        """Return whether a limit can apply to a task of this name, by the last state."""
         return _recent.state.book.binds(name, queue, tenant_id)

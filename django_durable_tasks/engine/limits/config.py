@@ -1,8 +1,6 @@
-"""Which limits are in force: what code, settings and operators say, the last word with the
-operators.
+"""Reads the limits in force from code, settings and operators. Operators take precedence.
 
-A process reads the operators' rows at most once a second; what code and settings say is in force
-from its start.
+A process reads the operators' limits at most once a second. Code and settings are read with them.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ FRESH = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The limits in force: by scope, by task for those that count by a key, and whether tenants
-    share the queues.
+    """The limits in force: by scope, by task for limits per key, and whether there are several
+    tenants.
     """
 
     scopes: Mapping[str, Allowance] = field(default_factory=dict)
@@ -36,19 +34,19 @@ class Book:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is limited and nothing is shared."""
+        """Whether there are no limits and only one tenant."""
         return not (self.scopes or self.per_key or self.tenants)
 
     def of(self, scope: str) -> Allowance:
-        """Return what a scope may do; without limits where nobody limits it."""
+        """Return the limits of a scope; an empty Allowance if there are none."""
         return self.scopes.get(scope, Allowance())
 
     def wide(self, queue: str) -> list[str]:
-        """Return the limited scopes that bind every task of a queue."""
+        """Return the limited scopes that apply to every task of a queue."""
         return [scope for scope in (rules.GLOBAL, rules.of_queue(queue)) if scope in self.scopes]
 
     def narrow(self, name: str, tenant_id: int, limit_key: str | None) -> list[str]:
-        """Return the limited scopes that bind this task beside those of its queue."""
+        """Return the limited scopes that apply to this task in addition to those of its queue."""
         found = [
             scope
             for scope in (rules.of_tenant(tenant_id), rules.of_task(name))
@@ -61,14 +59,14 @@ class Book:
         return found
 
     def takes_turns(self, queue: str) -> bool:
-        """Whether tenants take turns in this queue: it has a rate, or all queues have one
-        together.
+        """Whether tenants are served round-robin in this queue: it has a rate, or all queues have
+        one together.
         """
         return self.tenants and any(self.of(scope).rate is not None for scope in self.wide(queue))
 
     def among(self, scope: str, names: Iterable[str]) -> Allowance:
-        """Return what a scope allows these tasks; of a key, where nobody says else, the strictest
-        of them says it.
+        """Return the limits of a scope for these tasks. For a key without an operator's limit the
+        strictest of the tasks' limits applies.
         """
         given = self.of(scope)
         if not scope.startswith("key:") or not self.per_key:
@@ -80,16 +78,16 @@ class Book:
         )
 
     def by_anybody(self, scope: str) -> Allowance | None:
-        """Return what a scope allows where that depends on no task; None where tasks differ over a
-        key.
+        """Return the limits of a scope that do not depend on a task; None if tasks have different
+        limits for a key.
         """
         if scope.startswith("key:") and len(set(self.per_key.values())) > 1:
             return None
         return self.among(scope, self.per_key)
 
     def may_bind(self, rows: Iterable[tuple[str, str]]) -> bool:
-        """Return whether any task of these names and queues may be limited, whatever its tenant and
-        key are.
+        """Return whether a limit can apply to any task of these names and queues, whatever its
+        tenant and key.
         """
         if self.tenants or any(scope.startswith(("tenant:", "key:")) for scope in self.scopes):
             return True
@@ -99,12 +97,14 @@ class Book:
         )
 
     def binds(self, name: str, queue: str, tenant_id: int) -> bool:
-        """Return whether any limit can bind a task of this name, queue and tenant."""
+        """Return whether a limit can apply to a task of this name, queue and tenant."""
         return name in self.per_key or bool(self.wide(queue) or self.narrow(name, tenant_id, None))
 
 
 def coded() -> dict[str, Allowance]:
-    """Return what code and settings allow, by scope; settings count more. Raises InvalidSetting."""
+    """Return the limits of code and settings by scope. Settings take precedence. Raises
+    InvalidSetting.
+    """
     found = {}
     for name in registry.names():
         options = registry.get(name).options
@@ -122,9 +122,7 @@ def coded() -> dict[str, Allowance]:
 
 
 def operators() -> dict[str, Allowance]:
-    """Return what operators allow, by scope; a row that means nothing is told of and counts for
-    nothing.
-    """
+    """Return the operators' limits by scope. An invalid one is logged and ignored."""
     found = {}
     for row in Limit.objects.using(database()):
         try:
@@ -135,7 +133,7 @@ def operators() -> dict[str, Allowance]:
 
 
 def read() -> Book:
-    """Read the limits in force: two statements."""
+    """Read the limits in force with two statements."""
     options = {name: registry.get(name).options for name in registry.names()}
     allowed = {
         name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()
@@ -146,7 +144,7 @@ def read() -> Book:
 
 
 class _Recent:
-    """The book of this process, at most a second old."""
+    """The limits last read by this process."""
 
     def __init__(self) -> None:
         self.read_at = float("-inf")
@@ -157,7 +155,7 @@ _recent = _Recent()
 
 
 def book() -> Book:
-    """Return the limits in force, as they were at most a second ago."""
+    """Return the limits in force, at most one second old."""
     if time.monotonic() - _recent.read_at > FRESH:
         _recent.book = read()
         _recent.read_at = time.monotonic()
@@ -165,6 +163,6 @@ def book() -> Book:
 
 
 def forget() -> None:
-    """Forget what was read; the next question reads anew."""
+    """Remove the limits that were read; the next call reads them."""
     global _recent
     _recent = _Recent()

@@ -10,7 +10,7 @@ from django.db import connections
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock_estimate import surely_over
+from django_durable_tasks.engine.db.clock_estimate import has_passed
 from django_durable_tasks.engine.db.publish_on_commit import messages_so_far
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -36,7 +36,7 @@ def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
         return False
     if connection.run_on_commit and messages_so_far() >= settings.FAST_PATH_MAX:
         return False
-    if run_at is not None and not surely_over(run_at):
+    if run_at is not None and not has_passed(run_at):
         return False
     return ports.broker_open(task.queue) and ports.fast_path.is_open(
         task.name, task.queue, task.tenant_id

@@ -157,8 +157,7 @@ def _break_connections() -> None:
     """End every session of our own connections on the server, as a firewall does that forgets a
     connection.
     """
-    with ours._pool.lock:
-        free = [connection for queue in ours._pool.free.values() for connection in queue]
+    free = ours._pool.idle((conf.settings().DATABASE, ours.WORK))
     assert free
     for own in free:
         with own.cursor() as mine, connection.cursor() as cursor:
@@ -178,7 +177,8 @@ def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: An
     beat.start()
     until(lambda: list(nodes.beats()) == [beat.node], within=20)
     until(
-        lambda: ours.count() == len(ours._pool.free[conf.settings().DATABASE, ours.WORK]), within=20
+        lambda: ours.count() == len(ours._pool.idle((conf.settings().DATABASE, ours.WORK))),
+        within=20,
     )
     _break_connections()
     beat.drain()  # its next beat, on the connection that is gone

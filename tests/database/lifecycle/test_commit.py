@@ -202,7 +202,7 @@ def test_births_leave_half_of_the_window_to_rows_that_wait_longer() -> None:
 
 
 def test_an_open_breaker_takes_no_fast_path_and_nobody_is_blocked() -> None:
-    broker_outage.breaker.failed(OSError())
+    broker_outage.breaker.failed()
     assert _delay().status == Status.PENDING
     broker_outage.breaker.succeeded()
     assert _delay().status == Status.QUEUED

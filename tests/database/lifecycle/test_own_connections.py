@@ -97,7 +97,7 @@ def test_a_serialization_failure_is_tried_again_like_a_deadlock() -> None:
     assert act() == 3
 
 
-def test_connections_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(
+def test_connections_of_a_peak_are_closed_after_they_have_been_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with dedicated_connection(), dedicated_connection(), dedicated_connection():
@@ -106,7 +106,7 @@ def test_connections_of_a_peak_are_closed_when_nobody_has_wanted_them_for_long(
     with dedicated_connection():
         pass
     assert count() == 3
-    monkeypatch.setattr("django_durable_tasks.engine.db.connections.IDLE_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.idle_pool.IDLE_FOR", 0.0)
     for left in (2, 1, 1):
         with dedicated_connection():
             pass

@@ -92,10 +92,10 @@ def test_the_release_of_a_task_is_rung_only_when_it_is_due_by_the_clock_of_the_d
 
 def test_an_instant_counts_as_over_never_early(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_clock(monkeypatch, 300)
-    assert not clock_estimate.surely_over(database_now() + timedelta(seconds=5))
-    assert clock_estimate.surely_over(database_now() - timedelta(seconds=5))
+    assert not clock_estimate.has_passed(database_now() + timedelta(seconds=5))
+    assert clock_estimate.has_passed(database_now() - timedelta(seconds=5))
     before = database_now()
-    assert before - NEAR < clock_estimate.reckoned_now() < database_now() + NEAR
+    assert before - NEAR < clock_estimate.estimated_now() < database_now() + NEAR
 
 
 def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
@@ -117,16 +117,18 @@ def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
 
 def test_an_answer_that_was_long_in_coming_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = database_now()
-    slow = clock_estimate.Look(said=now, asked=0.0, heard=8.0, host=now)
-    looks = iter([slow, clock_estimate.look()])
-    monkeypatch.setattr(clock_estimate, "look", lambda: next(looks))
-    assert not clock_estimate.surely_over(now - timedelta(hours=1))
+    slow = clock_estimate.ClockReading(
+        database_time=now, requested=0.0, received=8.0, host_time=now
+    )
+    looks = iter([slow, clock_estimate.read_clock()])
+    monkeypatch.setattr(clock_estimate, "read_clock", lambda: next(looks))
+    assert not clock_estimate.has_passed(now - timedelta(hours=1))
     clock_estimate._last.again_at = float("-inf")
-    assert clock_estimate.surely_over(now - timedelta(hours=1))
+    assert clock_estimate.has_passed(now - timedelta(hours=1))
 
 
 def test_what_the_database_shows_is_never_reckoned_too_early() -> None:
     for _ in range(20):
-        before = clock_estimate.reckoned_now()
-        assert database_now() <= clock_estimate.reckoned_now() + timedelta(milliseconds=1)
-        assert before <= clock_estimate.reckoned_now()
+        before = clock_estimate.estimated_now()
+        assert database_now() <= clock_estimate.estimated_now() + timedelta(milliseconds=1)
+        assert before <= clock_estimate.estimated_now()
