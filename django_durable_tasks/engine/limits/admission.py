@@ -1,9 +1,11 @@
-"""Limits are judged at the claim: what does not fit is parked under the scope that has no room.
+"""Enforces concurrency and rate limits during a claim. A task without capacity waits for the scope
+that refused it.
 
-One transaction claims, counts and parks. Where a limit other than a fair share can refuse, it holds
-the one lock row first, so that the limited claims of all nodes are serial: each counts what the
-others committed (READ COMMITTED). Who holds the lock waits for no task: rows that somebody else
-holds are left alone. What nothing limits takes no lock.
+One transaction claims the tasks, counts the usage and sets the refused tasks to wait. If a limit
+other than a tenant's fair share can refuse, the transaction first locks the one row of all limits.
+So limited claims of all nodes are serial, and each counts what the others have committed (READ
+COMMITTED). While it has this lock it does not wait for task rows: locked ones are left out. A claim
+without limits takes no lock.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A row before the gate: what it is, the scopes that may refuse it, and its tenant's share
-    where there is one.
+    """A task that requests admission, with the scopes that may refuse it and the fair share of its
+    tenant, if there are several tenants.
     """
 
     task_id: uuid.UUID
@@ -57,12 +59,14 @@ class _Bound:
 
     @property
     def scopes(self) -> Sequence[str]:
-        """The scopes that may refuse it."""
+        """The scopes that may refuse the task."""
         return self.asking.scopes
 
 
 class Gate:
-    """One claim, of some queues or of some rows, where limits can apply, inside its transaction."""
+    """The admission of one claim, inside its transaction. Used for claims of queues and of single
+    tasks.
+    """
 
     def __init__(self, book: Book, queues: Iterable[str] = ()) -> None:
         self._book = book
@@ -79,8 +83,8 @@ class Gate:
             self._put_ahead(self._wide)
 
     def free(self, asked: Sequence[Demand], limit: int) -> tuple[list[Demand], int]:
-        """Return how many of so many rows of each queue, and of all together, the limits of whole
-        queues let in.
+        """Return these demands, and the joint limit, reduced to the capacity of queue-wide and
+        global limits.
         """
         parts = [
             one._replace(limit=self._at_most(one.limit, rules.of_queue(one.queue))) for one in asked
@@ -92,7 +96,9 @@ class Gate:
         return number if left is None else max(0, min(number, left))
 
     def let_in(self, claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return those of the claimed tasks, in their order, that fit; the others are parked."""
+        """Return the claimed tasks that fit, in their order. The others are set to wait for their
+        limit.
+        """
         if not self._book.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
         before = {task.id: task.waiting_for_limit for task in claimed}
@@ -102,8 +108,8 @@ class Gate:
         return [task for task in claimed if task.id not in refused]
 
     def admit(self, ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
-        """Return those of these due rows, in their order, that fit; the others are parked where
-        they stand.
+        """Return the due tasks that fit, in their order. The others are set to wait for their
+        limit, without a claim.
         """
         bound = self._bound(ids)
         refused = self._refused(
@@ -113,8 +119,8 @@ class Gate:
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
     def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
-        """Park those of the next due rows that would be refused as well, so that the next claim
-        sees whom they hide.
+        """Set the next due tasks that would be refused as well to wait, so that the next claim sees
+        the tasks behind them.
         """
         full = {
             row.task_id: scope
@@ -125,7 +131,7 @@ class Gate:
         return transitions.park_due(full, now)
 
     def close(self) -> None:
-        """Write the tokens that were spent."""
+        """Write the tokens that were used."""
         rows = [
             LimitBucket(
                 scope=scope, tokens=self._room.tokens[scope], refilled_at=self._buckets[scope].at
@@ -136,8 +142,8 @@ class Gate:
             holding.write(rows)
 
     def _refused(self, told: Sequence[_Bound], *, claimed: bool = True) -> dict[uuid.UUID, str]:
-        """Judge these rows, in their order; return the line in which each has to wait that may not
-        go.
+        """Decide on these tasks in their order; return the scope that each refused one has to wait
+        for.
         """
         if not any(row.scopes for row in told):
             return {}
@@ -159,8 +165,8 @@ class Gate:
         }
 
     def _line(self, row: _Bound, scope: str) -> str:
-        """Return where a row has to wait that a scope refused: for its tenant's turn, where tenants
-        take turns.
+        """Return the scope that a refused task waits for: its tenant's share if tenants are served
+        round-robin, else the scope that refused it.
         """
         if (
             row.share is not None
@@ -171,8 +177,8 @@ class Gate:
         return scope
 
     def _waits_behind(self, row: _Bound) -> bool:
-        """Whether tenants take turns in the row's queue, others wait there, and its turn has not
-        come.
+        """Whether tenants are served round-robin in the task's queue, others wait there, and it is
+        not this tenant's turn.
         """
         if row.has_its_turn or not self._book.takes_turns(row.queue):
             return False
@@ -183,8 +189,8 @@ class Gate:
     def _bound(
         self, ids: Sequence[uuid.UUID], marks: Mapping[uuid.UUID, str | None] | None = None
     ) -> dict[uuid.UUID, _Bound]:
-        """Return these rows as the gate sees them; ``marks``: for which scopes they were in line
-        before the claim.
+        """Return these tasks as candidates. ``marks`` contains the scopes they waited for before
+        the claim.
         """
         rows, book, found = tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS), self._book, {}
         for task_id, name, queue, tenant_id, key, weight, priority, waiting_for_limit in rows:
@@ -200,7 +206,7 @@ class Gate:
         return found
 
     def _allowed(self, told: Iterable[_Bound]) -> dict[str, Allowance]:
-        """Return what the scopes of these rows allow, where tasks differ the strictest."""
+        """Return the limits of the scopes of these tasks; the strictest if tasks differ."""
         names: dict[str, set[str]] = {}
         for row in told:
             for scope in row.scopes:
@@ -208,8 +214,8 @@ class Gate:
         return {scope: self._book.among(scope, names[scope]) for scope in sorted(names)}
 
     def _look(self, own: Sequence[_Bound], *, strict: bool = True) -> None:
-        """Count the holders, once, without these rows; where anything but shares can refuse, under
-        the lock.
+        """Count the usage once, without these tasks. If a limit other than a share can refuse,
+        count it under the lock.
         """
         if self._holders is not None and (self._now is not None or not strict):
             return
@@ -222,7 +228,7 @@ class Gate:
         self._holders = found
 
     def _open(self, scopes: Mapping[str, Allowance], own: Sequence[_Bound] = ()) -> None:
-        """Find out what is free in these scopes, where it is not known yet."""
+        """Read the free capacity of these scopes unless it is known."""
         new = {scope: allowed for scope, allowed in scopes.items() if scope not in self._room.known}
         self._room.known |= new.keys()
         rates = {scope: allowed.rate for scope, allowed in new.items() if allowed.rate is not None}
@@ -248,11 +254,11 @@ class Gate:
                 self._room.heaviest[scope] = allowed.heaviest
 
     def _put_ahead(self, scopes: Collection[str]) -> None:
-        """Find the heavy row of each scope whose turn it is, so that lighter ones leave what it
-        needs.
+        """Reserve capacity for the next heavy task of each scope, so that lighter ones do not use
+        it.
 
-        Not one that could not go anyway: its queue is paused or its window full, or another limit
-        refuses it.
+        Not for a task that could not run anyway: its queue is paused or its window full, or another
+        limit refuses it.
         """
         new = sorted(
             scope for scope in scopes if scope not in self._headed and rules.shared(scope) is None
@@ -281,8 +287,8 @@ class Gate:
                 self._room.ahead[row.waiting_for_limit] = asking
 
     def _could_go(self, row: waitlist.Waiting) -> bool:
-        """Return whether the row is in time, its queue takes it, and it is not heavier than the
-        whole limit.
+        """Return whether the task has not expired, its queue has capacity, and its weight does not
+        exceed the limit.
         """
         if row.expires_at is not None and self._now is not None and row.expires_at <= self._now:
             return False
@@ -301,11 +307,11 @@ def _strict(told: Iterable[_Bound]) -> bool:
 
 
 def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:
-    """Return the next due rows of these queues, the most urgent first, of each an equal part of so
-    many.
+    """Return at most ``limit`` due tasks of these queues, an equal part of each, the most urgent
+    first.
     """
     due, part = tables.tasks().due(now).order_by("due_at"), max(1, limit // len(queues))
-    # One short scan of the index for each priority, where one ORDER BY would sort them all.
+    # One short index scan per priority. A single ORDER BY would sort all due tasks.
     scans = [
         (due.filter(queue=queue, priority=level), part)
         for queue in queues
@@ -316,7 +322,7 @@ def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID
 
 
 def shares_in_line(queue: str, most: int, past: str = "") -> list[str]:
-    """Return the shares of a queue for which rows wait, at most so many, those behind ``past``
+    """Return at most ``most`` tenant shares of a queue for which tasks wait, those after ``past``
     first.
     """
     found: list[str] = []
@@ -331,10 +337,9 @@ def shares_in_line(queue: str, most: int, past: str = "") -> list[str]:
 
 
 def free_of_share(share: tuple[str, int], current: Book, found: Holders, tenants: set[int]) -> int:
-    """Return how many more rows of a queue one of these tenants may have published.
+    """Return how many more tasks one of these tenants may have published in a queue.
 
-    Where the whole queue has a number of places the share is one of these, and counts what runs
-    too.
+    If the queue has a concurrency limit, the share is a part of it and running tasks count too.
     """
     queue, tenant_id = share
     wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]

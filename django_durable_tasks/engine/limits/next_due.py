@@ -1,4 +1,4 @@
-"""When the first waiting row of each queue is due: what every dispatching round asks first."""
+"""Reads when the first task of each queue is due. Every dispatch round begins with it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import statement
 
 AT_ONCE = 500
-"""So many queues a statement: MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without
-a word.
+"""Queues per statement. MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without an
+error.
 """
 
 
 def heads() -> dict[str, datetime]:
-    """Return, for each queue with waiting rows, when its first row is due; costs probes, never a
-    scan of the rows.
+    """Return when the first PENDING task of each queue is due, by index probes instead of a scan.
 
-    One statement for 500 queues.
+    One statement per 500 queues.
     """
     sql = statement("heads")
     if sql is None:
@@ -42,8 +41,8 @@ def heads() -> dict[str, datetime]:
 
 
 def late(queues: Collection[str], since: datetime) -> frozenset[str]:
-    """Return those of these queues in which a row has been due since before; one statement, ten
-    probes a queue.
+    """Return the queues in which a task has been due since before ``since``; one statement with ten
+    probes per queue.
     """
     sql = statement("late")
     if sql is None:

@@ -1,4 +1,6 @@
-"""An operator's hand on limits, what stands in them, and why a task waits for one."""
+"""Sets and removes operators' limits, shows their usage, and explains why a task waits for a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ def set_limit(
 
 
 def remove_limit(scope: str) -> bool:
-    """Remove an operator's limit, so that code and settings count again; False where there was
-    none.
+    """Remove an operator's limit, so that code and settings apply again. Return whether there was
+    one.
     """
     removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
     config.forget()
@@ -63,18 +65,18 @@ def remove_limit(scope: str) -> bool:
 
 
 def waiting_for(scope: str) -> int:
-    """Return how many rows wait for a scope."""
+    """Return how many tasks wait for a scope."""
     return tasks().parked_for(scope).count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A limit and what stands in it: ``taken`` is the weight that is published or runs, ``parked``
-    rows wait for it.
+    """A limit and its usage. ``taken`` is the weight of QUEUED and RUNNING tasks. ``parked`` tasks
+    wait.
 
-    ``too_heavy``: the weight of the heaviest that waits, where that is more than the whole limit:
-    it never starts. ``source``: CODE, OPERATOR, KEY (a ``PerKey`` of code), TENANT_SHARE (a
-    tenant's share of a queue) or REMOVED.
+    ``too_heavy`` is the weight of the heaviest waiting task if it exceeds the limit, so that it can
+    never run. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` of code), TENANT_SHARE (a tenant's
+    share of a queue) or REMOVED.
     """
 
     scope: str
@@ -88,7 +90,7 @@ class Standing:
 
 
 def standings() -> list[Standing]:
-    """Return every limit that is set, and every scope for which rows wait; by scope."""
+    """Return every limit, and every scope for which tasks wait, ordered by scope."""
     book, found, now = config.read(), usage.holders(), database_now()
     lines = (
         tasks()
@@ -130,7 +132,7 @@ def standings() -> list[Standing]:
 
 
 def crowded() -> list[Standing]:
-    """Return the limits for which rows wait; one statement where there are none."""
+    """Return the limits for which tasks wait; one statement if there are none."""
     return (
         [standing for standing in standings() if standing.parked]
         if tasks().parked().exists()
@@ -149,7 +151,7 @@ def _source(scope: str, book: config.Book, operators: set[str]) -> str:
 
 
 def why(task: Task) -> str:
-    """Return what a waiting task waits for, as a sentence; empty where no limit holds it."""
+    """Return why a PENDING task waits for a limit, as a sentence; empty if it does not."""
     if task.status != Status.PENDING:
         return ""
     book = config.read()

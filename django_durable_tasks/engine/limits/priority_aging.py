@@ -14,22 +14,22 @@ from django_durable_tasks.engine.limits.next_due import heads
 
 _HIGHEST = 9
 _LINES = 500
-"""So many lines of parked rows age at once; the next ones age the next time."""
+"""Waitlists per call. The next call continues with the following ones."""
 _walk = waitlist.Walk()
 
 
 def age(now: datetime, wait: float, limit: int) -> int:
-    """Raise by one the priority of tasks that have been due, or parked, for ``wait`` seconds;
-    return how many.
+    """Raise by one the priority of tasks that have been due or waiting for a limit for ``wait``
+    seconds; return how many.
 
-    To be called once in that time. Raises at most ``limit`` due tasks of each priority of a queue,
-    the oldest first, and at most ``limit`` parked ones. The next call raises the others.
+    Called once in that time. Raises at most ``limit`` due tasks of each priority of a queue, the
+    oldest first, and at most ``limit`` waiting ones. The next call raises the others.
     ``priority_boost`` counts the steps.
     """
     since, risen = now - timedelta(seconds=wait), 0
     late = [queue for queue, head in heads().items() if head <= since]
     scopes = _walk.next(_LINES)
-    # From above, so that a row that rises now is not met again on its next step.
+    # From the highest priority down, so that a task is raised only once per call.
     for priority in range(_HIGHEST - 1, -1, -1):
         level = tables.tasks().pending().filter(priority=priority)
         for queue in late:
@@ -42,7 +42,7 @@ def age(now: datetime, wait: float, limit: int) -> int:
 
 
 def _age_parked(scopes: Sequence[str], priority: int, since: datetime, limit: int) -> int:
-    """Raise the oldest parked tasks of each scope that were due before ``since``; read at most
+    """Raise the oldest waiting tasks of each scope that were due before ``since``. Reads at most
     ``limit``.
     """
     lined = {

@@ -1,9 +1,9 @@
-"""Re-queue parked tasks once their limit has capacity, round-robin over scopes, in a constant
-number of statements.
+"""Re-queues tasks that wait for a limit once it has capacity, round-robin over scopes, in a
+constant number of statements.
 
-This only makes tasks eligible; the claim enforces the limit. A task that was made eligible keeps
-the name of its scope until it is claimed, so that capacity that a heavy task waited for stays
-reserved for it, and a tenant's turn counts.
+This only makes tasks eligible. The claim enforces the limit. An eligible task keeps the name of its
+scope until it is claimed, so that capacity for a heavy task stays reserved and the round-robin
+order is kept.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _PASSES, _AHEAD = 2, 2_000
 
 _walk = waitlist.Walk()
 _MARK = "\n"
-"""No scope has one: what follows tells apart what tasks allow that differ over a key."""
-_last_turn: dict[str, str] = {}
-"""Of each queue, the share whose turn this process gave last; each scheduler goes its own way
-around.
+"""Separates a scope from the number of its limits, if tasks have different limits for a key. No
+scope contains it.
 """
+_last_turn: dict[str, str] = {}
+"""The tenant share of each queue that this process served last."""
 
 
 def let_go(now: datetime, limit: int) -> int:
-    """Let parked rows go on, by turns of their scopes, as many as these have room for; return how
-    many went.
+    """Make waiting tasks eligible, round-robin over scopes, as far as these have capacity; return
+    how many.
 
-    To be called on every dispatching round: one probe where nothing is parked.
+    Called in every dispatch round. Costs one probe if no task waits.
     """
     scopes = _walk.next(limit)
     return len(_let_go(scopes, now, limit)) if scopes else 0
@@ -67,11 +67,10 @@ def _let_go(
 
 
 def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.UUID] | None:
-    """Where tenants take turns: park what is due and has not got its turn, and return the rows
-    whose turn it is.
+    """If tenants are served round-robin: set due tasks to wait for their share, and return the
+    tasks whose turn it is.
 
-    None where nobody waits and all that is due may go. It holds no lock but that of the rows it
-    parks.
+    Returns None if no task waits and all due tasks may run. Locks only the rows that it changes.
     """
     shares = set(admission.shares_in_line(queue, limit, _last_turn.get(queue, "")))
     free, given = _tokens(current, queue, now), list[uuid.UUID]()
@@ -107,10 +106,9 @@ def _tokens(current: Book, queue: str, now: datetime) -> int:
 
 @dataclass(slots=True)
 class Going:
-    """Rows that may go, each with the scope it waited for, in their order; and those that came too
-    late.
+    """Tasks that may run, with the scope they waited for, in their order. ``late`` have expired.
 
-    ``elsewhere``: rows for which that scope has room and another has none, with the other.
+    ``elsewhere`` are tasks whose scope has capacity but another limit has none, with that limit.
     """
 
     rows: dict[uuid.UUID, str] = field(default_factory=dict)
@@ -121,11 +119,10 @@ class Going:
 def going(
     scopes: Collection[str], now: datetime, limit: int, given: Mapping[str, int] | None = None
 ) -> Going:
-    """Return at most so many rows parked for these scopes that have room, and whose queues take
-    them.
+    """Return at most ``limit`` tasks of these waitlists for which there is capacity and a queue.
 
-    ``given``: how many turns were given in a queue and not taken yet; else all that is due there
-    counts as such.
+    ``given`` is the number of tasks per queue that are eligible and not claimed. For other queues
+    all due tasks count as eligible.
     """
     current, found = book(), holding.holders()
     judge = _Judge(current, found, now, backpressure.paused_queues(), given or {})
@@ -155,8 +152,8 @@ def going(
 
 
 def _named(full: Sequence[str]) -> str | None:
-    """Return the first of these scopes in which a row may wait: not a window, whose room comes back
-    at once.
+    """Return the first of these scopes for which a task may wait. The window of a queue is not one,
+    because its capacity returns at once.
     """
     return next(
         (scope.partition(_MARK)[0] for scope in full if not scope.startswith(rules.of_window(""))),
@@ -165,7 +162,7 @@ def _named(full: Sequence[str]) -> str | None:
 
 
 class _Judge:
-    """What has room in one round of letting go."""
+    """The capacity in one round of releases."""
 
     def __init__(
         self,
@@ -186,7 +183,7 @@ class _Judge:
         self._differing: list[Allowance] = []
 
     def open(self, scopes: Collection[str]) -> None:
-        """Find out what these scopes, and the queues that are shared, have room for."""
+        """Read the capacity of these scopes and of queues with several tenants."""
         sharing: dict[str, set[int]] = {}
         for queue, tenant in filter(None, map(rules.shared, scopes)):
             sharing.setdefault(queue, set()).add(tenant)
@@ -213,11 +210,11 @@ class _Judge:
                 self.room.heaviest[scope + mark] = one.heaviest
 
     def _part(self, sharing: Mapping[str, set[int]]) -> None:
-        """Part the room of shared queues: what is due there goes first, or has half of the window.
+        """Divide the capacity of shared queues. Due tasks are served first, or have half of the
+        window.
 
-        For these may be rows of tenants of whom nobody has heard yet. A tenant for whom nobody else
-        waits has all places of a limited queue; of a window half is enough to keep every worker
-        busy.
+        The due tasks may belong to tenants without waiting tasks. A single waiting tenant has the
+        whole capacity of a limited queue. Of a window, half is enough to keep every worker busy.
         """
         due = tables.tasks().due(self._now).order_by()
         asked = {queue: due.filter(queue=queue) for queue in sharing if queue not in self._given}
@@ -249,7 +246,7 @@ class _Judge:
                 self.room.places[scope] = _WIDE_SHARE if alone else min(fair, each)
 
     def _turns(self, queue: str) -> int:
-        """Return how many due rows of a queue it matters to see."""
+        """Return how many due tasks of a queue have to be counted."""
         left = [
             room for scope in self._book.wide(queue) if (room := self.room.left(scope)) is not None
         ]
@@ -267,7 +264,7 @@ class _Judge:
         return max(0, backpressure.window_of(queue) - self._found.window(queue))
 
     def order(self, scopes: Collection[str]) -> list[str]:
-        """Return the scopes in the order in which they have their turns."""
+        """Return the scopes in the round-robin order."""
         queues = sorted(
             {share[0] for scope in scopes if (share := rules.shared(scope)) is not None}
         )
@@ -278,14 +275,16 @@ class _Judge:
         return [*(scope for scope in scopes if rules.shared(scope) is None), *shares]
 
     def number(self, scope: str, limit: int) -> int:
-        """Return how many rows of weight 1 a scope has room for; as many as are asked for where it
-        does not say.
+        """Return for how many tasks of weight 1 a scope has capacity; ``limit`` if it has no
+        limit.
         """
         room = self.room.left(scope)
         return limit if room is None else room
 
     def line(self, scope: str) -> TaskQuerySet | None:
-        """Return the rows of a scope's line that some queue takes now; None where none can go."""
+        """Return the query of a waitlist's tasks that a queue can accept; None if there is no
+        capacity.
+        """
         if self.number(scope, 1) <= 0 or (rules.shared(scope) or ("",))[0] in self._paused:
             return None
         parked, share = tables.tasks().parked_for(scope), rules.shared(scope)
@@ -296,8 +295,8 @@ class _Judge:
         )
 
     def takes(self, row: Waiting) -> bool:
-        """Return whether the row's queue takes it now, and it is not heavier than the whole limit
-        it waits for.
+        """Return whether the task's queue accepts it and its weight does not exceed the limit it
+        waits for.
         """
         if row.queue in self._paused or (
             row.priority < waitlist.URGENT and not self._window(row.queue)
@@ -307,10 +306,10 @@ class _Judge:
         return heaviest is None or row.weight <= heaviest
 
     def bind(self, rows: Iterable[Waiting]) -> None:
-        """Find out what all the limits of these rows have room for: a question, and one for each
-        key tasks differ on.
+        """Read the capacity of all limits of these tasks: one query, and one per differing limit of
+        a key.
 
-        So what one task allows says nothing of another's rows in the same line.
+        So the limits of one task do not affect others on the same waitlist.
         """
         new: dict[str, dict[str, Allowance]] = {}
         for row in rows:
@@ -324,7 +323,7 @@ class _Judge:
             self._allow(allowed, mark)
 
     def asking(self, row: Waiting) -> Asking:
-        """Return the row with all that it takes room of when it is let go."""
+        """Return the task with all capacity that it uses when it is released."""
         wide = self._book.wide(row.queue) if rules.shared(row.waiting_for_limit) is not None else []
         others = [
             self._marked(scope, row.name)
@@ -344,7 +343,7 @@ class _Judge:
         return self._book.narrow(row.name, row.tenant_id, row.limit_key)
 
     def _marked(self, scope: str, name: str) -> str:
-        """Return the scope, where tasks differ over a key marked with what this task allows."""
+        """Return the scope, with a number if tasks have different limits for this key."""
         if self._book.by_anybody(scope) is not None:
             return scope
         allowed = self._book.among(scope, [name])
@@ -354,8 +353,8 @@ class _Judge:
 
 
 def allowed(scope: str, current: Book) -> Allowance:
-    """Return what a scope allows; of a key over which tasks differ its most urgent parked task says
-    it.
+    """Return the limits of a scope. If tasks have different limits for a key, those of its most
+    urgent waiting task.
     """
     known = current.by_anybody(scope)
     if known is not None:

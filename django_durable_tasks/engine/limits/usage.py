@@ -1,5 +1,5 @@
-"""What is under way in each scope, by weight, which tokens scopes have left, and the one lock that
-keeps both true.
+"""Counts the usage of limits by weight, reads and writes the tokens of rate limits, and takes the
+lock of all limits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from django_durable_tasks.rules.limits.options import Bucket, Rate
 
 
 def hold_lock() -> None:
-    """Wait for the lock of all limits and hold it to the end of the transaction; makes its row
-    where it is gone.
+    """Lock all limits until the end of the transaction. Creates the row of the lock if it is
+    missing.
 
     Waiters time out after `lock_timeout`. PostgreSQL and MariaDB abort an idle transaction that
     still holds the lock.
@@ -37,7 +37,7 @@ def hold_lock() -> None:
 
 
 def write(rows: Sequence[LimitBucket]) -> None:
-    """Insert or update these rows by one statement, which holds them either way."""
+    """Insert or update these rows by one statement. It locks them in both cases."""
     named = connections[tables.database()].features.supports_update_conflicts_with_target
     LimitBucket.objects.using(tables.database()).bulk_create(
         rows,
@@ -49,8 +49,8 @@ def write(rows: Sequence[LimitBucket]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """How much weight is QUEUED and RUNNING by scope; and of each queue how many rows by tenant,
-    QUEUED and both.
+    """The weight of QUEUED and RUNNING tasks by scope, and the number of tasks per queue and
+    tenant, QUEUED and both.
     """
 
     under_way: Counter[str] = field(default_factory=Counter)
@@ -58,24 +58,24 @@ class Holders:
     of_tenants: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
     def window(self, queue: str) -> int:
-        """Return how many rows of a queue wait published."""
+        """Return how many tasks of a queue are published and not started."""
         return self.queued[queue].total()
 
     def tenants(self, queue: str) -> set[int]:
-        """Return whose rows of a queue are under way."""
+        """Return the tenants with QUEUED or RUNNING tasks in a queue."""
         return {tenant for tenant, number in self.of_tenants[queue].items() if number > 0}
 
     def leave_out(
         self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
     ) -> None:
-        """Take a QUEUED row out of the count."""
+        """Remove a QUEUED task from the counts."""
         self.queued[queue][tenant_id] -= 1
         self.of_tenants[queue][tenant_id] -= 1
         self.under_way.subtract(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
 
 
 def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
-    """Return every scope, limited or not, in which a row counts."""
+    """Return every scope, limited or not, in which a task counts."""
     keyed = [rules.of_key(limit_key)] if limit_key is not None else []
     return [
         rules.GLOBAL,
@@ -87,9 +87,7 @@ def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> l
 
 
 def holders(*, running: bool = True) -> Holders:
-    """Count what is under way: a grouped statement for QUEUED and one for RUNNING rows, each by its
-    partial index.
-    """
+    """Count QUEUED and RUNNING tasks with a grouped statement each, by their partial indexes."""
     found = Holders()
     for name, queue, tenant_id, key, number, weight in _grouped(tables.tasks().queued()):
         found.queued[queue][tenant_id] += number
@@ -110,11 +108,11 @@ def _grouped(question: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None
 
 
 def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
-    """Return the buckets of these scopes with all that has come back until now, however much they
-    hold.
+    """Return the tokens of these rate limits as of ``now``.
 
-    A bucket whose clock stands ahead of the database's goes on by that one: so it is written at
-    once. The caller's ``now`` may be old, so it is asked anew, under the lock of all limits.
+    If a bucket's time is ahead of the database's clock, for example after a fail-over, it is reset
+    to that clock at once. The clock is then read again under the lock of all limits, because
+    ``now`` may be old.
     """
     if not rates:
         return {}
@@ -131,7 +129,7 @@ def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
 
 
 def seen_buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
-    """Return what ``buckets`` does, to be shown: nothing is written."""
+    """Return the same as ``buckets`` for display, without writing."""
     return _gathered(_known(rates), rates, now)
 
 

@@ -1,5 +1,5 @@
-"""The lines of parked rows: for which scopes rows wait, and the first of each line, by a statement
-for many lines.
+"""Waitlists: the tasks that wait for a limit, by scope. Reads the first tasks of many waitlists in
+one statement.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits.admission import Asking
 
 URGENT = 9
-"""Rows of this priority go though the window of their queue is full."""
+"""Tasks of this priority are published although the window of their queue is full."""
 _SPARE, _FAR = 10, 1_000
-"""So many more rows of a line are looked at than are wanted; and so many where the first of them
-cannot go.
+"""How many tasks of a waitlist are read in addition to the wanted ones, and how many if the first
+ones cannot run.
 """
 
 
 class Waiting(NamedTuple):
-    """A row of a line."""
+    """A task on a waitlist."""
 
     waiting_for_limit: str
     pk: uuid.UUID
@@ -44,11 +44,11 @@ def able(
     number: Callable[[str], int],
     takes: Callable[[Waiting], bool],
 ) -> list[Waiting]:
-    """Return the first rows of each line, by its scope, that may go: so many of each and some to
+    """Return the first tasks of each waitlist that can run: ``number(scope)`` of each and some to
     spare.
 
-    Of a line whose first rows may not go the first thousand are looked at, and no more: that is two
-    statements for many lines, and work that does not grow with what waits.
+    If the first tasks of a waitlist cannot run, its first 1,000 are read and no more. So two
+    statements serve many waitlists, and the work does not grow with the number of waiting tasks.
     """
 
     def those(rows: Sequence[Any]) -> dict[str, list[Waiting]]:
@@ -73,8 +73,8 @@ def able(
 def first(
     lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]
 ) -> list[Any]:
-    """Return these columns of the first rows of each question, so many of each; a statement for
-    many questions.
+    """Return these columns of the first ``number(name)`` rows of each query, in one statement for
+    many queries.
     """
     return tables.first_of_each(
         ((question, number(name)) for name, question in lines.items()), columns
@@ -82,29 +82,27 @@ def first(
 
 
 def turn(priority: int, key: Any) -> tuple[int, Any]:
-    """Return when a row's turn comes in a line: the most urgent first, and then the oldest."""
+    """Return the sort key of a task on its waitlist: the most urgent first, then the oldest."""
     return (-priority, key)
 
 
 def asking(
     key: Any, scopes: Sequence[str], weight: int, priority: int, others: Sequence[str] = ()
 ) -> Asking:
-    """Return a row as the rules see it."""
+    """Return a task as a value for the rules."""
     return Asking(key, scopes, weight, turn(priority, key), others)
 
 
 class Walk:
-    """A process's way through the scopes with parked rows, so that with very many of them each has
-    its turn.
+    """A cursor over the scopes with waiting tasks, so that each is served although there are very
+    many.
     """
 
     def __init__(self) -> None:
         self._past = ""
 
     def next(self, limit: int) -> list[str]:
-        """Return scopes with parked rows, at most so many; each call goes on where the last one
-        ended.
-        """
+        """Return at most ``limit`` scopes with waiting tasks, after those of the last call."""
         found = parked_past(self._past, limit)
         if len(found) < limit and self._past:
             found += [scope for scope in parked_past("", limit - len(found)) if scope not in found]
@@ -125,7 +123,9 @@ def _by_pages(sql: str, past: str, limit: int) -> list[str]:
 
 
 def parked_past(past: str, limit: int) -> list[str]:
-    """Return the next scopes in the order of their names for which rows wait, at most so many."""
+    """Return at most ``limit`` scopes with waiting tasks, in the order of their names, after
+    ``past``.
+    """
     sql = statement("parked")
     if sql is not None:
         return _by_pages(sql, past, limit)
