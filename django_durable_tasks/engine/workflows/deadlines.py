@@ -1,10 +1,9 @@
-"""Runs of workflows are called off: when their deadline is over, or when a newer one takes their
-place.
+"""Cancels workflow runs whose deadline has passed, or that a newer run replaces.
 
-Calling off is one flag on the run and on all that it holds, so that none of them grows any more;
-the open tasks below are cancelled, or asked to stop, in batches afterwards. Whoever dies in between
-leaves the flag, and the next batch goes on from there. The run itself ends by the ordinary count:
-FAILED after its deadline, else CANCELLED.
+Cancelling sets one flag on the run and on all runs inside it, so that none of them grows any more.
+Their open tasks are cancelled afterwards in batches; running ones are requested to stop. If the
+process dies in between, the flag remains and the next batch continues. The run ends by the ordinary
+count: FAILED after its deadline, otherwise CANCELLED.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _isolation = Isolation[uuid.UUID]("workflow")
 
 
 def cancel_late(now: datetime, limit: int) -> int:
-    """Call off at most so many runs whose deadline is over, each with all that it holds; return how
-    many.
+    """Set the flag on at most ``limit`` runs whose deadline has passed, and on all runs inside
+    them; return how many.
 
-    A run whose tasks have all ended is left alone: it made it, and only wants to be counted.
+    A run whose tasks have all ended is left unchanged. It only has to be counted.
     """
     found = list(
         runs().late(now).exclude(pk__in=_isolation.postponed()).order_by("deadline_at")[:limit]
@@ -54,11 +53,11 @@ def _open_in(parts: Iterable[uuid.UUID]) -> TaskQuerySet:
 
 
 def cancel_called_off(limit: int) -> int:
-    """Cancel at most so many open tasks of runs that were called off, ask running ones to stop;
+    """Cancel at most ``limit`` open tasks of cancelled runs, and request running ones to stop;
     return how many.
 
-    The oldest come first, mostly upstreams: what might start next is stopped first. Call until it
-    returns 0.
+    The oldest come first. They are mostly upstreams, so tasks that could start next are cancelled
+    first. Call until it returns 0.
     """
     flagged = runs().filter(
         status=WorkflowStatus.RUNNING, completed_at__isnull=True, cancel_requested_at__isnull=False

@@ -1,9 +1,8 @@
-"""An operation on a graph is carried out to its end with all that follows from it, or previewed.
+"""Executes an operation on dependent tasks with all its consequences, or previews it.
 
-A preview is the operation itself: the same moves in the same transaction, which is taken back once
-it is known where each row would stand. Nothing is rung, and no receiver hears of it. Facts: what a
-transaction that is rolled back has registered for its commit is forgotten (Django, "Performing
-actions after commit").
+A preview executes the same statements in the same transaction and rolls it back after reading the
+result. Nothing is published and no signal is sent, because a rolled back transaction discards its
+on_commit functions (Django, "Performing actions after commit").
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from django_durable_tasks.rules.states import OPEN, Status
 T = TypeVar("T")
 _MANY = 2_000
 _PATIENCE = 5
-"""How many seconds a preview waits for a row that somebody else holds."""
+"""Seconds for which a preview waits for a locked row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an operation makes of one row; ``before`` and ``after`` are alike where only its edges
+    """The change of one task by an operation. ``before`` and ``after`` are equal if only its edges
     or gates change.
     """
 
@@ -48,8 +47,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an operation changed or would change, the oldest row first; ``asked``: RUNNING rows told
-    to stop.
+    """The changes of an operation or preview, the oldest task first. ``asked`` are RUNNING tasks
+    that are requested to stop.
     """
 
     changes: tuple[Change, ...]
@@ -58,14 +57,14 @@ class Report:
 
     @property
     def total(self) -> int:
-        """Return how many rows it reached."""
+        """Return how many tasks are affected."""
         return len(self.changes) + len(self.asked)
 
 
 @dataclass(slots=True)
 class Operation:
-    """One operation under way: what its moves touched, whom it asked, and which rows it names by
-    itself.
+    """An operation in progress: the changed tasks, the tasks requested to stop, and the tasks that
+    it names itself.
     """
 
     watch: Watch
@@ -74,12 +73,14 @@ class Operation:
     also_told: set[uuid.UUID] = field(default_factory=set)
 
     def cancel(self, ids: Collection[uuid.UUID], why: str) -> None:
-        """Cancel those of these rows that wait, and ask those that run; in primary-key order."""
+        """Cancel the waiting tasks among these and request running ones to stop, in primary-key
+        order.
+        """
         for some in in_parts(sorted(ids)):
             these = tables.tasks().filter(pk__in=some)
             transitions.cancel(these, why)
-            # In a caller's transaction a RUNNING row is not locked: a retry may have made it wait
-            # since.
+            # In a transaction of the caller a RUNNING task is not locked, so a retry may have made
+            # it PENDING since.
             left = list(
                 these.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True)
             )
@@ -89,9 +90,9 @@ class Operation:
 
 
 def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
-    """Do it and all that follows from it in one transaction; with ``dry_run`` take everything back.
+    """Execute the operation and its consequences in one transaction; with ``dry_run`` roll it back.
 
-    The report is the same. Raises what the act raises; after a deadlock it is tried again.
+    The report is the same in both cases. Raises the errors of the operation. A deadlock is retried.
     """
     try:
         return _once(act, dry_run)
@@ -118,9 +119,7 @@ def _once(act: Callable[[Operation], None], dry_run: bool) -> Report:
 
 @contextmanager
 def _patience(dry_run: bool) -> Iterator[None]:
-    """Let a preview wait some seconds only for rows that others hold; in the transaction that is
-    taken back.
-    """
+    """Limit how long a preview waits for locked rows, in the transaction that is rolled back."""
     connection = connections[tables.database()]
     if dry_run and connection.vendor == "postgresql":
         _set(f"SET LOCAL lock_timeout = '{_PATIENCE}s'")
@@ -146,8 +145,8 @@ def _set(sql: str) -> None:
 
 
 def _follow(operation: Operation) -> None:
-    """Tell the endings that this operation caused, and those which they cause, until nobody waits
-    for any of them.
+    """Resolve the endings that this operation caused, and those that they cause, until no task
+    depends on them.
     """
     waiting = set(operation.also_told)
     while True:
@@ -165,10 +164,11 @@ def _follow(operation: Operation) -> None:
 
 
 def _untold(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
-    """Return the notes of these rows' last endings for which somebody waits; whatever else is
-    untold is the leader's.
+    """Return the events of these tasks' last endings on which tasks depend. The leader resolves all
+    others.
 
-    Notes of earlier endings may be held by the leader, who may wait for a row of ours.
+    The leader may have locked events of earlier endings while it waits for a task that this
+    operation has locked.
     """
     last = tables.tasks().filter(pk=OuterRef("task_id"), epoch=OuterRef("epoch"))
     waits = (
@@ -184,8 +184,8 @@ def _untold(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
 
 
 def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    """Return these rows and all that depend on them, whatever has become of either; a statement for
-    each level.
+    """Return these tasks and all tasks that depend on them, whatever their status; one statement
+    per level.
     """
     found, frontier = set(ids), set(ids)
     while frontier:
@@ -213,7 +213,7 @@ def _report(operation: Operation, dry_run: bool) -> Report:
 
 
 def in_parts(found: Iterable[T]) -> Iterator[list[T]]:
-    """Return this in parts that one statement can name."""
+    """Return parts that fit into one statement."""
     whole = list(found)
     for first in range(0, len(whole), _MANY):
         yield whole[first : first + _MANY]

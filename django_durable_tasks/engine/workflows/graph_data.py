@@ -1,6 +1,4 @@
-"""Reads a run of a workflow, or what is connected with a task, as a diagram: nodes and edges in
-plain values.
-"""
+"""Reads a workflow run, or the tasks connected with a task, as a diagram."""
 
 from __future__ import annotations
 
@@ -22,17 +20,17 @@ _EDGE = ("depends_on", "task", "dependency_type", "resolved_at", "outcome")
 
 
 def of_run(run: WorkflowRun) -> Diagram:
-    """Return the diagram of a run with all runs inside it, which are its groups."""
+    """Return the diagram of a run. The runs inside it are its groups."""
     groups = _groups(run)
     keys = list(tables.tasks().filter(workflow__in=list(groups)).values_list("pk", flat=True))
     return _diagram(f"{run.name} {run.pk}", run.status, keys, groups)
 
 
 def around(task: Task, most: int = NEAR) -> Diagram:
-    """Return the diagram of a task and of what is connected with it, upwards and downwards, the
-    nearest first.
+    """Return the diagram of a task and the tasks connected with it in both directions, the nearest
+    first.
 
-    At most so many tasks; an edge to one that is left out is told by the diagram, not drawn.
+    The number of tasks is limited. Edges to tasks that are left out are counted, not drawn.
     """
     found, frontier = [task.pk], {task.pk}
     seen = {task.pk}
@@ -57,8 +55,8 @@ def _neighbours(keys: Collection[uuid.UUID]) -> set[uuid.UUID]:
 
 
 def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
-    """Return the path of each run inside this one, by the names of the runs; of two alike the
-    second is numbered.
+    """Return the path of each run inside this one, made of the names of the runs. The second of two
+    equal ones is numbered.
     """
     rows = list(runs().filter(root=run.root).order_by("pk").values_list("pk", "parent", "name"))
     found, taken, growing = {run.pk: ""}, set(), True
@@ -116,7 +114,7 @@ def _diagram(
 
 
 def _closed_gates(keys: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
-    """Return what people have to say before these tasks may run."""
+    """Return the approvals and holds that these tasks wait for."""
     found: dict[uuid.UUID, str] = {}
     for key, gate, note in (
         edges.edges().above(keys).gates().unresolved().values_list("task", "gate", "note")

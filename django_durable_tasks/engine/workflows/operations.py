@@ -1,9 +1,8 @@
-"""What an operator does to graphs: cancel, retry, force, approve, hold, change edges; each with an
-exact preview.
+"""Operations on dependent tasks and workflow runs: cancel, replay, force, approve, hold, edit
+edges.
 
-Every verb takes ``by`` (who), ``reason`` (why) and ``dry_run``, and returns a report of the rows
-that it changed or, in a dry run, would change, with all that follows from it. A dry run leaves
-nothing behind.
+Each takes ``by`` (who), ``reason`` (why) and ``dry_run``. It returns a report of the tasks that it
+changed or, in a dry run, would change, including all consequences. A dry run changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _FAILED = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 
 
 class RetryMode(StrEnum):
-    """Which tasks of a workflow run again."""
+    """Which tasks of a workflow are replayed."""
 
     ALL = "ALL"
     FAILED = "FAILED"
@@ -67,11 +66,11 @@ class RetryMode(StrEnum):
 def cancel_workflow(
     run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Cancel a run with all runs inside it: waiting tasks at once, running ones are asked; nothing
-    of it starts after.
+    """Cancel a run with all runs inside it. Waiting tasks are cancelled at once, running ones are
+    requested to stop.
 
-    First, in a transaction of its own, the runs are told, so that none of them grows any more. A
-    run whose tasks have all ended is left as it is.
+    The runs are flagged first, in a transaction of their own, so that none of them grows any more.
+    A run whose tasks have all ended is left unchanged.
     """
     why = comment("CANCELLED", by, reason)
     if not dry_run:
@@ -89,9 +88,7 @@ def cancel_workflow(
 
 
 def _stop_growth(run: WorkflowRun, why: str) -> None:
-    """Tell all runs; again, while a run that was not told may have grown another one in the
-    meantime.
-    """
+    """Flag all runs. Repeat while a run that was not yet flagged may have created another one."""
     told = 1
     while told:
         untold = runs().open().filter(pk__in=_inside(run), cancel_requested_at=None)
@@ -99,8 +96,8 @@ def _stop_growth(run: WorkflowRun, why: str) -> None:
 
 
 def _reached(run: WorkflowRun, why: str) -> bool:
-    """Return whether the leader has cancelled tasks of these runs, or asked them to stop, since
-    they were told.
+    """Return whether the leader has cancelled tasks of these runs, or requested them to stop, since
+    they were flagged.
     """
     these, told = (
         tables.tasks().filter(workflow__in=_inside(run)),
@@ -123,7 +120,9 @@ def _inside(run: WorkflowRun) -> list[uuid.UUID]:
 
 
 def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Cancel a task and everything that depends on it, directly or not; running ones are asked."""
+    """Cancel a task and all tasks that depend on it, directly or indirectly. Running ones are
+    requested to stop.
+    """
     why = comment("CANCELLED", by, reason)
     return workflow_dry_run.carry_out(
         lambda operation: operation.cancel(below([task.pk]), why), dry_run=dry_run
@@ -136,13 +135,13 @@ def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = Fals
 def retry_workflow(
     run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Run tasks of a run, and of the runs inside it, again; a run that had ended or was cancelled
-    goes on.
+    """Replay tasks of a run and of the runs inside it. A run that had ended or was cancelled is
+    open again.
 
-    ALL: whatever has ended. FAILED: what failed, expired or was cancelled, and what was skipped
-    because of it. FAILED_AND_DOWNSTREAM: that and everything that depends on it, successes too.
-    What runs again waits for its upstreams that do. Raises TransitionRefused when nothing can, or
-    while a task below runs.
+    ALL: all ended tasks. FAILED: tasks that failed, expired or were cancelled, and those skipped
+    because of them. FAILED_AND_DOWNSTREAM: these and all tasks that depend on them, successful ones
+    too. A replayed task waits for its replayed upstreams. Raises TransitionRefused if no task can
+    be replayed, or if a dependent task is running.
     """
     kind = chosen("mode", mode, RetryMode)
 
@@ -164,9 +163,9 @@ def retry_workflow(
 
 
 def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Run an ended task again with everything that depends on it, successes too.
+    """Replay an ended task and all tasks that depend on it, successful ones too.
 
-    Raises TransitionRefused when it has not ended, or while a task below it runs.
+    Raises TransitionRefused if it has not ended, or if a dependent task is running.
     """
 
     def act(operation: Operation) -> None:
@@ -206,8 +205,8 @@ def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
 def force_complete(
     tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Call tasks done; what waits for them is released, what was skipped because of them comes
-    back.
+    """Set tasks to SUCCESS. Tasks that depend on them are released; tasks that were skipped because
+    of them wait again.
     """
     return _run_again(
         lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)), dry_run
@@ -215,10 +214,10 @@ def force_complete(
 
 
 def force_run(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Run BLOCKED and SKIPPED tasks now, whatever their upstreams and gates say.
+    """Run BLOCKED and SKIPPED tasks now, regardless of their upstreams and gates.
 
-    What was skipped because of them waits again. Raises TransitionRefused when none of the tasks
-    stands so.
+    Tasks that were skipped because of them wait again. Raises TransitionRefused if no task is
+    BLOCKED or SKIPPED.
     """
 
     def act(operation: Operation) -> None:
@@ -243,7 +242,7 @@ def _some(done: Collection[uuid.UUID]) -> None:
 
 
 def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Open the approval that a task waits for; raises TransitionRefused when it waits for none."""
+    """Approve a task. Raises TransitionRefused if it does not wait for an approval."""
     return _at_gate(
         task,
         lambda: edit.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason),
@@ -254,8 +253,8 @@ def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> 
 
 
 def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Cancel a task that waits for an approval; replayed, it waits for it again. Raises
-    TransitionRefused.
+    """Reject a task that waits for an approval: cancel it. A replay waits for the approval again.
+    Raises TransitionRefused.
     """
 
     def act(operation: Operation) -> None:
@@ -269,8 +268,8 @@ def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> R
 
 
 def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Let a task that has not started wait for ``unhold``; raises TransitionRefused when it has, or
-    is held already.
+    """Hold a task that has not started until ``unhold``. Raises TransitionRefused if it has started
+    or is held.
     """
 
     def act() -> None:
@@ -281,7 +280,7 @@ def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Rep
 
 
 def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """End the hold of a task; raises TransitionRefused when it is not held."""
+    """End the hold of a task. Raises TransitionRefused if it is not held."""
     return _at_gate(
         task,
         lambda: edit.open_gate(task.pk, Gate.HOLD, by=by, reason=reason),
@@ -312,11 +311,12 @@ def add_edge(
     policy: str | None = None,
     dry_run: bool = False,
 ) -> Report:
-    """Let a task that has not started wait for another one (MUST_SUCCEED, MUST_FINISH or
+    """Add an edge: a task that has not started waits for another one (MUST_SUCCEED, MUST_FINISH or
     MUST_FAIL).
 
-    ``policy``: what becomes of it when the upstream ends otherwise, if not what the task says.
-    Raises DependencyCycle with the path, InvalidDependency, InvalidOption, TransitionRefused.
+    ``policy`` decides what happens if the upstream does not end as required; by default the policy
+    of the task. Raises DependencyCycle with the path, InvalidDependency, InvalidOption,
+    TransitionRefused.
     """
     edge = PlannedEdge(
         upstream=upstream.pk,
@@ -338,10 +338,10 @@ def add_edge(
 def remove_edge(
     task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Let a BLOCKED task wait for an upstream no more; it runs when nothing else holds it.
+    """Remove an edge of a BLOCKED task. It is released if it waits for nothing else.
 
-    Raises InvalidDependency when there is no such edge, TransitionRefused when the task does not
-    wait.
+    Raises InvalidDependency if the edge does not exist, TransitionRefused if the task is not
+    BLOCKED.
     """
 
     def act(operation: Operation) -> None:

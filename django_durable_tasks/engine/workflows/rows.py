@@ -1,5 +1,5 @@
-"""A checked plan becomes rows in memory: tasks, edges, runs, with their ids. Nothing is written
-here.
+"""Converts a checked plan to rows in memory: tasks, edges and runs with their ids. Writes
+nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from django_durable_tasks.rules.workflows.plan import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """How a workflow is started: when, under which key, for whom, and what it belongs to."""
+    """Options of a start: time, key, tenant, and the run it belongs to."""
 
     run_at: datetime | None = None
     key: str | None = None
@@ -42,7 +42,7 @@ class StartOptions:
 
 @dataclass(slots=True)
 class Draft:
-    """A plan with its ids: the rows to be written."""
+    """The rows of a plan."""
 
     plan: Plan
     ids: dict[int, uuid.UUID]
@@ -61,21 +61,21 @@ def draft(
     *,
     sealed: bool = True,
 ) -> Draft:
-    """Return the rows of a plan; of scope 0 no run where it grows inside one that exists. Raises
-    our errors.
+    """Return the rows of a plan. If it extends an existing run, scope 0 has no run of its own.
 
-    ``sealed`` False: its runs stand STARTING, because it is written in several transactions.
+    Raises the errors of this package. With ``sealed`` False its runs are STARTING, because they are
+    written in several transactions.
     """
     above = {
         place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
         for place, task in enumerate(plan.tasks)
     }
-    # Ids sort by birth, though not within a millisecond: in lists upstreams stand above what waits
-    # for them.
+    # Ids sort by creation time, except within a millisecond. Lists then show upstreams before their
+    # dependents.
     ids = {place: new_task_id() for layer in layers(above) for place in layer}
     found = Draft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
-    # What cannot be rung at once anyway is born due; the rest of the first tasks is released when
-    # all is written.
+    # A task that cannot be published at once is created due. The other first tasks are released
+    # after all rows are written.
     at_once = conf.settings().FAST_PATH_MAX
     waited_for = {place for places in above.values() for place in places}
     for place, task in enumerate(plan.tasks):

@@ -1,5 +1,5 @@
-"""A workflow grows by what its tasks add, and is counted until it ends. How it starts:
-``workflow_starts``.
+"""Extends workflow runs by the tasks that their tasks add, counts endings, and ends complete runs.
+``start.py`` starts them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ logger = logging.getLogger("django_durable_tasks.workflows")
 
 
 def hold(run: Run, plan: Plan, *, grows: bool) -> None:
-    """Lock what a growth or a start will touch before the row of the body is, in the order of
-    everybody else.
+    """Lock the rows that an extension or a start will change, before the row of the running task.
 
-    The tenant (for edges between existing rows), the run, then tasks in primary-key order. Raises
-    DependencyCycle when what waits for the body is upstream of what is added.
+    The lock order is that of all other operations: the tenant (for edges between existing rows),
+    the run, then tasks in primary-key order. Raises DependencyCycle if a task that depends on the
+    running task is upstream of an added one.
     """
     outside = {
         edge.upstream
@@ -71,16 +71,17 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
 
 
 def _inside(run: Run) -> WorkflowRun | None:
-    """Lock and return the workflow that this body is a part of, if there is one."""
+    """Lock and return the workflow run of this task, if there is one."""
     these = runs().filter(pk=run.workflow_id) if run.workflow_id else runs().none()
     return these.select_for_update().first()
 
 
 def add_tasks(run: Run, plan: Plan) -> None:
-    """Add what a body asked for to its workflow, in the transaction of its success.
+    """Add the tasks that a task function requested to its workflow, in the transaction of its
+    success.
 
-    Whatever waits for the body waits for the last of the new tasks too. A workflow that is being
-    cancelled does not grow. Raises WorkflowTooLarge.
+    Tasks that depend on this task also wait for the last of the added ones. A workflow that is
+    being cancelled is not extended. Raises WorkflowTooLarge.
     """
     inside = _inside(run)
     if (
@@ -118,8 +119,8 @@ def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
 
 
 def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
-    """Let what waits for this task wait for the last of the new tasks as well, and ask the same of
-    them.
+    """Make the dependents of this task also wait for the last of the added ones, under the same
+    conditions.
     """
     waited_for = {edge.depends_on_id for edge in found.edges}
     last = [
@@ -162,10 +163,10 @@ _isolation = Isolation[uuid.UUID | None]("workflow")
 
 
 def count_endings(limit: int) -> int:
-    """Count a batch of endings into their runs, and end the runs that are complete; return how many
+    """Count a batch of endings in their runs, and end the runs that are complete; return how many
     were counted.
 
-    A run that cannot be counted or ended is postponed; the others go on.
+    A run that cannot be counted or ended is postponed. The others continue.
     """
     uncounted = edges.endings().uncounted().exclude(workflow_id__in=_isolation.postponed())
     notes: dict[uuid.UUID | None, list[int]] = defaultdict(list)
@@ -182,7 +183,8 @@ def count_endings(limit: int) -> int:
 @retry_on_deadlock
 def _fold(found: Iterable[int]) -> int:
     with tables.atomic():
-        # Runs first: whoever counts an ending of a row has counted the return of this row before.
+        # Lock runs first. A process that counts an ending of a task has then counted an earlier
+        # replay of the task.
         counted = edges.endings().filter(pk__in=list(found))
         keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
         held = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
@@ -199,8 +201,8 @@ def _fold(found: Iterable[int]) -> int:
 
 
 def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
-    """Count these endings; raises UnknownTask if they end the run and this process does not know
-    its callbacks.
+    """Count these endings. Raises UnknownTask if they end the run and this process has not
+    registered its callbacks.
     """
     counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
     stands = WorkflowStatus(row.status)
@@ -228,16 +230,16 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
 
 
 def _callbacks(row: WorkflowRun, stands: WorkflowStatus) -> dict[str, str]:
-    """Return the names of the tasks that want to hear of this ending, by kind."""
+    """Return the names of the callback tasks for this ending, by kind."""
     kinds = ("on_success" if stands == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
     return {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
 
 
 def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
-    """Create the task of a callback, under a key of its own, so that it is created once.
+    """Create the task of a callback under its own key, so that it is created once.
 
-    What the callback's own code raises is shown as the run's reason, and does not keep the run from
-    ending.
+    An error of the callback's own code is stored as the reason of the run, and does not prevent the
+    run from ending.
     """
     options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
     try:

@@ -1,12 +1,12 @@
-"""A workflow is started whole or not at all: in one transaction, or, when it is large, in batches
-that are sealed.
+"""Starts a workflow completely or not at all: in one transaction or, if it is large, in batches
+that are sealed at the end.
 
-A large start writes its rows in transactions of some thousand each, under runs that stand STARTING:
-every task is BLOCKED, nobody releases or counts anything. One guarded UPDATE seals it, and from
-then on it lives; what may run at once is released in batches, by the starter or, should it have
-died, by the leader. A start that was given up is fenced first (``cancel_requested_at``), so that a
-starter which wakes up again writes nothing more, and then removed in batches. Inside a transaction
-of the caller every start is a part of that transaction.
+A large start writes some thousand rows per transaction, under runs with status STARTING. All its
+tasks are BLOCKED, and no process releases or counts them. One guarded UPDATE seals the start. Then
+its first tasks are released in batches, by the starting process or, if that has died, by the
+leader. To give up a start, it is fenced first (``cancel_requested_at``), so that a starting process
+that resumes writes nothing more, and then deleted in batches. Inside a transaction of the caller
+the whole start is part of that transaction.
 """
 
 from __future__ import annotations
@@ -40,22 +40,20 @@ from django_durable_tasks.rules.workflows.plan import Plan, PlannedEdge, Workflo
 
 logger = logging.getLogger("django_durable_tasks.workflows")
 Progress = Callable[[int, int], object]
-"""What is told, after each batch, how many rows (tasks and edges) of how many are written."""
+"""Called after each batch with the number of written rows (tasks and edges) and the total."""
 
 LARGE = 10_000
-"""A start of more tasks than this is written in batches."""
+"""A start of more tasks is written in batches."""
 BATCH = 2_000
-"""How many rows one of its transactions writes."""
+"""Rows per transaction of such a start."""
 ABANDONED_AFTER = 600.0
-"""A start without progress for so long (seconds, by the database's clock) is removed by the leader
-...
-"""
+"""Seconds by the database's clock without progress after which the leader deletes a start ..."""
 TAKEN_OVER_AFTER = 60.0
-"""... and gives its key up this early to another start under the same key."""
+"""... and after which another start under the same key replaces it."""
 
 
 def planned(builder: Builder) -> Plan:
-    """Return the checked graph of a workflow, within the limits of the settings."""
+    """Return the checked plan of a workflow, within the limits of the settings."""
     settings = conf.settings()
     return builder.plan(
         most_tasks=settings.WORKFLOW_MAX_TASKS, most_edges=settings.WORKFLOW_MAX_EDGES
@@ -63,8 +61,8 @@ def planned(builder: Builder) -> Plan:
 
 
 def start_after(run: Run, plan: Plan) -> WorkflowRun:
-    """Start the workflow that a body returned, in the transaction of its success; a fire time is
-    handed on.
+    """Start the workflow that a task function returned, in the transaction of its success, with its
+    fire time.
     """
     born_of = (
         tables.tasks()
@@ -82,12 +80,12 @@ def start_after(run: Run, plan: Plan) -> WorkflowRun:
 
 
 def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) -> WorkflowRun:
-    """Write a workflow and let its first tasks go; return its run.
+    """Write a workflow and release its first tasks; return its run.
 
-    Another open run of the same key and tenant is returned instead, also one that is still being
-    written (STARTING), unless it has made no progress for a minute: then it is given up for this
-    one. Raises our errors before a row is written; TransitionRefused when a large start was given
-    up by others while it was written.
+    If another run of the same key and tenant is open or STARTING, that run is returned instead. A
+    STARTING run without progress for a minute is given up and replaced. Raises the errors of this
+    package before a row is written, and TransitionRefused if a large start was given up by another
+    process meanwhile.
     """
     connection = connections[tables.database()]
     large = (
@@ -127,8 +125,8 @@ def _start_at_once(found: Draft) -> None:
 
 
 def write(found: Draft) -> None:
-    """Insert tasks and edges; upstreams outside of the plan are locked first, and told again if
-    they have ended.
+    """Insert tasks and edges. Upstreams outside of the plan are locked first and resolved if they
+    have ended.
     """
     within, across = _parted(found)
     outside = transitions.lock_rows(sorted(found.outside)) if across else {}
@@ -140,7 +138,7 @@ def write(found: Draft) -> None:
 
 
 def _parted(found: Draft) -> tuple[list[TaskDependency], list[TaskDependency]]:
-    """Return the edges within the plan, gates included, and those to tasks that exist already."""
+    """Return the edges within the plan, including gates, and those to existing tasks."""
     across = [edge for edge in found.edges if edge.depends_on_id in found.outside]
     within = (
         [edge for edge in found.edges if edge.depends_on_id not in found.outside]
@@ -158,7 +156,7 @@ def _check_outside(
 
 
 def let_go(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
-    """Release rows that wait for nothing, some at once and rung, all others due."""
+    """Release tasks that wait for nothing. Some are published at once, the others become due."""
     batch, messages = conf.settings().BATCH_SIZE, []
     for first in range(0, len(roots), batch):
         rows = transitions.lock_rows(roots[first : first + batch])
@@ -178,7 +176,7 @@ def _start_in_batches(found: Draft, progress: Progress | None) -> None:
         _write_in_batches(found, within, progress)
         _seal(found, across)
     except BaseException:
-        # What is left is removed by the leader, if not by us.
+        # Remaining rows are deleted by the leader.
         with suppress(Error):
             if give_up(root.pk):
                 while remove_given_up(root.pk, BATCH):
@@ -218,7 +216,7 @@ def _tell_progress(root: WorkflowRun, done: int, total: int, progress: Progress 
 
 
 def _hold(root: uuid.UUID) -> None:
-    """Note progress, under the lock that keeps others from giving the start up; raises
+    """Record progress, under the lock that prevents others from giving up the start. Raises
     TransitionRefused.
     """
     mine = runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
@@ -231,9 +229,7 @@ def _hold(root: uuid.UUID) -> None:
 
 
 def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
-    """Let the whole live at one instant, in the transaction that ties it to tasks which exist
-    already.
-    """
+    """Seal the start, in the transaction that creates its edges to existing tasks."""
     root = found.runs[0].pk
     with tables.atomic():
         _hold(root)
@@ -252,8 +248,8 @@ def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
 
 
 def release_roots(root: uuid.UUID, limit: int) -> int:
-    """Release at most so many tasks of a sealed start that wait for nothing; return how many, 0
-    once it is done.
+    """Release at most ``limit`` tasks of a sealed start that wait for nothing; return how many, 0
+    at the end.
     """
     free = (
         _of_whole(root)
@@ -268,7 +264,7 @@ def release_roots(root: uuid.UUID, limit: int) -> int:
 
 def _release(root: uuid.UUID, question: TaskQuerySet) -> int:
     with tables.atomic():
-        # Under the run's lock: a cancel that has been asked for releases nothing any more.
+        # Under the lock of the run: after a cancellation nothing is released.
         sealed = runs().filter(
             pk=root, status=WorkflowStatus.RUNNING, released=False, cancel_requested_at__isnull=True
         )
@@ -309,7 +305,7 @@ def _abandoned(idle_since: datetime) -> list[uuid.UUID]:
 
 
 def give_up(root: uuid.UUID, idle_since: datetime | None = None) -> bool:
-    """Fence the starter of a run that is not sealed, and let its key go; False when it was sealed
+    """Fence the starting process of an unsealed run and free its key. Return False if it was sealed
     or made progress.
     """
     this = runs().starting().filter(pk=root)
@@ -319,10 +315,10 @@ def give_up(root: uuid.UUID, idle_since: datetime | None = None) -> bool:
 
 
 def remove_given_up(root: uuid.UUID, limit: int) -> int:
-    """Delete at most so many tasks of a start that was given up, with their edges, and at last its
-    runs.
+    """Delete at most ``limit`` tasks of a start that was given up, with their edges, and finally
+    its runs.
 
-    Return how many tasks were deleted; 0 once nothing is left.
+    Return how many tasks were deleted; 0 if none is left.
     """
     with tables.atomic():
         this = (
@@ -343,10 +339,10 @@ _isolation = Isolation[uuid.UUID]("start of workflow")
 
 
 def finish_starts(now: datetime, limit: int) -> int:
-    """Go on by a batch with what starters left: release the sealed, remove what nobody will seal;
-    return how many rows.
+    """Process a batch of unfinished starts: release the tasks of sealed ones, delete abandoned
+    ones; return how many rows.
 
-    A start is abandoned that was cancelled, or made no progress for ten minutes. Call until it
+    A start is abandoned if it was cancelled or made no progress for ten minutes. Call until it
     returns 0.
     """
     idle_since = now - timedelta(seconds=ABANDONED_AFTER)
