@@ -1,10 +1,10 @@
-"""How the tables are looked at: in pages of the key's order, and each suspicion once more under
+"""The parts of a check: reading a table in pages of its primary key, and confirming findings under
 lock.
 
-Rows move while somebody looks. So what one look suspects is judged anew with the rows that decide
-about it locked: by the lock it is one view, and what was on its way has arrived. Rows that somebody
-else holds are moving, and are not waited for. Facts: a statement after a lock sees what was
-committed before it (PostgreSQL documentation 13.2.1).
+Rows change while they are read. So each suspected finding is checked again with the deciding rows
+locked, which gives one consistent view. Rows that another transaction has locked are being changed,
+and are skipped. A statement after a lock reads what was committed before it (PostgreSQL
+documentation 13.2.1).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from django_durable_tasks.rules.verify import Finding, Severity
 
 Rows = QuerySet[Any]
 PAGE = 5_000
-"""How many rows of a table one statement looks at ..."""
+"""Rows of a table per statement ..."""
 NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
-"""... and of those that have many rows of their own, or an agenda."""
+"""... and of tables with many dependent rows or a timetable per row."""
 AT_ONCE = 100
-"""How many rows are locked together, to be judged anew or repaired."""
+"""Rows that are locked together to be checked again or repaired."""
 PATIENCE = 60.0
-"""For so long (seconds) nobody is called late beyond what the engine itself allows."""
+"""Seconds by which a task may be later than the engine allows before it is reported."""
 
 
 class Unreadable(DurableTasksError):
-    """What a check looks at beside the tables does not answer."""
+    """The server that a check reads in addition to the tables does not respond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The moment of a look: the database's now, whether somebody leads, and for how long that has
-    not changed.
+    """The time of a check: the database's clock, whether there is a leader, and for how long that
+    has not changed.
 
-    A reign that was not broken for a while proves that the database was there: after an outage
+    If the leadership was unbroken for a while, the database was available. After an outage
     everything is late.
     """
 
@@ -61,16 +61,18 @@ class Look:
     steady: timedelta
 
     def may_judge(self, seconds: float) -> bool:
-        """Return whether what is late by so much is late by its own fault."""
+        """Return whether the leadership has not changed for this many seconds, so that a delay of
+        this length is a finding.
+        """
         return self.steady >= timedelta(seconds=seconds)
 
     def ago(self, seconds: float) -> datetime:
-        """Return the instant so many seconds before now."""
+        """Return the instant this many seconds before now."""
         return self.now - timedelta(seconds=seconds)
 
 
 def look() -> Look:
-    """Read the clock and the leader's lease; two statements."""
+    """Read the clock and the leader's lease with two statements."""
     now = database_now()
     leases = SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
     lease = leases.first()
@@ -86,13 +88,13 @@ Repair = Callable[[Look, Sequence[Finding]], Mapping[Any, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One question to the rows of a table.
+    """A check of the rows of a table.
 
-    ``judge`` answers it for some rows by a number of statements that does not depend on how many
-    they are; ``hold`` locks what decides about the rows of these keys, and returns those it got;
-    ``repair`` mends findings whose rows are held, and returns by key what it did: what it leaves
-    out is left to people. ``idle`` says why there is nothing to look at here, if so. Judges may
-    raise Error, and Unreadable.
+    ``judge`` returns the findings for some rows, with a number of statements that does not depend
+    on their number. ``hold`` locks the rows that decide about these keys and returns the keys it
+    could lock. ``repair`` repairs findings whose rows are locked, and returns by key what it did.
+    Findings that it leaves out need a person. ``idle`` returns why there is nothing to check, if
+    so. Judges may raise Error and Unreadable.
     """
 
     name: str
@@ -106,7 +108,7 @@ class Check:
 
     @property
     def plural(self) -> str:
-        """Name what it looks at."""
+        """Return the name of the table."""
         return str(self.ground._meta.verbose_name_plural)
 
     def walk(self) -> Iterator[Page]:
@@ -114,33 +116,31 @@ class Check:
         return pages(self.ground)
 
     def guarded(self) -> AbstractContextManager[Any]:
-        """Return what a second look and a repair happen in: a transaction, which keeps what is
-        locked.
-        """
+        """Return the context of a second check or repair: a transaction, which keeps the locks."""
         found: AbstractContextManager[Any] = tables.atomic()
         return found
 
     def rows(self) -> Rows:
-        """Return all rows of its table."""
+        """Return the query of all rows."""
         return ground_rows(self.ground)
 
     def held(self, keys: Sequence[Any]) -> Rows:
-        """Lock what decides about these rows, inside ``guarded()``; return the rows that nobody
-        else holds.
+        """Lock the rows that decide about these, inside ``guarded()``; return the ones that could
+        be locked.
         """
         got = self.hold(keys) if self.hold else held(self.ground, keys)
         return self.rows().filter(pk__in=got)
 
     def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
-        """Return which of these are there and somebody else's, when ``rows`` could be held."""
+        """Return the rows among these that exist and are locked by another transaction."""
         ours = list(rows.values_list("pk", flat=True))
         return set(
             self.rows().filter(pk__in=keys).exclude(pk__in=ours).values_list("pk", flat=True)
         )
 
     def confirmed(self, suspects: Sequence[Finding], most: int) -> list[Finding]:
-        """Return what is still found when the rows are locked; a batch that reaches ``most`` is the
-        last.
+        """Return the findings that remain with the rows locked. A batch that reaches ``most`` is
+        the last.
         """
         found: list[Finding] = []
         for some in batches(distinct(suspects)):
@@ -153,34 +153,34 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlockedCheck(Check):
-    """A check of what stands in another server too, which nobody can lock and nobody asks inside a
+    """A check of data in another server, which cannot be locked and is not read inside a
     transaction.
 
-    Its judge reads the other server first and the rows afterwards, so that a row which moved
-    between is no finding.
+    Its judge reads the other server first and the rows afterwards, so that a row that changed in
+    between is not a finding.
     """
 
     def guarded(self) -> AbstractContextManager[Any]:
-        """Return nothing that holds anything."""
+        """Return a context without locks."""
         return nullcontext()
 
     def held(self, keys: Sequence[Any]) -> Rows:
-        """Return these rows."""
+        """Return these rows. Nothing is locked."""
         return self.rows().filter(pk__in=list(keys))
 
     def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
-        """Return none: nobody holds anything."""
+        """Return an empty set. Nothing is locked."""
         return set()
 
 
 def ground_rows(ground: type[Model]) -> Rows:
-    """Return all rows of a table."""
+    """Return the query of all rows of a table."""
     rows = ground._default_manager.using(tables.database()).order_by("pk")
     return rows.unguarded() if isinstance(rows, GuardedQuerySet) else rows
 
 
 def distinct(findings: Iterable[Finding]) -> list[Any]:
-    """Return the keys of these findings, each once, in the order in which they are locked."""
+    """Return the distinct keys of these findings, in lock order."""
     return sorted({finding.key for finding in findings})
 
 
@@ -191,8 +191,8 @@ def batches(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows that follow each other in the key's order: the question for them, how many, and how
-    far that is.
+    """A page of rows in primary-key order: the query, the number of rows, and the position in the
+    table.
     """
 
     rows: Rows
@@ -201,7 +201,7 @@ class Page:
 
 
 def pages(ground: type[Model]) -> Iterator[Page]:
-    """Walk once through the rows that are there now; at least one page, so that what is missing is
+    """Yield the pages of the rows that exist now; at least one page, so that missing rows are
     noticed.
     """
     rows, size = ground_rows(ground), NARROW.get(ground, PAGE)
@@ -222,7 +222,9 @@ def pages(ground: type[Model]) -> Iterator[Page]:
 
 
 def _part(first: Any, here: Any, last: Any) -> float:
-    """Return how far a key lies between two others; keys that are no numbers say nothing."""
+    """Return the relative position of a key between two others; keys that are not numbers have
+    none.
+    """
     low, at, high = (key.int if isinstance(key, uuid.UUID) else key for key in (first, here, last))
     if not isinstance(at, int) or high <= low:
         return 0.0
@@ -233,8 +235,8 @@ def _part(first: Any, here: Any, last: Any) -> float:
 
 
 def held(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
-    """Lock rows in primary-key order, inside ``atomic()``; return the keys of those that nobody
-    else holds.
+    """Lock rows in primary-key order, inside ``atomic()``; return the keys that no other
+    transaction has locked.
     """
     features = connections[tables.database()].features
     how: dict[str, Any] = {
@@ -246,9 +248,7 @@ def held(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
 
 
 def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
-    """Lock tasks, and return those that are ours or gone: all but those that somebody
-    else holds.
-    """
+    """Lock tasks; return those that could be locked or do not exist."""
     wanted = {task_id for task_id in ids if task_id is not None}
     got = set(held(Task, sorted(wanted)))
     theirs = (
@@ -260,8 +260,8 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
 
 
 def hold_edges(keys: Sequence[int]) -> list[int]:
-    """Lock the tasks on both ends of these edges; return the edges of which nobody else
-    holds one.
+    """Lock the tasks at both ends of these edges; return the edges of which both could be
+    locked.
     """
     ends = list(
         ground_rows(TaskDependency)
@@ -275,7 +275,7 @@ def hold_edges(keys: Sequence[int]) -> list[int]:
 def finding(
     check: str, table: str, key: Any, field: str, found: Any, right: str, **more: Any
 ) -> Finding:
-    """Return a finding, BROKEN where nothing else is said."""
+    """Return a finding, by default with level BROKEN."""
     return Finding(
         check=check,
         table=table,

@@ -1,4 +1,4 @@
-"""Checks of graphs: what BLOCKED rows count, what edges were told, what notes wait."""
+"""Checks of dependencies: the counters of BLOCKED tasks, resolved edges and ending events."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WAITED = 5 * PATIENCE
 
 
 def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
-    """Return the BLOCKED rows with their edges counted, but those of starts that are still being
+    """Return the BLOCKED tasks with their edges counted, except those of starts that are still
     written or released.
 
-    Whether a start is sealed is read before its edges: once it is, they are all there.
+    Whether a start is sealed is read before its edges. Once it is sealed, all edges exist.
     """
     found = list(
         rows.filter(status=Status.BLOCKED).values_list(
@@ -59,7 +59,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
 
 
 def miscounted(look: Look, rows: Rows) -> list[Finding]:
-    """BLOCKED rows whose count is not what a recount of their edges gives."""
+    """Find BLOCKED tasks whose counter differs from a count of their edges."""
     return [
         finding(
             "dependency-counts",
@@ -76,7 +76,7 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
 
 
 def held_by_nothing(look: Look, rows: Rows) -> list[Finding]:
-    """BLOCKED rows whose join is met, or cannot be met any more."""
+    """Find BLOCKED tasks whose join is met, or can no longer be met."""
     fates = ((pk, fate(join, tally, "")) for pk, join, _, tally in _waiting(rows))
     return [
         finding(
@@ -98,8 +98,8 @@ def held_by_nothing(look: Look, rows: Rows) -> list[Finding]:
 
 
 def _count_anew(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    """Count by the edges, but where these are wrong themselves: that would release what has to
-    wait.
+    """Set the counters from the edges, unless the edges are wrong themselves. That would release
+    tasks too early.
     """
     keys = {one.key for one in findings}
     keys -= set(_early(edges.edges().above(keys)).values_list("task_id", flat=True))
@@ -116,11 +116,12 @@ def _settle(tasks: Sequence[uuid.UUID]) -> None:
 
 
 def untold(look: Look, rows: Rows) -> list[Finding]:
-    """Edges that wait for an upstream which has ended, or is gone, and no note says so any more."""
+    """Find edges whose upstream has ended or does not exist, without an ending event that will
+    resolve them.
+    """
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
     note = ground_rows(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
-    # Not "depends_on is not null": by that Django would join the upstreams, and leave out those
-    # that are gone.
+    # Not `depends_on__isnull=False`, which would join the upstreams and leave out deleted ones.
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
     found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(note), _has_task())
     return [
@@ -156,8 +157,8 @@ def _note_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def _early(rows: Rows) -> Rows:
-    """Edges of tasks that wait which know an ending that is still to come; what an operator forced
-    knows none.
+    """Find resolved edges of waiting tasks whose ending event is still unresolved. Edges that an
+    operator forced are left out.
     """
     known = rows.filter(
         resolved_at__isnull=False, depends_on__status__in=OPEN, task__status=Status.BLOCKED
@@ -166,7 +167,7 @@ def _early(rows: Rows) -> Rows:
 
 
 def told_too_early(look: Look, rows: Rows) -> list[Finding]:
-    """Edges of a task that waits which are resolved although their upstream is open."""
+    """Find edges of waiting tasks that are resolved although their upstream is open."""
     found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
     return [
         finding(
@@ -190,8 +191,8 @@ def _arm_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def unmarked(look: Look, rows: Rows) -> list[Finding]:
-    """Edges from a task which does not know that others wait for it: its ending would not
-    be told.
+    """Find edges from a task whose flag says that it has no dependents. Its ending would not be
+    resolved.
     """
     coming = TaskRequest.objects.using(tables.database()).filter(kind=RequestKind.DEPENDENTS)
     found = rows.filter(depends_on__has_dependents=False).exclude(
@@ -222,7 +223,7 @@ def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def noted_twice(look: Look, rows: Rows) -> list[Finding]:
-    """Notes that say the same as an earlier one: a workflow would count the ending twice."""
+    """Find ending events that repeat an earlier one. A workflow would count the ending twice."""
     same = ground_rows(EndingEvent).filter(
         task_id=OuterRef("task_id"),
         epoch=OuterRef("epoch"),
@@ -257,8 +258,8 @@ def _drop(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def left_lying(look: Look, rows: Rows) -> list[Finding]:
-    """Notes with which nobody dealt for minutes; a note is as old as the last move of its task, or
-    older.
+    """Find ending events that have not been resolved for minutes. An event is at most as young as
+    the last change of its task.
     """
     if not look.may_judge(_WAITED):
         return []
@@ -280,7 +281,7 @@ def left_lying(look: Look, rows: Rows) -> list[Finding]:
 
 
 def of_nobody(look: Look, rows: Rows) -> list[Finding]:
-    """Notes of an ending whose task is gone."""
+    """Find ending events whose task does not exist."""
     task = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(~Exists(task))
     return [

@@ -1,5 +1,5 @@
-"""Checks of parked rows: each waits for a scope that somebody limits and that has no room, and is
-parked wholly.
+"""Checks of tasks that wait for a limit: the limit exists, has no capacity, and the columns
+agree.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NO_SCHEDULER = "No scheduler releases parked tasks: run `manage.py run_schedule
 
 
 def half_parked(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that name a limit and do not wait, or that are parked and name neither a limit nor an
-    overlap key.
+    """Find tasks that name a limit without waiting, and waiting tasks that name neither a limit nor
+    an overlap key.
     """
     waits = Q(status=Status.PENDING)
     parked = waits & Q(due_at__gte=NEVER)
@@ -54,8 +54,8 @@ def _unpark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that are parked for a while although their scope has room, or nobody limits it, and
-    nothing moves in it.
+    """Find tasks that have waited for a while although their limit has capacity or does not exist,
+    and no task of the scope has ended or started.
     """
     if not look.may_judge(PATIENCE):
         return []
@@ -88,8 +88,8 @@ def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
 
 
 def _moving(look: Look) -> set[str]:
-    """Return the scopes in which one of the last tries ended of late, or a row is on its way: there
-    it moves.
+    """Return the scopes in which an attempt has ended recently, or a task is published or
+    running.
     """
     lately = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
     last = lately.values_list("task_id", "completed_at")[:_LATELY]

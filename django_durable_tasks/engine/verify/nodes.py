@@ -1,6 +1,4 @@
-"""Checks of what stands around the tasks: first rows, leases, nodes, and rows whose owner
-is gone.
-"""
+"""Checks of initial rows, leases, nodes, and rows whose owner does not exist."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.verify import Finding, Severity
 
 _LONGEST = 600.0
-"""No lease is taken for so long (seconds)."""
+"""Seconds. No lease is longer."""
 _HOUR = 3_600.0
 
 
@@ -48,8 +46,8 @@ _HOUR = 3_600.0
 
 
 def missing(look: Look, rows: Rows) -> list[Finding]:
-    """The rows that the migrations wrote: without the lease nobody can lead, without the tenant
-    nothing is born.
+    """Find missing initial rows. Without the lease there is no leader, without the tenant no task
+    can be created.
     """
     wanted: tuple[tuple[str, type[Model], Any], ...] = (
         ("lease", SchedulerLease, lease_name()),
@@ -76,8 +74,8 @@ def _write(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def leases(look: Look, rows: Rows) -> list[Finding]:
-    """Leases that end too far ahead, so that nobody could take over, and such as nobody takes
-    though they could.
+    """Find leases that end too far in the future, so that no scheduler could take over, and expired
+    ones that no scheduler takes.
     """
     found = [
         finding(
@@ -126,7 +124,7 @@ def _end(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def silent(look: Look, rows: Rows) -> list[Finding]:
-    """Nodes that are silent for long, and that the leader has not declared dead."""
+    """Find nodes without heartbeats for long that the leader has not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not look.led or not look.may_judge(patience):
         return []
@@ -202,7 +200,7 @@ def _orphan_check(
 
 
 def unpruned(look: Look, rows: Rows) -> list[Finding]:
-    """What was heard of beat and should have been pruned long ago."""
+    """Find rows of beat's tasks that should have been pruned long ago."""
     kept = conf.settings().SHADOW_RETENTION + _HOUR
     if not look.led or not look.may_judge(_HOUR):
         return []

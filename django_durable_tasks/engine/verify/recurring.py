@@ -1,5 +1,5 @@
-"""Checks of recurring tasks: next fire and watermark against the agenda, runs and tasks against the
-ledger.
+"""Checks of recurring tasks: the next run and the watermark against the timetable, runs and tasks
+against the ledger.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from django_durable_tasks.rules.verify import Finding, NextRun, Severity, Wrong,
 
 _RAN = (Fate.DISPATCHED, Fate.ROLLED)
 _COUNTED = 10_000
-"""Runs of a schedule with more are not recounted: that would read its whole ledger."""
+"""Schedules with more runs are not recounted, because that would read their whole ledger."""
 _DAY = timedelta(days=1)
 _MEND = "Mend it, and run `manage.py durable resume --recurring NAME`."
 
 
 def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
-    """Recurring tasks whose next fire or watermark is not what their agenda says."""
+    """Find recurring tasks whose next run or watermark differs from their timetable."""
     found, several = [], list(rows)
     calendars = calendars_of(several)
     for row in several:
@@ -109,7 +109,7 @@ def _plan(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     for row in several:
         row.watermark_at = min(row.watermark_at, look.now)
         if row.status == RecurringStatus.ACTIVE:
-            # One with no fire left is looked at once more, which ends it.
+            # A schedule without another fire time is processed once more, which ends it.
             row.next_run_at = _following(row, calendars) or look.now
         else:
             row.next_run_at = row.paused_until if row.status == RecurringStatus.PAUSED else None
@@ -120,7 +120,7 @@ def _plan(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def late(look: Look, rows: Rows) -> list[Finding]:
-    """Recurring tasks that are long due while somebody leads."""
+    """Find recurring tasks that have been due for long although there is a leader."""
     if not look.led or not look.may_judge(PATIENCE):
         return []
     found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
@@ -142,7 +142,7 @@ def late(look: Look, rows: Rows) -> list[Finding]:
 
 
 def quarantined(look: Look, rows: Rows) -> list[Finding]:
-    """Recurring tasks that were paused because of their own error."""
+    """Find recurring tasks that were paused because of their own error."""
     found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
     return [
         finding(
@@ -163,7 +163,7 @@ def quarantined(look: Look, rows: Rows) -> list[Finding]:
 
 
 def miscounted(look: Look, rows: Rows) -> list[Finding]:
-    """Recurring tasks that count other runs than their whole ledger tells."""
+    """Find recurring tasks whose run count differs from their complete ledger."""
     counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
     return [
         finding(
@@ -204,8 +204,8 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def without_task(look: Look, rows: Rows) -> list[Finding]:
-    """Lines which say that a fire ran, without a task, or with one that was not kept as long as
-    retention says.
+    """Find ledger entries of runs without a task, or whose task was deleted before its retention
+    was over.
     """
     kept = [seconds for seconds in conf.retention().values() if seconds is not None]
     young = Q(created_at__gt=look.ago(min(kept))) if kept else Q()
@@ -226,7 +226,7 @@ def without_task(look: Look, rows: Rows) -> list[Finding]:
 
 
 def without_line(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks of a fire time of which the ledger does not know, or knows another."""
+    """Find tasks of a fire time without a ledger entry, or whose entry names another task."""
     line = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
     own = line.filter(unique_fire_time=OuterRef("fire_time"))
     by_hand = line.filter(

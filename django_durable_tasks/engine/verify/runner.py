@@ -1,6 +1,4 @@
-"""``durable verify``: all checks in one walk through each table, and the repair of what
-they found.
-"""
+"""``durable verify``: runs all checks in one pass over each table, and repairs their findings."""
 
 from __future__ import annotations
 
@@ -48,20 +46,20 @@ CHECKS: dict[str, Check] = {
         *shards.CHECKS,
     )
 }
-"""All checks by their names: ours, and those that higher floors bring with ``join``."""
+"""All checks by name: those of the engine, and those that higher layers add with ``join``."""
 MOST = 1_000
-"""So many findings of one check are kept; then it looks no further."""
+"""Findings per check. A check stops at this number."""
 Progress = Callable[[str, float], object]
-"""What is told now and then: the table that is walked through, and how far (0 to 1)."""
+"""Called from time to time with the current table and the progress (0 to 1)."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a check found: how many rows it looked at, what is wrong, and why it could not look, if
-    so.
+    """The result of a check: the number of rows, the findings, and the error if it could not read
+    them.
 
-    ``more``: it stopped at the limit, and there may be others; ``note``: there was nothing to look
-    at, and why.
+    ``more``: it stopped at the limit, and there may be more findings. ``note``: why there was
+    nothing to check.
     """
 
     check: Check
@@ -73,13 +71,15 @@ class Answer:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it looks at the next page."""
+        """Whether the next page is checked."""
         return not self.more and not self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What became of a finding: ``done`` says what was repaired, ``left`` why it was not."""
+    """The result of a repair: ``done`` describes it, ``left`` gives the reason if the finding
+    remains.
+    """
 
     finding: Finding
     done: str = ""
@@ -87,7 +87,7 @@ class Deed:
 
 
 def join(*checks: Check) -> None:
-    """Add checks of a higher floor; called once by ``apps.ready()``."""
+    """Add checks of a higher layer; called once by ``apps.ready()``."""
     CHECKS.update({check.name: check for check in checks})
 
 
@@ -97,8 +97,8 @@ def groups() -> tuple[str, ...]:
 
 
 def chosen(names: Iterable[str] = ()) -> list[Check]:
-    """Return the checks of these names or groups, all where none is given; raises InvalidOption
-    with the nearest.
+    """Return the checks of these names or groups; all if none is given. Raises InvalidOption with
+    the nearest name.
     """
     wanted: dict[str, Check] = {}
     for name in names:
@@ -113,10 +113,11 @@ def chosen(names: Iterable[str] = ()) -> list[Check]:
 def verify(
     checks: Sequence[Check] | None = None, *, limit: int = MOST, progress: Progress | None = None
 ) -> list[Answer]:
-    """Ask these checks (None: all), one walk a table; nothing is written, and no row is waited for.
+    """Run these checks (None: all) in one pass per table. Nothing is written, and no locked row is
+    waited for.
 
-    A finding was found again with its rows locked. What a check cannot read is its ``error``, and
-    the others go on.
+    Each finding was confirmed with its rows locked. If a check cannot read its data, the result has
+    an ``error``, and the others continue.
     """
     wanted = chosen() if checks is None else checks
     answers = {
@@ -150,7 +151,7 @@ def _walk(answers: Sequence[Answer], limit: int, progress: Progress | None) -> N
 def _look(answer: Answer, page: Page, limit: int) -> None:
     try:
         suspects = answer.check.judge(look(), page.rows)
-        # One more than is wanted, so that the limit is known to cut something off.
+        # One more than needed, to detect that the limit cut something off.
         confirmed = answer.check.confirmed(suspects, limit + 1 - len(answer.findings))
     except (Error, Unreadable) as broken:
         answer.error = _told(broken)
@@ -171,11 +172,10 @@ def _told(error: Exception) -> str:
 
 
 def repair(answers: Sequence[Answer]) -> list[Deed]:
-    """Mend what can be mended, each batch in a transaction that locks and judges its rows once
-    more.
+    """Repair findings. Each batch is a transaction that locks its rows and checks them again.
 
-    What is right meanwhile is left alone; what is for people, or refused, is returned with the
-    reason. Doing it twice changes nothing more.
+    Findings that are no longer true are left unchanged. Those that need a person or were refused
+    are returned with the reason. A second call changes nothing.
     """
     deeds: list[Deed] = []
     for answer in answers:
@@ -196,7 +196,9 @@ def repair(answers: Sequence[Answer]) -> list[Deed]:
 
 
 def _mend(check: Check, findings: Sequence[Finding]) -> list[Deed]:
-    """Mend a batch; one that is refused is mended row by row, so that one row spoils no other."""
+    """Repair a batch. If it is refused, repair its rows one by one, so that one row does not
+    prevent the others.
+    """
     try:
         with check.guarded():
             return _mend_at_once(check, findings)

@@ -1,7 +1,6 @@
-"""Checks of the shards: each task is in the one that its id says, and the schedulers that live
-serve all of them.
+"""Checks of shards: each task is in the shard of its id, and live schedulers serve all shards.
 
-A split that is wrong loses nothing: what nobody serves is served by anybody, some seconds late.
+A wrong assignment loses nothing. Any scheduler serves unassigned shards, some seconds late.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from django_durable_tasks.rules.verify import Finding, Severity
 
 
 def wrong_keys(look: Look, rows: Rows) -> list[Finding]:
-    """Open tasks that are in another shard than their id says, or in one that there is not."""
+    """Find open tasks in a shard other than that of their id, or in one that does not exist."""
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     return [
         finding(
@@ -72,7 +71,7 @@ def _patience() -> float:
 
 
 def _schedulers(look: Look) -> dict[str, list[Node]]:
-    """Return by region the schedulers that have not left, and those that left of late."""
+    """Return the schedulers by region that have not left, and those that left recently."""
     there = Q(stopped_at__isnull=True) | Q(stopped_at__gte=look.ago(_patience()))
     found: dict[str, list[Node]] = defaultdict(list)
     for node in ground_rows(Node).filter(there, kind=NodeKind.SCHEDULER):
@@ -85,8 +84,8 @@ def _kept(node: Node) -> frozenset[int] | None:
 
 
 def unserved(look: Look, rows: Rows) -> list[Finding]:
-    """Regions whose schedulers all keep to some shards, and leave others to nobody, for a while
-    already.
+    """Find regions whose schedulers are all limited to certain shards and have left other shards
+    unassigned for a while.
     """
     everybody = _schedulers(look)
     found = {
@@ -113,7 +112,7 @@ def unserved(look: Look, rows: Rows) -> list[Finding]:
 
 
 def _holes(look: Look, several: Sequence[Node]) -> frozenset[int]:
-    """Return the shards that nobody serves; who left a moment ago may be on the way back, and
+    """Return the unassigned shards. A scheduler that left a moment ago may be restarting, and
     counts.
     """
     seen, settled = look.ago(nodes.timeout()), look.ago(_patience())
@@ -127,8 +126,8 @@ def _holes(look: Look, several: Sequence[Node]) -> frozenset[int]:
 
 
 def contradicted(look: Look, rows: Rows) -> list[Finding]:
-    """Schedulers that serve other shards than the map of their region says, though nobody came or
-    went for a while.
+    """Find schedulers that serve other shards than the assignment of their region, although no
+    scheduler came or left for a while.
     """
     living = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
     wanted = set(living.values_list("pk", flat=True))
@@ -154,8 +153,8 @@ def contradicted(look: Look, rows: Rows) -> list[Finding]:
 
 
 def _map_of(look: Look, several: Sequence[Node]) -> dict[Any, tuple[Node, frozenset[int]]]:
-    """Return who serves what in a region where everybody has been there for a while; nothing where
-    somebody has not.
+    """Return the assignment of a region whose schedulers have all been there for a while; empty
+    otherwise.
     """
     seen, settled = look.ago(nodes.timeout()), look.ago(_patience())
     for node in several:

@@ -1,8 +1,8 @@
-"""Checks of what waits: silent runs, rings that nobody rings again, rows that nobody publishes,
-rows that are held.
+"""Checks of tasks that make no progress: expired leases, missing republishing, unpublished due
+tasks, free overlap keys.
 
-Time is only judged where it passed under one reign, or under none: after an outage of the database
-everything is late, and is dealt with in its turn.
+Delays are judged only under unbroken leadership, or without any. After an outage of the database
+everything is late and is processed in turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOST = Outcome(
 
 
 def silent(look: Look, rows: Rows) -> list[Finding]:
-    """RUNNING tasks whose lease is long over, or whose node left or died long ago."""
+    """Find RUNNING tasks whose lease expired long ago, or whose node left or died long ago."""
     patience = max(PATIENCE, conf.settings().LEASE)
     if not look.may_judge(patience):
         return []
@@ -81,7 +81,7 @@ def _lose(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def unrung(look: Look, rows: Rows) -> list[Finding]:
-    """QUEUED tasks that should have been republished long ago."""
+    """Find QUEUED tasks that should have been republished long ago."""
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not look.may_judge(patience):
         return []
@@ -109,8 +109,8 @@ def _ring(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def unpublished(look: Look, rows: Rows) -> list[Finding]:
-    """PENDING tasks that are long due in a queue with room, in which nothing moves; a backlog that
-    moves is none.
+    """Find PENDING tasks that have been due for long in a queue with capacity in which no task
+    starts. A backlog that is being processed is no finding.
     """
     patience = conf.settings().OLDEST_DUE_MAX
     if not look.led or not look.may_judge(max(PATIENCE, patience)):
@@ -143,9 +143,7 @@ def unpublished(look: Look, rows: Rows) -> list[Finding]:
 
 
 def _moving(queues: Iterable[str], look: Look) -> set[str]:
-    """Return in which of these queues something runs, or was published of late: what waits there
-    waits its turn.
-    """
+    """Return the queues in which a task is running, or was published recently."""
     busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=look.ago(PATIENCE))
     return set(
         tables.tasks()
@@ -159,7 +157,7 @@ def _moving(queues: Iterable[str], look: Look) -> set[str]:
 
 
 def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that wait for an overlap key that has been free for PATIENCE seconds."""
+    """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
     if not look.may_judge(PATIENCE):
         return []
     held = list(

@@ -1,6 +1,4 @@
-"""Checks of single tasks: what their columns say of each other, of their dead letters, and of their
-log rows.
-"""
+"""Checks of single tasks: their columns, their dead letters and their execution logs."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ _ACCEPTED = (
 
 
 def without_letter(look: Look, rows: Rows) -> list[Finding]:
-    """FAILED tasks without an open dead letter that nobody discarded either."""
+    """Find FAILED tasks without an open or discarded dead letter."""
     letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
         resolution=Resolution.DISCARDED, created_at__gte=OuterRef("completed_at")
@@ -86,7 +84,7 @@ def _open(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def of_no_failure(look: Look, rows: Rows) -> list[Finding]:
-    """Open dead letters of tasks that are not FAILED."""
+    """Find open dead letters of tasks that are not FAILED."""
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     return [
         finding(
@@ -119,9 +117,7 @@ def _close(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def markers(look: Look, rows: Rows) -> list[Finding]:
-    """Tasks that hold a key although they have ended, or do not hold theirs although they never
-    started.
-    """
+    """Find ended tasks that still own a key, and tasks that never started and do not own theirs."""
     differs = Q()
     for marker, key in _MARKERS.items():
         ended = Q(status__in=TERMINAL, **{f"{marker}__isnull": False})
@@ -161,7 +157,7 @@ def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def completions(look: Look, rows: Rows) -> list[Finding]:
-    """Ended tasks that do not say when they ended, and open ones that say so."""
+    """Find ended tasks without a time of completion, and open ones with one."""
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
     )
@@ -214,7 +210,7 @@ def _odd_attempts(rows: Rows) -> Rows:
 def attempts(look: Look, rows: Rows) -> list[Finding]:
     """Find tasks with more accepted endings than attempts.
 
-    The success that an operator declares has no run and is no ending of an attempt.
+    The success that an operator sets has no run and does not count.
     """
     found = []
     for pk, number, status, *told in _odd_attempts(rows).values_list(

@@ -1,6 +1,4 @@
-"""Checks of runs of workflows: their counts against their rows, where they stand, and starts that
-nobody finishes.
-"""
+"""Checks of workflow runs: their counters and status against their tasks, and unfinished starts."""
 
 from __future__ import annotations
 
@@ -43,10 +41,10 @@ def _notes(keys: Sequence[uuid.UUID]) -> Notes:
 
 
 def _facts(rows: Rows) -> Iterator[tuple[uuid.UUID, RunFacts]]:
-    """Return the runs whose tasks stood still while they were counted.
+    """Return the runs whose tasks did not change while they were counted.
 
-    Under a run's lock its notes only grow: if they are the same before and after the count, nothing
-    ended or came back.
+    Under the lock of a run its ending events can only be added. If they are equal before and after
+    the count, no task ended or was replayed.
     """
     found: list[WorkflowRun] = list(rows)
     keys = [run.pk for run in found]
@@ -84,7 +82,7 @@ def _fact(run: WorkflowRun, notes: Sequence[tuple[int, str, int]], there: Counte
 
 
 def miscounted(look: Look, rows: Rows) -> list[Finding]:
-    """Runs that count other than their tasks stand."""
+    """Find runs whose counters differ from their tasks."""
     return [
         finding(
             "workflow-counts",
@@ -114,7 +112,7 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def _judge_anew(keys: Sequence[uuid.UUID]) -> None:
-    """Let the count look at these runs once more: a note that changes nothing, for each."""
+    """Make the leader count these runs again: add an ending event without a change for each."""
     edges.endings().bulk_create(
         [
             EndingEvent(
@@ -130,7 +128,7 @@ def _judge_anew(keys: Sequence[uuid.UUID]) -> None:
 
 
 def misjudged(look: Look, rows: Rows) -> list[Finding]:
-    """Open runs whose tasks have all ended, and ended ones with open tasks."""
+    """Find open runs whose tasks have all ended, and ended ones with open tasks."""
     judged = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
     return [
         finding(
@@ -154,7 +152,7 @@ def _judge(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def abandoned(look: Look, rows: Rows) -> list[Finding]:
-    """Starts that nobody writes on, and that no leader has removed."""
+    """Find starts that make no progress and were not deleted by a leader."""
     if not look.may_judge(ABANDONED_AFTER):
         return []
     found = rows.filter(
