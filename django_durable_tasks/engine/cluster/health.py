@@ -1,7 +1,8 @@
-"""Which nodes live and yet do nothing: a scheduler that looks no more, a worker that starts nothing
-while rows wait.
+"""Finds stalled nodes: a scheduler that no longer polls, a worker that starts no task although
+tasks wait.
 
-Such a node beats, so that nobody buries it; whoever watches it (``durable health``) restarts it.
+Such a node still sends heartbeats, so it is not declared dead. A supervisor restarts it by
+``durable health``.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from django_durable_tasks.rules.tasks.explanations import ago
 
 
 def is_silent(node: Node, now: datetime) -> bool:
-    """Return whether this node was not seen for longer than a node may be silent."""
+    """Return whether this node has sent no heartbeat for longer than allowed."""
     return node.last_seen_at < now - timedelta(seconds=nodes.timeout())
 
 
 def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
-    """Return which of these nodes live and have stalled, and why; two statements where there is a
-    worker.
+    """Return the stalled nodes among these with the reason; two statements if there is a worker.
 
-    A worker is judged where it has free processes, does not drain, and its queues are not paused.
+    A worker can be stalled only if it has free processes, is not draining, and its queues are not
+    paused.
     """
     found, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
     for node in everybody:
@@ -56,8 +57,8 @@ def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
 
 
 def _still_for(node: Node, now: datetime) -> float | None:
-    """Return for how long (seconds) the node has done nothing; None where it does not tell, as an
-    older release.
+    """Return for how many seconds the node has done nothing; None if it does not report it (an
+    older release).
     """
     if node.versions is None:
         return None
@@ -70,7 +71,7 @@ def _has_free_processes(node: Node) -> bool:
 
 
 def _waiting_since(now: datetime) -> dict[str, datetime]:
-    """Return the queues with rows that were rung and not started for longer than the bound, and
+    """Return the queues with tasks that were published and not started for longer than allowed, and
     since when.
     """
     long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
@@ -79,8 +80,8 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
         .filter(paused_at__isnull=False)
         .values_list("name", flat=True)
     )
-    # Only what was republished: while the broker is away nobody rings, and a worker without
-    # messages is not to blame.
+    # Only republished tasks count. While the broker is unavailable nothing is published, and a
+    # worker without messages is not stalled.
     rung_again = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
     question = rung_again.exclude(queue__in=list(paused)).order_by()
     return dict(question.values_list("queue").annotate(since=Min("updated_at")))
@@ -88,7 +89,7 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
 
 @dataclass(frozen=True, slots=True)
 class Vital:
-    """What a probe is told of one node: ``fault`` is empty where the node may go on."""
+    """The health of one node. ``fault`` is empty if it is healthy."""
 
     node: Node
     state: str
@@ -96,8 +97,8 @@ class Vital:
 
 
 def vitals(question: NodeQuerySet) -> list[Vital]:
-    """Judge the newest node of each kind and name among these: a process that was restarted has an
-    older row too.
+    """Return the health of the newest node of each kind and name. A restarted process also has an
+    older row.
     """
     newest = {
         (node.kind, node.name): node for node in question.using(database()).order_by("started_at")
@@ -106,7 +107,7 @@ def vitals(question: NodeQuerySet) -> list[Vital]:
         database_now(),
         {(node.kind, node.host) for node in newest.values() if node.stopped_at is None},
     )
-    # Who is gone says nothing of the one that took its place: names may hold the number of a
+    # A node that left does not count against its successor. Names may contain the number of a
     # process.
     judged = [
         node

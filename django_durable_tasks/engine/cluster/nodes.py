@@ -1,5 +1,6 @@
-"""Nodes say that they live; others judge their silence in heartbeats of their own, never by a clock
-of the node.
+"""Registers nodes, stores their heartbeats, and detects nodes without heartbeats.
+
+The leader counts heartbeats between its own reads. It never compares clocks of nodes.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a node tells of itself with a heartbeat; None leaves what it told before.
+    """The report of a node with a heartbeat. None leaves the last value unchanged.
 
     ``active`` are the ids of running tasks and ``busy`` how many of its processes or threads are
-    busy; ``scanned`` and ``started`` are instants of this host's monotonic clock: when it last
-    looked for due rows, and last started one; ``skew`` is in seconds; ``index_state`` and
-    ``wakeups_state`` say where a scheduler finds what is due next, and what wakes it. ``failing``
-    are the parts of a scheduler that fail: ``what``, ``error``, ``number`` of failures in a row and
-    ``since`` (seconds). ``rejected_queues``: the broker rejects their messages, for this reason.
+    busy. ``scanned`` and ``started`` are instants of this host's monotonic clock: when it last read
+    due tasks, and last started one. ``skew`` is in seconds. ``index_state`` and ``wakeups_state``
+    describe where a scheduler finds due tasks and what wakes it. ``failing`` are the parts of a
+    scheduler that fail: ``what``, ``error``, ``number`` of failures in a row and ``since``
+    (seconds). ``rejected_queues``: queues whose messages the broker rejects, with its error.
     """
 
     active: Sequence[uuid.UUID] | None = None
@@ -57,7 +58,7 @@ class NodeReport:
     failing: Sequence[Mapping[str, Any]] | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Return what is told, as columns of the node's row."""
+        """Return the report as columns of the node's row."""
         told: dict[str, Any] = {
             "skew": self.skew,
             "draining": self.draining,
@@ -112,8 +113,8 @@ def here() -> NodeQuerySet:
 
 
 def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
-    """Return this region's schedulers that live and do not drain, with the shards that each was
-    told to keep to.
+    """Return this region's live schedulers that are not draining, with the shards that each is
+    limited to.
     """
     rows = (
         here()
@@ -124,7 +125,7 @@ def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
 
 
 def timeout() -> float:
-    """Return how long a node may be silent (seconds)."""
+    """Return after how many seconds without a heartbeat a node is considered dead."""
     return conf.settings().NODE_TIMEOUT or (60.0 if on_sqlite() else 20.0)
 
 
@@ -138,8 +139,8 @@ def register(
     queues: Sequence[str] = (),
     report: NodeReport = _NOTHING,
 ) -> None:
-    """Enter this process under its random boot id, or bring it back under it; a restart is a new
-    node.
+    """Register this process under its random id, or register it again under the same id. A
+    restarted process is a new node.
     """
     details: dict[str, Any] = {
         "name": name,
@@ -164,31 +165,31 @@ def register(
 
 
 def beat(node_id: uuid.UUID, report: NodeReport = _NOTHING) -> bool:
-    """Say that the node lives, and how it fares; False when it was declared dead, so that it must
-    register anew.
+    """Send a heartbeat with this report. Return False if the node was declared dead and must
+    register again.
     """
     alive = Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True)
     return bool(alive.update(beats=F("beats") + 1, last_seen_at=DatabaseNow(), **report.columns()))
 
 
 def leave(node_id: uuid.UUID) -> None:
-    """Say that the node ends on purpose."""
+    """Mark the node as stopped."""
     Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True).update(
         stopped_at=DatabaseNow()
     )
 
 
 def declare_dead(node_ids: Sequence[uuid.UUID]) -> int:
-    """Mark silent nodes as dead; return how many were not marked before."""
+    """Mark these nodes as dead; return how many were not marked before."""
     alive = Node.objects.using(database()).alive().filter(pk__in=list(node_ids))
     return alive.update(stopped_at=DatabaseNow(), declared_dead=True)
 
 
 def beats() -> dict[uuid.UUID, int]:
     """Return the heartbeat counters of nodes that have not left: this region's, and those of
-    regions that nobody leads.
+    regions without a leader.
 
-    The leader of a region reaps the region's own nodes. Two statements.
+    The leader of a region handles the dead nodes of its own region. Two statements.
     """
     offices = SchedulerLease.objects.using(database()).filter(expires_at__gte=after(-timeout()))
     led = {name.partition("@")[2] for name in offices.values_list("name", flat=True)} - {

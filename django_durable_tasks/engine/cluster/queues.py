@@ -1,4 +1,4 @@
-"""An operator's hand on a queue: pause and resume; and what stands in the queues."""
+"""Pauses and resumes queues, and reads their depths."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from django_durable_tasks.rules.tasks.options import checked_name
 
 
 def pause(name: str, *, by: str, reason: str = "") -> None:
-    """Hold a queue: nothing of it is published, and messages already out hand their rows back. Runs
-    go on.
+    """Pause a queue: none of its tasks is published, and messages in the broker return their tasks
+    to PENDING. Runs continue.
     """
     QueueControl.objects.using(database()).update_or_create(
         name=checked_name("queue", name),
@@ -30,32 +30,33 @@ def pause(name: str, *, by: str, reason: str = "") -> None:
 
 
 def resume(name: str, *, by: str, reason: str = "") -> bool:
-    """Let a queue go on; False when it was not paused."""
+    """Resume a queue. Return False if it was not paused."""
     paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
     return bool(paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]))
 
 
 COUNTED = 10_000
-"""Waiting tasks of a queue are counted up to this number: to count a backlog of millions would read
-all of it.
+"""Waiting tasks of a queue are counted up to this number, because counting millions would read all
+of them.
 """
 
 
 MISROUTED_FOR = timedelta(days=1)
-"""A misrouted message is a trouble for so long; the table of queues shows it for good."""
+"""Seconds for which a misrouted message is reported as a problem. The table of queues shows it
+permanently.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """What stands in one queue: rows by status, who holds it, and how many workers listen, with
-    what concurrency.
+    """The state of one queue: tasks by status, a pause, and its workers with their concurrency.
 
-    ``due`` are the pending rows whose time has come, ``unanswered`` the queued ones that were rung
-    more than once, ``late`` the running ones past their expected duration; ``oldest_due_at`` is
-    since when a row could have started. ``pending`` and ``due`` are counted up to COUNTED.
-    ``rejected``: why the broker takes no message of it, as a living scheduler says. ``misrouted``:
-    how many messages for its tasks were consumed from another queue, when the last one, and from
-    which.
+    ``due`` are the PENDING tasks whose time has come, ``unanswered`` the QUEUED ones that were
+    published more than once, ``late`` the RUNNING ones that exceed their expected duration.
+    ``oldest_due_at`` is since when a task could have started. ``pending`` and ``due`` are counted
+    up to COUNTED. ``rejected``: why the broker rejects its messages, as reported by a live
+    scheduler. ``misrouted``: how many messages of its tasks were consumed from another queue, when
+    the last one, and from which.
     """
 
     queue: str
@@ -78,10 +79,10 @@ class Depth:
 
 
 def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
-    """Return every queue that has open rows, a worker, an operator's mark or is ``named``, by name.
+    """Return every queue that has open tasks, a worker or a pause, or is ``named``, by name.
 
-    At most seven statements for 500 queues. Each counts by the partial index of its status and
-    reads no ended row. BLOCKED rows stand in no queue yet.
+    At most seven statements per 500 queues. Each counts by the partial index of its status and
+    reads no ended task. BLOCKED tasks are in no queue yet.
     """
     facts: dict[str, dict[str, Any]] = {name: {} for name in named}
     published, rung_again = tasks().queued(), Q(publish_count__gt=1)
@@ -126,15 +127,15 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
 
 
 def shown_count(number: int) -> str:
-    """Return a number of waiting tasks as text: one that was not counted further has a
+    """Return a number of waiting tasks as text. A number that was not counted further ends with a
     plus sign.
     """
     return f"{number}+" if number >= COUNTED else str(number)
 
 
 def _waiting(now: datetime) -> list[dict[str, Any]]:
-    """Return how many rows wait in each queue, how many of them are due, and since when the first
-    is.
+    """Return how many tasks wait in each queue, how many of them are due, and since when the first
+    one is.
     """
     sql = statement("waiting")
     if sql is None:

@@ -1,5 +1,5 @@
-"""What stands around the queues: who leads, who lives, whose code nobody here has, what all of it
-costs. Only reads.
+"""Reads the state of the whole system: leader, nodes, queues, unknown tasks, connections. Writes
+nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COUNTED = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Everything at one moment; ``unknown`` counts waiting rows by the name of a task that this
-    process lacks.
+    """The state at one moment. ``unknown`` counts waiting tasks by names that this process has not
+    registered.
 
-    ``stalled`` says of nodes that live and do nothing why they are thought so; ``leader`` is this
-    region's. ``limits`` are those for which tasks wait. A schedule is late LATE seconds after its
-    fire time; of schedules in trouble no more than COUNTED are counted.
+    ``stalled`` contains the reasons for nodes that are alive and do nothing. ``leader`` is that of
+    this region. ``limits`` are those for which tasks wait. A schedule is late LATE seconds after
+    its fire time. At most COUNTED schedules with problems are counted.
     """
 
     now: datetime
@@ -59,24 +59,22 @@ class Overview:
 
     @property
     def is_led(self) -> bool:
-        """Whether somebody holds the leader's lease."""
+        """Whether a scheduler has a valid leader lease."""
         return self.led_until is not None and self.led_until > self.now
 
     def alive(self, kind: NodeKind) -> list[Node]:
-        """Return the nodes of this kind that were seen within the time that a node may be
-        silent.
-        """
+        """Return the live nodes of this kind."""
         return [node for node in self.nodes if node.kind == kind and not self.is_silent(node)]
 
     def is_silent(self, node: Node) -> bool:
-        """Return whether this node was not seen for longer than a node may be silent."""
+        """Return whether this node has sent no heartbeat for longer than allowed."""
         return health.is_silent(node, self.now)
 
 
 def overview(known: Collection[str]) -> Overview:
-    """Look at everything once; the number of statements does not depend on the number of rows.
+    """Read everything; the number of statements does not depend on the number of rows.
 
-    ``known``: the names of the durable tasks that this process has.
+    ``known`` are the names of the durable tasks of this process.
     """
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
@@ -116,11 +114,11 @@ def _unknown(known: Collection[str]) -> dict[str, int]:
 
 
 def connections_needed(everybody: Sequence[Node]) -> int:
-    """Return how many connections these nodes hold at most.
+    """Return how many database connections these nodes use at most.
 
-    A prefork child has one for gate and ending, one for its heartbeat and the body's own; its
-    parent and every other pool have one for the node's heartbeat (the latter one more for the
-    runs'); a scheduler has seven, two of them to hear of rows that are due soon.
+    A prefork child has one for gate and ending, one for its heartbeat and that of the task
+    function. Its parent and every other pool have one for the node's heartbeat (the latter one more
+    for the runs'). A scheduler has seven, two of which receive notifications.
     """
     number = 0
     for node in everybody:
@@ -146,7 +144,7 @@ def _connections_allowed() -> int | None:
 
 
 def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
-    """Return the row with its surroundings, and whether a scheduler leads."""
+    """Return the task's situation, and whether there is a leader."""
     now = database_now()
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
     pause = paused.filter(name=task.queue).first()

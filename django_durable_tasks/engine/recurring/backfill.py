@@ -1,8 +1,7 @@
-"""Fire times of the past that have no run get one, in the order and as many at a time as the
-operator wants.
+"""Runs past fire times that have no run, in the requested order and concurrency.
 
-The ledger's key holds: what has a line with a task is never born again. Watermark and
-``runs_count`` stay as they are.
+The unique key of the ledger applies: a fire time whose entry has a task is never created again. The
+watermark and ``runs_count`` do not change.
 """
 
 from __future__ import annotations
@@ -57,17 +56,16 @@ def backfill(
     reason: str = "",
 ) -> Report:
     """Run the fire times of [start, end] (aware; by the schedule as it is now) that have no run;
-    return what was done.
+    return the steps.
 
-    An ``end`` of whole seconds includes the one fire time within that second.
-
-    ``reprocess`` FAILED or ALL also replays the tasks that failed, or all that have ended: the same
-    rows, never second ones. A fire that started a workflow runs again under ALL only, once that has
-    ended, and starts it anew: a second run with an id of its own; what failed inside a run is
-    retried there. At most ``concurrency`` of them run at a time, beside the schedule's own runs,
-    OLDEST or NEWEST first. Raises InvalidOption for a range that ends in the future, reaches back
-    beyond the ledger or holds more than ``limit`` fire times (1 to 10,000), UniqueConflict where
-    the task's unique key keeps them apart; nothing is written then.
+    An ``end`` of whole seconds includes the only fire time within that second. ``reprocess`` FAILED
+    or ALL also replays the tasks that failed, or all that have ended. It does not create second
+    ones. A fire time that started a workflow is replayed under ALL only, after the workflow has
+    ended, and starts it again as a second run with its own id. Failed tasks inside a run are
+    replayed there. At most ``concurrency`` of the tasks run at a time, in addition to the
+    schedule's own runs, OLDEST or NEWEST first. Raises InvalidOption for a range that ends in the
+    future, begins before the ledger's retention or has more than ``limit`` fire times (1 to
+    10,000), and UniqueConflict if the task's unique key allows only one. Nothing is written then.
     """
     first, last = instant("start", start).astimezone(UTC), instant("end", end).astimezone(UTC)
     wish, way = _word("reprocess", reprocess, Reprocess), _word("order", order, CatchUpOrder)
@@ -90,7 +88,7 @@ def backfill(
 
 
 def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bool) -> str:
-    """Return why the range, or a part of it, holds no fire time; empty if nothing needs an
+    """Return why the range, or a part of it, has no fire time; empty if nothing needs an
     explanation.
     """
     if start < row.start_time:
@@ -129,7 +127,7 @@ def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -
 
 
 def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) -> list[datetime]:
-    """Return all fire times of the range, whatever calendars say of them, with those that an
+    """Return all fire times of the range, including those excluded by calendars and those that an
     operator added.
     """
     times = fire_times_of(row)
@@ -181,7 +179,7 @@ def _steps(
 def _started(
     row: RecurringTask, fires: Sequence[datetime]
 ) -> dict[datetime | None, tuple[uuid.UUID, str]]:
-    """Return the newest run of a workflow that each of these fires started, and where it stands."""
+    """Return the newest workflow run that each of these fire times started, with its status."""
     if not fires:
         return {}
     these = runs().filter(
@@ -210,8 +208,8 @@ class _Backfill:
     def carry_out(
         self, steps: Sequence[Step], lines: dict[datetime, OccurrenceRecord]
     ) -> list[Step]:
-        """Bear and replay what the steps say, in their order; return the steps with the ids of the
-        tasks.
+        """Create and replay the tasks of the steps in their order; return the steps with the ids of
+        the tasks.
         """
         places = self._places([one for one in steps if one.deed != Deed.UNCHANGED])
         born = {
@@ -261,8 +259,8 @@ class _Backfill:
     def _write(
         self, born: dict[datetime, NewTask], lines: dict[datetime, OccurrenceRecord]
     ) -> set[Any]:
-        """Tell the ledger first: a line without a task gets one, a fire time without a line gets a
-        line.
+        """Write the ledger first: an entry without a task gets one, a fire time without an entry
+        gets an entry.
         """
         reason = comment("backfilled", self.by, self.reason)
         entries, empty = [], {}
@@ -277,8 +275,8 @@ class _Backfill:
             else:
                 empty[line.pk] = (task.id, task.run_at or self.now)
         for some in _bulks(list(empty.items())):
-            # All who write lines of fire times hold the row's lock, as we do: nobody can have been
-            # quicker.
+            # All writers of ledger entries lock the row of the schedule first, so no other process
+            # can have been faster.
             if ledger.fill(dict(some), Fate.DISPATCHED, reason) < len(some):
                 raise TransitionRefused(
                     f"The ledger of {self.row.name!r} changed under the backfill; try again."

@@ -1,4 +1,4 @@
-"""Calendars are written whole, and every schedule that names one is looked at anew in the same
+"""Creates, changes and deletes calendars. All schedules that use one are updated in the same
 transaction.
 """
 
@@ -44,14 +44,14 @@ def upsert(
     by: str = "",
     reason: str = "",
 ) -> Calendar:
-    """Create the calendar of this name or change the one there is; what is None stays, on a new one
+    """Create or change the calendar of this name. Arguments of None do not change it; a new one has
     Monday to Friday.
 
-    ``days`` are all its dates: those that it had are replaced. The schedules that name it get their
-    next fire by it. Raises InvalidCalendar for days that cannot be used, for no working day at all
-    (also together with the other calendars of a schedule), and where a schedule would never fire
-    again; nothing is written then. With ``revision`` it changes the calendar only at this revision,
-    else raises TransitionRefused.
+    ``days`` replaces all its dates. The schedules that use it get a new next run. Raises
+    InvalidCalendar for invalid days, for a calendar without a working day (also together with the
+    other calendars of a schedule), and if a schedule would never fire again. Nothing is written
+    then. With ``revision`` it changes the calendar only at this revision, otherwise raises
+    TransitionRefused.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -82,8 +82,8 @@ def upsert(
 
 
 def _locked(name: str, tenant_id: int) -> int:
-    """Lock the calendar of this name, or make it; raises IntegrityError when another one was
-    quicker.
+    """Lock or create the calendar of this name. Raises IntegrityError if another process created it
+    first.
     """
     known = (
         _calendars()
@@ -116,10 +116,10 @@ def _write(
 
 
 def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
-    """Delete a calendar; False where there is none. Raises TransitionRefused while schedules that
-    may fire name it.
+    """Delete a calendar; return False if there is none. Raises TransitionRefused while active
+    schedules use it.
 
-    Nothing is left that could keep ``by`` and ``reason``: they are logged.
+    ``by`` and ``reason`` are logged, because no row remains that could store them.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     with tables.atomic():
@@ -167,7 +167,7 @@ def _write_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
 
 
 def naming(name: str, tenant_id: int) -> list[Any]:
-    """Return the ids, in their order, of schedules that have not ended and name this calendar."""
+    """Return the ids, in order, of schedules that have not ended and use this calendar."""
     rows = (
         recurring()
         .for_tenant(tenant_id)
@@ -182,7 +182,7 @@ def naming(name: str, tenant_id: int) -> list[Any]:
 
 
 def _replan(name: str, tenant_id: int) -> None:
-    """Give the active schedules that name a calendar their next fire by it, so many at a time."""
+    """Set the next run of the active schedules that use a calendar, in batches."""
     keys = naming(name, tenant_id)
     for first in range(0, len(keys), _BULK):
         rows = list(

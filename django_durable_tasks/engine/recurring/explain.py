@@ -1,5 +1,5 @@
-"""What a schedule will do, and what became of a fire time: read from row, ledger and task; nothing
-is written.
+"""Explains what a schedule will do and what happened to a fire time, from schedule, ledger and
+task. Writes nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _INSTANT = timedelta(microseconds=1)
 def next_fire_times(
     row: RecurringTask, number: int = 5, *, after: datetime | None = None
 ) -> list[FireTime]:
-    """Return the next fires after ``after`` (aware; else from now on) as the schedule stands,
-    jitter included.
+    """Return the next fire times after ``after`` (aware; by default now), including jitter.
 
-    None for a schedule that has ended or waits for ``resume``; one that is paused until an instant
-    goes on after it. Raises InvalidOption for a number outside 1 to 10,000.
+    Empty for a schedule that has ended or waits for ``resume``. One that is paused until an instant
+    continues after it. Raises InvalidOption for a number outside 1 to 10,000.
     """
     checked_count("number", number, 1, MOST_FIRES)
     start = database_now() if after is None else instant("after", after).astimezone(UTC)
@@ -55,8 +54,8 @@ def next_fire_times(
 
 
 def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireTime]:
-    """Give the fires of this row, saved or not, after an instant, whatever its status; jitter
-    included.
+    """Yield the fire times of this row, saved or not, after an instant, whatever its status;
+    including jitter.
     """
     check(row)
     planned = agenda.next(after)
@@ -73,9 +72,9 @@ def _fire(row: RecurringTask, planned: Planned, following: Planned | None) -> Fi
 
 
 def explain(row: RecurringTask, at: datetime) -> str:
-    """Say what became or will become of the fire time at this instant (aware), and why.
+    """Explain what happened or will happen to the fire time at this instant (aware), and why.
 
-    An instant of whole seconds names the one fire time within that second.
+    An instant of whole seconds means the only fire time within that second.
     """
     when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
     try:
@@ -125,8 +124,8 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
 
 
 def _lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
-    """Return the lines that speak of this instant: its own, then ranges, the newest first, then
-    runs by hand.
+    """Return the ledger entries that include this instant: its own, then ranges, the newest first,
+    then manual runs.
     """
     told = ledger.ledger().filter(recurring_task=row.pk)
     lines = list(told.covering(when)[:_LINES])
@@ -169,7 +168,7 @@ def _story(line: OccurrenceRecord) -> Story | None:
 
 
 def _run_of(task: Task) -> Run | None:
-    """Return the run of the workflow that this task started, the newest where it ran again."""
+    """Return the workflow run that this task started; the newest if it was replayed."""
     started = runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
     row = (
         started.filter(parent__isnull=True).order_by("-pk").first()

@@ -1,5 +1,5 @@
-"""Fire times as people name them: lists, tables and pages print whole seconds, schedules may fire
-between them.
+"""Finds the fire time that a user means. Lists and pages print whole seconds, but schedules may
+fire within them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from django_durable_tasks.models import OccurrenceOverride, RecurringTask
 from django_durable_tasks.rules.recurring.effective.types import TICK
 
 _TOO_MANY = 2
-"""Two fire times in one second are as ambiguous as a thousand."""
+"""Two fire times in one second are already ambiguous."""
 
 
 def end_of(at: datetime) -> datetime:
-    """Return the last instant that ``at`` names: the end of its second if it has no fraction, else
-    itself.
+    """Return the last instant that ``at`` can mean: the end of its second if it has no fraction,
+    otherwise itself.
     """
     return at if at.microsecond else at + timedelta(seconds=1) - TICK
 
@@ -54,7 +54,7 @@ def _recorded(row: RecurringTask, first: datetime, last: datetime) -> set[dateti
     overrides = OccurrenceOverride.objects.using(tables.database()).filter(
         fire_time__range=(first, last)
     )
-    # Two conditions, as the unique key and the partial index each serve one half.
+    # Two conditions, because the unique key and the partial index serve one each.
     entries = ledger.ledger().filter(
         Q(unique_fire_time__range=(first, last))
         | Q(

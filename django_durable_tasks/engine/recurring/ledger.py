@@ -46,12 +46,12 @@ class Entry:
 
     @property
     def unique_fire_time(self) -> datetime | None:
-        """What the unique key holds; ranges and runs by hand stand outside it."""
+        """The columns of the unique key. Ranges and manual runs have none."""
         return self.fire_time if self.last_fire_time is None and self.request_id is None else None
 
 
 def ledger() -> OccurrenceQuerySet:
-    """Return the whole ledger, as a question to narrow."""
+    """Return the query of all entries."""
     questions: OccurrenceQuerySet = OccurrenceRecord.objects.using(tables.database()).unguarded()
     return questions
 

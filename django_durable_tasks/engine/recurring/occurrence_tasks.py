@@ -1,4 +1,4 @@
-"""From a recurring row and a fire time to the values of a Task, and to its line in the ledger."""
+"""Builds the task and the ledger entry of a fire time from a recurring task."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _kept: OrderedDict[tuple[uuid.UUID, int], NewTask] = OrderedDict()
 
 
 def template(row: RecurringTask) -> NewTask:
-    """Return the values that all tasks of this row share; raises UnknownTask, InvalidArguments,
-    InvalidOption.
+    """Return the values that all tasks of this schedule share. Raises UnknownTask,
+    InvalidArguments, InvalidOption.
     """
     key = (row.pk, row.revision)
     found = _kept.get(key)
@@ -40,7 +40,7 @@ def template(row: RecurringTask) -> NewTask:
 
 @readable
 def unkept_template(row: RecurringTask) -> NewTask:
-    """Return the template of a row in the middle of a change, which must not be kept under its
+    """Return the template of a row that is being changed. It must not be cached under its
     revision.
     """
     options = call_options(
@@ -78,7 +78,7 @@ def occurrence_task(
     verdict: Verdict,
     key: str | None = None,
 ) -> NewTask:
-    """Return the task of this fire time; it waits until ``effective``, or until its overlap key is
+    """Return the task of this fire time. It waits until ``effective`` or until its overlap key is
     free.
     """
     shared, task_id = template(row), new_task_id()
@@ -95,12 +95,12 @@ def occurrence_task(
 
 
 def idempotency_key(recurring_task_id: uuid.UUID, fire_time: datetime) -> str:
-    """Return the key of a fire: the schedule's id and the fire time."""
+    """Return the idempotency key of a fire time: the schedule's id and the fire time."""
     return f"{recurring_task_id}/{fire_time.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
 
 
 def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
-    """Return the key of a run by hand: the schedule's id and the request's."""
+    """Return the idempotency key of a manual run: the schedule's id and the request's."""
     return f"{recurring_task_id}/request/{request_id}"
 
 
@@ -113,7 +113,7 @@ def line(
     task: NewTask | None = None,
     **told: Any,
 ) -> Entry:
-    """Return the ledger's line of one fire."""
+    """Return the ledger entry of one fire time."""
     return Entry(
         recurring_task_id=row.pk,
         tenant_id=row.tenant_id,

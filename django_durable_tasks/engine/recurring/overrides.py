@@ -1,6 +1,4 @@
-"""What an operator decides about single fire times that are still to come: skip, move, add, and
-take it back.
-"""
+"""Operators' overrides of single future fire times: skip, move, add, and removal of an override."""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ def override(
     reason: str = "",
     by: str = "",
 ) -> OccurrenceOverride:
-    """SKIP a fire time, MOVE it to ``move_to``, or ADD one; a second word about the same fire time
+    """SKIP a fire time, MOVE it to ``move_to``, or ADD one. A second override of a fire time
     replaces the first.
 
-    Instants are aware; SKIP and MOVE take a ``fire_time`` of whole seconds for the one fire time
-    within that second. Raises TransitionRefused where it is too late or the schedule has ended,
-    InvalidSchedule where SKIP or MOVE names no fire time, or ADD one that there is.
+    Instants are aware. For SKIP and MOVE a ``fire_time`` of whole seconds means the only fire time
+    within that second. Raises TransitionRefused if it is too late or the schedule has ended,
+    InvalidSchedule if SKIP or MOVE names no fire time, or ADD an existing one.
     """
     when, target = instant("fire_time", fire_time).astimezone(UTC), None
     if action not in set(Action):
@@ -63,10 +61,10 @@ def override(
 
 
 def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
-    """Take an override back, so that the fire time follows the schedule again; False if there is
-    none.
+    """Remove an override, so that the fire time follows the schedule again; return False if there
+    is none.
 
-    Raises TransitionRefused for one whose fire time has passed: what it did stays told.
+    Raises TransitionRefused if its fire time has passed. Its effect stays recorded.
     """
     when = instant("fire_time", fire_time).astimezone(UTC)
     with tables.atomic():
@@ -94,8 +92,8 @@ def _overrides(row: RecurringTask) -> Any:
 def _check(
     row: RecurringTask, when: datetime, target: datetime | None, action: Action, now: datetime
 ) -> None:
-    """Refuse what comes too late, and what speaks of a fire time that is none (or, to be added, is
-    one).
+    """Refuse an override that is too late, or whose fire time does not exist (or, to be added,
+    exists).
     """
     _refuse_past(row, when, now, "fire_time")
     if target is not None:
@@ -141,6 +139,6 @@ def _refuse_born(row: RecurringTask, when: datetime) -> None:
 def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
     if found.status == RecurringStatus.ACTIVE:
         following = unkept_agenda(found).next(found.watermark_at)
-        # Where nothing is left the next tick looks at the row, tells what was skipped, and ends it.
+        # If no fire time is left, the next tick records what was skipped and ends the schedule.
         found.next_run_at = following.at if following else now
     keep(row, found, now)

@@ -1,4 +1,4 @@
-"""What a schedule would do if it were saved now: checked as ``upsert`` checks it, and nothing is
+"""Previews a schedule as it would be saved now. It is checked like ``upsert``; nothing is
 written.
 """
 
@@ -24,7 +24,7 @@ from django_durable_tasks.rules.tasks.options import checked_key, checked_name
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The row as it would be saved, the instant of asking (UTC), and the fires from then on."""
+    """The row as it would be saved, the time of the request (UTC), and the next fire times."""
 
     row: RecurringTask
     now: datetime
@@ -40,10 +40,9 @@ def preview(
     number: int = 10,
     **given: Any,
 ) -> Preview:
-    """Return what ``upsert`` with these keywords would make of the schedule of this name, and its
-    next fires.
+    """Return the result of ``upsert`` with these arguments, and the next fire times.
 
-    Raises what ``upsert`` raises: InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask.
+    Raises the errors of ``upsert``: InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -65,7 +64,7 @@ def preview(
 
 
 def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
-    """Return the next fires; of a paused row, those that it would have if it were resumed now."""
+    """Return the next fire times; for a paused schedule, those after a resume now."""
     if row.status == RecurringStatus.CANCELLED:
         return []
     left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))

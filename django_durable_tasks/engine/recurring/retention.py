@@ -20,8 +20,8 @@ _entries = Isolation[int]("ledger entry")
 def prune_ledger(now: datetime, limit: int) -> int:
     """Delete ledger entries whose retention is over among the ``limit`` oldest; return how many.
 
-    Their schedules remember up to when, so that no backfill gives birth to a forgotten fire a
-    second time. Entries of a schedule that another transaction has locked are passed over.
+    Their schedules store up to when, so that no backfill creates the task of a deleted entry again.
+    Entries of a schedule that another transaction has locked are left out.
     """
     cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
     locked = set[uuid.UUID]()
@@ -47,8 +47,8 @@ def _forget_apart(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> 
 
 
 def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
-    """Delete those of these entries that are older; add to ``locked`` the schedules that keep some
-    of them.
+    """Delete the older ones of these entries. Add to ``locked`` the schedules that keep some of
+    them.
     """
     with tables.atomic():
         lines = ledger().filter(pk__in=page, created_at__lt=cutoff)
@@ -71,7 +71,7 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
         for _, schedule, first, last in gone:
             forgotten[schedule] = max(last or first, forgotten.get(schedule, first))
         if forgotten:
-            # Each by its own lines: what another schedule has forgotten may still be to come here.
+            # Each schedule by its own entries, because another schedule may have deleted more.
             own = Case(
                 *(When(pk=pk, then=Value(told, DateTimeField())) for pk, told in forgotten.items())
             )

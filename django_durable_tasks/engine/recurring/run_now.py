@@ -1,6 +1,4 @@
-"""A run by hand, beside the schedule: once a request, whatever the fire times, the bounds and the
-pauses say.
-"""
+"""Runs a schedule once on request, regardless of its fire times, bounds and pauses."""
 
 from __future__ import annotations
 
@@ -37,12 +35,12 @@ REQUEST_MAX = 150
 def trigger_now(
     row: RecurringTask, *, request_id: str | None = None, by: str = "", reason: str = ""
 ) -> Task:
-    """Run once now and return the Task; the same ``request_id`` (at most 150 characters) runs once.
+    """Run once now and return the task. The same ``request_id`` (at most 150 characters) runs once.
 
-    It stands outside the fire times: the watermark and ``runs_count`` stay, a pause does not hold
-    it. Its turn it waits for: under SKIP and QUEUE_* it is held until the open runs have ended,
-    CANCEL_RUNNING and REPLACE_PENDING make room. Raises TransitionRefused for a schedule that has
-    ended or a request whose task is no longer kept, UniqueConflict.
+    The run is not a fire time. The watermark and ``runs_count`` do not change, and a pause does not
+    prevent it. The overlap policy applies: under SKIP and QUEUE_* the task waits until the open
+    runs have ended; CANCEL_RUNNING and REPLACE_PENDING end them. Raises TransitionRefused for a
+    schedule that has ended or a request whose task was pruned, and UniqueConflict.
     """
     request = uuid.uuid4().hex if request_id is None else _checked(request_id)
     try:
@@ -79,7 +77,7 @@ def _checked(request_id: str) -> str:
 def _bear(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
     overlap_key, planned = occurrence_tasks.template(row).overlap_key, Planned(now, now)
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
-    # Somebody asked for this run by name: where a fire time would be skipped, it waits its turn.
+    # This run was requested explicitly. Where a fire time would be skipped, it waits.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
     operator_actions.cancel(tables.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
     run_tree.request_cancel_runs(runs().filter(pk__in=verdict.replaces), "REPLACED")
@@ -125,8 +123,8 @@ def _queued_if_possible(new: NewTask, verdict: Verdict, now: datetime) -> NewTas
 
 
 def _publish(task_id: uuid.UUID) -> None:
-    """Publish a task that was inserted as QUEUED, if it may use its overlap key: this is checked
-    after the commit, as in every claim.
+    """Publish a task that was inserted as QUEUED, if its overlap key is free. This is checked after
+    the commit, as in every claim.
     """
     claimed = transitions.claimed_tasks(tables.tasks().queued().filter(pk=task_id))
     ports.publish(transitions.messages_for(overlap.admitted(claimed)))

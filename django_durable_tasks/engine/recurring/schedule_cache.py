@@ -1,6 +1,4 @@
-"""The agenda of a recurring row: built once for each revision of the row and of its calendars, and
-kept.
-"""
+"""Builds the agenda of a recurring task: once for each revision of its row and calendars."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ _MOST = 200_000  # agendas of a busy leader; each is a few hundred bytes
 _MOST_CALENDARS = 1_000
 
 Version = tuple[int, int, datetime]
-"""Id, revision and last change of a calendar; the change too, because a revision that was rolled
-back comes again.
+"""Id, revision and last change of a calendar. A revision number that was rolled back is used again,
+so it alone is not sufficient.
 """
 
 _kept: OrderedDict[tuple[object, ...], Agenda] = OrderedDict()
@@ -62,8 +60,8 @@ def readable(
 
 
 class Calendars(dict[tuple[int, str], Version]):
-    """Tenant and name to the version of a calendar, for some rows; and their overrides, read once
-    for all of them.
+    """The versions of calendars by tenant and name, and the overrides, read once for several
+    rows.
     """
 
     def __init__(self, rows: Sequence[RecurringTask]) -> None:
@@ -72,7 +70,7 @@ class Calendars(dict[tuple[int, str], Version]):
         self._overrides: dict[uuid.UUID, list[Override]] | None = None
 
     def overrides(self, row: RecurringTask) -> Sequence[Override]:
-        """Return what an operator decided about single fire times of this row."""
+        """Return the overrides of this row."""
         if row.pk not in self._rows:
             return _overrides([row.pk]).get(row.pk, ())
         if self._overrides is None:
@@ -81,7 +79,7 @@ class Calendars(dict[tuple[int, str], Version]):
 
 
 def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
-    """Return the calendars that these rows name; one statement, none where no row names any."""
+    """Return the calendars that these rows use; one statement, none if no row uses any."""
     found, names = Calendars(rows), {name for row in rows for name in row.calendars}
     if names:
         versions = Calendar.objects.using(tables.database()).filter(name__in=names)
@@ -97,9 +95,7 @@ def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
 
 @readable
 def agenda_of(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
-    """Return what runs, and when, by this row; raises InvalidSchedule for a row that
-    cannot fire.
-    """
+    """Return the agenda of this row. Raises InvalidSchedule for a row that cannot fire."""
     calendars = calendars_of([row]) if calendars is None else calendars
     named = _named(row, calendars)
     key = (row.pk, row.revision, row.updated_at, named)
@@ -113,7 +109,7 @@ def agenda_of(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
 
 @readable
 def unkept_agenda(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
-    """Return the agenda of a row in the middle of a change, which must not be kept under its
+    """Return the agenda of a row that is being changed. It must not be cached under its
     revision.
     """
     calendars = calendars_of([row]) if calendars is None else calendars
@@ -137,8 +133,8 @@ def _days_of(named: Sequence[Version]) -> BusinessDays | None:
 def agenda_from(
     row: RecurringTask, days: BusinessDays | None, overrides: Sequence[Override] = ()
 ) -> Agenda:
-    """Return the agenda of a row, saved or not, with these days and overrides; touches no
-    database.
+    """Return the agenda of a row, saved or not, with these days and overrides. Executes no
+    statement.
     """
     return agenda(
         _times(row, days),
@@ -161,7 +157,7 @@ def check(row: RecurringTask) -> None:
 
 @readable
 def fire_times_of(row: RecurringTask) -> Timetable:
-    """Return the fire times of the row before any calendar, bound or override has its say."""
+    """Return the timetable of the row, before calendars, bounds and overrides."""
     check(row)
     return _times(row, _days_of(_named(row, calendars_of([row]))))
 
@@ -198,7 +194,7 @@ def _business_days(version: Version) -> BusinessDays:
 
 
 def business_days(calendar: Calendar) -> BusinessDays:
-    """Return the calendar as a value; raises InvalidCalendar for one without a working day."""
+    """Return the calendar as a value. Raises InvalidCalendar for one without a working day."""
     rows = CalendarDay.objects.using(tables.database()).filter(calendar=calendar.pk)
     special = [
         SpecialDay(day, DayKind(kind), name, until)

@@ -1,5 +1,5 @@
-"""The verbs of recurring tasks: declare, pause, resume, end. An edit never fires for a time in the
-past.
+"""Operations on recurring tasks: declare, pause, resume, end. A change never fires for a time in
+the past.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ _WHEN = frozenset(
         "status",
     }
 )
-"""The columns that say when, and whether; a change of one of them starts the watermark anew."""
+"""The columns of the timetable and of the status. A change of one of them restarts the watermark.
+"""
 
 
 def recurring() -> RecurringTaskQuerySet:
-    """Return all recurring tasks, as a question to narrow."""
+    """Return the query of all recurring tasks."""
     questions: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
     return questions
 
 
 def locked(row: RecurringTask) -> RecurringTask:
-    """Return the row as it stands now, locked, inside ``atomic()``."""
+    """Return the locked current row, inside ``atomic()``."""
     found: RecurringTask = recurring().select_for_update().get(pk=row.pk)
     return found
 
@@ -71,12 +72,11 @@ def upsert(
     revision: int | None = None,
     **given: Any,
 ) -> RecurringTask:
-    """Create the schedule of this name or change the one there is; keywords that are absent stay as
-    they are.
+    """Create or change the schedule of this name. Options that are absent do not change.
 
-    ``paused`` makes a new row that waits for ``resume``; its timetable may be one that never fires.
-    Raises InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask; nothing is written then.
-    With ``revision`` it changes the schedule only at this revision, else raises TransitionRefused.
+    ``paused`` creates a row that waits for ``resume``. Its timetable may never fire. Raises
+    InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask. Nothing is written then. With
+    ``revision`` it changes the schedule only at this revision, otherwise raises TransitionRefused.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -103,7 +103,9 @@ def upsert(
 def create(
     name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
 ) -> RecurringTask:
-    """Write a new row of these checked columns; raises IntegrityError when another was quicker."""
+    """Insert a row with these checked columns. Raises IntegrityError if another process inserted it
+    first.
+    """
     now = database_now()
     row = RecurringTask(
         tenant_id=tenant_id, name=name, **{"start_time": now, **_zone(values), **values}
@@ -137,8 +139,8 @@ def _same_request(row: RecurringTask) -> RecurringTask | None:
 
 
 def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
-    """Write these checked columns into a row that is locked; one that changes when it fires fires
-    nothing past.
+    """Write these checked columns into a locked row. If its timetable changes, no past time
+    fires.
     """
     changed = {column for column, value in values.items() if getattr(row, column) != value}
     for column in changed:
@@ -154,8 +156,8 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
 
 
 def _plan(row: RecurringTask, now: datetime) -> None:
-    """Set watermark and next fire from now on, so that no time in the past fires; a paused row may
-    never fire.
+    """Set watermark and next run as of now, so that no time in the past fires. A paused schedule
+    may have no next run.
     """
     row.watermark_at, row.tzdata_version = now, tzdata_version()
     if row.status != RecurringStatus.ACTIVE:
@@ -175,8 +177,8 @@ def _plan(row: RecurringTask, now: datetime) -> None:
 def pause(
     row: RecurringTask, *, reason: str = "", until: datetime | None = None, by: str = ""
 ) -> None:
-    """Stop firing until ``resume``, or until ``until`` (aware) has come; raises TransitionRefused
-    for an ended row.
+    """Stop firing until ``resume``, or until ``until`` (aware). Raises TransitionRefused for a
+    schedule that has ended.
     """
     wake = None if until is None else instant("until", until)
     with tables.atomic():
@@ -186,12 +188,11 @@ def pause(
 
 
 def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "") -> None:
-    """Pause until ``until`` (aware): the fire times up to it pass, then the schedule goes on by
-    itself.
+    """Pause until ``until`` (aware). Fire times up to it are not run; then the schedule continues.
 
-    An instant of whole seconds includes the one fire time within that second. A later snooze
-    replaces an earlier one. Raises TransitionRefused for a schedule that has ended, or is paused
-    otherwise: that pause stays as it is.
+    An instant of whole seconds includes the only fire time within that second. A later snooze
+    replaces an earlier one. Raises TransitionRefused for a schedule that has ended or is paused
+    otherwise.
     """
     wake = instant("until", until).astimezone(UTC)
     with tables.atomic():
@@ -234,8 +235,8 @@ def resume(
     run_missed: bool = False,
     pace: float | None = None,
 ) -> None:
-    """Fire again from now on; what passed meanwhile is told as PAUSED, or with ``run_missed``
-    caught up.
+    """Fire again from now on. Fire times during the pause are recorded as PAUSED, or with
+    ``run_missed`` caught up.
     """
     with tables.atomic():
         now, found = database_now(), locked(row)
@@ -249,7 +250,7 @@ def resume(
             found.catchup_pace = seconds("pace", pace)
         if run_missed:
             following = agenda_of(found).next(found.watermark_at)
-            # One with no fire left is looked at once more, which ends it.
+            # A schedule without another fire time is processed once more, which ends it.
             found.next_run_at = following.at if following else now
         else:
             ledger.write([told] if told else [])
@@ -259,7 +260,9 @@ def resume(
 
 
 def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
-    """End the schedule for good; its open tasks go on. Nothing happens to one that has ended."""
+    """End the schedule permanently. Its open tasks continue. No effect on a schedule that has
+    ended.
+    """
     with tables.atomic():
         now, found = database_now(), locked(row)
         if found.status == RecurringStatus.CANCELLED:
@@ -274,9 +277,7 @@ def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
 
 
 def refuse_ended(row: RecurringTask, verb: str) -> None:
-    """Raise TransitionRefused for a schedule that has ended; ``verb`` says what cannot be done to
-    it.
-    """
+    """Raise TransitionRefused for a schedule that has ended. ``verb`` names the operation."""
     if row.status == RecurringStatus.CANCELLED:
         raise TransitionRefused(
             f"Recurring task {row.name!r} has ended ({row.status_reason}): it cannot be {verb}."
@@ -284,7 +285,7 @@ def refuse_ended(row: RecurringTask, verb: str) -> None:
 
 
 def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
-    """Write the locked row, and show the caller's copy what it became."""
+    """Write the locked row, and update the caller's instance."""
     found.updated_at = now
     writes.rewrite(found)
     for spec in RecurringTask._meta.concrete_fields:

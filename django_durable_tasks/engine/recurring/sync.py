@@ -1,8 +1,9 @@
-"""Declared schedules against the rows: what differs, and making it so, one transaction a schedule.
+"""Compares declared schedules with the rows and applies the differences, one transaction per
+schedule.
 
-What code or settings declare wins over the columns that they declare. An operator's pause, an
-operator's own values and the rows of other sources stay. What nobody declares any more is marked,
-and paused, so that removed code never fires.
+For columns that code or settings declare, the declaration takes precedence. Operators' pauses,
+operators' own values and rows of other sources stay. A schedule that is no longer declared is
+marked and paused, so that removed code does not fire.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NOTHING_DONE = (Act.CLASH, Act.REFUSE)
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One declaration, checked: the columns that it sets."""
+    """A checked declaration: the columns that it sets."""
 
     name: str
     source: str
@@ -49,10 +50,10 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a sync does to one schedule; ``changes`` are the columns' old and new values, ``edited``
-    stay as they are.
+    """The change of one schedule. ``changes`` are old and new values of columns; ``edited`` columns
+    stay unchanged.
 
-    CLASH and REFUSE change nothing, and ``reason`` says why.
+    CLASH and REFUSE change nothing; ``reason`` explains why.
     """
 
     name: str
@@ -64,10 +65,9 @@ class Step:
 
 
 def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
-    """Return the declarations of code and settings that can be used, and what is wrong with the
-    others, by name.
+    """Return the valid declarations of code and settings, and the errors of the others, by name.
 
-    The modules of tasks must have been imported.
+    The task modules must have been imported.
     """
     good: dict[str, Declared] = {}
     bad: dict[str, str] = {}
@@ -115,9 +115,7 @@ def _checked(declaration: Declaration) -> Declared:
 
 
 def diff(*, prune: bool = False, adopt: bool = False) -> list[Step]:
-    """Return what ``apply`` would do, in the order of names; nothing where all is as it is
-    declared.
-    """
+    """Return the steps of ``apply`` in the order of names; empty if there is no difference."""
     good, bad = declarations()
     rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
     rows |= {row.name: row for row in _rows().filter(name__in=good)}
@@ -187,9 +185,7 @@ def _standing(row: RecurringTask) -> dict[str, Any]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Return what a column is where nothing was declared; those without a default cannot be taken
-    back.
-    """
+    """Return the default of a column; columns without one cannot be reset."""
     specs = (
         spec for spec in RecurringTask._meta.concrete_fields if spec.has_default() or spec.null
     )
@@ -202,11 +198,10 @@ def _defaults() -> dict[str, Any]:
 
 
 def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[Step]:
-    """Make the rows as they are declared; return what was done. Each schedule is a transaction of
-    its own.
+    """Apply the declarations; return the steps.
 
-    What cannot be done to one schedule is returned as REFUSE and holds no other up. Running it
-    twice, or twice at once, does it once.
+    Each schedule is a transaction of its own. One that cannot be changed is returned as REFUSE and
+    does not prevent the others. Repeated or concurrent calls apply each difference once.
     """
     good, _ = declarations()
     done = []
@@ -280,7 +275,7 @@ def _leave(row: RecurringTask, act: Act, by: str) -> None:
 
 
 def waiting(steps: Sequence[Step]) -> str:
-    """Return in words what a sync would do; an empty text where nothing differs."""
+    """Return a description of these steps; empty if there is no difference."""
     if not steps:
         return ""
     told = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])

@@ -52,7 +52,7 @@ def head() -> datetime | None:
 
 
 class _AlreadyRecorded(Exception):
-    """The ledger has an entry of a fire time that this tick took for new."""
+    """The ledger has an entry of a fire time that this tick considered new."""
 
 
 _isolation = Isolation[uuid.UUID]("recurring task")

@@ -1,5 +1,5 @@
-"""A new release of the zone tables may move fires of the future: the rows are found, told and set
-right.
+"""Updates schedules after a new release of the time zone database, which may move future fire
+times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("django_durable_tasks.recurrence")
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A schedule whose next fire is another one by the tables of this process."""
+    """A schedule whose next run differs by the time zone database of this process."""
 
     row: RecurringTask
     stored: datetime | None
@@ -32,7 +32,7 @@ class Moved:
 
 
 def computed_elsewhere() -> RecurringTaskQuerySet:
-    """Return the active rows whose next fire was computed by other tables than this process has."""
+    """Return the active schedules whose next run was computed with another time zone database."""
     rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).active()
     return (
         rows.filter(next_run_at__isnull=False)
@@ -42,7 +42,9 @@ def computed_elsewhere() -> RecurringTaskQuerySet:
 
 
 def moved(limit: int) -> list[Moved]:
-    """Return those of at most so many such rows whose next fire moves; writes nothing."""
+    """Return the schedules among at most ``limit`` of these whose next run moves. Writes
+    nothing.
+    """
     return [one for one in _compared(list(computed_elsewhere()[:limit])) if one.stored != one.found]
 
 
@@ -50,8 +52,8 @@ _isolation = Isolation[uuid.UUID]("recurring task")
 
 
 def recompute(limit: int) -> int:
-    """Set the next fire of at most so many such rows by these tables, and log the ones that moved;
-    return how many.
+    """Set the next run of at most ``limit`` of these schedules, and log those that moved; return
+    how many.
 
     Rows that another transaction has locked are left to a later call.
     """

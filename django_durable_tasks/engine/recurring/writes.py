@@ -1,8 +1,7 @@
-"""The only writer of recurring rows: born, changed under the revision that was read, moved on by a
-tick, set apart.
+"""The only writer of recurring tasks: insert, change, advance by a tick, quarantine.
 
-A tick writes how far a row is accounted for and when to look again; the status only where it came
-to its end by itself.
+Each UPDATE checks the revision that was read. A tick writes the watermark and the next run, and the
+status only if the schedule has ended.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _BULK = 200
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How far a row came: when to look again, accounted for up to, runs born, and a status it came
-    to by itself.
+    """The progress of a schedule: next run, watermark, number of runs, and the status if it has
+    ended.
     """
 
     row: RecurringTask
@@ -47,16 +46,15 @@ class Move:
 
 
 def bear(row: RecurringTask) -> None:
-    """Insert a new row; raises IntegrityError when its name or key is taken."""
+    """Insert a row. Raises IntegrityError if its name or key exists."""
     RecurringTask.objects.using(tables.database()).unguarded().bulk_create([row])
     _tell(row)
 
 
 def rewrite(row: RecurringTask) -> None:
-    """Write all columns of a row that is locked, under the revision that was read; raises it by
-    one.
+    """Write all columns of a locked row under the revision that was read, and increment it.
 
-    Raises TransitionRefused when another writer was quicker.
+    Raises TransitionRefused if the row has another revision.
     """
     shown = (
         RecurringTask.objects.using(tables.database())
@@ -82,7 +80,7 @@ def _tell(row: RecurringTask) -> None:
 
 
 def advance(moves: Sequence[Move]) -> None:
-    """Move rows that are locked, each under the revision that was read."""
+    """Advance locked rows, each under the revision that was read."""
     sql = statement("advance")
     if sql is not None and moves:
         with cursor() as hand:
@@ -135,9 +133,9 @@ def _advance(moves: Sequence[Move]) -> None:
 
 
 def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
-    """Pause a row that cannot be triggered, with its error, until somebody mends and resumes it.
+    """Pause a schedule that cannot be triggered, with its error, until it is repaired and resumed.
 
-    Under the revision that was read: a row that was mended meanwhile is tried again instead.
+    Checks the revision that was read. A schedule that was changed meanwhile is tried again instead.
     """
     told = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
     logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, told)
@@ -156,7 +154,7 @@ def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
 
 
 def wake(row: RecurringTask) -> None:
-    """Let a paused row, locked, whose ``paused_until`` has come fire again."""
+    """Activate a locked, paused schedule whose ``paused_until`` has passed."""
     shown = {"pk": row.pk, "revision": row.revision}
     RecurringTask.objects.using(tables.database()).unguarded().paused().filter(**shown).update(
         status=RecurringStatus.ACTIVE,
