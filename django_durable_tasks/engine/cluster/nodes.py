@@ -59,7 +59,7 @@ class NodeReport:
 
     def columns(self) -> dict[str, Any]:
         """Return the report as columns of the node's row."""
-        told: dict[str, Any] = {
+        values: dict[str, Any] = {
             "skew": self.skew,
             "draining": self.draining,
             "keeps_to_shards": self.keeps_to_shards,
@@ -72,14 +72,14 @@ class NodeReport:
             ("index_state", self.index_state),
             ("wakeups_state", self.wakeups_state),
         ):
-            told[name] = None if state is None else state[:TOLD_MAX]
+            values[name] = None if state is None else state[:TOLD_MAX]
         if self.active is not None:
             number = len(self.active) if self.busy is None else self.busy
-            told["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}
+            values["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}
         if self.shards is not None:
-            told["shards"] = sorted(self.shards)
-        told["last_scan_at"], told["last_start_at"] = _ago(self.scanned), _ago(self.started)
-        return {name: value for name, value in told.items() if value is not None}
+            values["shards"] = sorted(self.shards)
+        values["last_scan_at"], values["last_start_at"] = _ago(self.scanned), _ago(self.started)
+        return {name: value for name, value in values.items() if value is not None}
 
 
 _NOTHING = NodeReport()

@@ -141,26 +141,28 @@ class Gate:
         if rows:
             holding.write(rows)
 
-    def _refused(self, told: Sequence[_Bound], *, claimed: bool = True) -> dict[uuid.UUID, str]:
+    def _refused(
+        self, candidates: Sequence[_Bound], *, claimed: bool = True
+    ) -> dict[uuid.UUID, str]:
         """Decide on these tasks in their order; return the scope that each refused one has to wait
         for.
         """
-        if not any(row.scopes for row in told):
+        if not any(row.scopes for row in candidates):
             return {}
-        self._look(told if claimed else (), strict=_strict(told))
-        self._open(self._allowed(told), told)
-        self._put_ahead({scope for row in told for scope in row.scopes})
+        self._look(candidates if claimed else (), strict=_strict(candidates))
+        self._open(self._allowed(candidates), candidates)
+        self._put_ahead({scope for row in candidates for scope in row.scopes})
         refused = {
             row.task_id: row.share
-            for row in told
+            for row in candidates
             if row.share is not None and self._waits_behind(row)
         }
         answers = admission.admitted(
-            [row.asking for row in told if row.task_id not in refused], self._room
+            [row.asking for row in candidates if row.task_id not in refused], self._room
         )
         return refused | {
             row.task_id: self._line(row, answers[row.task_id])
-            for row in told
+            for row in candidates
             if row.task_id in answers
         }
 
@@ -205,10 +207,10 @@ class Gate:
             found[task_id] = _Bound(task_id, name, queue, tenant_id, key, asking, share, turn)
         return found
 
-    def _allowed(self, told: Iterable[_Bound]) -> dict[str, Allowance]:
+    def _allowed(self, candidates: Iterable[_Bound]) -> dict[str, Allowance]:
         """Return the limits of the scopes of these tasks; the strictest if tasks differ."""
         names: dict[str, set[str]] = {}
-        for row in told:
+        for row in candidates:
             for scope in row.scopes:
                 names.setdefault(scope, set()).add(row.name)
         return {scope: self._book.among(scope, names[scope]) for scope in sorted(names)}
@@ -302,8 +304,8 @@ class Gate:
         return row.queue not in self._paused and (not full or row.priority >= waitlist.URGENT)
 
 
-def _strict(told: Iterable[_Bound]) -> bool:
-    return any(rules.shared(scope) is None for row in told for scope in row.scopes)
+def _strict(candidates: Iterable[_Bound]) -> bool:
+    return any(rules.shared(scope) is None for row in candidates for scope in row.scopes)
 
 
 def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:

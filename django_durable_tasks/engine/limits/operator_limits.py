@@ -105,10 +105,10 @@ def standings() -> list[Standing]:
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
     buckets = usage.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
-    told = []
+    shown = []
     for scope in scopes:
         one, (parked, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
-        told.append(
+        shown.append(
             Standing(
                 scope=scope,
                 source=_source(scope, book, operators),
@@ -128,7 +128,7 @@ def standings() -> list[Standing]:
                 ),
             )
         )
-    return told
+    return shown
 
 
 def crowded() -> list[Standing]:

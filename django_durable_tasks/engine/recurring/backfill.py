@@ -169,9 +169,9 @@ def _steps(
     for fire_time in fires:
         line, today = lines.get(fire_time), agenda.at_nominal(fire_time)
         known = status.get(line.task_id, "") if line and line.task_id else ""
-        told = Told(line.outcome, line.task_id, known, started.get(fire_time)) if line else None
+        recorded = Told(line.outcome, line.task_id, known, started.get(fire_time)) if line else None
         steps.append(
-            step(fire_time, today if isinstance(today, Stretch) else None, told, reprocess)
+            step(fire_time, today if isinstance(today, Stretch) else None, recorded, reprocess)
         )
     return steps
 
@@ -283,9 +283,9 @@ class _Backfill:
                 )
         return {task_id for task_id, _ in empty.values()} | ledger.write(entries)
 
-    def _bear(self, born: Sequence[NewTask]) -> None:
+    def _bear(self, tasks: Sequence[NewTask]) -> None:
         try:
-            transitions.create_many(born)
+            transitions.create_many(tasks)
         except IntegrityError as taken:
             raise UniqueConflict(
                 f"{self.row.task} may be open once (its option unique): backfill one fire time at a"

@@ -56,8 +56,8 @@ def upsert(
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
     special = None if days is None else tuple(days)
-    told = {"description": description, "origin": origin}
-    values: dict[str, Any] = {column: value for column, value in told.items() if value is not None}
+    texts = {"description": description, "origin": origin}
+    values: dict[str, Any] = {column: value for column, value in texts.items() if value is not None}
     values |= {"updated_by": by[:200], "reason": reason[:500]}
     for _ in range(2):
         try:
@@ -134,9 +134,9 @@ def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> 
             .values_list("name", flat=True)[: _NAMED + 1]
         )
         if users:
-            told = ", ".join(users[:_NAMED]) + (", …" if len(users) > _NAMED else "")
+            names = ", ".join(users[:_NAMED]) + (", …" if len(users) > _NAMED else "")
             raise TransitionRefused(
-                f"Calendar {name!r} is named by {len(keys)} recurring tasks: {told}."
+                f"Calendar {name!r} is named by {len(keys)} recurring tasks: {names}."
             )
         CalendarDay.objects.using(tables.database()).unguarded().filter(calendar=calendar).delete()
         _calendars().filter(pk=calendar.pk).delete()

@@ -127,9 +127,9 @@ def _lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
     """Return the ledger entries that include this instant: its own, then ranges, the newest first,
     then manual runs.
     """
-    told = ledger.ledger().filter(recurring_task=row.pk)
-    lines = list(told.covering(when)[:_LINES])
-    lines += told.filter(fire_time=when, request_id__isnull=False)[:1]
+    entries = ledger.ledger().filter(recurring_task=row.pk)
+    lines = list(entries.covering(when)[:_LINES])
+    lines += entries.filter(fire_time=when, request_id__isnull=False)[:1]
     return tuple(_line(line) for line in lines)
 
 

@@ -111,7 +111,7 @@ def line(
     *,
     term: int | None,
     task: NewTask | None = None,
-    **told: Any,
+    **columns: Any,
 ) -> Entry:
     """Return the ledger entry of one fire time."""
     return Entry(
@@ -122,5 +122,5 @@ def line(
         term=term,
         task_id=task.id if task else None,
         effective_at=task.run_at if task else planned.at,
-        **told,
+        **columns,
     )

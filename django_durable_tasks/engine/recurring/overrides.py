@@ -109,8 +109,8 @@ def _check(
         before, after = (
             one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
         )
-        told = not_a_fire_time(row.name, when, (row.start_time, row.end_time), (before, after))
-        raise InvalidSchedule(f"fire_time={when.isoformat()}: {told}")
+        problem = not_a_fire_time(row.name, when, (row.start_time, row.end_time), (before, after))
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {problem}")
     if isinstance(there, Planned) and there.at <= row.watermark_at:
         raise TransitionRefused(
             f"fire_time={when.isoformat()} of {row.name!r} has run, at {there.at.isoformat()}."

@@ -73,7 +73,10 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
         if forgotten:
             # Each schedule by its own entries, because another schedule may have deleted more.
             own = Case(
-                *(When(pk=pk, then=Value(told, DateTimeField())) for pk, told in forgotten.items())
+                *(
+                    When(pk=pk, then=Value(until, DateTimeField()))
+                    for pk, until in forgotten.items()
+                )
             )
             schedules.filter(pk__in=forgotten).update(
                 ledger_from=Greatest(Coalesce("ledger_from", own), own)

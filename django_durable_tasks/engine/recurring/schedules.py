@@ -244,7 +244,7 @@ def resume(
         if found.status == RecurringStatus.ACTIVE:
             return
         check(found)
-        told = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
+        pause_entry = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
         found.status, found.status_by, found.error = RecurringStatus.ACTIVE, by[:200], ""
         if pace is not None:
             found.catchup_pace = seconds("pace", pace)
@@ -253,7 +253,7 @@ def resume(
             # A schedule without another fire time is processed once more, which ends it.
             found.next_run_at = following.at if following else now
         else:
-            ledger.write([told] if told else [])
+            ledger.write([pause_entry] if pause_entry else [])
             _plan(found, now)
         found.status_reason, found.paused_at, found.paused_until = reason[:200], None, None
         keep(row, found, now)

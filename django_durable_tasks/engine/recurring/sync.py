@@ -152,13 +152,13 @@ def _step(
 def _unclaimed(row: RecurringTask, *, prune: bool) -> Step | None:
     if row.status == RecurringStatus.CANCELLED:
         return None
-    told = f"neither code nor settings declare it; it calls {row.task}"
+    cause = f"neither code nor settings declare it; it calls {row.task}"
     if prune:
-        return Step(row.name, Act.CANCEL, row.source, reason=told)
+        return Step(row.name, Act.CANCEL, row.source, reason=cause)
     return (
         None
         if row.undeclared_at is not None
-        else Step(row.name, Act.PAUSE, row.source, reason=told)
+        else Step(row.name, Act.PAUSE, row.source, reason=cause)
     )
 
 
@@ -206,12 +206,12 @@ def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list
     good, _ = declarations()
     done = []
     for step in diff(prune=prune, adopt=adopt):
-        told = (
+        applied = (
             step
             if step.act in NOTHING_DONE
             else _do(step, good.get(step.name), prune=prune, adopt=adopt, by=by)
         )
-        done += [told] if told else []
+        done += [applied] if applied else []
     return done
 
 
@@ -278,6 +278,6 @@ def waiting(steps: Sequence[Step]) -> str:
     """Return a description of these steps; empty if there is no difference."""
     if not steps:
         return ""
-    told = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])
+    named = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])
     more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
-    return f"Declared schedules differ from the rows: {told}{more}. Run `manage.py durable sync`."
+    return f"Declared schedules differ from the rows: {named}{more}. Run `manage.py durable sync`."

@@ -137,15 +137,15 @@ def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
 
     Checks the revision that was read. A schedule that was changed meanwhile is tried again instead.
     """
-    told = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
-    logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, told)
+    text = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
+    logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, text)
     shown = {"pk": pk, "revision": revision}
     RecurringTask.objects.using(tables.database()).unguarded().filter(**shown).exclude(
         status=RecurringStatus.CANCELLED
     ).update(
         status=RecurringStatus.PAUSED,
         status_reason=QUARANTINED,
-        error=told,
+        error=text,
         next_run_at=None,
         paused_until=None,
         paused_at=DatabaseNow(),

@@ -270,13 +270,13 @@ def left_lying(look: Look, rows: Rows) -> list[Finding]:
             "ending-events-waiting",
             "ending",
             pk,
-            "resolved" if not told else "task_id",
-            task if told else told,
+            "resolved" if not event else "task_id",
+            task if event else event,
             f"dealt with by the leader within {_WAITED:g} s",
             severity=Severity.LATE,
             repair="resolve and count it",
         )
-        for pk, task, told in found.values_list("pk", "task_id", "resolved")
+        for pk, task, event in found.values_list("pk", "task_id", "resolved")
     ]
 
 

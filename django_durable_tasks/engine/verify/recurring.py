@@ -96,8 +96,10 @@ def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> Wrong | N
 
 
 def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
-    told = row.watermark_at if row.ledger_from is None else max(row.watermark_at, row.ledger_from)
-    following = unkept_agenda(row, calendars).next(told)
+    recorded_until = (
+        row.watermark_at if row.ledger_from is None else max(row.watermark_at, row.ledger_from)
+    )
+    following = unkept_agenda(row, calendars).next(recorded_until)
     return following.at if following else None
 
 
@@ -172,11 +174,11 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "runs_count",
             stored,
-            f"{told}, by its ledger",
+            f"{in_ledger}, by its ledger",
             repair="write the recount under the row's lock",
         )
-        for pk, (stored, told) in counted.items()
-        if stored != told
+        for pk, (stored, in_ledger) in counted.items()
+        if stored != in_ledger
     ]
 
 
@@ -185,13 +187,13 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     lines = ledger.ledger().filter(
         recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
     )
-    told = dict(
+    in_ledger = dict(
         lines.exclude(reason__startswith="backfilled")
         .order_by()
         .values_list("recurring_task")
         .annotate(number=Count("pk"))
     )
-    return {pk: (number, told.get(pk, 0)) for pk, number in stored.items()}
+    return {pk: (number, in_ledger.get(pk, 0)) for pk, number in stored.items()}
 
 
 def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
@@ -266,7 +268,7 @@ def _enter(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     for row in rows:
         if row.recurring_task_id is None or row.fire_time is None:
             continue
-        told = {
+        values = {
             "outcome": Fate.DISPATCHED,
             "reason": "entered by durable verify",
             "effective_at": row.run_at,
@@ -275,7 +277,7 @@ def _enter(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
             recurring_task=row.recurring_task_id, unique_fire_time=row.fire_time
         )
         if empty.filter(task__isnull=True, unique_fire_time=F("fire_time")).update(
-            task_id=row.pk, **told
+            task_id=row.pk, **values
         ):
             written.add(row.pk)
             continue

@@ -89,22 +89,24 @@ def cancel_workflow(
 
 def _stop_growth(run: WorkflowRun, why: str) -> None:
     """Flag all runs. Repeat while a run that was not yet flagged may have created another one."""
-    told = 1
-    while told:
-        untold = runs().open().filter(pk__in=_inside(run), cancel_requested_at=None)
-        told = untold.update(cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW)
+    flagged = 1
+    while flagged:
+        unflagged = runs().open().filter(pk__in=_inside(run), cancel_requested_at=None)
+        flagged = unflagged.update(
+            cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW
+        )
 
 
 def _reached(run: WorkflowRun, why: str) -> bool:
     """Return whether the leader has cancelled tasks of these runs, or requested them to stop, since
     they were flagged.
     """
-    these, told = (
+    these, flagged_at = (
         tables.tasks().filter(workflow__in=_inside(run)),
         F("workflow__cancel_requested_at"),
     )
     return these.filter(
-        Q(reason=why, completed_at__gte=told) | Q(cancel_requested_at__gte=told)
+        Q(reason=why, completed_at__gte=flagged_at) | Q(cancel_requested_at__gte=flagged_at)
     ).exists()
 
 

@@ -205,21 +205,21 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
     registered its callbacks.
     """
     counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
-    stands = WorkflowStatus(row.status)
-    if stands != WorkflowStatus.STARTING:
+    new_status = WorkflowStatus(row.status)
+    if new_status != WorkflowStatus.STARTING:
         cancelled = row.cancel_requested_at is not None
-        stands = verdict(
+        new_status = verdict(
             counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE
         )
-    ended = stands not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
-    callbacks = _callbacks(row, stands) if ended and stands != row.status else {}
+    ended = new_status not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
+    callbacks = _callbacks(row, new_status) if ended and new_status != row.status else {}
     unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
     if unknown is not None:
         raise UnknownTask(
             f"Workflow {row.name!r} cannot end: this process does not know its callback {unknown}."
         )
     WorkflowRun.objects.using(tables.database()).unguarded().filter(pk=row.pk).update(
-        status=stands,
+        status=new_status,
         completed_at=(row.completed_at or tables.NOW) if ended else None,
         updated_at=tables.NOW,
         open_key=None if ended else row.open_key,
@@ -229,9 +229,9 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
         _call_back(row, kind, name)
 
 
-def _callbacks(row: WorkflowRun, stands: WorkflowStatus) -> dict[str, str]:
+def _callbacks(row: WorkflowRun, status: WorkflowStatus) -> dict[str, str]:
     """Return the names of the callback tasks for this ending, by kind."""
-    kinds = ("on_success" if stands == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
+    kinds = ("on_success" if status == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
     return {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
 
 
