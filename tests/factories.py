@@ -8,10 +8,15 @@ given.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import load_backend
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
@@ -234,3 +239,14 @@ def a_run(task: Task) -> Run:
 
 
 ENDED = tuple(sorted(TERMINAL))
+
+
+def unavailable_database() -> BaseDatabaseWrapper:
+    """Return a connection to a second database of the project, which cannot be opened."""
+    settings = copy.deepcopy(connections.settings["default"])
+    settings |= {"ENGINE": "django.db.backends.sqlite3", "NAME": "/nonexistent/elsewhere.sqlite3"}
+    settings["OPTIONS"] = {}
+    wrapper: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(
+        settings, "elsewhere"
+    )
+    return wrapper

@@ -1,9 +1,10 @@
 """Prevents one item that fails from stopping the other items of its batch.
 
 A batch of a maintenance job is one transaction, so one item can make the whole batch fail: a
-callable of the project raises an exception, a value is corrupted, or another transaction has locked
-a row. The items are then handled one by one. An item that fails again is postponed, so that the
-next batches leave it out. The error of an outage is raised and postpones nothing.
+callable of the project raises an exception or calls sys.exit(), a value is corrupted, or another
+transaction has locked a row. The items are then handled one by one. An item that fails again is
+postponed, so that the next batches leave it out. An outage of the database of the tasks is raised
+and postpones nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -23,7 +25,10 @@ from django.db import (
     InternalError,
     OperationalError,
 )
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 
+from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import code_of
 
 logger = logging.getLogger("django_durable_tasks.isolation")
@@ -41,8 +46,27 @@ MariaDB's number.
 _UNKNOWN_COLUMN = 1054
 
 
+def is_of_another_database(error: BaseException) -> bool:
+    """Return whether a connection to another database of the project raised the error.
+
+    The traceback contains the connection, because Django raises its errors in a method of it.
+    """
+    alias = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, CursorWrapper):
+            owner = owner.db
+        if isinstance(owner, BaseDatabaseWrapper):
+            alias = owner.alias
+    return alias not in (None, tables.database())
+
+
 def is_outage(error: BaseException) -> bool:
-    """Return whether the cause is the database itself, not a wrong statement or a locked row."""
+    """Return whether the cause is the database of the tasks, not a wrong statement or a locked
+    row.
+    """
+    if is_of_another_database(error):
+        return False
     if not isinstance(error, OperationalError):
         return isinstance(error, InterfaceError)
     wrong_statement = getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_ERROR"
@@ -54,7 +78,7 @@ def may_be_caused_by_an_item(error: BaseException) -> bool:
 
     This is False for a lost connection or a missing column.
     """
-    if not isinstance(error, Error):
+    if not isinstance(error, Error) or is_of_another_database(error):
         return True
     about_rows = isinstance(error, OperationalError) and code_of(error) in _ABOUT_SOME_ROWS
     return about_rows or isinstance(error, DataError | IntegrityError | InternalError)
@@ -85,7 +109,7 @@ class Isolation(Generic[K]):
         batch: Callable[[], R],
         items: Callable[[], Sequence[K]],
         alone: Callable[[K], R],
-        on_failure: Callable[[K, Exception], object] | None = None,
+        on_failure: Callable[[K, BaseException], object] | None = None,
     ) -> list[R]:
         """Handle a batch in one transaction; if one of its items may make it fail, handle
         ``items()`` one by one.
@@ -96,7 +120,7 @@ class Isolation(Generic[K]):
         """
         try:
             return [batch()]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not may_be_caused_by_an_item(error):
                 raise
             logger.warning(
@@ -108,7 +132,7 @@ class Isolation(Generic[K]):
         self,
         items: Iterable[K],
         alone: Callable[[K], R],
-        on_failure: Callable[[K, Exception], object] | None = None,
+        on_failure: Callable[[K, BaseException], object] | None = None,
     ) -> list[R]:
         """Handle items in a transaction each, except the postponed ones; postpone the ones that
         fail.
@@ -123,7 +147,7 @@ class Isolation(Generic[K]):
                 continue
             try:
                 found.append(alone(key))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if not may_be_caused_by_an_item(error):
                     raise
                 if on_failure is None or isinstance(error, OperationalError):
@@ -134,7 +158,7 @@ class Isolation(Generic[K]):
                 self._worked(key)
         return found
 
-    def _postpone(self, key: K, error: Exception) -> None:
+    def _postpone(self, key: K, error: BaseException) -> None:
         """Postpone an item by 10 s, or by twice its last delay up to 10 min if it has failed
         before.
         """

@@ -159,7 +159,7 @@ def _plans(tick: Tick, rows: Sequence[RecurringTask]) -> list[Plan]:
             waiting.append(Move(row, later, row.watermark_at))
         except Error:
             raise  # the transaction is aborted, and the schedule is not the cause
-        except Exception as error:  # noqa: BLE001 - one bad schedule must not stop the others; its error is kept and shown
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the schedule stores and shows it
             quarantine(row.pk, row.revision, error)
     if waiting:
         advance(waiting)

@@ -132,7 +132,7 @@ def _advance(moves: Sequence[Move]) -> None:
     )
 
 
-def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
+def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
     """Pause a schedule that cannot be triggered, with its error, until it is repaired and resumed.
 
     Checks the revision that was read. A schedule that was changed meanwhile is tried again instead.

@@ -367,7 +367,7 @@ def _backoff(row: Task) -> float:
         # In a savepoint, so that a failed query of the callable does not abort the transaction.
         with tables.atomic():
             return retry.delay(row.failures + 1, random.random())
-    except Exception:
+    except (Exception, SystemExit):
         logger.exception(
             "The backoff callable of %s raised an exception; the default delay is used.", row.name
         )

@@ -11,6 +11,7 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.engine.db.isolation import is_of_another_database
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID
 from django_durable_tasks.models.task_queries import new_task_id
@@ -130,9 +131,11 @@ def _unique_key(call: Call) -> str | None:
 def _called(unique: Callable[..., str], call: Call) -> str:
     try:
         return unique(*call.args, **call.kwargs)
-    except (DurableTasksError, OperationalError, InterfaceError):
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # An error of this connection may need a retry of the whole transaction.
+        ours = isinstance(error, OperationalError | InterfaceError)
+        if isinstance(error, DurableTasksError) or (ours and not is_of_another_database(error)):
+            raise
         name, kind = call.task.options.name, type(error).__name__
         raise InvalidOption(f"unique={unique!r} of {name} raised {kind}: {error}") from error
 

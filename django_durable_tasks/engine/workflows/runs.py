@@ -245,7 +245,7 @@ def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
     try:
         with tables.atomic():
             enqueue.submit(Call(registry.get(name), (str(row.pk),), {}, options))
-    except Exception as refused:
+    except (Exception, SystemExit) as refused:
         if is_outage(refused):
             raise
         logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)

@@ -4,6 +4,7 @@ and starts.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from django_durable_tasks.engine.workflows import deadlines, runs, start
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.graphs.playing import fail, of, stands, succeed, tell
-from tests.factories import a_dead_letter, a_task
+from tests.factories import a_dead_letter, a_task, unavailable_database
 from tests.project.tasks import noop
 from tests.waiting import until
 
@@ -59,6 +60,26 @@ def queries(run: str) -> None:
     """Have a unique= whose query fails."""
 
 
+def _exit(run: str) -> str:
+    sys.exit("the callable ends the process")
+
+
+def _query_elsewhere(run: str) -> str:
+    with unavailable_database().cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return run
+
+
+@durable_task(name="tests.isolation.exits", unique=_exit)
+def exits(run: str) -> None:
+    """Have a unique= that calls sys.exit()."""
+
+
+@durable_task(name="tests.isolation.queries_elsewhere", unique=_query_elsewhere)
+def queries_elsewhere(run: str) -> None:
+    """Have a unique= that needs another database, which is unavailable."""
+
+
 def _started(name: str, **options: Any) -> WorkflowRun:
     wf = Workflow(name, **options)
     top = wf.add(noop, step="top")
@@ -72,7 +93,7 @@ def _to_its_end(*started: WorkflowRun) -> None:
         tell()
 
 
-@pytest.mark.parametrize("callback", [raises, queries])
+@pytest.mark.parametrize("callback", [raises, queries, exits, queries_elsewhere])
 def test_a_callback_whose_code_raises_does_not_keep_workflows_from_ending(callback: Any) -> None:
     poison, innocent = _started("poison", on_complete=callback), _started("innocent")
     _to_its_end(poison, innocent)

@@ -4,8 +4,9 @@ retries.
 
 from __future__ import annotations
 
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from django_durable_tasks.rules.tasks.identifiers import uuid7
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.lifecycle.moves import end, question
-from tests.factories import a_dead_letter, a_task
+from tests.factories import a_dead_letter, a_task, unavailable_database
 
 pytestmark = pytest.mark.django_db
 
@@ -159,3 +160,29 @@ def test_a_postponed_item_is_left_out_until_it_works_again() -> None:
     assert isolation.each([1, 2, 3], alone) == [1, 3]
     assert tried == [1, 2, 3, 1, 3]
     assert isolation.postponed() == [2]
+
+
+def _exit() -> None:
+    sys.exit("a receiver ends the process")
+
+
+def _query_elsewhere() -> None:
+    with unavailable_database().cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("code_of_the_project", [_exit, _query_elsewhere])
+def test_code_of_the_project_that_exits_or_loses_another_database_concerns_its_own_item(
+    code_of_the_project: Callable[[], None],
+) -> None:
+    def batch() -> list[int]:
+        return [alone(1), alone(2)]
+
+    def alone(key: int) -> int:
+        if key == 1:
+            code_of_the_project()
+        return key
+
+    isolation = Isolation[int]("item")
+    assert isolation.batch(batch, lambda: [1, 2], lambda key: [alone(key)]) == [[2]]
+    assert isolation.postponed() == [1]
