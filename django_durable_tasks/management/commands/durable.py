@@ -1,4 +1,6 @@
-"""``manage.py durable SUBCOMMAND``: the parser; the subcommands are in ``management.durable``."""
+"""``manage.py durable SUBCOMMAND``: the argument parser. The subcommands are in
+``management.durable``.
+"""
 
 from __future__ import annotations
 

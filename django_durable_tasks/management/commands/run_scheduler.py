@@ -1,4 +1,6 @@
-"""``manage.py run_scheduler``: run as many as you like; each dispatches, one leads."""
+"""``manage.py run_scheduler``: runs one scheduler process. Any number may run: all of them
+dispatch, one of them is the leader.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from django_durable_tasks.management.durable.sync import load
 from django_durable_tasks.rules.tasks.shards import SHARDS, parse_shards
 from django_durable_tasks.scheduler.loop import Scheduler
 
-# A tick makes thousands of objects that do not outlive it: at Python's 700 the collector would look
-# through them, and
-# through the agendas of all schedules, a hundred times a tick, which is a sixth of its processor
-# time.
+# Threshold of the first generation of the garbage collector. A tick creates thousands of objects
+# that do not outlive it. At Python's default of 700 the collector would scan them, and the
+# timetables of all schedules, a hundred times per tick, which takes a sixth of the processor time
+# of the tick.
 _COLLECT_AFTER = 10_000
 
 
 def _shards(text: str) -> frozenset[int]:
-    """Read ``--shards``; what it names wrongly is wrong usage."""
+    """Parse ``--shards``; an invalid value exits with the code for wrong usage."""
     try:
         return parse_shards(text)
     except InvalidOption as refused:
@@ -70,7 +72,6 @@ class Command(BaseCommand):
         parser.add_argument("--once", action="store_true", help="do one round and exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run."""
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
         if options["redis"]:
@@ -87,12 +88,12 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
         self.stdout.write(f"{scheduler.name} runs; stop it with Ctrl-C.")
-        connections.close_all()  # the scheduler has connections of its own
+        connections.close_all()  # the scheduler opens its own connections
         scheduler.run()
 
     def _warn_of_declarations(self) -> None:
-        """Say where the rows are not as code and settings declare them; a database that is away
-        holds nothing up.
+        """Log which recurring tasks differ from the declarations. An unavailable database does not
+        prevent the start of the scheduler.
         """
         try:
             load()

@@ -1,4 +1,4 @@
-"""Operations on many rows, in batches; rows that filters select need a confirmation."""
+"""Operations on several rows, in batches. Rows selected by filters require a confirmation."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _LETTER = ("id", "task_id", "reason", "fingerprint", "attempts", "created_at")
 class Change:
     """An operation on rows: those that it changes, and those that are left unchanged.
 
-    ``act`` performs it on the rows of these ids and returns the outcome. ``explicit``: the rows
-    were named by their ids.
+    ``act`` performs the operation on the rows with the given ids and returns the outcome.
+    ``explicit`` is true if the rows were named by their ids.
     """
 
     command: str
@@ -50,7 +50,7 @@ def add_limit(parser: ArgumentParser) -> None:
 
 
 def add_ids(parser: ArgumentParser, *, letters: bool = False) -> None:
-    """Declare the ids; with ``letters`` also numbers of dead letters."""
+    """Declare the ids; with ``letters`` also the numbers of dead letters."""
     what = "Ids of tasks, or numbers of dead letters." if letters else "Ids of tasks."
     parser.add_argument(
         "ids", nargs="*", metavar="ID", type=letter_id if letters else task_id, help=what
@@ -58,7 +58,9 @@ def add_ids(parser: ArgumentParser, *, letters: bool = False) -> None:
 
 
 def task_ids(given: Sequence[uuid.UUID | int]) -> list[uuid.UUID]:
-    """Return the ids of tasks, and of the tasks of dead letters; refuses an unknown dead letter."""
+    """Return the ids of the named tasks and of the tasks of the named dead letters. Exits if a dead
+    letter does not exist.
+    """
     numbers = [one for one in given if isinstance(one, int)]
     found = (
         dict(dead_letters().filter(pk__in=numbers).values_list("pk", "task_id")) if numbers else {}
@@ -82,7 +84,7 @@ def letter_rows(question: DeadLetterQuerySet, limit: int | None) -> list[dict[st
 def left_unchanged(
     ids: Sequence[uuid.UUID], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the named tasks that are not among the rows, and why."""
+    """Return the named tasks that are not among the rows, each with the reason."""
     others = [one for one in ids if one not in {row["id"] for row in rows}]
     status = dict(tasks().filter(pk__in=others).values_list("pk", "status")) if others else {}
     return [
@@ -135,7 +137,9 @@ def _one_by_one(
     refused: list[dict[str, Any]],
     error: TransitionRefused,
 ) -> None:
-    """Perform a batch again row by row, after a refusal of one row rolled all of them back."""
+    """Perform the operation on each row of a batch separately, after the refusal of one row rolled
+    back the whole batch.
+    """
     if len(batch) == 1:
         refused.append({"id": batch[0], "why": str(error)})
         return

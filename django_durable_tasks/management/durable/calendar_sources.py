@@ -1,4 +1,4 @@
-"""Calendars as an operator names them on the command line, without a database."""
+"""Calendars that are named on the command line, without a database."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ WAYS = "weekdays, holidays:DE-BY (a country, or an exchange as XNYS), or the pat
 
 
 def days_of(sources: Sequence[str], years: range) -> BusinessDays | None:
-    """Return the open days where all these calendars are open; None for no calendar.
-
+    """Return the dates on which all these calendars are open; None if no calendar is named.
     Holidays and files are read for these years; outside them only the weekend is closed.
     """
     return combined([_days(source, years) for source in sources]) if sources else None

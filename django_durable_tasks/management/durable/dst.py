@@ -30,19 +30,19 @@ from django_durable_tasks.rules.recurring.timetables.clock_changes import ClockC
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version, zone
 
-_MOST = 20  # fires told of one schedule at one change
+_MOST = 20  # fires shown of one schedule at one change
 _DST_SHOWN = ("name", "zone", "change", "local", "dst", "runs")
 _MOVED_SHOWN = ("name", "zone", "stored", "by", "found")
 
 
 def dst_arguments(parser: ArgumentParser) -> None:
-    """Declare how far to look."""
+    """Declare the length of the range."""
     parser.add_argument("--weeks", type=count, default=8, help="how far to look (default: 8)")
     parser.add_argument("--start", type=moment, help="from when on (default: now)")
 
 
 def dst_report(options: Options, out: Output) -> int:
-    """Show each fire that a change of clocks moves, drops or repeats, and whether it runs."""
+    """Show each fire time that a clock change moves, drops or repeats, and whether it runs."""
     start = options["start"] or datetime.now(UTC)
     end = start + timedelta(weeks=options["weeks"])
     changes = {name: found for name in _zones() if (found := list(clock_changes(name, start, end)))}
@@ -62,7 +62,7 @@ def dst_report(options: Options, out: Output) -> int:
 
 
 def tzdata_arguments(parser: ArgumentParser) -> None:
-    """Declare how many schedules are looked at."""
+    """Declare the number of schedules to compare."""
     parser.add_argument(
         "--limit",
         type=count,
@@ -72,8 +72,8 @@ def tzdata_arguments(parser: ArgumentParser) -> None:
 
 
 def tzdata(options: Options, out: Output) -> int:
-    """Show the schedules whose stored next fire is another one by the zone tables of this
-    process.
+    """Show the schedules whose stored next fire time differs from the one that the time zone
+    database of this process gives.
     """
     rows = [
         {
@@ -100,8 +100,8 @@ def _zones() -> list[str]:
 
 
 def _wall_rows(zones: Any) -> Iterator[tuple[RecurringTask, Calendars]]:
-    """Give the rows that go by the wall clock of these zones, some hundred at a time, with their
-    calendars.
+    """Yield the recurring tasks whose timetables use the wall clock of these zones, in pages of
+    some hundred, with their calendars.
     """
     rows = (
         _active()
@@ -140,7 +140,7 @@ def _touched(
 
 
 def _noted(every: Agenda, change: ClockChange) -> Iterator[Planned]:
-    """Give the fires around a change that it touches."""
+    """Yield the fires that a clock change affects."""
     cursor = change.at - abs(change.shift) - TICK
     while (run := every.next(cursor)) is not None and run.at <= change.at + abs(change.shift):
         if badge(run.notes):

@@ -1,4 +1,4 @@
-"""``explain`` and ``ledger``: what became of the fire times of a recurring task, and why."""
+"""``explain`` and ``ledger``: the result of each fire time of a recurring task, and its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_durable_tasks.rules.recurring.policies import Fate
 
 
 def explain(options: Options, out: Output) -> int:
-    """Say what became or will become of an instant."""
+    """Show the result or the expected result of one fire time."""
     row = named(options["name"], options["tenant"])
     told = clean(row.explain(options["at"]))
     out.emit({"name": row.name, "at": options["at"], "account": told}, told)
@@ -27,7 +27,7 @@ def explain(options: Options, out: Output) -> int:
 
 
 def ledger(options: Options, out: Output) -> int:
-    """Show the lines of the ledger, the newest first."""
+    """Show the ledger entries, the newest first."""
     lines = lines_of(named(options["name"], options["tenant"]))
     if options["outcome"]:
         lines = lines.filter(outcome=options["outcome"])

@@ -1,4 +1,4 @@
-"""``durable graph``: the diagram of a run of a workflow, or of what is connected with a task."""
+"""``durable graph``: the diagram of a workflow run, or of the tasks connected with a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID = "0193b0e0-0000-7000-8000-000000000000"
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Declare whose graph, and where to."""
+    """Declare the task or run, the format and the output file."""
     parser.add_argument(
         "id", metavar="ID", type=task_id, help="the id of a workflow run, or of a task"
     )

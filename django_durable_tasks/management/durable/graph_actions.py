@@ -20,7 +20,7 @@ _OTHER = "0193b0e0-0000-7000-8000-000000000001"
 
 
 def force_run(options: Options, out: Output) -> int:
-    """Run tasks, whatever they wait for."""
+    """Run tasks without waiting for their dependencies, approvals and times."""
     eligible = tasks().filter(status__in=(Status.BLOCKED, Status.SKIPPED))
     return operate_on(workflows.FORCE_RUN, "forced", eligible, options["ids"], options, out)
 

@@ -1,4 +1,4 @@
-"""Operations on graphs: what they change or would change, task by task."""
+"""Operations on workflows and dependencies: what they change or would change, task by task."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def task_of(key: uuid.UUID) -> Task:
 def operate(
     operation: Operation, subject: Any, options: Options, out: Output, **fields: Any
 ) -> int:
-    """Perform an operation on a graph, or show what it would change.
+    """Perform an operation on dependent tasks, or show what it would change.
 
-    An operation that asks for a confirmation requires ``--yes`` if it would change more tasks
-    than the one that was named.
+    An operation that requires a confirmation needs ``--yes`` if it would change more tasks than the
+    named one.
     """
 
     def act(dry_run: bool) -> Report:

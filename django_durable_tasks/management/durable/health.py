@@ -26,9 +26,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Options, out: Output) -> int:
-    """Judge the node, or the nodes of this host; the newest row of each name counts.
-
-    A database that does not answer is no reason to restart a process that waits for it.
+    """Check the node with this name, or all nodes of this host; the newest row of each name counts.
+    An unavailable database is not a reason to restart a process that waits for it.
     """
     name = options["node"]
     wanted = {"name": name} if name else {"host": platform.node()}

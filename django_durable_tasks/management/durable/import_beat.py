@@ -49,7 +49,7 @@ _SHOWN = ("name", "task", "act", "begins", "next_here", "next_in_beat")
 
 @dataclass(slots=True)
 class Found:
-    """One row of beat: what becomes of it, and what will be different."""
+    """One row of django-celery-beat: what the import does with it, and which differences it has."""
 
     name: str
     task: str
@@ -64,7 +64,9 @@ class Found:
 
 
 def import_beat(options: Options, out: Output) -> int:
-    """Show how each row of beat fires here and there, and import it."""
+    """Compare the fire times of each row of django-celery-beat with those of its import, and import
+    it.
+    """
     sync.load()
     now, database = database_now(), options["database"]
     rows = tables.rows(database, options["only"] or ())
@@ -115,7 +117,7 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
 
 
 def _with_queue(row: BeatRow) -> BeatRow:
-    """Return the row with the queue that its exchange and routing key lead to, if there is one."""
+    """Return the row with the queue to which its exchange and routing key lead, if there is one."""
     exchange, routing_key = row.exchange, row.routing_key or None
     queue = None if exchange is None and routing_key is None else queue_at(exchange, routing_key)
     return (
@@ -131,7 +133,7 @@ def _compared(row: BeatRow, become: Import, now: datetime) -> Comparison:
 
 
 def _hold(row: BeatRow, options: Options, *, durable: bool) -> str:
-    """Return why the row is to begin paused, or nothing."""
+    """Return why the imported schedule starts paused; empty if it does not."""
     if not row.enabled:
         return DISABLED
     if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
@@ -162,7 +164,7 @@ def _import(found: Found, options: Options) -> None:
         found.begins = row.status_reason or str(row.status)
 
 
-# What it says -------------------------------------------------------------------------------------
+# Output -------------------------------------------------------------------------------------------
 
 
 def _data(found: Found) -> dict[str, Any]:

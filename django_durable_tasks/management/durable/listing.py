@@ -1,6 +1,6 @@
-"""``durable list``: tasks, workflows, recurring tasks, dead letters, queues, nodes.
+"""``durable list``: tasks, workflows, recurring tasks, dead letters, queues and nodes.
 
-The last page costs what the first does.
+Pages are selected by key, so the last page costs as much as the first.
 """
 
 from __future__ import annotations

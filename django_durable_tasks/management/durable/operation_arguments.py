@@ -1,4 +1,4 @@
-"""The arguments of operations, made from the fields that the registry declares."""
+"""The command line arguments of operations, created from the fields in the registry."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from django_durable_tasks.operations.operation import (
 def add_operations(
     parser: ArgumentParser, *operations: Operation, without: Collection[str] = ()
 ) -> None:
-    """Declare the fields of the operations except ``without``, who does it and why, and
-    ``--dry-run`` and ``--yes`` if one of them has a dry run or asks for a confirmation.
+    """Declare the fields of the operations except ``without``, then ``--by`` and ``--reason``.
+    ``--dry-run`` and ``--yes`` are added if an operation has a dry run or requires a confirmation.
     """
     known = set(without)
     for operation in operations:
@@ -46,7 +46,7 @@ def add_operations(
 
 
 def values(options: Options, operation: Operation) -> dict[str, Any]:
-    """Return the fields of the operation as it takes them."""
+    """Return the values of the operation's fields as its keyword arguments."""
     return {field.name: options[field.name] for field in operation.fields}
 
 

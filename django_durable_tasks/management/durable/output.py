@@ -15,7 +15,9 @@ _WIDEST = 80
 
 
 class Output:
-    """The output of a subcommand: ``emit`` writes the answer once, ``note`` a remark to stderr."""
+    """The output of a subcommand: ``emit`` writes the answer once, ``note`` writes a remark to
+    stderr.
+    """
 
     def __init__(self, stdout: Any, stderr: Any, *, as_json: bool) -> None:
         self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
@@ -23,17 +25,17 @@ class Output:
     def emit(self, data: Any, text: str) -> None:
         """Write the answer: the data as JSON, or the text."""
         told = json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text
-        # Bytes of Redis that are not UTF-8 are surrogates here, which no stream of UTF-8 takes.
+        # Bytes of Redis that are not UTF-8 are surrogates here, which a UTF-8 stream cannot encode.
         self.stdout.write(told.encode(errors="backslashreplace").decode())
 
     def note(self, text: str) -> None:
-        """Write a remark beside the answer."""
+        """Write a remark to stderr."""
         self.stderr.write(text)
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON has no form for: instants in ISO 8601, spans in seconds, dataclasses as
-    objects.
+    """Convert a value that JSON does not support: instants to ISO 8601, durations to seconds,
+    dataclasses to objects.
     """
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")

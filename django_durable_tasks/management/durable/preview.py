@@ -1,5 +1,5 @@
-"""``durable preview``: the fires of a schedule, of a description alone or of a stored one before
-and after an edit.
+"""``durable preview``: the next fires of a schedule. It is given by options alone, or it is a
+stored schedule before and after an edit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Fires = list[dict[str, Any]]
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Declare whose fires, and how many."""
+    """Declare the schedule, the start and the number of fires."""
     add_stored(parser, optional=True)
     add_schedule(parser)
     parser.add_argument("--start", type=moment, help="the first instant, included (default: now)")
@@ -59,7 +59,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Options, out: Output) -> int:
-    """Show the fires; of a stored schedule also what an edit would make of them."""
+    """Show the fires; of a stored schedule also those after the edit that the options describe."""
     start = options["start"] or datetime.now(UTC)
     if options["end"] is not None and options["end"] < start and not options["previous"]:
         refuse(f"--end {plain(options['end'])} is before --start {plain(start)}.")
@@ -83,7 +83,7 @@ def run(options: Options, out: Output) -> int:
 
 
 def planned(told: Draft, start: datetime, options: Options) -> Iterator[Planned]:
-    """Give what runs from ``start`` on, or before it the latest first."""
+    """Yield the runs from ``start`` on, ascending, or those before it, descending."""
     end, backwards = options["end"], options["previous"]
     ask, cursor = (told.agenda.previous, start) if backwards else (told.agenda.next, start - TICK)
     while (run := ask(cursor)) is not None and (end is None or backwards or run.at <= end):
@@ -92,15 +92,15 @@ def planned(told: Draft, start: datetime, options: Options) -> Iterator[Planned]
 
 
 def fires(told: Draft, start: datetime, options: Options) -> Fires:
-    """Return the fires as they are printed: nominal and effective in UTC, local with its offset,
-    notes.
+    """Return the fires as they are printed: nominal and effective in UTC, local time with its
+    offset, remarks.
     """
     most = min(options["count"] or (_FEW if options["end"] is None else _MOST), _MOST)
     return [fire(told, run) for run in islice(planned(told, start, options), most)]
 
 
 def fire(told: Draft, run: Planned) -> dict[str, Any]:
-    """Return one fire as it is printed; the jitter of a schedule that is not stored yet is an
+    """Return one fire as it is printed. The jitter of a schedule that is not stored yet is an
     example.
     """
     row, at = told.row, run.at
@@ -115,7 +115,7 @@ def fire(told: Draft, run: Planned) -> dict[str, Any]:
 
 
 def badge(notes: Sequence[str]) -> str:
-    """Return GAP or TWICE for a fire that a change of clocks touched."""
+    """Return GAP or TWICE for a fire that a clock change affects."""
     return " ".join(
         dict.fromkeys(
             word for note in notes for start, word in _BADGES.items() if note.startswith(start)
@@ -124,7 +124,7 @@ def badge(notes: Sequence[str]) -> str:
 
 
 def listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """Return the fires as a table, and their notes below it in full."""
+    """Return the fires as a table, with their remarks in full below it."""
     shown = [{**row, "dst": badge(row["notes"])} for row in rows]
     notes = [f"  {plain(row['nominal'])}  {note}" for row in rows for note in row["notes"]]
     return "\n".join([table(columns, shown, "no fire"), *(["", "notes:", *notes] if notes else [])])

@@ -119,7 +119,7 @@ def _republished(found: maintenance.Republished, out: Output) -> int:
 
 
 def prune(options: Options, out: Output) -> int:
-    """Delete ended tasks after their retention."""
+    """Delete ended tasks, ledger entries and limit buckets after their retention."""
     outcome = maintenance.PRUNE.perform(
         None, **by_and_reason(options), dry_run=options["dry_run"], progress=out.note
     )

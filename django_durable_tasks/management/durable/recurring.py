@@ -128,15 +128,15 @@ def add_name(parser: ArgumentParser) -> None:
 
 
 def add_tenant(parser: ArgumentParser) -> None:
-    """Declare the tenant, where two of them have a schedule of the same name."""
+    """Declare the tenant, for names that several tenants use."""
     parser.add_argument(
         "--tenant", help="of this tenant (its slug), where several have one of that name"
     )
 
 
 def found(name: str, tenant: str | None) -> RecurringTask | None:
-    """Return the recurring task of this name or id; None: there is none. Refuses a name that
-    several tenants have.
+    """Return the recurring task with this name or id; None if it does not exist. Exits if several
+    tenants have a schedule of this name.
     """
     question = rows().select_related("tenant")
     try:
@@ -152,7 +152,7 @@ def found(name: str, tenant: str | None) -> RecurringTask | None:
 
 
 def named(name: str, tenant: str | None) -> RecurringTask:
-    """Return the recurring task of this name or id; refuses one that is not there."""
+    """Return the recurring task with this name or id; exits if it does not exist."""
     row = found(name, tenant)
     if row is None:
         refuse(f"There is no recurring task {name!r}; `durable list recurring` shows them.")
@@ -160,7 +160,7 @@ def named(name: str, tenant: str | None) -> RecurringTask:
 
 
 def listed(question: RecurringTaskQuerySet, limit: int) -> list[dict[str, Any]]:
-    """Return the rows of a list, each with its schedule in words."""
+    """Return the rows of a list, each with its schedule as text."""
     return [
         {**row, "schedule": _in_words(row["timetable"])}
         for row in question.values("id", *_ROW)[:limit]
@@ -171,12 +171,12 @@ def _in_words(timetable: Any) -> str:
     try:
         return words(timetable)
     except (AttributeError, LookupError, TypeError, ValueError):
-        # spoilt past our checks; the row is to be seen all the same
+        # A row that was corrupted outside of the ORM is shown all the same.
         return f"not readable: {timetable}"
 
 
 def lines_of(row: RecurringTask) -> OccurrenceQuerySet:
-    """Return the ledger of a recurring task, the newest line first."""
+    """Return the ledger of a recurring task, the newest entry first."""
     lines: OccurrenceQuerySet = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(
         recurring_task=row.pk
     )
@@ -207,7 +207,7 @@ def _tenant(row: RecurringTask) -> str:
 
 
 def _next_fires(row: RecurringTask) -> tuple[list[dict[str, Any]], str]:
-    """Return the next fires, and why there are none in a row that cannot be read."""
+    """Return the next fires; for a row that cannot be read, the reason."""
     try:
         return [
             dataclasses.asdict(fire) for fire in preview.upcoming(row, _FEW, database_now())

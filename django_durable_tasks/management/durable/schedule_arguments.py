@@ -1,5 +1,5 @@
-"""A schedule as the command line describes it: a row that is never saved, or a stored row with an
-edit.
+"""A schedule that is described on the command line: an unsaved RecurringTask, or a stored one with
+an edit.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _KEYWORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A row and what runs by it."""
+    """An unsaved or stored RecurringTask with the timetable that its fields describe."""
 
     row: RecurringTask
     agenda: Agenda
@@ -185,8 +185,8 @@ def add_stored(parser: ArgumentParser, *, optional: bool) -> None:
 
 
 def given(options: Options) -> dict[str, Any]:
-    """Return the options of the schedule as the keywords of ``upsert``; refuses a span that cannot
-    be read.
+    """Return the options of the schedule as keyword arguments of ``upsert``; exits if a duration
+    cannot be parsed.
     """
     found = {name: options[name] for name in _KEYWORDS if options.get(name) is not None}
     return found if options["every"] is None else found | _every(options["every"])
@@ -206,10 +206,10 @@ def _every(text: str) -> dict[str, Any]:
 def draft(
     options: Options, start: datetime, *, anchored: datetime | None, backwards: bool = False
 ) -> Draft:
-    """Return the schedule that the options alone describe; touches no database.
+    """Return the schedule that the options alone describe; does not use the database.
 
-    Elapsed time and recurrences are counted from ``anchored``; without it from ``start``,
-    ``backwards`` from 2000 on.
+    Intervals and recurrence rules are counted from ``anchored``. Without it they are counted from
+    ``start``, or with ``backwards`` from the year 2000.
     """
     keywords = given(options)
     if not set(KINDS) & keywords.keys():
@@ -235,13 +235,13 @@ def draft(
 
 
 def calendar(options: Options, start: datetime) -> BusinessDays | None:
-    """Return the open days by --calendar, for the years from before ``start`` on."""
+    """Return the open dates of --calendar, for the years from before ``start`` on."""
     return days_of(options["calendar"] or [], range(start.year - 1, start.year + _YEARS_AHEAD))
 
 
 def stored(options: Options) -> Draft:
-    """Return the recurring task of this name; refuses an unknown name, and one that several tenants
-    use.
+    """Return the recurring task with this name. Exits if the name is unknown or used by several
+    tenants.
     """
     rows = RecurringTask.objects.using(conf.settings().DATABASE).filter(name=options["name"])
     if options["tenant"] is not None:
@@ -255,9 +255,7 @@ def stored(options: Options) -> Draft:
 
 
 def edited(before: Draft, options: Options, start: datetime) -> Draft | None:
-    """Return the stored schedule as these options would change it; None where they change
-    nothing.
-    """
+    """Return the stored schedule as these options would change it; None if they change nothing."""
     keywords = given(options)
     days = calendar(options, start)
     if not keywords and days is None:

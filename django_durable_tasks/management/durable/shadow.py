@@ -1,4 +1,6 @@
-"""``durable shadow``: what would have fired here beside what beat fired, before the switch."""
+"""``durable shadow``: compares the fires that this package would have created with those of
+django-celery-beat, before the switch.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _LISTED = 5
 
 
 def shadow(options: Options, out: Output) -> int:
-    """Compare a range, or go on comparing until it is interrupted."""
+    """Compare a range once, or repeatedly until it is interrupted."""
     tolerance = timedelta(seconds=options["tolerance"])
     end = options["to"] or database_now() - tolerance
     if options["watch"]:
@@ -67,7 +69,7 @@ def _compared(
 
 
 def _live(database: str) -> list[str] | None:
-    """Return the names that beat has switched on; None where it keeps no tables."""
+    """Return the names that are enabled in django-celery-beat; None if its tables do not exist."""
     try:
         return [row.name for row in tables.rows(database) if row.enabled]
     except NoBeatTables:
@@ -94,7 +96,7 @@ def _wait(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-# What it says -------------------------------------------------------------------------------------
+# Output -------------------------------------------------------------------------------------------
 
 
 def _data(found: Shadow) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def facts_of(task: Task) -> dict[str, Any]:
 
 
 def _parameters(name: str) -> list[str] | None:
-    """The names of the positional parameters; None where the task is unknown, so that every value
-    is masked.
+    """Return the names of the positional parameters; None if the task is not registered, so that
+    every value is masked.
     """
     known = registry.find(name)
     if known is None:
@@ -163,7 +163,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def run(options: Options, out: Output) -> int:
-    """Show one task, one run of a workflow, or the recurring task of this name or id."""
+    """Show one task, one workflow run, or the recurring task with this name or id."""
     task = _task(options["id"])
     started = None if task is not None else workflow_pages.found(options["id"])
     if started is not None:

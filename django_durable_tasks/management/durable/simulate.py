@@ -1,5 +1,5 @@
-"""``durable simulate``: what an outage of all schedulers would miss, and what catch-up would do at
-its end.
+"""``durable simulate``: shows which fires an outage of all schedulers would miss, and which of them
+catch-up would run afterwards.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from django_durable_tasks.rules.recurring.effective.types import TICK
 from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, choose
 from django_durable_tasks.rules.recurring.policies import Fate
 
-_TICKS = 20  # rounds of the trigger that are followed
+_TICKS = 20  # maximum number of rounds of the trigger
 _RUNS = ("nominal", "effective", "starts", "caught_up")
 _LEFT = ("outcome", "count", "first", "last", "reason")
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Declare the outage, and whose."""
+    """Declare the schedule and the range of the outage."""
     add_stored(parser, optional=True)
     parser.add_argument(
         "--outage",
@@ -52,8 +52,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Options, out: Output) -> int:
-    """Show what is missed and what runs; of a stored schedule also after the edit that the options
-    describe.
+    """Show which fires are missed and which run. For a stored schedule, also show both after the
+    edit that the options describe.
     """
     start, end = options["outage"]
     if end < start:
@@ -100,9 +100,7 @@ def _left_to_run(told: Draft) -> int | None:
 
 
 def _ticks(told: Draft, watermark: datetime, now: datetime) -> Iterator[Choice]:
-    """Give what the trigger decides, round by round, when it finds the schedule after the
-    outage.
-    """
+    """Yield the decisions of the trigger, one per round, from the end of the outage on."""
     policy = policy_of(told.row)
     for _ in range(_TICKS):
         choice = choose(told.agenda, watermark, now, policy)

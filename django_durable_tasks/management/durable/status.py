@@ -67,7 +67,9 @@ _REACH = ("name", "index_state", "wakeups_state")
 
 
 def problems(seen: Overview) -> list[str]:
-    """Return which thresholds are passed; each makes the command exit with 1."""
+    """Return a text for each threshold that is exceeded. Each of them makes the command exit with
+    1.
+    """
     settings, found = conf.settings(), []
     if not seen.alive(NodeKind.SCHEDULER):
         found.append("No scheduler is alive: run `manage.py run_scheduler`.")
@@ -99,8 +101,8 @@ def problems(seen: Overview) -> list[str]:
 
 
 def telling_of(node: Node, seen: Overview) -> list[str]:
-    """Return what is wrong with a node that lives: it does nothing, or its host's clock
-    is far off.
+    """Return the problems of a live node: it makes no progress, or the clock of its host differs
+    too much.
     """
     found, bound = [], conf.settings().SKEW_MAX
     if node.pk in seen.stalled:
@@ -115,7 +117,7 @@ def telling_of(node: Node, seen: Overview) -> list[str]:
 
 
 def warnings(seen: Overview, broker: str | None) -> list[str]:
-    """Return what deserves a look and leaves the exit code alone."""
+    """Return the warnings, which do not change the exit code."""
     found = [f"The broker does not answer from here: {broker}."] if broker else []
     for depth in seen.depths:
         found += _warnings_of(depth, seen)
@@ -177,7 +179,7 @@ def _polling(node: Node) -> list[str]:
 
 
 def _failing(node: Node) -> list[str]:
-    """Return which parts of a scheduler fail; its log has the tracebacks."""
+    """Return a text for each failing step of a scheduler; its log has the tracebacks."""
     return [
         f"Node {node.name}: {one['what']} failed {one['number']} times in a row in"
         f" {ago(one['since'])} ({one['error']}); see its log."
@@ -195,8 +197,8 @@ def _taken(limit: Standing) -> str:
 
 
 def _differences(seen: Overview) -> list[str]:
-    """Say which releases differ between the nodes that live: of the package, or of the
-    zone tables.
+    """Return a warning if the live nodes use different releases of the package or of the time zone
+    database.
     """
     told = [node.versions for node in seen.nodes if node.versions and not seen.is_silent(node)]
     parts = {part: sorted({str(one.get(part)) for one in told}) for part in ("package", "tzdata")}
@@ -208,7 +210,7 @@ def _differences(seen: Overview) -> list[str]:
 
 
 def _untimed(node: Node) -> str:
-    """What to say of a worker whose pool cannot interrupt the bodies that have time limits on its
+    """Return a warning for each worker whose pool cannot enforce the time limits of tasks on its
     queues.
     """
     if node.pool in ("", "prefork"):
@@ -225,7 +227,9 @@ def _untimed(node: Node) -> str:
 
 
 def _queue_of(options: TaskOptions) -> str | None:
-    """Return the queue of a task, or None if Celery's routing has none, which a check reports."""
+    """Return the queue of a task; None if Celery's routing gives none, which a system check
+    reports.
+    """
     try:
         return ports.queue_of(options.name, options.queue)
     except DurableTasksError:
@@ -256,9 +260,7 @@ def _queue_row(depth: Depth, seen: Overview) -> dict[str, Any]:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a queue for people: a number that was not counted further has a
-    plus sign.
-    """
+    """Return the row of a queue as text; a plus sign follows a number at which counting stopped."""
     return {**row, "pending": shown_count(row["pending"]), "due": shown_count(row["due"])}
 
 

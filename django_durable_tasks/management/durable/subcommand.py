@@ -1,4 +1,4 @@
-"""What a subcommand is, and what its exit codes mean."""
+"""The definition of a subcommand, and its exit codes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Options = Mapping[str, Any]
 class Subcommand:
     """One subcommand of ``manage.py durable``; ``run`` returns an exit code.
 
-    A subcommand that changes something names its operations, whose titles and help texts it shows.
-    ``summary`` is the help text of one that only reads.
+    A subcommand that changes data names its operations, whose titles and help texts it shows.
+    ``summary`` is the help text of a subcommand that only reads.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Subcommand:
 
     @property
     def help(self) -> str:
-        """The line in the list of subcommands."""
+        """The summary in the list of subcommands."""
         titles = [str(operation.title) for operation in self.operations]
         lowered = [f"{title[0].lower()}{title[1:]}" for title in titles]
         return "; ".join(part for part in (", ".join(lowered), self.summary) if part)
@@ -65,7 +65,7 @@ class Subcommand:
 
 
 def refuse(why: str) -> NoReturn:
-    """Exit because of wrong usage."""
+    """Write the message and exit with the code for wrong usage."""
     raise CommandError(why, returncode=REFUSED)
 
 
@@ -83,4 +83,4 @@ def by_and_reason(options: Options) -> dict[str, Any]:
 
 
 def no_arguments(parser: ArgumentParser) -> None:
-    """Take no arguments of its own."""
+    """Declare no arguments."""

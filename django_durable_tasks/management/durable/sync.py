@@ -31,12 +31,12 @@ _SHOWN = ("name", "act", "source", "what")
 
 
 class TasksNotLoaded(DurableTasksError):
-    """The modules of tasks cannot be imported, so their declarations are not known."""
+    """The task modules cannot be imported, so their declared schedules are unknown."""
 
 
 def load() -> None:
-    """Import the modules of tasks; raises TasksNotLoaded, because what is not imported would look
-    undeclared.
+    """Import the task modules. Raises TasksNotLoaded if that fails, because schedules that were not
+    imported would appear to be undeclared.
     """
     problem = inspect.load_tasks()
     if problem is not None:
@@ -46,7 +46,9 @@ def load() -> None:
 
 
 def sync(options: Options, out: Output) -> int:
-    """Show or do what makes the rows as they are declared."""
+    """Show the differences between declared and stored schedules, or remove them by changing the
+    stored ones.
+    """
     load()
     only_shown = options["dry_run"] or options["check"]
     fields = values(options, SYNC_OPERATION) | {"dry_run": only_shown}
@@ -82,8 +84,8 @@ def _what(step: Step) -> str:
 
 
 def after_migrate(*, using: str, verbosity: int = 1, stdout: Any = None, **_: Any) -> None:
-    """Sync where SYNC_SCHEDULES_ON_MIGRATE asks for it and all our migrations are applied; hears
-    ``post_migrate``.
+    """Receiver of ``post_migrate``: sync if SYNC_SCHEDULES_ON_MIGRATE is set and all migrations of
+    this package are applied.
     """
     settings = conf.settings()
     if not settings.SYNC_SCHEDULES_ON_MIGRATE or using != settings.DATABASE or not _migrated(using):
@@ -95,8 +97,8 @@ def after_migrate(*, using: str, verbosity: int = 1, stdout: Any = None, **_: An
 
 
 def _migrated(using: str) -> bool:
-    """Return whether the tables are as this release needs them; a migration back to an older one
-    asks, too.
+    """Return whether the tables match this release. They do not after a migration back to an older
+    release.
     """
     executor = MigrationExecutor(connections[using])
     ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == _APP]

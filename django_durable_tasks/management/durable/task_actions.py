@@ -76,7 +76,7 @@ def _change(
 
 
 def cancel(options: Options, out: Output) -> int:
-    """Cancel tasks, a workflow run, or a task with all that depends on it."""
+    """Cancel tasks, a workflow run, or a task with everything that depends on it."""
     if _is_graph(options, "workflow", "branch"):
         if options["workflow"] is not None:
             return operate(workflows.CANCEL, run_of(options["workflow"]), options, out)
@@ -87,7 +87,9 @@ def cancel(options: Options, out: Output) -> int:
 
 
 def _is_graph(options: Options, *names: str) -> bool:
-    """Return whether a whole graph is meant; refuses a call that selects rows in two ways."""
+    """Return whether the operation includes the dependents; exits if the rows are selected in two
+    ways.
+    """
     given = [name for name in names if options[name] is not None]
     if len(given) > 1 or (
         given and (options["ids"] or has_filter(options) or options["limit"] is not None)
@@ -104,8 +106,8 @@ def retry(options: Options, out: Output) -> int:
 
 
 def replay(options: Options, out: Output) -> int:
-    """Run ended tasks again, or the tasks of a workflow run, or a task and all that depends on
-    it.
+    """Run ended tasks again, or the tasks of a workflow run, or a task with everything that depends
+    on it.
     """
     if options["mode"] is not None and options["workflow"] is None:
         refuse("--mode selects tasks of a workflow run: give it with --workflow.")
@@ -134,7 +136,7 @@ def _replay_graph(options: Options, out: Output) -> int:
 
 
 def _edited(options: Options) -> dict[str, Any]:
-    """Return the new arguments; ``args`` is a name that Django's commands reserve."""
+    """Return the new arguments. The option has another name because Django reserves ``args``."""
     return {
         name: options[f"new_{name}"]
         for name in ("args", "kwargs")

@@ -1,5 +1,5 @@
-"""``durable verify``: whether the tables are as they should be, and the repair of what can be
-mended.
+"""``durable verify``: checks the consistency of the tables, and repairs findings that can be
+repaired.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BAR = 30
 
 
 class _Bar:
-    """A progress bar in one line of a terminal; silent if the output is not a terminal."""
+    """A progress bar in one line of a terminal. Writes nothing if the output is not a terminal."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = getattr(stream, "_out", stream)
@@ -52,7 +52,7 @@ class _Bar:
 
 
 def run(options: Options, out: Output) -> int:
-    """Run the checks, repair findings if asked, and write the result."""
+    """Run the checks, repair the findings with --repair, and write the result."""
     problem = inspect.load_tasks()
     if problem is not None:
         out.note(f"The modules of tasks cannot be imported: {problem}")

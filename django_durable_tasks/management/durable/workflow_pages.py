@@ -57,8 +57,8 @@ _FEW = 20
 
 
 def listed(options: Options) -> list[dict[str, Any]]:
-    """Return one page of runs, the newest first, as the filters say; refuses a status that no run
-    has.
+    """Return one page of runs that match the filters, the newest first; exits if the status does
+    not exist.
     """
     words = [status.value for status in WorkflowStatus]
     if options["status"] is not None and options["status"] not in words:
@@ -89,7 +89,7 @@ def _facts(row: WorkflowRun) -> dict[str, Any]:
 
 
 def found(text: str) -> WorkflowRun | None:
-    """Return the run of this id, None where there is none."""
+    """Return the run with this id; None if it does not exist."""
     try:
         key = uuid.UUID(text)
     except ValueError:
@@ -99,8 +99,8 @@ def found(text: str) -> WorkflowRun | None:
 
 
 def show(row: WorkflowRun, out: Output) -> int:
-    """Show one run: its progress, the runs inside it, how its tasks stand, and those that fail or
-    hold it up.
+    """Show one run: its progress, its inner runs, the status of its tasks, and the tasks that fail
+    or delay it.
     """
     facts = _facts(row)
     inside = [
@@ -149,12 +149,12 @@ def _run_text(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# What a task waits for ----------------------------------------------------------------------------
+# Dependencies of a task ---------------------------------------------------------------------------
 
 
 def graph_of(task: Task) -> dict[str, Any]:
-    """Return where a task stands in its graph: its workflow, its edges and gates, what waits for
-    it, and its cause.
+    """Return the dependencies of a task: its workflow, its edges and gates, the tasks that wait for
+    it, and the cause of its end.
     """
     edges = TaskDependency.objects.using(conf.settings().DATABASE)
     above = list(edges.above([task.pk]).order_by("pk"))
