@@ -1,4 +1,4 @@
-"""System checks: report configurations that would lose, double or delay work.
+"""System checks: report configurations that would lose, duplicate or delay work.
 
 Each finding has an id, a text and a remedy. Only the check of the database connects, and only if
 Django names the database (``migrate``, ``check --database``).

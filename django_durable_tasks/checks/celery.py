@@ -21,7 +21,7 @@ UNTIMED_POOLS = ("threads", "solo", "gevent", "eventlet")
 
 
 def check_celery(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """Check that Celery is wired to this project, and what it was told."""
+    """Check that this project has a Celery app, and check the settings of that app."""
     if inspect.kombu_version() < OLDEST_KOMBU:
         return [FINDINGS["E011"](found=".".join(map(str, inspect.kombu_version())))]
     if not inspect.is_configured():

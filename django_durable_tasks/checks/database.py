@@ -22,7 +22,7 @@ OLDEST: dict[str, tuple[int, ...]] = {
 def check_database(
     app_configs: Any = None, databases: Iterable[str] | None = None, **_: Any
 ) -> list[CheckMessage]:
-    """Check the server that holds the tables; connects."""
+    """Check the server of the database that stores the tasks; connects."""
     settings = valid_settings()
     if settings is None or settings.DATABASE not in (databases or ()):
         return []

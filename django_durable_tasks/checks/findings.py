@@ -1,4 +1,4 @@
-"""What the system checks can find: ids, texts and remedies."""
+"""The findings of the system checks: ids, texts and remedies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from django.core.checks import CheckMessage
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that may be wrong: its id, what it says (with the facts filled in), and what to
-    write.
-    """
+    """One kind of finding: its id, its text (with fields to format) and its remedy."""
 
     id: str
     says: str
@@ -21,7 +19,9 @@ class Finding:
 
     @property
     def full_id(self) -> str:
-        """Return the id as Django shows it and SILENCED_SYSTEM_CHECKS takes it."""
+        """Return the id with its prefix, as Django shows it and as SILENCED_SYSTEM_CHECKS expects
+        it.
+        """
         return f"durable_tasks.{self.id}"
 
     def __call__(self, **facts: Any) -> CheckMessage:

@@ -1,4 +1,4 @@
-"""The system check of ``settings.DURABLE_TASKS``, and what the other checks read of it."""
+"""The system check of ``settings.DURABLE_TASKS``, and helpers with which other checks read it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_durable_tasks.scheduler.leader import terms
 
 
 def valid_settings() -> Settings | None:
-    """The settings, or None where E001 or E002 has said what is wrong with them."""
+    """The settings; None if they are invalid, which E001 or E002 reports."""
     try:
         found = conf.settings()
         conf.retention()
@@ -89,7 +89,9 @@ def _listening(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _routing(settings: Settings) -> Iterator[CheckMessage]:
-    """Ask Django's routers about one model: they decide by application."""
+    """Return the alias to which Django's routers send one model of the application; they decide by
+    application.
+    """
     alias, fault = settings.DATABASE, None
     if (writes := router.db_for_write(Task)) != alias:
         fault = f"send writes of Task to {writes!r}"

@@ -23,7 +23,7 @@ from django_durable_tasks.rules.tasks.options import TaskOptions
 
 
 def check_tasks(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """Check the options of the durable tasks that this project has."""
+    """Check the options of the durable tasks that are registered in this project."""
     problem, settings = inspect.load_tasks(), valid_settings()
     found = [] if problem is None else [FINDINGS["E018"](reason=problem)]
     if settings is None:
@@ -45,7 +45,7 @@ def _weights() -> Iterator[CheckMessage]:
     try:
         coded = config.coded()
     except InvalidSetting:
-        return  # E001 has said so
+        return  # reported as E001
     for task in registered_options():
         per_key = options.per_key_of(task.rate_limit, task.max_concurrency)
         scopes = (options.GLOBAL, *_of_queue(task), options.of_task(task.name))
@@ -60,8 +60,8 @@ def _weights() -> Iterator[CheckMessage]:
 
 
 def _of_queue(task: TaskOptions) -> list[str]:
-    """Return the scope of the task's queue; none if Celery's routing gives it no queue, which its
-    calls report.
+    """Return the scope of the task's queue; an empty one if Celery's routing gives no queue, which
+    the call itself reports.
     """
     try:
         return [options.of_queue(ports.queue_of(task.name, task.queue))]
@@ -70,9 +70,9 @@ def _of_queue(task: TaskOptions) -> list[str]:
 
 
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """Check the schedules that code and settings declare."""
+    """Check the schedules that are declared in code and settings."""
     if inspect.load_tasks() is not None or valid_settings() is None:
-        return []  # E018 or E001 has said so
+        return []  # reported as E018 or E001
     bad = [
         FINDINGS["E014"](name=name, reason=reason)
         for name, reason in sync.declarations()[1].items()
