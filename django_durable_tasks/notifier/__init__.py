@@ -1,3 +1,1 @@
-"""Notifies schedulers of tasks that were created or moved and are due soon, by PostgreSQL
-or Redis.
-"""
+"""Notifies schedulers of tasks that were created or moved and are due soon."""

@@ -1,9 +1,9 @@
-"""Wakes the scheduler when a task that is due soon was created or moved: by PostgreSQL, by Redis,
-or not at all.
+"""Wakes the scheduler when a task that is due soon was created or moved.
 
-Each listener tests its connection: it sends a notification to itself at start and every 30 s.
-Behind a transaction pooler the notification does not arrive. The state of the scheduler then says
-so, and its polls find the tasks.
+The notification arrives through PostgreSQL, through Redis, or not at all. Each listener tests its
+connection: it sends a notification to itself at start and every 30 s. Behind a transaction pooler
+the notification does not arrive. The state of the scheduler then reports it, and its polls find the
+tasks.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Way(Protocol):
     """Why a notification that a listener sent to itself may not arrive."""
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Connect and subscribe to the notifications."""
 
     def wait(self, seconds: float) -> Sequence[str]:
         """Return the notifications that arrived, after at most ``seconds``."""
 
     def send(self, notification: Notification) -> bool:
-        """Send a notification by this transport only; return False if it could not be sent."""
+        """Send a notification through this transport only; return False if it could not be sent."""
 
     def doubtful(self) -> bool:
         """Return whether another user of this transport in the process had an error."""
@@ -60,8 +60,9 @@ class Way(Protocol):
 
 
 class Listener(threading.Thread):
-    """Listens by one way, on a connection of its own, until told to stop; connects anew when the
-    way breaks.
+    """Thread that receives notifications through one transport until ``stop``.
+
+    It uses its own connection, and reconnects after an error.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Listener(threading.Thread):
         self._duties_woke_at, self._duties_anew = 0.0, False
 
     def run(self) -> None:
-        """Listen; never raises for a server that is away."""
+        """Receive notifications; never raises if the server is unavailable."""
         while not self._stop_asked.is_set():
             try:
                 self._way.open()
@@ -89,7 +90,7 @@ class Listener(threading.Thread):
                 self._listen()
             except (
                 Exception
-            ) as error:  # drivers differ in what they raise, and this thread must not end
+            ) as error:  # drivers raise different exceptions, and this thread must not end
                 self._lost(f"{self._way.name} does not serve ({type(error).__name__})")
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 logger.debug("Listening by %s failed.", self._way.name, exc_info=True)
@@ -100,20 +101,18 @@ class Listener(threading.Thread):
     def _hang_up(self) -> None:
         try:
             self._way.close()
-        except (
-            Exception
-        ):  # a broken connection may refuse to be closed, and this thread must not end
+        except Exception:  # closing a broken connection may fail, and this thread must not end
             logger.debug("Closing the connection to %s failed.", self._way.name, exc_info=True)
 
     @property
     def told(self) -> str:
-        """Say by what it listens and when that was last proved, or why it does not."""
+        """When the last self-test of this transport passed, or why it receives nothing."""
         if not self.listening:
             return self.why if self._way.name in self.why else f"{self._way.name}: {self.why}"
         return f"{self._way.name} (self-test passed {ago(time.monotonic() - self._passed_at)} ago)"
 
     def stop(self, wait: float = 2.0) -> None:
-        """Ask the thread to end, and wait for it so many seconds."""
+        """Request the thread to end, and wait for it at most ``wait`` seconds."""
         self._stop_asked.set()
         if self.is_alive():
             self.join(timeout=wait)
@@ -133,7 +132,7 @@ class Listener(threading.Thread):
             )
 
     def _proved(self) -> bool:
-        """Test the way when it is time to; False when a test has failed."""
+        """Test the transport if a test is due; return False if the last test failed."""
         now = time.monotonic()
         if self._word:
             return now - self._word_sent < _TEST_WITHIN
@@ -155,8 +154,8 @@ class Listener(threading.Thread):
         rows = [notification.at for notification in notifications if notification.kind == Kind.ROWS]
         now = time.monotonic()
         if rows:
-            # Who told may have been kept by its limiter from telling of the next rows: these are
-            # looked for once more.
+            # The limiter of the notifying process may have suppressed notifications of further
+            # tasks: wake once more after its interval.
             self._first, self._waking, self._echo_at = min(rows), True, now + _ECHO
         echo = self._echo_at is not None and now >= self._echo_at
         if echo:
@@ -182,8 +181,8 @@ class Listener(threading.Thread):
                 logger.info("Notifications are received through %s.", self._way.name)
 
     def _hear_of_duties(self, now: float, told: bool) -> None:
-        """Wake the leader's duties at once, at most once in INTERVAL seconds, and with an echo like
-        that of rows.
+        """Process endings and schedules of the leader at once, at most once per INTERVAL seconds,
+        and repeat it once as for tasks.
         """
         if told:
             self._duties_anew = True
@@ -206,13 +205,13 @@ class Listener(threading.Thread):
 
 
 class Wakeups:
-    """The listeners of this installation; ``wake(at)`` is called from their threads and must return
-    at once.
+    """The listeners of this process. ``wake(at)`` is called from their threads and must return at
+    once.
 
     ``at`` is when the first of the tasks is due (UTC, may be in the past). Each call is repeated
-    after about 60 ms, because the process that notified sends nothing about tasks that it commits
-    in the next 50 ms. ``duties()`` is called if the leader has endings to resolve or to count, or a
-    schedule that fires soon.
+    after about 60 ms, because a process that has notified suppresses notifications of tasks that it
+    commits in the next 50 ms. ``duties()`` is called if the leader has ending events to process, or
+    a schedule that fires soon.
     """
 
     def __init__(
@@ -223,12 +222,12 @@ class Wakeups:
 
     @property
     def listening(self) -> bool:
-        """Whether wake-ups are known to arrive by at least one way."""
+        """Whether notifications are known to arrive through at least one transport."""
         return any(listener.listening for listener in self._listeners)
 
     @property
     def state(self) -> str:
-        """Say "listening" and by what, or "polling" with its interval and why."""
+        """``listening`` with the transports, or ``polling`` with the interval and the reason."""
         by = [listener._way.name for listener in self._listeners if listener.listening]
         if by:
             return f"listening ({', '.join(by)})"
@@ -237,10 +236,10 @@ class Wakeups:
 
     @property
     def told(self) -> str:
-        """Say of each way whether wake-ups come by it.
+        """The state of each transport.
 
-        Begins with "polling" where none comes by any though one should, and with "none" where there
-        is no way.
+        It begins with ``polling`` if notifications arrive through none of them although one is
+        configured, and with ``none`` if there is no transport.
         """
         if not self._listeners:
             return f"none, polling every {conf.settings().POLL:g} s: {self._why}"
@@ -249,12 +248,12 @@ class Wakeups:
         return said if fine else f"polling every {conf.settings().POLL:g} s: {said}"
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the listeners."""
         for listener in self._listeners:
             listener.start()
 
     def stop(self, wait: float = 2.0) -> None:
-        """End; each thread is waited for so many seconds at most."""
+        """Stop the listeners; waits for each of them at most ``wait`` seconds."""
         for listener in self._listeners:
             listener._stop_asked.set()
         for listener in self._listeners:
@@ -262,11 +261,11 @@ class Wakeups:
 
 
 def _nothing() -> None:
-    """Take no notice of a wake-up."""
+    """Ignore a notification for the leader."""
 
 
 def _ways() -> tuple[list[Way], str]:
-    """Return the ways that there are, and why there is none."""
+    """Return the available transports, and the reason if there is none."""
     settings, found, why = conf.settings(), list[Way](), ""
     database: Any = connections[settings.DATABASE]
     if redis_client.url() is not None:

@@ -1,4 +1,4 @@
-"""The notification that wakes schedulers, and its channel: the same few bytes for PostgreSQL and
+"""The notification that wakes schedulers, and its channel. The format is the same in PostgreSQL and
 Redis.
 """
 
@@ -12,18 +12,18 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index.redis import from_ms, instant_ms
 
 CHANNEL = "durable_tasks_wake"
-"""The channel in PostgreSQL, where each database has its own channels; the notification names the
+"""The channel in PostgreSQL. Channels are local to a database there; the notification contains the
 region.
 """
 
 
 def wake_channel(scope: str) -> str:
-    """Return the channel in Redis, where all databases share their channels."""
+    """Return the channel in Redis, where all databases share the channels."""
     return f"{scope}:wake"
 
 
 class Kind(StrEnum):
-    """What a notification is about."""
+    """The subject of a notification."""
 
     ROWS = "rows"
     DUTIES = "duties"
@@ -32,8 +32,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """Rows are due from ``at`` on (UTC), or the leader has work, or a listener asks whether it
-    hears itself.
+    """A notification of due tasks, of work for the leader, or of a listener's self-test.
+
+    ``at`` is the first due time (UTC). ``word`` is the queue of that task, or the token of the
+    self-test.
     """
 
     kind: Kind

@@ -1,8 +1,8 @@
 """After a commit, adds tasks that are due soon to the index in Redis and notifies the schedulers.
 
-Nothing depends on it: polls find every task that was not announced. Without Redis and PostgreSQL it
-does nothing. A process sends at most one notification per ``INTERVAL`` seconds; a scheduler that
-receives one polls again after that.
+This is an optimization: polls find every task that was not announced. Without Redis and PostgreSQL
+it does nothing. A process sends at most one notification per ``INTERVAL`` seconds. A scheduler that
+receives one polls a second time after that interval.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ INTERVAL = 0.05
 _SKEW = timedelta(seconds=600)
 _PAGE = 500
 _MARGIN = timedelta(seconds=2)
-"""Births are told a little beyond the horizon, so that none falls between its teller's clock and
-the leader's.
+"""New tasks are added a little beyond the horizon, so that a clock difference between this process
+and the leader leaves no gap.
 """
 
 
 def lookahead() -> float:
-    """Return how soon (seconds) a row must be due for its birth to wake anybody; later ones a poll
-    sees in time.
+    """Return how soon (seconds) a new task must be due to cause a notification. Polls find later
+    ones in time.
     """
     settings = conf.settings()
     return max(settings.LOOKAHEAD, 2 * settings.POLL)
 
 
 class Limiter:
-    """Lets one through in so many seconds; threads that come at the same instant may all pass,
-    which does no harm.
+    """Limits calls to one per ``seconds``. Several threads may pass at the same instant, which is
+    harmless.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._next = seconds, 0.0
 
     def allows(self) -> bool:
-        """Return whether this one may go; never waits."""
+        """Return whether this call may proceed; never waits."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -64,7 +64,7 @@ class Limiter:
 
 
 class _Batch:
-    """The one on-commit hook of a transaction (and savepoint): what it changed."""
+    """The on-commit hook of a transaction (and savepoint), with the changes of that transaction."""
 
     def __init__(self, teller: OnCommitNotifier, savepoints: frozenset[str]) -> None:
         self.teller, self.savepoints = teller, savepoints
@@ -75,13 +75,14 @@ class _Batch:
         self.told = False
 
     def __call__(self) -> None:
-        # a test may run the hooks of a transaction that goes on; what comes then needs another one
+        # A test may run the hooks of a transaction that continues. Later changes need another
+        # batch.
         self.told = True
         self.teller.tell(self)
 
 
 class OnCommitNotifier:
-    """What ``ports.due`` is bound to."""
+    """The implementation of ``ports.due``."""
 
     def __init__(self) -> None:
         self._rows, self._duties = Limiter(INTERVAL), Limiter(INTERVAL)
@@ -89,23 +90,23 @@ class OnCommitNotifier:
         self._index_door: redis_client.Door | None = None
 
     def born(self, rows: Sequence[NewTask]) -> None:
-        """Take in the values of new rows; those that wait and are due within the horizon
-        are told.
+        """Record new tasks; those that are PENDING and due within the horizon are announced after
+        the commit.
         """
         waiting = [task for task in rows if task.status == Status.PENDING]
         if not waiting or not _anybody():
             return
         latest = (
             timezone.now() + _horizon() + _SKEW
-        )  # roughly: the database's clock decides after the commit
+        )  # approximate: the database's clock decides after the commit
         found = [soon for task in waiting if (soon := _soon(task, latest)) is not None]
         if found and (batch := self._batch()) is not None:
             batch.born += found
             self._unless_in_transaction(batch)
 
     def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
-        """Take in that rows wait for another instant; without ``at`` (retries, rows handed back)
-        nobody is woken.
+        """Record that tasks have another due time. Without ``at`` (retries, tasks returned to
+        PENDING) no scheduler is notified.
         """
         heard = _anybody() if at is not None else redis_client.url() is not None
         if not ids or not heard or (batch := self._batch()) is None:
@@ -116,15 +117,13 @@ class OnCommitNotifier:
         self._unless_in_transaction(batch)
 
     def gone(self, ids: Sequence[uuid.UUID]) -> None:
-        """Take in that rows wait no more; one that waits again when all is committed keeps its
-        entry.
+        """Record that tasks are no longer PENDING. A task that is PENDING again at the commit keeps
+        its entry.
         """
         self.moved(ids)
 
     def duties(self, at: datetime | None = None) -> None:
-        """Take in that there is work for the leader: endings to tell or to count, or (``at``) a
-        schedule to fire.
-        """
+        """Record work for the leader: ending events to process, or a fire time ``at``."""
         if not _anybody() or (
             at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW
         ):
@@ -134,7 +133,7 @@ class OnCommitNotifier:
             self._unless_in_transaction(batch)
 
     def tell(self, batch: _Batch) -> None:
-        """Tell what a committed batch changed; never raises for a server that is away."""
+        """Announce the changes of a committed batch; never raises if a server is unavailable."""
         try:
             now = estimated_now()
             rows = [
@@ -165,8 +164,8 @@ class OnCommitNotifier:
         return self._index
 
     def _batch(self) -> _Batch | None:
-        """Return the batch of this transaction, or one of its own outside; None where commits are
-        made by hand.
+        """Return the batch of this transaction, or a new one outside of transactions. Returns None
+        if autocommit is off, because then no hook runs after the commit.
         """
         connection = connections[conf.settings().DATABASE]
         if not connection.in_atomic_block:
@@ -211,8 +210,8 @@ def _soon(
 def _update(
     index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datetime, horizon: datetime
 ) -> None:
-    # A moved row that is due already is left to the poll: one that a limit refuses would come round
-    # without end.
+    # A moved task that is due already is left to the poll. Otherwise a task that a limit refuses
+    # would be added again without end.
     moved = [row for row in _read(batch.moved) if now < row.at <= horizon]
     index.add([*(row for row in rows if row.at <= horizon), *moved])
     within = {row.task_id for row in moved}
@@ -220,7 +219,7 @@ def _update(
 
 
 def _read(ids: Sequence[uuid.UUID]) -> list[Due]:
-    """Read where moved rows stand now; those that do not wait any more are left out."""
+    """Read the due times of moved tasks; tasks that are no longer PENDING are omitted."""
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = Task.objects.using(conf.settings().DATABASE).pending().order_by()
     return [
@@ -236,15 +235,15 @@ def _pages(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
 
 
 def send(notification: Notification) -> bool:
-    """Send a notification to all listeners, by Redis where it answers, else by PostgreSQL; return
-    whether it left.
+    """Send a notification to all listeners, through Redis if it responds, otherwise through
+    PostgreSQL. Returns whether it was sent.
     """
     return send_by_redis(notification) or send_by_postgresql(notification)
 
 
 def send_by_redis(notification: Notification) -> bool:
-    """Publish a notification in Redis; False where there is none, it is away, or nobody listens
-    there.
+    """Publish a notification in Redis. Returns False if Redis is not configured or unavailable, or
+    if the channel has no subscriber.
     """
     door = redis_client.door()
     channel, payload = wake_channel(scope()), notification.spelled()
@@ -254,8 +253,8 @@ def send_by_redis(notification: Notification) -> bool:
 
 
 def send_by_postgresql(notification: Notification) -> bool:
-    """Notify on this thread's connection, outside any transaction; False on another database.
-    Raises Error.
+    """Notify through this thread's connection, outside of transactions. Returns False on a database
+    without NOTIFY. Raises Error.
     """
     sql = statement("notify")
     if sql is None:

@@ -1,4 +1,4 @@
-"""Notifications by PostgreSQL's LISTEN and NOTIFY, on a direct connection of their own."""
+"""Notifications through PostgreSQL's LISTEN and NOTIFY, on a dedicated direct connection."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PATIENCE = {
 
 
 class NotificationWay:
-    """Listens on LISTEN_DATABASE, or on the database itself; its tests are sent as all
-    notifications are.
+    """Listens on LISTEN_DATABASE if it is set, otherwise on the database of the tasks. Self-tests
+    are sent like any other notification.
     """
 
     name = "PostgreSQL"
@@ -35,7 +35,7 @@ class NotificationWay:
         self._driver: Any = None
 
     def open(self) -> None:
-        """Connect and listen."""
+        """Connect and execute LISTEN."""
         settings = conf.settings()
         alias = settings.LISTEN_DATABASE or settings.DATABASE
         wanted = copy.deepcopy(connections.settings[alias])
@@ -46,19 +46,19 @@ class NotificationWay:
         self._driver.execute(f"LISTEN {CHANNEL}")
 
     def wait(self, seconds: float) -> Sequence[str]:
-        """Return the notifications that came."""
+        """Return the notifications that arrived."""
         return [
             notification.payload
             for notification in self._driver.notifies(timeout=seconds, stop_after=1)
         ]
 
     def send(self, notification: Notification) -> bool:
-        """Notify on a connection of ours to the database itself."""
+        """Notify through a dedicated connection to the database of the tasks."""
         with dedicated_connection():
             return send_by_postgresql(notification)
 
     def doubtful(self) -> bool:
-        """Return False: a broken connection is noticed by who waits on it."""
+        """Return False: ``wait`` raises if the connection is broken."""
         return False
 
     def close(self) -> None:

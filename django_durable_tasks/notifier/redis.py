@@ -1,4 +1,4 @@
-"""Notifications by a Redis channel."""
+"""Notifications through a Redis channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 500
 
 
 class ChannelWay:
-    """Subscribes on a client of its own."""
+    """Subscribes with a separate Redis client."""
 
     name = "Redis"
     unheard = "a message to itself did not come"
@@ -30,7 +30,7 @@ class ChannelWay:
         self._subscription.subscribe(wake_channel(scope()))
 
     def wait(self, seconds: float) -> Sequence[str]:
-        """Return the messages that came, some hundreds at most."""
+        """Return the messages that arrived, at most ``_MOST``."""
         found: list[str] = []
         message = self._subscription.get_message(timeout=seconds)
         while message and len(found) < _MOST:
@@ -39,11 +39,11 @@ class ChannelWay:
         return found
 
     def send(self, notification: Notification) -> bool:
-        """Publish through the door, as every process does."""
+        """Publish with the shared client, as every process does."""
         return send_by_redis(notification)
 
     def doubtful(self) -> bool:
-        """Return whether the door is shut."""
+        """Return whether requests to Redis are suspended after a failure."""
         door = redis_client.door()
         return door is None or not door.open()
 
