@@ -1,5 +1,5 @@
 """The due index of one scheduler if REDIS_URL is set: the shared set in Redis while it is complete,
-else one in memory.
+otherwise one in memory.
 
 Tasks found by a poll that looks ahead are added here too. They complete the shared set with tasks
 whose writers could not reach Redis, and fill the index in memory while the shared set is not
@@ -24,8 +24,8 @@ _REMEMBERED = 20_000
 
 
 class SharedDueIndex:
-    """The form of ``DueIndex`` for a scheduler under REDIS_URL; never waits for a Redis that is
-    known to be away.
+    """A ``DueIndex`` for a scheduler with REDIS_URL. Calls do not wait for Redis while it is known
+    to be unavailable.
     """
 
     def __init__(self, shared: RedisDueIndex) -> None:
@@ -35,13 +35,13 @@ class SharedDueIndex:
 
     @property
     def state(self) -> str:
-        """Say whether rows come from Redis, or why and how often the database is polled
-        for them.
-        """
+        """``redis``, or the reason and the interval of polling the database."""
         return self._shared.state
 
     def add(self, rows: Iterable[Due]) -> None:
-        """Remember these rows, in Redis once, or in memory while Redis is not relied on."""
+        """Add these entries: to Redis, once for each due time, or to memory while the set in Redis
+        is not complete.
+        """
         if not self._reliable():
             self._own.add(rows)
             return
@@ -52,7 +52,7 @@ class SharedDueIndex:
         self._shared.add(new)
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Forget these rows."""
+        """Remove the entries of these tasks."""
         gone = list(ids)
         for task_id in gone:
             self._added.pop(task_id, None)
@@ -76,7 +76,7 @@ class SharedDueIndex:
         return len(self._own) + len(self._shared)
 
     def close(self) -> None:
-        """Forget what is in memory; the shared set stays."""
+        """Clear the entries in memory; the shared set stays."""
         self._own.close()
         self._shared.close()
 
@@ -93,8 +93,8 @@ class SharedDueIndex:
 
 
 def due_index() -> DueIndex:
-    """Return the index for a scheduler of this process: the shared one where there is Redis, else
-    one in memory.
+    """Return the index for a scheduler of this process: the shared one if Redis is configured,
+    otherwise one in memory.
     """
     door = redis_client.door()
     return MemoryDueIndex() if door is None else SharedDueIndex(RedisDueIndex(door, probe=False))

@@ -20,18 +20,17 @@ _WINDOW = timedelta(seconds=15)
 _MOST = 100_000
 _AT_ONCE = 1.0
 _PLAUSIBLE = timedelta(hours=1)
-"""A mark further ahead of the horizon was not set by a leader with settings like ours: it promises
-too much.
+"""A mark further ahead of the horizon was not written by a leader with the same settings, so it is
+not trusted.
 """
 
 
 def fill(now: datetime) -> int:
-    """Read rows that will be due within DUE_INDEX_HORIZON of ``now`` into the set; return how many
-    were read.
+    """Add the tasks that are due within DUE_INDEX_HORIZON of ``now`` to the set; return their
+    number.
 
-    Goes on where the mark stands, for about a second, and stops at about 100,000 entries. The mark
-    is set to what was read: all rows that are due before it are in the set. Raises Error for a
-    database that is away.
+    Continues at the mark, for about a second, and stops at about 100,000 entries. Then the mark is
+    set to the instant up to which the set is complete. Raises Error if the database is unavailable.
     """
     door = redis_client.door()
     if door is None or not door.open():
@@ -63,7 +62,7 @@ def fill(now: datetime) -> int:
 def _fill_queue(
     index: RedisDueIndex, queue: str, after: datetime, until: datetime
 ) -> tuple[int, datetime]:
-    """Return how many rows were read, and before which instant there are no others."""
+    """Return how many tasks were read, and the instant before which all tasks were read."""
     read, past = 0, None
     while True:
         rows = [Due(*row) for row in claim.coming(queue, after, until, _PAGE, past=past)]
@@ -72,10 +71,10 @@ def _fill_queue(
         if len(rows) < _PAGE:
             return read, until
         after, past = rows[-1].at, rows[-1].task_id
-        if not 0 < len(index) < _MOST:  # it is full, or does not answer
+        if not 0 < len(index) < _MOST:  # the set is full, or Redis does not respond
             return read, _whole(after)
 
 
 def _whole(at: datetime) -> datetime:
-    """Return the millisecond that an instant is in: a mark knows no smaller parts."""
+    """Truncate an instant to milliseconds, the precision of the mark."""
     return at.replace(microsecond=at.microsecond // 1000 * 1000)

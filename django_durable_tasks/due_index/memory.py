@@ -1,4 +1,6 @@
-"""The due index in the memory of one process: a heap of instants, and what is known of each row."""
+"""The due index in the memory of one process: a heap of due times, and the newest entry of each
+task.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,7 @@ _SLACK = 64
 
 
 class MemoryDueIndex:
-    """The form of ``DueIndex`` that each scheduler has for itself; safe to use from several
-    threads.
-    """
+    """The ``DueIndex`` that belongs to one scheduler; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,11 +25,11 @@ class MemoryDueIndex:
 
     @property
     def state(self) -> str:
-        """Say that the entries are in memory."""
+        """Where the entries are stored."""
         return "in memory"
 
     def add(self, rows: Iterable[Due]) -> None:
-        """Remember these rows; a moved row replaces its older entry."""
+        """Add these entries; an entry replaces an older one of the same task."""
         with self._lock:
             for due in rows:
                 before = self._known.get(due.task_id)
@@ -39,7 +39,7 @@ class MemoryDueIndex:
             self._tidy()
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Forget these rows."""
+        """Remove the entries of these tasks."""
         with self._lock:
             for task_id in ids:
                 self._known.pop(task_id, None)
@@ -74,7 +74,7 @@ class MemoryDueIndex:
         return len(self._known)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         with self._lock:
             self._known.clear()
             self._heap.clear()
@@ -84,7 +84,7 @@ class MemoryDueIndex:
         return due is None or due.at != at
 
     def _tidy(self) -> None:
-        """Drop what was moved or forgotten once it is most of the heap."""
+        """Rebuild the heap when most of it is stale."""
         if len(self._heap) > 2 * len(self._known) + _SLACK:
             self._heap = [(due.at, due.task_id) for due in self._known.values()]
             heapq.heapify(self._heap)

@@ -1,12 +1,12 @@
 """The due index in Redis: one sorted set, ``due_tasks``, that all schedulers of a region share.
 
-The score is the due instant in milliseconds, the member ``queue|priority|shard|id``. A hash beside
-it knows the member of each id, so that a moved row is found. Both end by themselves when nobody
-writes to them any more. A mark says until when the leader has filled the set: without it (emptied,
-flushed, never filled) the set is not relied on.
+The score is the due time in milliseconds, the member is ``queue|priority|shard|id``. A hash maps
+each id to its member, so that the entry of a moved task is found. Both keys expire when they are no
+longer written. A mark contains the instant up to which the leader has filled the set. Without the
+mark (after a flush, or before the first fill) the set is not used.
 
-Nothing that is found in Redis raises. A member or mark that cannot be parsed (another release's
-format, foreign bytes) and a key of another type are removed, counted and logged; the poll of the
+No content of Redis raises an exception. A member or mark that cannot be parsed (format of another
+release, foreign bytes) and a key of another type are removed, counted and logged. The poll of the
 database finds the tasks.
 """
 
@@ -37,52 +37,48 @@ _SPARE = 3_600_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRONG_TYPE = "WRONGTYPE"
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
-"""The milliseconds since 1970 that are a ``datetime``: years 1 to 9999. The script ``drop`` has the
-same numbers.
+"""The range of ``datetime`` in milliseconds since 1970: years 1 to 9999. The script ``drop`` uses
+the same numbers.
 """
 
 
 def scope() -> str:
-    """Return what sets this installation's names in Redis apart from those of others: database and
-    region.
-    """
+    """Return the prefix of this installation's keys in Redis: database and region."""
     settings = conf.settings()
     name = connections.settings[settings.DATABASE].get("NAME") or settings.DATABASE
-    # the braces keep the keys of one script on one node of a cluster
+    # The braces keep the keys of one script on one node of a Redis cluster.
     return f"durable:{{{name}:{settings.REGION}}}"
 
 
 def keys() -> list[str]:
-    """Return the names of the set, of the hash beside it, and of the mark."""
+    """Return the keys of the set, the hash and the mark."""
     names = scope()
     return [f"{names}:due_tasks", f"{names}:due_members", f"{names}:due_filled"]
 
 
 def life_ms() -> int:
-    """Return for how long the set stays when nobody writes to it any more (milliseconds)."""
+    """Return after how many milliseconds without a write the set expires."""
     return round(2_000 * conf.settings().DUE_INDEX_HORIZON) + _SPARE
 
 
 def instant_ms(at: datetime) -> int:
-    """Return the first full millisecond since 1970 that is not before ``at``."""
+    """Return an instant in milliseconds since 1970, rounded up."""
     return math.ceil((at - _EPOCH) / timedelta(milliseconds=1))
 
 
 def from_ms(value: int) -> datetime:
-    """Return the instant (UTC) of milliseconds since 1970."""
+    """Return the instant (UTC) of a number of milliseconds since 1970."""
     return _EPOCH + timedelta(milliseconds=value)
 
 
 def score_ms(score: float) -> int:
-    """Return a score as full milliseconds; infinite ones and those that are no date become the
-    nearest date.
-    """
+    """Return a score in milliseconds, limited to the range of ``datetime``."""
     return math.floor(max(EARLIEST_MS, min(score, LATEST_MS)))
 
 
 def mark_of(text: str | None) -> datetime | None:
-    """Return the instant (UTC) of a mark; None if there is none, or if it is not spelled as
-    ``filled`` spells it.
+    """Return the instant (UTC) of a mark; None if there is no mark, or if it is not in the format
+    that ``filled`` writes.
     """
     try:
         found = from_ms(int(text or ""))
@@ -93,17 +89,17 @@ def mark_of(text: str | None) -> datetime | None:
 
 @cache
 def script(name: str) -> str:
-    """Return the text of a script that Redis runs as one step."""
+    """Return the source of a Lua script, which Redis executes atomically."""
     return (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
 
 
 def member_of(due: Due) -> str:
-    """Return the member that stands for a row."""
+    """Return the member of an entry."""
     return f"{due.queue}|{due.priority}|{due.shard}|{due.task_id}"
 
 
 def _due_of(member: str, score: str) -> Due | None:
-    """Return the entry that a member and its score stand for; None if they do not parse."""
+    """Return the entry of a member and its score; None if they cannot be parsed."""
     try:
         member.encode()
         queue, priority, shard, task_id = member.rsplit("|", 3)
@@ -115,9 +111,10 @@ def _due_of(member: str, score: str) -> Due | None:
 
 
 class RedisDueIndex:
-    """The shared form of ``DueIndex``; while Redis is away it is empty and takes nothing.
+    """The shared ``DueIndex``. While Redis is unavailable it is empty and ignores additions.
 
-    Without ``probe`` somebody else must try whether Redis is back.
+    With ``probe=False`` it does not test whether Redis is available again; another caller must do
+    that.
     """
 
     def __init__(self, door: Door, *, probe: bool = True) -> None:
@@ -127,20 +124,19 @@ class RedisDueIndex:
         self._untold = False
         self._filled_until: datetime | None = None
         self.unreadable = 0
-        """How many members, marks and keys this process removed because they could not be read."""
+        """How many members, marks and keys this process removed because they could not be parsed.
+        """
 
     @property
     def filled_until(self) -> datetime | None:
-        """Until when (UTC) the set held all waiting rows at our last look; None: it is not to be
-        relied on.
+        """The instant (UTC) up to which the set was complete when it was last read; None if it is
+        not usable.
         """
         return self._filled_until if self._door.open() else None
 
     @property
     def state(self) -> str:
-        """Say whether rows come from Redis, or why and how often the database is polled
-        for them.
-        """
+        """``redis``, or the reason and the interval of polling the database."""
         removed = f"; {self.unreadable} unreadable entries were removed" if self.unreadable else ""
         if self.filled_until is not None:
             return f"redis{removed}"
@@ -148,7 +144,7 @@ class RedisDueIndex:
         return f"polling every {conf.settings().POLL:g} s: {why}{removed}"
 
     def add(self, rows: Iterable[Due]) -> None:
-        """Remember these rows; while Redis is away they are left to the poll."""
+        """Add these entries; while Redis is unavailable they are left to the poll."""
         life = str(life_ms())
         for batch in _batches(rows):
             told = [
@@ -159,7 +155,7 @@ class RedisDueIndex:
             self._tell("add", [life, *told])
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Forget these rows."""
+        """Remove the entries of these tasks."""
         for batch in _batches(ids):
             self._tell("discard", [str(task_id) for task_id in batch])
 
@@ -169,7 +165,7 @@ class RedisDueIndex:
         return from_ms(score_ms(float(answer[1]))) if answer and answer[1] else None
 
     def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
-        """Remove and return entries that are due; no other node gets them."""
+        """Remove and return due entries; each entry is returned to one node only."""
         if limit < 1:
             return []
         wanted = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
@@ -183,14 +179,15 @@ class RedisDueIndex:
         return int(self._through(lambda client: client.zcard(self._keys[0]), 0))
 
     def close(self) -> None:
-        """Let go; the set stays, for it is everybody's."""
+        """Release this object. The set stays in Redis, because other schedulers use it."""
         self._filled_until = None
 
     def filled(self, until: datetime) -> bool:
-        """Mark that all rows due before ``until`` are in the set; the mark ends at that time by
-        itself.
+        """Write the mark: all tasks that are due before ``until`` are in the set. The mark expires
+        at that time.
 
-        False, and no mark, when the one that we saw last is gone: somebody lost a change.
+        Returns False and writes no mark if the mark that this process read last has been removed,
+        because another process lost a change.
         """
         seen = "" if self._filled_until is None else str(instant_ms(self._filled_until))
         mark = self._scripts["filled"]
@@ -201,7 +198,7 @@ class RedisDueIndex:
         return bool(done)
 
     def forget_mark(self) -> None:
-        """Take the mark away, so that the leader fills the set anew."""
+        """Remove the mark, so that the leader fills the set again."""
         self._through(lambda client: client.delete(self._keys[2]), 0)
         self._filled_until = None
 
@@ -211,11 +208,11 @@ class RedisDueIndex:
         )
 
     def _in_our_types(self, client: Any, act: Callable[[Any], T]) -> T:
-        """Return what ``act`` returns; keys that are not of our types are removed first if Redis
-        refuses it for them.
+        """Return the result of ``act``. If Redis reports a key of another type, the keys are
+        removed first.
 
-        All three go together: a set without its hash or a mark without its set would promise what
-        is not there.
+        All three keys are removed together: a set without its hash, or a mark without its set,
+        would be taken for complete.
         """
         try:
             return act(client)
@@ -240,8 +237,8 @@ class RedisDueIndex:
         self.unreadable += len(texts)
 
     def _tell(self, name: str, arguments: Sequence[str]) -> None:
-        """Change the set. A change that was lost is owned up to: the mark goes, and the leader
-        fills the set again.
+        """Change the set. If the change is lost, the mark is removed, so that the leader fills the
+        set again.
         """
 
         def act(client: Any) -> bool:

@@ -1,8 +1,8 @@
-"""The Redis client of a process: short timeouts, and a pause after a failure, so that no caller
-waits for Redis.
+"""The Redis client of a process: short timeouts and a pause after a failure, so that callers do not
+wait for Redis.
 
-There is one client per address. A request waits for one short timeout at most. After a failure
-requests return their default at once for some seconds, then one caller at a time tries again. Each
+There is one client per address. A request waits at most one short timeout. After a failure,
+requests return their default at once for some seconds. Then one caller at a time tries again. Each
 change of state is logged once.
 """
 
@@ -29,20 +29,18 @@ _url: str | None = None
 
 
 def use_url(url: str | None) -> None:
-    """Let this process use the Redis at ``url`` instead of REDIS_URL; None goes back to the
-    setting.
-    """
+    """Use the Redis at ``url`` in this process instead of REDIS_URL; None restores the setting."""
     global _url
     _url = url
 
 
 def url() -> str | None:
-    """Return the address of Redis, or None where there is none."""
+    """Return the address of Redis; None if none is configured."""
     return _url or conf.settings().REDIS_URL
 
 
 class Door:
-    """A client of one Redis, and whether it answers."""
+    """A Redis client with a circuit breaker."""
 
     def __init__(self, address: str, *, pause: float | None = None) -> None:
         self.client: Any = redis.Redis.from_url(address, **_patience(WAIT))
@@ -52,15 +50,15 @@ class Door:
         self._probing_until = 0.0
 
     def open(self) -> bool:
-        """Return whether Redis took our last request."""
+        """Return whether the last request succeeded."""
         return self._shut_until is None
 
     def through(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
-        """Return what ``act`` returns for the client; ``otherwise`` while Redis is away. Never
-        raises RedisError.
+        """Return the result of ``act`` for the client, or ``otherwise`` while Redis is unavailable.
+        Never raises RedisError.
 
-        Without ``probe`` a shut door is not tried: for callers whose time is dear, while others try
-        it.
+        With ``probe=False`` no request is made after a failure until another caller succeeds. This
+        is for callers that must not wait.
         """
         if not (self._allows() if probe else self.open()):
             return otherwise
@@ -73,11 +71,11 @@ class Door:
         return found
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self.client.close()
 
     def forget_callers(self) -> None:
-        """Begin with a free lock: after a fork nobody is left who could release the old one."""
+        """Replace the lock: after a fork, no thread is left that could release the old one."""
         self._lock = threading.Lock()
 
     def _allows(self) -> bool:
@@ -106,7 +104,7 @@ class Door:
             self._shut_until, self._probing_until = time.monotonic() + self._pause, 0.0
             self.why = f"Redis does not serve ({type(error).__name__})"
         if was_open:
-            # Not the text of the error: it may hold the address with its password.
+            # The text of the error is not logged: it may contain the address with its password.
             logger.error(
                 "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
             )
@@ -117,15 +115,17 @@ def _patience(read: float) -> dict[str, Any]:
         "socket_connect_timeout": WAIT,
         "socket_timeout": read,
         "retry": Retry(NoBackoff(), 0),
-        # Bytes that are not UTF-8 become surrogates and turn into the same bytes again, so that
-        # they can be removed.
+        # Bytes that are not UTF-8 are decoded to surrogates, which encode to the same bytes, so
+        # that such entries can be removed.
         "decode_responses": True,
         "encoding_errors": "surrogateescape",
     }
 
 
 def listening_client(address: str) -> Any:
-    """Return a client for a listener: it waits longer, because silence is no failure there."""
+    """Return a client for a listener. Its timeout is longer, because a channel without messages is
+    not a failure.
+    """
     return redis.Redis.from_url(address, **_patience(10 * WAIT))
 
 
@@ -134,7 +134,7 @@ _making = threading.Lock()
 
 
 def door() -> Door | None:
-    """Return this process's door to Redis, or None where no Redis is configured."""
+    """Return the shared Redis connection of this process; None if no Redis is configured."""
     address = url()
     if address is None:
         return None
@@ -149,7 +149,7 @@ def _after_fork() -> None:
     global _making
     _making = threading.Lock()
     for each in _doors.values():
-        # the client itself sees that it is in another process, and connects anew
+        # redis-py detects the fork and reconnects.
         each.forget_callers()
 
 
@@ -157,7 +157,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def close_idle() -> None:
-    """Close all doors; the next use opens new ones."""
+    """Close all shared connections; the next use opens new ones."""
     with _making:
         doors = list(_doors.values())
         _doors.clear()

@@ -1,7 +1,6 @@
-"""The entries of the due index in Redis one by one, for who compares them with the rows: read in
-pages, and mended.
+"""Reads and repairs single entries of the due index in Redis, to compare them with the tasks.
 
-Other than the index itself it raises when Redis does not answer: who asks wants to know.
+Unlike the index itself it raises an exception if Redis does not respond.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BATCH = 500
 
 
 def id_of(member: str) -> uuid.UUID | None:
-    """Return the id of the task that a member stands for; None where it is none of ours."""
+    """Return the id of the task of a member; None if the member cannot be parsed."""
     try:
         return uuid.UUID(member.rpartition("|")[2])
     except ValueError:
@@ -37,20 +36,18 @@ def id_of(member: str) -> uuid.UUID | None:
 
 
 class RedisEntries:
-    """What stands in the set; members are texts as ``member_of`` makes them, scores are
-    milliseconds since 1970.
+    """The entries of the set: members as ``member_of`` formats them, scores in milliseconds since
+    1970.
 
-    Each call raises Unreadable when Redis does not answer, and costs a request for each 500 members
-    or ids.
+    Each call raises Unreadable if Redis does not respond, and sends one request per 500 members or
+    ids.
     """
 
     def __init__(self, door: Door) -> None:
         self._door, (self._set, self._hash, self._mark) = door, keys()
 
     def filled_until(self) -> datetime | None:
-        """Return until when (UTC) the set claims to hold all waiting rows; None where it claims
-        nothing.
-        """
+        """Return the instant (UTC) of the mark; None if there is none."""
         (mark,) = self._ask(lambda client: [client.get(self._mark)])
         return mark_of(mark)
 
@@ -59,8 +56,8 @@ class RedisEntries:
         return self._ask(lambda client: int(client.zcard(self._set)))
 
     def pages(self) -> Iterator[dict[str, int]]:
-        """Walk through the entries, member and score; one that stays meanwhile comes at
-        least once.
+        """Yield the entries in pages of members with their scores. An entry that stays in the set
+        is returned at least once.
         """
         cursor, begun = 0, False
         while cursor or not begun:
@@ -69,7 +66,7 @@ class RedisEntries:
             yield {member: score_ms(score) for member, score in found}
 
     def scores(self, members: Sequence[str]) -> dict[str, int]:
-        """Return the scores of those of these members that are there."""
+        """Return the scores of those of these members that are in the set."""
         found: dict[str, int] = {}
         for some in _batches(members):
             scores = self._ask(lambda client: client.zmscore(self._set, some))  # noqa: B023
@@ -81,7 +78,7 @@ class RedisEntries:
         return found
 
     def members(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
-        """Return the members that these ids are known by."""
+        """Return the members of these tasks, as the hash maps them."""
         found: dict[uuid.UUID, str] = {}
         for some in _batches(ids):
             members = self._ask(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
@@ -93,13 +90,13 @@ class RedisEntries:
         return found
 
     def instants(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
-        """Return when (milliseconds) those of these rows are due that have an entry."""
+        """Return the due times (milliseconds) of those of these tasks that have an entry."""
         members = self.members(ids)
         scores = self.scores(list(members.values()))
         return {task_id: scores[member] for task_id, member in members.items() if member in scores}
 
     def put(self, rows: Iterable[Due], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
-        """Write entries of rows that are still known by the members that were seen; return which
+        """Write the entries of tasks whose members are still those in ``seen``; return the ids that
         were written.
         """
         done: set[uuid.UUID] = set()
@@ -118,7 +115,7 @@ class RedisEntries:
         return done
 
     def drop(self, entries: Mapping[str, int]) -> set[str]:
-        """Remove entries that still have these scores; return the members that are gone."""
+        """Remove entries that still have these scores; return the removed members."""
         gone: set[str] = set()
         for some in _batches(list(entries.items())):
             gone.update(self._run("drop", [str(part) for entry in some for part in entry]))

@@ -11,7 +11,9 @@ from typing import NamedTuple, Protocol
 
 
 class Due(NamedTuple):
-    """One row that will be due; ``at`` is an instant of the database's clock, aware, in UTC."""
+    """The entry of a task that will be due. ``at`` is an instant of the database's clock, aware, in
+    UTC.
+    """
 
     at: datetime
     queue: str
@@ -21,36 +23,38 @@ class Due(NamedTuple):
 
 
 class DueIndex(Protocol):
-    """Remembers which rows are due when; instants are read to the millisecond, cut down.
+    """Index of due times; instants are truncated to milliseconds.
 
-    It promises nothing: entries may be missing, stale or of rows that are gone. Whoever pops an
-    entry claims the row by its id, and the claim alone decides. No method raises because a server
-    is away.
+    The index is an optimization without guarantees: entries may be missing, stale, or of deleted
+    tasks. A caller that pops an entry claims the task by its id, and the claim decides. No method
+    raises because a server is unavailable.
     """
 
     @property
     def state(self) -> str:
-        """Say where the entries are, or why and how often the database is polled instead."""
+        """Where the entries are, or the reason and the interval of polling the database."""
 
     def add(self, rows: Iterable[Due]) -> None:
-        """Remember these rows; again is once, and a moved row replaces its older entry."""
+        """Add these entries. Adding one twice has no effect; an entry replaces an older one of the
+        same task.
+        """
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Forget these rows; unknown ones are passed over."""
+        """Remove the entries of these tasks; unknown ids are ignored."""
 
     def next_at(self) -> datetime | None:
-        """Return when the earliest entry is due (UTC), or None where there is none."""
+        """Return when the earliest entry is due (UTC); None if there is no entry."""
 
     def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
-        """Remove and return at most ``limit`` entries due at ``now``, earliest first; only of these
-        shards, if given.
+        """Remove and return at most ``limit`` entries due at ``now``, earliest first. With
+        ``shards`` only entries of these shards are returned.
 
-        No entry is returned twice, whoever asks at the same time; one that its popper loses is
-        found by the poll.
+        No entry is returned twice, also not to concurrent callers. If a caller crashes, the poll
+        finds its tasks.
         """
 
     def __len__(self) -> int:
         """Return how many entries there are."""
 
     def close(self) -> None:
-        """Let go of what is held; the index may not be used afterwards."""
+        """Release the resources; the index may not be used afterwards."""

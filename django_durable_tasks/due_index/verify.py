@@ -1,9 +1,9 @@
-"""Checks of the due index in Redis against the rows: entries that say nothing, and waiting rows
-that have none.
+"""Checks that compare the due index in Redis with the tasks: wrong entries, and PENDING tasks
+without an entry.
 
-Neither costs a run: a stale entry is refused by the claim, and what the set lacks is found by the
-poll. Redis is read before the rows are, so that a row which moved between is no finding; what moved
-of late may be on its way.
+Neither loses a run: the claim refuses a wrong entry, and the poll finds a task without one. Redis
+is read before the tables, so that a task that moves in between is not reported. Tasks that moved
+recently are skipped, because their entry may not be written yet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.verify import Finding, Severity, shown
 
 _MARGIN = timedelta(seconds=5)
-"""What is due this soon may have been taken out of the set already, to be claimed."""
+"""Tasks that are due this soon may have been popped already, to be claimed."""
 _WHOSE = (
     "It goes by itself when it is due. If another installation with a database of this name uses"
     " this Redis, give it another one, or another REGION."
@@ -47,7 +47,7 @@ _NO_REDIS = "nothing to check: REDIS_URL is not set"
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Some entries of the set: members and scores."""
+    """Entries of the set: members and scores."""
 
     scores: Mapping[str, int]
 
@@ -60,8 +60,8 @@ def _entries() -> RedisEntries:
 
 
 def _idle() -> str:
-    """Return why nobody can judge the set: nodes of another region tell their own set of the rows
-    that all share.
+    """Return why the set cannot be checked. Nodes of another region change the same tasks and
+    update another set.
     """
     if redis_client.url() is None:
         return _NO_REDIS
@@ -72,7 +72,7 @@ def _idle() -> str:
         )
         regions = sorted(set(others.values_list("region", flat=True)))
     except Error:
-        return ""  # the look itself says so
+        return ""  # the check itself reports the error
     if not regions:
         return ""
     return (
@@ -81,20 +81,20 @@ def _idle() -> str:
     )
 
 
-# Entries that say nothing -------------------------------------------------------------------------
+# Wrong entries ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCheck(UnlockedCheck):
-    """A check that walks through the set instead of a table; its keys are members."""
+    """A check that scans the set instead of a table; its keys are members."""
 
     @property
     def plural(self) -> str:
-        """Name what it looks at."""
+        """The plural of the objects that are checked."""
         return "entries of the due index"
 
     def walk(self) -> Iterator[Page]:
-        """Walk once through the set; at least one page."""
+        """Scan the set once; yields at least one page."""
         entries, past = _entries(), 0
         number = max(1, entries.number())
         for scores in entries.pages():
@@ -102,12 +102,12 @@ class EntryCheck(UnlockedCheck):
             yield Page(Entries(scores), len(scores), min(1.0, past / number))  # type: ignore[arg-type]
 
     def held(self, keys: Sequence[Any]) -> Rows:
-        """Return those of these entries that are there now."""
+        """Return those of these entries that are in the set now."""
         return Entries(_entries().scores(keys))  # type: ignore[return-value]
 
 
 def stale(look: Look, entries: Any) -> list[Finding]:
-    """Entries of tasks that are gone, do not wait any more, or are due at another instant."""
+    """Find entries of tasks that are deleted, not PENDING, or due at another instant."""
     wanted = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
     columns = ("pk", "status", "due_at", "updated_at")
     rows = {pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=wanted).values_list(*columns)}
@@ -132,16 +132,16 @@ def stale(look: Look, entries: Any) -> list[Finding]:
 
 
 def _deed(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
-    """Return what is done about an entry; one of a task that is not here may be that of another
-    installation.
+    """Return the repair or the advice for an entry. If the task does not exist, the entry may
+    belong to another installation.
     """
     task_id = id_of(member)
     return {"repair": "remove it"} if task_id is None or task_id in rows else {"advice": _WHOSE}
 
 
 def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
-    """Return what is right instead of an entry; empty where it is right, or its row moved
-    of late.
+    """Return what should be in the set instead; empty if the entry is correct or its task moved
+    recently.
     """
     if row is None:
         return "none, because there is no such task"
@@ -158,13 +158,11 @@ def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(gone, "removed")
 
 
-# Rows without an entry ----------------------------------------------------------------------------
+# Tasks without an entry ---------------------------------------------------------------------------
 
 
 def missing(look: Look, rows: Rows) -> list[Finding]:
-    """Waiting tasks that will be due while the set claims to hold all of them, and that it does not
-    hold.
-    """
+    """Find PENDING tasks that are due before the mark and have no entry."""
     entries = _entries()
     until = entries.filled_until()
     if until is None:
@@ -209,7 +207,7 @@ def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = _soon(
         look, ground_rows(Task).filter(pk__in=keys), until
-    )  # one may be held since it was judged
+    )  # its status may have changed since it was read
     rows = [Due(*row) for row in waiting.values_list(*columns)]
     return dict.fromkeys(entries.put(rows, seen), "added")
 
