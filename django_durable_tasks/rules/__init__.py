@@ -1,1 +1,3 @@
-"""Rules decide: pure functions and values. No Django, no Celery, no queries, no clock."""
+"""Domain rules as pure functions and values. They use no Django, no Celery, no queries and no
+clock.
+"""

@@ -1,9 +1,9 @@
-"""Graphs: what an edge asks of its upstream, when a join is met, what becomes of a task whose join
+"""Dependencies: when an edge is met, when a join is met, and what happens to a task whose join
 cannot be met.
 
-An edge is *told* once its upstream has ended, and is *met* when that ending is the one it asks for.
-A task that waits stands BLOCKED; ``unresolved_dependencies_count`` is what it still needs, and
-always equals ``needed``.
+An edge is *resolved* once its upstream has ended. It is *met* if that ending is the one that the
+edge requires. A task that waits is BLOCKED. Its ``unresolved_dependencies_count`` always equals
+``needed``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from django_durable_tasks.rules.states import Status
 
 N = TypeVar("N", bound=Hashable)
 DELETED = "DELETED"
-"""The outcome of an edge whose upstream row is gone."""
+"""The outcome of an edge whose upstream task was deleted."""
 FORCED = "FORCED"
-"""The outcome of an edge that an operator overrode, or that a task which was let go does not need
-any more.
+"""The outcome of an edge that an operator overrode, or that a released task does not need any more.
 """
 
 
 class DependencyType(StrEnum):
-    """What an edge asks of its upstream."""
+    """The ending of the upstream that an edge requires."""
 
     MUST_SUCCEED = "MUST_SUCCEED"
     MUST_FINISH = "MUST_FINISH"
@@ -35,7 +34,7 @@ class DependencyType(StrEnum):
 
 
 class OnUpstreamFailure(StrEnum):
-    """What becomes of a task when an upstream ends otherwise than its edge asks."""
+    """What happens to a task if an upstream ends in another way than its edge requires."""
 
     SKIP = "SKIP"
     FAIL = "FAIL"
@@ -44,8 +43,8 @@ class OnUpstreamFailure(StrEnum):
 
 
 class Gate(StrEnum):
-    """What a person has to say before a task may run: one more unresolved dependency without an
-    upstream.
+    """A decision by a person before a task may run. It counts as one unresolved dependency without
+    an upstream.
     """
 
     APPROVAL = "APPROVAL"
@@ -53,14 +52,14 @@ class Gate(StrEnum):
 
 
 class Join(StrEnum):
-    """How many of its edges a task needs; a whole number is the third form."""
+    """How many of its edges must be met before a task runs; a whole number is the third form."""
 
     ALL = "ALL"
     ANY = "ANY"
 
 
 class Fate(StrEnum):
-    """What the edges say of a task that waits."""
+    """The state of a waiting task that follows from its edges."""
 
     STAY = "STAY"
     RELEASE = "RELEASE"
@@ -69,7 +68,7 @@ class Fate(StrEnum):
 
 
 def chosen(option: str, value: object, names: type[StrEnum]) -> str:
-    """Return one of the names; raises InvalidOption with the nearest."""
+    """Return one of the names; raises InvalidOption with the closest valid name."""
     if isinstance(value, str) and value in set(names):
         return str(value)
     hint = did_you_mean(str(value).upper(), map(str, names))
@@ -77,8 +76,8 @@ def chosen(option: str, value: object, names: type[StrEnum]) -> str:
 
 
 def needed_of(join: object, edges: int) -> int | None:
-    """Return how many edges a join needs, None for all of them; raises InvalidOption when it needs
-    more than it has.
+    """Return how many edges a join needs, None for all of them. Raises InvalidOption if it needs
+    more edges than the task has.
     """
     if join == Join.ALL:
         return None
@@ -95,7 +94,7 @@ def needed_of(join: object, edges: int) -> int | None:
 
 
 def met(kind: str, outcome: str) -> bool:
-    """Return whether an upstream that ended so is what the edge asks for; DELETED satisfies
+    """Return whether this status of the upstream is what the edge requires; DELETED satisfies
     MUST_FINISH only.
     """
     if kind == DependencyType.MUST_FINISH:
@@ -105,7 +104,7 @@ def met(kind: str, outcome: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EdgeOutcome:
-    """What the ending of the upstream means for an edge: resolved or still waiting, met or not."""
+    """The state of an edge: resolved or waiting, met or not."""
 
     resolved: bool
     met: bool
@@ -113,7 +112,7 @@ class EdgeOutcome:
 
 
 def edge_outcome(kind: str, outcome: str, policy: str) -> EdgeOutcome:
-    """Return what the upstream's ending means for an edge under its policy."""
+    """Return the state of an edge for this status of its upstream, under the edge's policy."""
     if met(kind, outcome) or policy == OnUpstreamFailure.RUN:
         return EdgeOutcome(resolved=True, met=True, policy=policy)
     return EdgeOutcome(resolved=policy != OnUpstreamFailure.WAIT, met=False, policy=policy)
@@ -121,7 +120,7 @@ def edge_outcome(kind: str, outcome: str, policy: str) -> EdgeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The edges of one task, counted: unresolved, met and unmet ones, and gates that are closed."""
+    """The number of unresolved, met and unmet edges of one task, and of its closed gates."""
 
     unresolved: int = 0
     met: int = 0
@@ -130,13 +129,13 @@ class Tally:
 
 
 def needed(join: int | None, tally: Tally) -> int:
-    """Return what the task still needs: its ``unresolved_dependencies_count``."""
+    """Return how many dependencies the task still needs, its ``unresolved_dependencies_count``."""
     edges = tally.unresolved if join is None else max(0, join - tally.met)
     return edges + tally.gates
 
 
 def fate(join: int | None, tally: Tally, policy: str) -> Fate:
-    """Return what becomes of a BLOCKED task; ``policy`` is that of the edge that was not met."""
+    """Return what happens to a BLOCKED task; ``policy`` is that of the edge that was not met."""
     lost = tally.unmet > 0 if join is None else tally.met + tally.unresolved < join
     if lost:
         return Fate.FAIL if policy == OnUpstreamFailure.FAIL else Fate.SKIP
@@ -147,10 +146,9 @@ def fate(join: int | None, tally: Tally, policy: str) -> Fate:
 
 
 def cycle_in(upstreams: Mapping[N, Iterable[N]]) -> list[N]:
-    """Return a cycle of the graph as a path whose first and last node are the same, or an empty
-    list.
+    """Return a cycle as a path whose first and last node are the same, or an empty list.
 
-    ``upstreams`` gives for each node those it waits for; linear in nodes and edges, without
+    ``upstreams`` returns the upstreams of a node. Takes linear time in nodes and edges, without
     recursion.
     """
     done: set[N] = set()
@@ -175,7 +173,9 @@ def cycle_in(upstreams: Mapping[N, Iterable[N]]) -> list[N]:
 
 
 def layers(upstreams: Mapping[N, Sequence[N]]) -> list[list[N]]:
-    """Return the nodes of an acyclic graph in layers, each after all that it waits for."""
+    """Return the nodes of an acyclic dependency graph in layers, each after all of its
+    upstreams.
+    """
     waits = {
         node: sum(1 for above in set(aboves) if above in upstreams)
         for node, aboves in upstreams.items()

@@ -1,7 +1,8 @@
-"""The one state machine, as data: where a task may stand, and every move between.
+"""The state machine of tasks, as data: all statuses and all transitions between them.
 
-``lifecycle.transitions`` is the only writer; the docs' table and diagram are generated from here.
-"Ready", "retrying" and "overdue" are questions on a row, never statuses.
+The functions of ``engine/transitions`` are the only writers. The table and the diagram in the
+documentation are generated from this module. "Ready", "retrying" and "overdue" are querysets, not
+statuses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Where a task stands."""
+    """The status of a task."""
 
     BLOCKED = "BLOCKED"
     PENDING = "PENDING"
@@ -25,7 +26,7 @@ class Status(StrEnum):
 
 
 class LogStatus(StrEnum):
-    """How one attempt ended, as its log row says."""
+    """The result of one attempt, in its log entry."""
 
     SUCCESS = "SUCCESS"
     FAILED = "FAILED"
@@ -37,14 +38,14 @@ class LogStatus(StrEnum):
 
 
 class OnOrphan(StrEnum):
-    """What becomes of a run whose worker died."""
+    """What happens to a run whose worker died."""
 
     RETRY = "RETRY"
     DEAD_LETTER = "DEAD_LETTER"
 
 
 class UniqueOnConflict(StrEnum):
-    """What a second call with the same unique key does."""
+    """The result of a second call with the same unique key."""
 
     RETURN_EXISTING = "RETURN_EXISTING"
     RAISE = "RAISE"
@@ -66,8 +67,8 @@ REPLAYABLE = frozenset({Status.FAILED, Status.CANCELLED, Status.SKIPPED, Status.
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One named move: from which statuses to which, under which guard, and what it writes beside
-    the status.
+    """A named transition: its source and target statuses, its guard, and the columns that it
+    writes.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""What a look at the tables may find, and what is right instead. Pure: facts in, findings out.
+"""Rules of ``durable verify``: which values of rows are wrong, and the correct ones. Pure.
 
-A finding names one row, one field, the value that stands there and what is right. ``repair`` says
-what ``durable verify --repair`` does about it; where it is empty the finding is for people, and
-``advice`` says what to do.
+A finding contains one row, one field, its value and the correct one. ``repair`` describes what
+``durable verify --repair`` does; if it is empty, ``advice`` describes what an operator can do.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.workflows.plan import COUNTS, DEADLINE, WorkflowStatus, verdict
 
 VERIFY_TASK = "django_durable_tasks.verify"
-"""The registered name of the built-in task that verifies; under it, it is scheduled too."""
+"""The registered name of the built-in task that verifies; its schedule has the same name."""
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     BROKEN = "BROKEN"
-    """What the engine promises does not hold."""
+    """A guarantee of the engine is violated."""
     LATE = "LATE"
-    """What should have been done by now is not done."""
+    """A step that should have been done by now is missing."""
     REMARK = "REMARK"
-    """It is as it should be, and a person has to look at it."""
+    """The data is consistent, but an operator has to look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One row that is not as it should be; ``key`` is its primary key."""
+    """One wrong row; ``key`` is its primary key."""
 
     check: str
     severity: Severity
@@ -56,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A field that is not as it should be; ``value`` is what a repair writes, if ``safe``."""
+    """A wrong field; ``value`` is what a repair writes, if ``safe``."""
 
     field: str
     found: Any
@@ -66,7 +65,7 @@ class Wrong:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a sentence shows it; instants in UTC."""
+    """Return a value as text; instants in UTC."""
     if value is None:
         return "empty"
     if isinstance(value, datetime):
@@ -80,11 +79,11 @@ def shown(value: Any) -> str:
 def wrong_marker(
     field: str, marker: str | None, key: str | None, status: str, attempts: int
 ) -> Wrong | None:
-    """Return what is wrong with the marker of an open key (``open_key``, ``open_unique_key``), None
-    where nothing is.
+    """Return the error in the marker of an open key (``open_key``, ``open_unique_key``); None if
+    there is none.
 
-    A row that has started may have given its key up to a newer one, so that only one which never
-    started must hold it.
+    A task that has started may have lost its key to a newer one, so only a task that never started
+    must have it.
     """
     if Status(status) not in OPEN:
         return (
@@ -96,7 +95,7 @@ def wrong_marker(
 
 
 def wrong_completion(status: str, completed_at: datetime | None) -> Wrong | None:
-    """Return what is wrong with ``completed_at``, None where nothing is."""
+    """Return the error in ``completed_at``; None if there is none."""
     is_open = Status(status) in OPEN
     if is_open == (completed_at is None):
         return None
@@ -107,10 +106,11 @@ def wrong_completion(status: str, completed_at: datetime | None) -> Wrong | None
 def wrong_attempts(
     attempts: int, *, running: bool, endings: int, distinct: int, highest: int
 ) -> Wrong | None:
-    """Return what the log rows of accepted endings say against ``attempts``, None where they agree.
+    """Return the contradiction between the log entries of accepted endings and ``attempts``; None
+    if they agree.
 
     ``endings``: how many there are; ``distinct``: of how many attempts; ``highest``: the number of
-    the last one. An attempt that ended twice cannot be mended, a counter that fell can.
+    the last one. An attempt that ended twice cannot be repaired; a counter that is too low can.
     """
     if endings > distinct:
         return Wrong(
@@ -132,8 +132,8 @@ def wrong_attempts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """A run of a workflow beside its rows: what it counts, what notes will add, how many rows stand
-    where.
+    """A workflow run and its tasks: its counters, the changes of pending ending events, and the
+    number of tasks per status.
     """
 
     status: str
@@ -147,16 +147,16 @@ class RunFacts:
 
     @property
     def open(self) -> int:
-        """How many of its rows have not ended."""
+        """How many of its tasks have not ended."""
         return sum(self.present.get(status, 0) for status in OPEN)
 
 
 def wrong_counts(run: RunFacts) -> list[Wrong]:
-    """Return which counters differ from the rows; a counter of which notes are waiting is judged as
-    it will be.
+    """Return the counters that differ from the tasks, including the changes of pending ending
+    events.
 
-    Rows that were pruned are counted and no longer there: of a run that misses some, nothing may be
-    counted less than what stands there, and what is not ended is open.
+    Pruned tasks were counted and no longer exist. For a run with pruned tasks, no counter may be
+    lower than the number of existing tasks, and tasks that have not ended must be counted as open.
     """
     if run.status == WorkflowStatus.STARTING:
         return []
@@ -187,8 +187,8 @@ def _count(run: RunFacts, column: str, rows: int) -> Wrong:
 
 
 def wrong_status(run: RunFacts) -> Wrong | None:
-    """Return what is wrong with where a run stands, by its own counts; None where nothing is, or
-    notes are waiting.
+    """Return the error in the status of a run, by its own counters; None if there is none, or if
+    ending events are pending.
     """
     if run.notes or run.status == WorkflowStatus.STARTING:
         return None
@@ -213,8 +213,8 @@ def wrong_status(run: RunFacts) -> Wrong | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """When a recurring task is to be looked at, and what its agenda says (``following``); instants
-    are aware.
+    """The next due time of a recurring task, and that of its agenda (``following``); instants are
+    aware.
     """
 
     status: str
@@ -226,11 +226,11 @@ class NextRun:
 
 
 def wrong_next_run(row: NextRun) -> Wrong | None:
-    """Return what is wrong with ``next_run_at``; ``put_off`` is how long (seconds) an unknown task
-    puts a fire off.
+    """Return the error in ``next_run_at``; ``put_off`` is the delay (seconds) of a fire whose task
+    is not registered.
 
-    A row that is due is looked at anyway, whenever its next fire is: whether somebody does is
-    another question.
+    A task that is already due is not checked here: another check reports schedules that do not
+    fire.
     """
     right = row.following
     if row.status == RecurringStatus.PAUSED:

@@ -1,4 +1,6 @@
-"""Who may go: what is free in each scope, rows that ask, turns, and a tenant's fair share. Pure."""
+"""Admission of tasks under limits: free capacity of each scope, requests, round-robin turns, and
+fair shares of tenants. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,18 @@ from django_durable_tasks.rules.limits.options import Rate, whole
 
 SMALLEST_SHARE = 10
 _BY_ROWS = ("share:", "window:")
-"""Scopes in which each row counts for one, whatever it weighs: what they part is room on the
+"""Scopes in which each task counts as 1, independent of its weight. They divide places on the
 broker, or turns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A row that asks to go: the scopes in which it counts, its weight, and its turn (the smaller
-    goes first).
+    """A task that requests admission: the scopes in which it counts, its weight, and its turn (the
+    smallest goes first).
 
-    ``others``: scopes in which it counts beside those of its line; what one of these refuses holds
-    up nobody behind it.
+    ``others`` are scopes in which it counts in addition to those of its waitlist. A refusal by one
+    of them does not block the tasks behind it.
     """
 
     row: Hashable
@@ -32,17 +34,17 @@ class Asking:
     others: Sequence[str] = ()
 
     def in_scope(self, scope: str) -> int:
-        """Return how much of a scope the row takes."""
+        """Return how much capacity of a scope the task uses."""
         return 1 if scope.startswith(_BY_ROWS) else self.weight
 
 
 @dataclass(slots=True)
 class Room:
-    """What is free in each scope while a claim is judged; a scope that is named nowhere is free.
+    """The free capacity of each scope during a claim; a scope that is not listed is unlimited.
 
-    ``tokens``: all that have gathered, of which ``rates`` says how many count. ``ahead``: the heavy
-    row of each scope whose turn it is; rows of later turns leave what it needs. ``heaviest``: what
-    can ever go.
+    ``tokens``: all tokens that have accumulated; ``rates`` determines how many of them count.
+    ``ahead``: the heavy task of each scope whose turn it is; later tasks leave the capacity that it
+    needs. ``heaviest``: the largest weight that can ever be admitted.
     """
 
     places: dict[str, int] = field(default_factory=dict)
@@ -55,8 +57,8 @@ class Room:
     known: set[str] = field(default_factory=set)
 
     def refuses(self, scope: str, asking: Asking) -> bool:
-        """Return whether the scope has no room for this row, beside what belongs to the row ahead
-        of it.
+        """Return whether the scope lacks capacity for this task, apart from what is reserved for
+        the task ahead of it.
         """
         needs = asking.in_scope(scope) + self._kept(scope, asking)
         if scope in self.closed or self.places.get(scope, needs) < needs:
@@ -64,12 +66,12 @@ class Room:
         return scope in self.tokens and whole(self._tokens(scope, asking)) < needs
 
     def waits_in_vain(self, scope: str, asking: Asking) -> bool:
-        """Return whether the row is heavier than the whole limit."""
+        """Return whether the weight of the task exceeds the whole limit."""
         return asking.in_scope(scope) > self.heaviest.get(scope, asking.weight)
 
     def left(self, scope: str) -> int | None:
-        """Return how many rows of weight 1 the scope lets in at most; None where it does
-        not say.
+        """Return how many tasks of weight 1 the scope admits at most; None if the scope is
+        unlimited.
         """
         found = [self.places[scope]] if scope in self.places else []
         if scope in self.tokens:
@@ -77,7 +79,7 @@ class Room:
         return 0 if scope in self.closed else min(found, default=None)
 
     def take(self, asking: Asking) -> None:
-        """Take the row's weight in places and tokens of each of its scopes."""
+        """Subtract the task's weight from the capacity and tokens of each of its scopes."""
         for scope in (*asking.scopes, *asking.others):
             if scope in self.places:
                 self.places[scope] -= asking.in_scope(scope)
@@ -87,7 +89,7 @@ class Room:
         self.forget(asking)
 
     def forget(self, asking: Asking, but: str | None = None) -> None:
-        """Keep nothing for this row any more, but in one scope."""
+        """Remove the reservations for this task, except in one scope."""
         for scope in [
             scope for scope, ahead in self.ahead.items() if ahead.row == asking.row and scope != but
         ]:
@@ -108,11 +110,12 @@ class Room:
 
 
 def admitted(rows: Sequence[Asking], room: Room) -> dict[Hashable, str]:
-    """Let rows in, in order, and return those that are refused, with the first scope that did.
+    """Admit tasks in order, and return those that are refused, each with the first scope that
+    refused it.
 
-    A row takes of its scopes all or nothing, so that what one limit refuses costs the others
-    nothing. Behind a row that is too heavy for what is free now, nobody of its scope goes: else the
-    light ones would keep it waiting for ever.
+    A task uses all of its scopes or none, so a refusal by one limit uses no capacity of the others.
+    If a task is too heavy for the capacity that is free now, no task behind it in this scope is
+    admitted. Otherwise lighter tasks would delay it indefinitely.
     """
     refused: dict[Hashable, str] = {}
     for asking in rows:
@@ -133,12 +136,13 @@ def admitted(rows: Sequence[Asking], room: Room) -> dict[Hashable, str]:
 def going(
     lines: Mapping[str, Sequence[Asking]], room: Room, limit: int
 ) -> tuple[list[Hashable], dict[Hashable, list[str]]]:
-    """Return at most so many rows that may go, one of each line by turns, until the line's next row
-    finds no room.
+    """Return at most ``limit`` tasks that may go, one of each waitlist in turn, until the next task
+    of the waitlist does not fit.
 
-    Lines go in their order; what a row takes, it takes of the scopes that it names. A row that
-    could not go anyway closes no line: it is heavier than the whole limit, or other scopes refuse
-    it. Those for which its line had room are returned with the scopes that refused them.
+    Waitlists are visited in their order. An admitted task uses capacity in all scopes that it
+    lists. A task does not end its waitlist if it is heavier than the whole limit, or if other
+    scopes refuse it. Tasks for which their own waitlist had capacity are returned with the scopes
+    that refused them.
     """
     gone: list[Hashable] = []
     elsewhere: dict[Hashable, list[str]] = {}
@@ -163,14 +167,15 @@ def going(
 
 
 def from_turn(names: Iterable[str], last: str) -> list[str]:
-    """Return the names in order, beginning behind the last one whose turn it was."""
+    """Return the names in order, starting after the one that was served last."""
     found = sorted(names)
     return [name for name in found if name > last] + [name for name in found if name <= last]
 
 
 def share_of(window: int, tenants: int) -> int:
-    """Return how many published rows of a queue's window one of so many tenants may hold.
+    """Return how many published tasks of a queue's window one tenant may have, given the number of
+    tenants.
 
-    Never more than half: whoever comes next finds room, whether or not anybody has seen its rows.
+    Never more than half of the window, so that a new tenant finds capacity at once.
     """
     return max(min(SMALLEST_SHARE, (window + 1) // 2), window // max(2, tenants))

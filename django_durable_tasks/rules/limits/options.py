@@ -1,8 +1,8 @@
-"""How much of something may be under way at once, and how often it may begin: scopes, allowances,
-token buckets. Pure.
+"""Concurrency limits and rate limits: scopes, allowances and token buckets. Pure.
 
-A scope names whom a limit binds: ``global``, ``queue:<name>``, ``task:<name>``, ``tenant:<id>``,
-``key:<text>``; and ``share:<queue>:<tenant>``, a tenant's fair share of a queue, which nobody sets.
+A scope identifies what a limit applies to: ``global``, ``queue:<name>``, ``task:<name>``,
+``tenant:<id>``, ``key:<text>``; and ``share:<queue>:<tenant>``, a tenant's fair share of a queue,
+which is computed and cannot be set.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ GLOBAL = "global"
 SCOPE_MAX = 240
 HEAVIEST = 1_000
 A_NEW_CLOCK = 5.0
-"""A bucket that was looked at so many seconds after now was looked at by another clock, and goes on
-by this one.
+"""If a bucket was read this many seconds in the future, the clock of the database has changed. The
+bucket is then counted from the present.
 """
 _KINDS = ("queue", "task", "tenant", "key")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -45,7 +45,7 @@ def of_tenant(tenant_id: int) -> str:
 
 
 def of_key(key: str) -> str:
-    """Return the scope of what ``PerKey`` names."""
+    """Return the scope of a key of ``PerKey``."""
     return f"key:{key}"
 
 
@@ -55,12 +55,12 @@ def of_share(queue: str, tenant_id: int) -> str:
 
 
 def before_shares(queue: str) -> str:
-    """Return what sorts before every share of a queue, and next to them."""
+    """Return the prefix of all shares of a queue, which sorts before them."""
     return f"share:{queue}:"
 
 
 def of_window(queue: str) -> str:
-    """Return the scope of a queue's window of published rows."""
+    """Return the scope of a queue's window of published tasks."""
     return f"window:{queue}"
 
 
@@ -73,7 +73,9 @@ def shared(scope: str) -> tuple[str, int] | None:
 
 
 def checked_scope(scope: object) -> str:
-    """Return a scope that somebody may limit; raises InvalidOption that lists the forms."""
+    """Return a scope for which an operator may set a limit; raises InvalidOption that lists the
+    forms.
+    """
     if scope == GLOBAL:
         return GLOBAL
     kind, _, name = str(scope).partition(":")
@@ -94,25 +96,23 @@ def checked_scope(scope: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many starts in so many seconds, and how many may come at once after a pause."""
+    """A number of starts in a number of seconds, and how many may start at once after a pause."""
 
     number: int
     seconds: float
     burst: float
     fixed: bool = False
-    """Whether somebody said how large the burst is; else it grows to the weight of a task that
-    waits for it.
-    """
+    """Whether the burst was given. If not, it grows to the weight of a task that waits for it."""
 
     def holds(self, weight: int = 1) -> float:
-        """Return how many tokens gather at most while a task of this weight is the heaviest that
-        waits.
+        """Return how many tokens accumulate at most while the heaviest waiting task has this
+        weight.
         """
         return self.burst if self.fixed else max(self.burst, float(weight))
 
     @property
     def per_second(self) -> float:
-        """Tokens that come back in a second."""
+        """Tokens that are added per second."""
         return self.number / self.seconds
 
     def __str__(self) -> str:
@@ -121,8 +121,8 @@ class Rate:
 
 
 def rate_of(option: str, text: object, burst: object = None) -> Rate:
-    """Return the rate that a text like "10/m" means; burst: one second's rate, at least 1. Raises
-    InvalidOption.
+    """Return the rate of a text like "10/m". The burst is one second of the rate, at least 1.
+    Raises InvalidOption.
     """
     found = _RATE.match(text) if isinstance(text, str) else None
     if found is None or not int(found[1]):
@@ -138,7 +138,7 @@ def rate_of(option: str, text: object, burst: object = None) -> Rate:
 
 
 def places_of(option: str, number: object) -> int:
-    """Return how many may be under way at once; 0 holds everything. Raises InvalidOption."""
+    """Return the maximum concurrency; 0 admits no task. Raises InvalidOption."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
         raise InvalidOption(
             f"{option}={number!r}: give a whole number of 0 or more, or PerKey(number, template)."
@@ -148,11 +148,11 @@ def places_of(option: str, number: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PerKey:
-    """So much for each value of a key: ``max_concurrency=PerKey(2, "{customer}")``,
+    """A limit for each value of a key: ``max_concurrency=PerKey(2, "{customer}")``,
     ``rate_limit=PerKey("10/m", ...)``.
 
-    ``key`` is a template over the arguments in the language of ``unique=``; ``{task}`` is the
-    task's name, and a key without it is shared by all tasks that name it. Raises InvalidOption.
+    ``key`` is a template over the arguments, as in ``unique=``. ``{task}`` is the task's name; a
+    key without it is shared by all tasks that use the same key. Raises InvalidOption.
     """
 
     number: int | str
@@ -171,7 +171,7 @@ class PerKey:
 
 
 def places_option(option: str, value: object) -> int | PerKey:
-    """Return what ``max_concurrency=`` means; raises InvalidOption."""
+    """Return the checked ``max_concurrency=``; raises InvalidOption."""
     if not isinstance(value, PerKey):
         return places_of(option, value)
     places_of(f"{option}=PerKey(number)", value.number)
@@ -179,7 +179,7 @@ def places_option(option: str, value: object) -> int | PerKey:
 
 
 def rate_option(option: str, value: object) -> Rate | PerKey:
-    """Return what ``rate_limit=`` means; raises InvalidOption."""
+    """Return the checked ``rate_limit=``; raises InvalidOption."""
     if not isinstance(value, PerKey):
         return rate_of(option, value)
     rate_of(f"{option}=PerKey(rate)", value.number)
@@ -187,8 +187,8 @@ def rate_option(option: str, value: object) -> Rate | PerKey:
 
 
 def key_of(*limits: object) -> str | None:
-    """Return the template of the key that these limits of one task name, None without; raises
-    InvalidOption for two.
+    """Return the template of the key of these limits of one task; None without one. Raises
+    InvalidOption if they have two.
     """
     keys = {limit.key for limit in limits if isinstance(limit, PerKey)}
     if len(keys) > 1:
@@ -202,8 +202,8 @@ def key_of(*limits: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one scope may do: so much weight QUEUED and RUNNING at once, so much started in a time;
-    None: no limit.
+    """The limits of one scope: the weight that is QUEUED and RUNNING at once, and the weight
+    started per period; None: no limit.
     """
 
     places: int | None = None
@@ -211,13 +211,13 @@ class Allowance:
 
     @property
     def heaviest(self) -> int | None:
-        """Return what the heaviest task may weigh that can ever go; None where each can."""
+        """Return the largest weight that can ever be admitted; None if there is no maximum."""
         burst = [int(self.rate.burst)] if self.rate is not None and self.rate.fixed else []
         return min([*burst, *([] if self.places is None else [self.places])], default=None)
 
 
 def per_key_of(rate_limit: object, max_concurrency: object) -> Allowance | None:
-    """Return what a task allows each value of its key; None where it names none."""
+    """Return the allowance of each value of the task's key; None if the task has no key."""
     if not isinstance(rate_limit, PerKey) and not isinstance(max_concurrency, PerKey):
         return None
     places = max_concurrency.number if isinstance(max_concurrency, PerKey) else None
@@ -228,7 +228,7 @@ def per_key_of(rate_limit: object, max_concurrency: object) -> Allowance | None:
 
 
 def strictest(allowances: Iterable[Allowance]) -> Allowance:
-    """Return the smallest number of places and the slowest rate among these."""
+    """Return the lowest concurrency and the slowest rate among these."""
     found = list(allowances)
     rates = [allowed.rate for allowed in found if allowed.rate is not None]
     return Allowance(
@@ -241,7 +241,9 @@ _FIELDS = ("max_concurrency", "rate", "burst")
 
 
 def allowance_of(scope: object, given: Any) -> Allowance:
-    """Return the allowance that settings or an operator give to a scope; raises InvalidOption."""
+    """Return the allowance that settings or an operator define for a scope; raises
+    InvalidOption.
+    """
     where = checked_scope(scope)
     names = set(given) if isinstance(given, Mapping) else set()
     if not names <= set(_FIELDS) or not names & {"max_concurrency", "rate"}:
@@ -263,18 +265,18 @@ def allowance_of(scope: object, given: Any) -> Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How many tokens a scope had at an instant of the database's clock."""
+    """The number of tokens of a scope at an instant of the database's clock."""
 
     tokens: float
     at: datetime
 
 
 def gathered(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
-    """Return the bucket as it is now, with all that has come back since, however much it holds; a
-    new one is full.
+    """Return the bucket at ``now`` with all tokens that were added since, without a maximum; a new
+    bucket is full.
 
-    A clock that went back a little gives and takes nothing; one that stands A_NEW_CLOCK seconds
-    behind is a new one, by which the bucket goes on from here.
+    If the clock went back a little, the tokens stay unchanged. If it went back by A_NEW_CLOCK
+    seconds, the bucket is counted from ``now``.
     """
     if bucket is None:
         return Bucket(math.inf, now)
@@ -285,20 +287,20 @@ def gathered(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
 
 
 def refilled(bucket: Bucket | None, rate: Rate, now: datetime, weight: int = 1) -> Bucket:
-    """Return the bucket as it is now, with no more than it holds for a task of this weight."""
+    """Return the bucket at ``now``, with at most the tokens that it can hold for a task of this
+    weight.
+    """
     found = gathered(bucket, rate, now)
     return Bucket(min(rate.holds(weight), found.tokens), found.at)
 
 
 def refill(rate: Rate) -> float:
-    """Return after how long (seconds) an empty bucket is as full as it can be, whatever task comes
-    next.
-    """
+    """Return after how many seconds an empty bucket is full for a task of any weight."""
     return rate.holds(HEAVIEST) / rate.per_second + A_NEW_CLOCK
 
 
 def whole(tokens: float) -> int:
-    """Return how many starts these tokens allow; a millionth is forgiven, for sums of fractions
-    fall short by it.
+    """Return how many starts these tokens allow. A difference of a millionth is ignored, because
+    sums of fractions are rounded.
     """
     return max(0, math.floor(tokens + 1e-6))

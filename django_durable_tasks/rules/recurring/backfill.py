@@ -1,5 +1,5 @@
-"""What a backfill does with each fire time of its range: bear it, replay its task, or leave it, and
-why.
+"""What a backfill does with each fire time of its range: create a task, replay the existing one, or
+leave it unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from django_durable_tasks.rules.workflows.plan import OPEN_RUN
 
 
 class Reprocess(StrEnum):
-    """Which tasks of the range run again: none, those that failed, or all that have ended
-    (Airflow's words).
+    """Which tasks of the range run again: none, the failed ones, or all that have ended (as in
+    Airflow).
     """
 
     NONE = "NONE"
@@ -25,7 +25,7 @@ class Reprocess(StrEnum):
 
 
 class Deed(StrEnum):
-    """What is done about a fire time."""
+    """The action for a fire time."""
 
     CREATED = "CREATED"
     REPLAYED = "REPLAYED"
@@ -34,10 +34,10 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the ledger tells of a fire time: outcome and task; no ``status``: the task's row is no
-    longer kept.
+    """The ledger entry of a fire time: outcome and task. An empty ``status`` means that the task
+    was pruned.
 
-    ``run``: the workflow that the task started, and where that stands.
+    ``run`` is the workflow run that the task started, with its status.
     """
 
     outcome: str
@@ -48,7 +48,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done about one fire time (UTC), why, and to which task."""
+    """The action for one fire time (UTC), its reason, and the task that it changes."""
 
     fire_time: datetime
     deed: Deed
@@ -58,9 +58,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a backfill of [start, end] did, or with ``dry_run`` would do, fire time by fire time.
+    """What a backfill of [start, end] did, or with ``dry_run`` would do, for each fire time.
 
-    ``remark`` says why the range, or a part of it, holds no fire time.
+    ``remark`` explains why the range, or a part of it, has no fire time.
     """
 
     start: datetime
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def born(self) -> int:
-        """How many fire times got a task."""
+        """How many fire times got a new task."""
         return len(self.of(Deed.CREATED))
 
     @property
@@ -85,15 +85,15 @@ class Report:
 
     @property
     def left(self) -> int:
-        """How many fire times stay as they are."""
+        """How many fire times are left unchanged."""
         return len(self.of(Deed.UNCHANGED))
 
 
 def step(
     fire_time: datetime, closed: Stretch | None, told: Told | None, reprocess: Reprocess
 ) -> Step:
-    """Return what is done about a fire time; ``closed`` where the schedule says today that it does
-    not run.
+    """Return the action for a fire time; ``closed`` is the reason if the current schedule does not
+    run it.
     """
     if told is None or told.task_id is None:
         if closed is not None:

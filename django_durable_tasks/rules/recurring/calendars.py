@@ -1,7 +1,7 @@
-"""Which days are working days: weekly working days, closed days, extra open days and half days.
+"""Working days: weekly working days, closed days, extra open days and half days.
 
-A calendar is a snapshot of dates. A later release of the ``holidays`` package moves no schedule;
-importing again does.
+A calendar is a snapshot of dates. A new release of the ``holidays`` package changes no schedule
+until the calendar is imported again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from django_durable_tasks.exceptions import InvalidCalendar
 
-FARTHEST = 3_660  # days that a search looks ahead or back: ten years
+FARTHEST = 3_660  # a search covers at most this many days: ten years
 MOST_DAYS = 20_000
 MOST_YEARS = 100
 _NAMES_IN = "en_US"
@@ -26,7 +26,7 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 
 class DayKind(StrEnum):
-    """What a date is, against its weekday: closed, open all day, or open until an hour."""
+    """How a date differs from its weekday: closed, open all day, or open until a time."""
 
     CLOSED = "CLOSED"
     OPEN = "OPEN"
@@ -34,8 +34,9 @@ class DayKind(StrEnum):
 
 
 class Roll(StrEnum):
-    """What becomes of a fire time on a closed day: nothing, the next open day, the one before, or
-    the next within the month, else the one before (ISDA's business day conventions).
+    """What happens to a fire time on a closed day: skipped, or moved to the next open day, to the
+    previous one, or to the next within the month, otherwise the previous one (ISDA's business day
+    conventions).
     """
 
     SKIP = "SKIP"
@@ -46,7 +47,7 @@ class Roll(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpecialDay:
-    """One date that is not as its weekday is; ``until`` is the last open minute of a half day,
+    """One date that differs from its weekday; ``until`` is the last open minute of a half day,
     local wall time.
     """
 
@@ -58,11 +59,11 @@ class SpecialDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusinessDays:
-    """The open days of one calendar, or of several combined; an immutable value, equal by its
+    """The open days of one calendar, or of several combined; an immutable value that is compared by
     content.
 
-    ``working_days`` are ISO weekdays, Monday is 1. Raises InvalidCalendar for days that cannot be
-    used, for a date told twice, and for a calendar without any working day.
+    ``working_days`` are ISO weekdays, Monday is 1. Raises InvalidCalendar for invalid days, for a
+    date that occurs twice, and for a calendar without any working day.
     """
 
     name: str = ""
@@ -84,7 +85,7 @@ class BusinessDays:
         return self._hash
 
     def is_open(self, day: date) -> bool:
-        """Tell whether anything is open on this date; a half day is open."""
+        """Return whether anything is open on this date; a half day is open."""
         special = self._by_date.get(day)
         return (
             day.isoweekday() in self.working_days
@@ -93,20 +94,18 @@ class BusinessDays:
         )
 
     def closes(self, day: date) -> time | None:
-        """Return the last open wall time of a half day; None for a day that is open or closed as a
-        whole.
-        """
+        """Return the last open wall time of a half day; None for other days."""
         special = self._by_date.get(day)
         return None if special is None else special.until
 
     def open_at(self, day: date, hour: time) -> bool:
-        """Tell whether this wall time of this date is open."""
+        """Return whether this wall time of this date is open."""
         until = self.closes(day)
         return self.is_open(day) if until is None else hour <= until
 
     def why_closed(self, local: datetime) -> str:
-        """Return why this wall time is closed: a holiday's name, a weekday, an hour of a half day;
-        "" when open.
+        """Return why this wall time is closed: a holiday's name, a weekday, or the time of a half
+        day; "" if it is open.
         """
         day = local.date()
         if self.open_at(day, local.time()):
@@ -119,20 +118,20 @@ class BusinessDays:
         return f"after {special.until:%H:%M} on {special.name or day} (half day)"
 
     def next_open(self, day: date, hour: time | None = None) -> date | None:
-        """Return the first open day after this one (open at this hour); None: there is none within
-        ten years.
+        """Return the first open day after this one (open at this hour); None if there is none
+        within ten years.
         """
         return self._first_open(day, hour, _ONE)
 
     def previous_open(self, day: date, hour: time | None = None) -> date | None:
-        """Return the last open day before this one (open at this hour); None: there is none within
-        ten years.
+        """Return the last open day before this one (open at this hour); None if there is none
+        within ten years.
         """
         return self._first_open(day, hour, -_ONE)
 
     def may_open(self, day: date, step: timedelta) -> Iterator[date]:
-        """Give those of ``days_from`` that are open or half open, and maybe others: work by what
-        the calendar names.
+        """Yield a superset of the open days of ``days_from``; the work depends on the number of
+        dates in the calendar.
         """
         if self.working_days:
             return days_from(day, step)
@@ -157,7 +156,7 @@ def _day(special: SpecialDay) -> date:
 
 
 def days_from(day: date, step: timedelta) -> Iterator[date]:
-    """Give the days after this one, or before it with a negative step, for ten years and within
+    """Yield the days after this one, or before it with a negative step, for ten years and within
     datetime's range.
     """
     for _ in range(FARTHEST):
@@ -191,10 +190,9 @@ def from_holidays(
 ) -> tuple[SpecialDay, ...]:
     """Return the public holidays of a country (ISO 3166) or an exchange (ISO 10383) as a snapshot.
 
-    Their names are English where the package knows these, whatever the locale of the process.
-
-    Needs the extra ``[calendars]``. Raises InvalidCalendar for an unknown country or subdivision,
-    or no package.
+    The names are in English if the package has them, independent of the locale of the process.
+    Requires the extra ``[calendars]``. Raises InvalidCalendar for an unknown country or
+    subdivision, or if the package is not installed.
     """
     wanted = sorted(set(years))
     if not 1 <= len(wanted) <= MOST_YEARS:
@@ -222,7 +220,7 @@ def from_holidays(
 
 
 def _joined(day: date, calendars: Sequence[BusinessDays]) -> SpecialDay:
-    """Return what this date is where all calendars count."""
+    """Return the exception for this date in the combination of all calendars."""
     shut = [
         one.why_closed(datetime.combine(day, time.min)) for one in calendars if not one.is_open(day)
     ]

@@ -1,9 +1,9 @@
-"""Declared schedules: what code or settings say, merged into a row that an operator may have
+"""Declared schedules: merges a declaration in code or settings into a row that an operator may have
 changed since.
 
-A three-way merge, as ``kubectl apply`` does it: what was declared last, what is declared now, how
-the row stands. A change of the declaration wins; what only the operator changed stays; what is no
-longer declared goes back to its default, unless the operator has given it a value of its own.
+A three-way merge like that of ``kubectl apply``: of the last declaration, the present declaration,
+and the row. A change of the declaration wins. A value that only the operator changed stays. A
+column that is no longer declared returns to its default, unless the operator has set it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from enum import StrEnum
 from typing import Any, TypedDict
 
 CODE, SETTINGS, BEAT = "code", "settings", "beat"
-"""Who declares a row (``RecurringTask.source``); an empty text is nobody: it was made by hand."""
+"""Where a row is declared (``RecurringTask.source``); an empty text means that it is not declared.
+"""
 UNDECLARED = "UNDECLARED"
-"""The status reason of a schedule that was paused or ended because nobody declares it any more."""
+"""The status reason of a schedule that was paused or ended because its declaration was removed."""
 
 
 class Act(StrEnum):
-    """What a sync does to one row."""
+    """The action of a sync for one row."""
 
     CREATE = "CREATE"
     CHANGE = "CHANGE"
@@ -82,14 +83,14 @@ class ScheduleOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The columns to write, and the declared columns in which an operator's own value stays."""
+    """The columns to write, and the declared columns that keep an operator's value."""
 
     changes: dict[str, Any]
     edited: tuple[str, ...]
 
 
 def kept(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns as JSON keeps them: instants in ISO 8601 (UTC), tuples as lists."""
+    """Return columns in their JSON form: instants in ISO 8601 (UTC), tuples as lists."""
     return {column: _plain(value) for column, value in values.items()}
 
 
@@ -112,9 +113,9 @@ def merged(
     declared: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> Merge:
-    """Return what a declaration changes in a row; all columns as ``kept`` gives them.
+    """Return the changes of a row by its declaration; all columns in the form of ``kept``.
 
-    ``before`` is what was declared last; None takes the whole declaration over.
+    ``before`` is the last declaration; None applies the whole declaration.
     """
     last = before or {}
     differing = {column: value for column, value in declared.items() if row[column] != value}

@@ -1,6 +1,4 @@
-"""What became of a fire time, or will, and why: one account in sentences. Pure: facts in, sentences
-out.
-"""
+"""Explains in sentences what happened or will happen at a fire time, and why. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from django_durable_tasks.rules.tasks.explanations import ago
 
 @dataclass(frozen=True, slots=True)
 class FireTime:
-    """A fire to come: its fire time, when it starts at the earliest (both UTC), and what happened
-    to it on the way.
-    """
+    """A planned fire: its fire time, its earliest start (both UTC), and its remarks."""
 
     nominal: datetime
     effective: datetime
@@ -27,8 +23,8 @@ class FireTime:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run of a workflow that the task of a fire started: where it stands, and how many of its
-    tasks have ended.
+    """The workflow run that the task of a fire started: its status, and how many of its tasks have
+    ended.
     """
 
     run_id: uuid.UUID
@@ -39,8 +35,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """The task of a fire: where it stands, and whom it waits for; no ``status``: its row is no
-    longer kept.
+    """The task of a fire: its status, and the tasks for which it waits. An empty ``status`` means
+    that it was pruned.
     """
 
     task_id: uuid.UUID
@@ -54,7 +50,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of the ledger; with ``last`` it tells a range."""
+    """A ledger entry; with ``last`` it covers a range."""
 
     outcome: str
     first: datetime
@@ -69,12 +65,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A schedule, and the instant ``at`` that somebody asks about; instants are aware, ``now`` is
-    the database's.
+    """The facts about a schedule and the instant ``at``; instants are aware, ``now`` is the
+    database's.
 
-    ``planned`` is what the schedule says today of a fire time at this instant; ``before`` and
-    ``after`` are the fire times around it, ``runs_then`` is the one that was rolled or moved to it;
-    ``lines`` are those of the ledger that speak of it, its own first.
+    ``planned`` is the current plan for a fire time at this instant. ``before`` and ``after`` are
+    the neighbouring fire times. ``runs_then`` is the fire that was rolled or moved to this instant.
+    ``lines`` are the ledger entries that cover it, the entry of its own fire time first.
     """
 
     at: datetime
@@ -106,9 +102,7 @@ class Facts:
 
 
 def account(it: Facts) -> str:
-    """Return the account of the instant: what happened, or what will, and who or what stood in the
-    way.
-    """
+    """Return the explanation of the instant: what happened or will happen, and the reason."""
     own = next((line for line in it.lines if line.last is None), None)
     if own is not None:
         return _own(it, own)
@@ -123,7 +117,7 @@ def account(it: Facts) -> str:
 
 
 def when(instant: datetime) -> str:
-    """Return an instant as people and programs read it, in UTC."""
+    """Return an instant as text, in UTC."""
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -131,7 +125,7 @@ def _because(reason: str) -> str:
     return f" ({reason})" if reason else ""
 
 
-# A line of its own --------------------------------------------------------------------------------
+# An entry of this fire time -----------------------------------------------------------------------
 
 
 def _own(it: Facts, line: Line) -> str:
@@ -180,7 +174,7 @@ def _run(run: Run | None) -> str:
     )
 
 
-# A range ------------------------------------------------------------------------------------------
+# An entry of a range ------------------------------------------------------------------------------
 
 
 def _told_in_range(it: Facts) -> str:
@@ -204,7 +198,7 @@ _MISSED = {
 }
 
 
-# No line ------------------------------------------------------------------------------------------
+# No entry -----------------------------------------------------------------------------------------
 
 
 def not_a_fire_time(
@@ -213,8 +207,8 @@ def not_a_fire_time(
     bounds: tuple[datetime | None, datetime | None],
     around: tuple[datetime | None, datetime | None],
 ) -> str:
-    """Return why a schedule has no fire time at this instant; ``around``: its fire times before and
-    after.
+    """Return why a schedule has no fire time at this instant; ``around``: the neighbouring fire
+    times.
     """
     (start, end), (before, after) = bounds, around
     if start is not None and at < start:
@@ -232,8 +226,8 @@ def not_a_fire_time(
 def no_fires_within(
     name: str, stretch: tuple[datetime, datetime], around: tuple[datetime | None, datetime | None]
 ) -> str:
-    """Return that a schedule has no fire time from the first to the last instant, and those before
-    and after.
+    """Return that a schedule has no fire time from the first to the last instant, with the
+    neighbouring fire times.
     """
     return (
         f"{name} has no fire time from {when(stretch[0])} to {when(stretch[1])}:"
@@ -286,7 +280,7 @@ def _paused(it: Facts) -> str:
 
 
 def _untold(it: Facts, planned: Planned) -> str:
-    """A fire time that has passed, and of which the ledger says nothing."""
+    """Explain a fire time in the past that has no ledger entry."""
     at = when(it.at)
     if it.ledger_from is not None and it.at < it.ledger_from:
         return f"{at} is before {when(it.ledger_from)}: its ledger entry has been deleted."

@@ -1,5 +1,5 @@
-"""The days that an iCalendar file (RFC 5545) closes: its all-day events, with their recurrences,
-within some years.
+"""The closed days of an iCalendar file (RFC 5545): its all-day events, with their recurrences,
+within given years.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
     """Return the days of these years that the events of the file close, each once, with their
     names.
 
-    An event must last whole days: dates, or midnight to midnight. Cancelled events are left out.
-    Raises InvalidCalendar that names the line.
+    An event must last whole days: dates, or midnight to midnight. Cancelled events are ignored.
+    Raises InvalidCalendar with the number of the line.
     """
     if not 1 <= len(years) <= MOST_YEARS:
         raise InvalidCalendar(f"years={years!r}: give 1 to {MOST_YEARS} years.")
@@ -114,7 +114,7 @@ def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
 
 
 def _recurrence(line: _Property) -> str:
-    """Return a line of the recurrence in dates alone."""
+    """Return a recurrence line with dates instead of times."""
     if line.name not in {"RDATE", "EXDATE"}:
         return f"{line.name}:{line.value}"
     return f"{line.name}:" + ",".join(
@@ -200,7 +200,7 @@ def _begin(line: _Property, inside: list[_Property], events: list[_Event]) -> No
 
 
 def _lines(text: str) -> Iterator[_Property]:
-    """Give the content lines, unfolded, each with the number at which it begins."""
+    """Yield the unfolded content lines, each with the number of its first line."""
     folded: list[tuple[int, list[str]]] = []
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text.removeprefix("\ufeff")), 1):
         if line[:1] in {" ", "\t"} and folded:

@@ -1,5 +1,5 @@
-"""Spreads fires that fall together: a delay that is a hash of schedule and fire time, the same
-whenever it is asked.
+"""Distributes fires that would start at the same time. The delay is a hash of schedule and fire
+time, so it is reproducible.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _MILLISECOND = timedelta(milliseconds=1)
 def effective(
     planned: Planned, next_at: datetime | None, seed: str, seconds: float, percent: float
 ) -> datetime:
-    """Return when the fire runs: ``at`` plus up to ``seconds``, or up to ``percent`` of the way to
+    """Return when the fire runs: ``at`` plus up to ``seconds``, or up to ``percent`` of the time to
     the next fire.
 
-    Always before the next fire (Temporal caps its jitter so). Without a next fire ``percent`` has
-    nothing to measure.
+    The result is always before the next fire, as in Temporal. Without a next fire, ``percent`` has
+    no effect.
     """
     way = None if next_at is None else next_at - planned.at
     span = timedelta(seconds=seconds) if seconds or way is None else way * (percent / 100)

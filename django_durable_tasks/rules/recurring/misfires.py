@@ -1,9 +1,8 @@
-"""Which of the fire times since the watermark run, and which are told as missed. Bounded, whatever
-passed.
+"""Which fire times since the watermark run, and which are recorded as missed. The work is bounded.
 
-A fire is late, not missed, within the grace (Quartz: misfireThreshold). What lies further back is
-missed; the policy says what becomes of it, and a stretch of it is one range however many fires it
-holds.
+A fire within the grace period is late, not missed (as with Quartz's misfireThreshold). An older one
+is missed, and the policy decides about it. A range of missed fires is one ledger entry, independent
+of their number.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from django_durable_tasks.rules.recurring.effective import Agenda, Planned
 from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder
 
 AT_ONCE = 1_000
-"""So many fires of one schedule are decided at a time; what is left comes with the next tick."""
+"""The maximum number of fires of one schedule per decision; the next tick continues."""
 
 CATCHUP_WINDOW, MAX_CATCHUP_RUNS, COALESCED, SKIPPED = (
     "CATCHUP_WINDOW",
@@ -26,12 +25,12 @@ CATCHUP_WINDOW, MAX_CATCHUP_RUNS, COALESCED, SKIPPED = (
     "SKIP_MISSED",
 )
 _INSTANT = timedelta(microseconds=1)
-_IN_ORDER = 1e-6  # seconds: those that are held behind each other go in the order of their starts
+_IN_ORDER = 1e-6  # seconds between runs that wait for each other, to keep their order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a schedule treats what it missed; seconds."""
+    """The misfire policy of a schedule; durations in seconds."""
 
     catch_up: CatchUp = CatchUp.RUN_ONE_NOW
     grace: float = 60.0
@@ -43,9 +42,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A fire that runs; one that is caught up starts ``delay`` seconds after now at the
-    earliest.
-    """
+    """A fire that runs. One that is caught up starts at least ``delay`` seconds after now."""
 
     planned: Planned
     caught_up: bool = False
@@ -54,8 +51,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A range of fires that do not run: the nominal times of the first and the last, how many, and
-    why.
+    """A range of fires that do not run: the fire times of the first and the last, their number, and
+    the reason.
     """
 
     first: datetime
@@ -67,8 +64,8 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What runs, in the order of its start, and what was missed; every fire up to ``through`` is
-    accounted for.
+    """The fires that run, in the order of their start, and those that were missed; covers every
+    fire up to ``through``.
     """
 
     runs: tuple[Chosen, ...]
@@ -78,7 +75,7 @@ class Choice:
 
 
 def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -> Choice:
-    """Decide about every fire after the watermark and up to now."""
+    """Decide about every fire after the watermark up to ``now``."""
     first = _next(agenda, watermark)
     if first is None or first.at > now:
         return Choice((), (), max(watermark, now), first)
@@ -97,7 +94,9 @@ def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -
 
 
 def _next(agenda: Agenda, after: datetime) -> Planned | None:
-    """Return the next fire; a fire that is not after would be decided about for ever."""
+    """Return the next fire. Raises an error if it is not after the previous one, because the loop
+    would not end.
+    """
     planned = agenda.next(after)
     if planned is not None and planned.at <= after:
         raise AssertionError(
@@ -126,7 +125,7 @@ def _last(agenda: Agenda, before: datetime) -> Planned:
 
 def _range(agenda: Agenda, first: Planned, last: Planned, after: datetime, reason: str) -> Missed:
     counted = agenda.count(after, last.at)
-    begin, end = sorted((first.nominal, last.nominal))  # a roll can turn the order of two fires
+    begin, end = sorted((first.nominal, last.nominal))  # a roll can change the order of two fires
     return Missed(begin, end, max(1, counted.number), counted.exact, reason)
 
 
@@ -174,8 +173,8 @@ def _left_out(
     oldest: datetime,
     policy: Policy,
 ) -> list[Missed]:
-    """Return the ranges before the oldest fire that runs: what the window shuts out, and what the
-    number does.
+    """Return the ranges before the oldest fire that runs: those outside of the catch-up window, and
+    those above the catch-up limit.
     """
     found = []
     if oldest > watermark and first.at <= oldest:

@@ -1,5 +1,5 @@
-"""What a schedule was told, checked once: from the keywords of ``upsert`` to the columns of a
-recurring row.
+"""Checks the options of a schedule: from the keyword arguments of ``upsert`` to the columns of a
+RecurringTask.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from django_durable_tasks.rules.tasks.durations import instant, seconds
 from django_durable_tasks.rules.tasks.options import checked_count, checked_key, checked_name
 
 KINDS = ("interval", "cron", "rrule", "solar", "at", "every")
-"""The keywords that each make a part of the timetable; ``parts`` takes a list of parts as they are
-kept.
+"""The keywords that define a part of the timetable; ``parts`` is a list of parts in their stored
+form.
 """
 
 _BESIDE = {
@@ -64,8 +64,8 @@ _OWN = ("task_id", "run_at", "expires_at", "key", "idempotency_key", "tenant", "
 
 
 def _call_options(option: str, value: Any) -> dict[str, Any]:
-    """Return the options of each run's call; what the schedule itself decides of a run is
-    refused.
+    """Return the options of each run's call; raises an error for options that the schedule itself
+    sets.
     """
     found = _dict(option, value)
     for own in _OWN:
@@ -115,12 +115,12 @@ _NULLABLE = {"end_time", "max_runs", "expires_in", "catchup_window", "priority",
 
 
 def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False) -> dict[str, Any]:
-    """Return the columns that these keywords set; raises InvalidSchedule or InvalidOption naming
+    """Return the columns that these keywords set; raises InvalidSchedule or InvalidOption with
     keyword and remedy.
 
-    Keywords that are absent set nothing, so that an upsert leaves them, on a new row at their
-    defaults. A timetable that can never fire is refused, unless ``may_never_fire`` says that the
-    row is paused anyway.
+    Keywords that are absent set nothing: an upsert leaves these columns unchanged, or at their
+    defaults in a new row. A timetable that can never fire is refused, unless ``may_never_fire`` is
+    set because the row is paused.
     """
     known = {
         *_CHECKS,
@@ -170,7 +170,7 @@ def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 def _values(kind: str, value: Any) -> list[Any]:
     """Return the value of each part: several crons or rules are several parts, several instants are
-    one.
+    one part.
     """
     several = list(value) if isinstance(value, list | tuple) else [value]
     if kind == "at":

@@ -1,5 +1,5 @@
-"""What happens at a fire time while runs with the same overlap key are open. Decided before
-anything is written.
+"""What happens at a fire time while tasks with the same overlap key are open. The decision precedes
+all writes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from django_durable_tasks.rules.recurring.policies import Overlap
 
 RUN = "workflow run"
-"""What the ledger calls the open run of a workflow that stood in the way."""
+"""The name of an open workflow run in the reasons of ledger entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
     """An open task with an overlap key: whether it runs, and whether it waits for another one.
 
-    ``workflow``: it is the open run of a workflow, which a task with the key started; ``task_id``
-    is then that run's.
+    ``workflow``: it is the open run of a workflow that a task with the key started; ``task_id`` is
+    then the id of the run.
     """
 
     task_id: uuid.UUID
@@ -41,15 +41,15 @@ class Verdict:
 
 
 def named(opened: Sequence[Open], key: uuid.UUID) -> str:
-    """Return what stands in the way as the ledger names it."""
+    """Return the name of the blocking task or run for the ledger."""
     return f"{RUN if any(one.workflow and one.task_id == key for one in opened) else 'task'} {key}"
 
 
 def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> Verdict:
-    """Return the verdict of this policy on one fire.
+    """Return the decision of this policy on one fire.
 
-    A fire that is caught up under RUN_ALL_MISSED waits its turn also under SKIP: it was asked for
-    by name.
+    A fire that is caught up under RUN_ALL_MISSED waits also with SKIP, because that policy requires
+    all runs.
     """
     if overlap == Overlap.ALLOW or not opened:
         return Verdict(runs=True)
@@ -65,8 +65,8 @@ def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False)
 
 
 def _displace(overlap: Overlap, opened: Sequence[Open], waits: Verdict) -> Verdict:
-    """CANCEL_RUNNING ends all, REPLACE_PENDING what has not begun; the newcomer waits for those
-    that still run.
+    """CANCEL_RUNNING cancels all tasks, REPLACE_PENDING those that have not begun. The new task
+    waits for those that still run.
     """
     running = [task for task in opened if task.running]
     displaced = (

@@ -1,5 +1,5 @@
-"""The words of recurring tasks: where one stands, what becomes of a fire time, and the policies of
-late and busy.
+"""Statuses of recurring tasks, outcomes of fire times, and the policies for misfires and
+overlaps.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class RecurringStatus(StrEnum):
-    """Where a recurring task stands."""
+    """The status of a recurring task."""
 
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
@@ -16,7 +16,7 @@ class RecurringStatus(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """What becomes of fire times that were noticed too late (misfires)."""
+    """The policy for fire times that were detected too late (misfires)."""
 
     RUN_ALL_MISSED = "RUN_ALL_MISSED"
     RUN_ONE_NOW = "RUN_ONE_NOW"
@@ -31,7 +31,7 @@ class CatchUpOrder(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What becomes of a fire time while a run of an earlier one is open."""
+    """The policy for a fire time while a run of an earlier one is open."""
 
     ALLOW = "ALLOW"
     SKIP = "SKIP"
@@ -42,7 +42,7 @@ class Overlap(StrEnum):
 
 
 class Fate(StrEnum):
-    """The outcome of a fire time, as the ledger tells it."""
+    """The outcome of a fire time in the ledger."""
 
     DISPATCHED = "DISPATCHED"
     ROLLED = "ROLLED"
@@ -57,7 +57,7 @@ class Fate(StrEnum):
 
 
 QUARANTINED = "QUARANTINED"
-"""The status reason of a row that could not be triggered; its error stands beside it."""
+"""The status reason of a schedule that could not be triggered; the row also contains the error."""
 MAX_RUNS = "MAX_RUNS"
 ENDED = "ENDED"
-"""The status reasons of a schedule that came to its end by itself."""
+"""The status reasons of a schedule that ended because of its own bounds."""

@@ -1,5 +1,6 @@
-"""The JSON dialect of arguments and results, and the binding of a call to a signature. Refused
-early, clearly.
+"""The JSON encoding of arguments and results, and the binding of a call to a signature.
+
+Invalid values are refused when the call is made.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<number>-?[0-9.]+e\+[0-9]+)')
 
 
 class _Unfit(Exception):
-    """A value that JSON would not give back; the text says where and why."""
+    """A value that JSON cannot represent exactly; the text contains its position and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def _dumps(value: Any) -> str:
 
 
 def _without_exponent(token: re.Match[str]) -> str:
-    """Write a large float in full: PostgreSQL would give 1e+23 back as a whole number, and not the
-    same one.
+    """Write a large float without an exponent: PostgreSQL would return 1e+23 as an integer with
+    another value.
     """
     number = token["number"]
     return f"{float(number):.1f}" if number else token[0]

@@ -1,4 +1,6 @@
-"""The text that a task keeps of an operator's action: what was done, by whom, and why."""
+"""The comment that a task stores about an operator's action: the action, the user and the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ LONGEST = 200
 
 
 def comment(action: str, by: str = "", reason: str = "") -> str:
-    """Return ``"CANCELLED by ada: wrong input"``, cut to the 200 characters of the column
+    """Return ``"CANCELLED by ada: wrong input"``, truncated to the 200 characters of the column
     ``Task.reason``.
     """
     done = " ".join(part for part in (action, f"by {by}" if by else "") if part)
@@ -14,7 +16,5 @@ def comment(action: str, by: str = "", reason: str = "") -> str:
 
 
 def done_by(action: str, by: str, reason: str) -> str:
-    """Return the same, or an empty text if neither who nor why is given: the action alone says
-    nothing.
-    """
+    """Return the comment, or an empty text if neither the user nor a reason is given."""
     return comment(action, by, reason) if by or reason else ""

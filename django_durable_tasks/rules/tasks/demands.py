@@ -1,4 +1,4 @@
-"""What one claim asks of each queue. Pure."""
+"""The number of tasks that one claim requests of each queue. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Demand(NamedTuple):
-    """How many due tasks of a queue to claim at most, of this priority or a higher one."""
+    """The maximum number of due tasks of a queue to claim, and their lowest priority."""
 
     queue: str
     limit: int

@@ -1,4 +1,6 @@
-"""Numbers of seconds and timedeltas at the border; floats of seconds inside."""
+"""Conversion of durations: numbers of seconds and timedeltas in the API, floats of seconds
+internally.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from datetime import datetime, timedelta
 
 from django_durable_tasks.exceptions import InvalidOption
 
-_LONGEST = 100 * 31_557_600  # what every database can still add to its now
+_LONGEST = 100 * 31_557_600  # the longest duration that every database can add to its current time
 
 
 def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
-    """Return the duration in seconds; raises InvalidOption that names the option."""
+    """Return the duration in seconds; raises InvalidOption with the name of the option."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
         raise InvalidOption(f"{name}={value!r}: give a number of seconds or a timedelta.")

@@ -1,5 +1,5 @@
-"""What an ending does to a row: the one place that weighs budgets, retryability and a cancel
-request.
+"""The effect of an ending on the task: applies attempt budgets, retryability and cancellation
+requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django_durable_tasks.rules.states import LogStatus, OnOrphan, Status
 
 
 class Kind(StrEnum):
-    """How a run ended, as its teller saw it."""
+    """How a run ended, as its worker reported it."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -28,12 +28,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """An ending to be written: what happened, and the texts that explain it (masked and cut by the
-    teller).
+    """An ending to be written: what happened, and the texts that explain it, already masked and
+    truncated.
 
-    ``max_attempts`` replaces that of the row: the task function set a limit of its own by
-    ``self.retry()``. ``exception``: its class and arguments, to be rebuilt where the result is
-    read.
+    ``max_attempts`` replaces that of the task: the task function passed its own limit to
+    ``self.retry()``. ``exception`` contains its class and arguments, to be rebuilt when the result
+    is read.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Where a running row stands."""
+    """The state of a running task that the decision depends on."""
 
     failures: int
     max_attempts: int
@@ -61,7 +61,7 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Where the row goes: the status, the log row's status, and which budget pays."""
+    """The next status of the task, the status of the log entry, and the budget that is charged."""
 
     transition: str
     status: Status
@@ -73,8 +73,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Where one locked run goes; ``delay`` in seconds until its next try; ``max_attempts``: None
-    leaves it.
+    """The transition of one locked run; ``delay`` in seconds until its next attempt;
+    ``max_attempts`` None leaves the column unchanged.
     """
 
     task_id: uuid.UUID
@@ -86,7 +86,7 @@ class End:
 
 
 def judge(outcome: Outcome, row: Budgets) -> Verdict:
-    """Return where this ending takes the row."""
+    """Return the transition for this ending."""
     if outcome.kind is Kind.SUCCEEDED:
         return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
     if outcome.kind is Kind.CRASHED:
@@ -132,8 +132,8 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 
 
 def fingerprint(name: str, error_type: str, error: str) -> str:
-    """Return 16 hex digits that are equal for the same kind of error: numbers, ids and addresses do
-    not count.
+    """Return 16 hex digits that are equal for the same kind of error: numbers, ids and addresses
+    are ignored.
     """
     essence = "\n".join(
         (name, error_type, _VARYING.sub("#", error.splitlines()[0] if error else ""))

@@ -1,6 +1,4 @@
-"""Why a task stands where it stands, in sentences for the person who was woken up. Pure: facts in,
-sentences out.
-"""
+"""Explains in sentences why a task has its status and what it waits for. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from django_durable_tasks.rules.states import Status
 
 
 class Level(StrEnum):
-    """How much a sentence matters."""
+    """The severity of a sentence."""
 
     FINE = "fine"
     WAIT = "wait"
@@ -21,7 +19,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One thing to know about a task."""
+    """One sentence of an explanation."""
 
     level: Level
     text: str
@@ -29,8 +27,8 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The row and its surroundings at the instant ``now`` (aware); ``workers`` listen on
-    its queue.
+    """The task and its environment at the instant ``now`` (aware); ``workers`` consume its
+    queue.
     """
 
     now: datetime
@@ -69,7 +67,7 @@ _FAILED = {
 
 
 def ago(seconds: float) -> str:
-    """Return a span of time as people say it: 45 s, 12 min, 3 h 20 min, 5 d."""
+    """Return a duration as text: 45 s, 12 min, 3 h 20 min, 5 d."""
     whole = int(abs(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -82,7 +80,9 @@ def ago(seconds: float) -> str:
 
 
 def explain(it: Situation) -> list[Sentence]:
-    """Return what keeps the task from its next step, the gravest first; at least one sentence."""
+    """Return what prevents the next step of the task, the most severe reason first; at least one
+    sentence.
+    """
     told = _TOLD[Status(it.status)](it)
     return sorted(told, key=lambda sentence: list(Level).index(sentence.level), reverse=True)
 
@@ -96,7 +96,7 @@ def _wait(text: str) -> Sentence:
 
 
 def _around(it: Situation) -> list[Sentence]:
-    """Return what stands in the way of every row of this queue."""
+    """Return what delays every task of this queue."""
     found = []
     if it.paused:
         by = f" by {it.paused_by}" if it.paused_by else ""

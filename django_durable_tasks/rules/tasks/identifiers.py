@@ -1,5 +1,5 @@
-"""UUIDv7 (RFC 9562 §5.7): ids that sort by birth, so that new rows land at the end of
-every index.
+"""UUIDv7 (RFC 9562 §5.7): ids that sort by creation time, so that new rows are appended to the end
+of every index.
 """
 
 from __future__ import annotations
@@ -14,5 +14,7 @@ def uuid7(unix_ms: int, randomness: bytes) -> uuid.UUID:
 
 
 def first_uuid7_of(unix_ms: int) -> uuid.UUID:
-    """Return the smallest UUIDv7 of this millisecond: every row born before it has a smaller id."""
+    """Return the smallest UUIDv7 of this millisecond: every task created before it has a smaller
+    id.
+    """
     return uuid7(unix_ms, bytes(10))

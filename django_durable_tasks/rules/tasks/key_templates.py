@@ -1,5 +1,5 @@
-"""Templates of keys, in the language of ``str.format``: ``unique=``, ``PerKey`` and
-``overlap_key``. Pure.
+"""Templates of keys with the syntax of ``str.format``: ``unique=``, ``PerKey`` and ``overlap_key``.
+Pure.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def checked_template(option: str, template: str) -> str:
     """Return the template; raises InvalidOption if it is malformed or pads a field beyond the
     length of a key.
 
-    It is refused before it is formatted: ``{task:>300000000}`` would take as many characters of
-    memory.
+    The check does not format it: ``{task:>300000000}`` would allocate as many characters.
     """
     try:
         specs = [spec for _, _, spec, _ in Formatter().parse(template) if spec]
@@ -47,7 +46,7 @@ def checked_template(option: str, template: str) -> str:
 
 
 def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the key that a template over arguments names; raises InvalidOption."""
+    """Return the key of a template with these arguments; raises InvalidOption."""
     try:
         return checked_key(option, checked_template(option, template).format(*args, **kwargs))
     except InvalidOption:

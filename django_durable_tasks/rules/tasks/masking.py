@@ -1,4 +1,4 @@
-"""Secrets do not leave the row: values under telling names are masked wherever people read them."""
+"""Masks secrets: values under sensitive names are replaced wherever they are displayed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ MASK = "********"
 @functools.cache
 def _patterns(names: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     name = re.compile(names, re.IGNORECASE)
-    # Nothing open-ended before the name, and no way back after it: a long word must not cost its
-    # square.
+    # Possessive, with no open-ended prefix: a long word must not take quadratic time.
     key = rf"""(?P<key>(?:{names})[\w-]{{0,100}}+["']?\s{{0,20}}+[:=]\s{{0,20}}+)"""
     value = r"""(?P<value>"[^"]*"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s,;&)}\]]+)"""
     pair = re.compile(key + value, re.IGNORECASE)
@@ -27,7 +26,7 @@ def masked_text(text: str, names: str) -> str:
 
 
 def masked(value: Any, names: str) -> Any:
-    """Return the JSON value with everything under a telling name masked, at every depth."""
+    """Return the JSON value with everything under a sensitive name masked, at every depth."""
     if isinstance(value, dict):
         hides = _patterns(names)[0].search
         return {
@@ -56,8 +55,9 @@ def masked_positional(
 
 
 def shortened(text: str, max_bytes: int) -> str:
-    """Return the text in at most so many bytes of UTF-8, fit for every database: no NUL, no lone
-    surrogate.
+    """Return the text truncated to ``max_bytes`` bytes of UTF-8.
+
+    NUL and lone surrogates, which some databases refuse, are escaped.
     """
     clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
     if len(clean) <= max_bytes:

@@ -12,15 +12,15 @@ _PER_CALL = 5
 
 
 class NewTask(NamedTuple):
-    """The columns of a new task, and what the INSERT computes columns from.
+    """The columns of a new task, and the values from which the INSERT computes columns.
 
     ``args``, ``kwargs`` and ``options`` are JSON texts. Without ``run_at`` the task runs at the
-    time of the database's clock, and it expires ``expires_in`` seconds after ``run_at`` unless
-    ``expires_at`` says when. ``due_at`` is ``run_at`` plus ``wait`` seconds unless it is given; a
+    time of the database's clock. It expires ``expires_in`` seconds after ``run_at`` unless
+    ``expires_at`` is given. ``due_at`` is ``run_at`` plus ``wait`` seconds unless it is given; a
     BLOCKED task has no ``due_at`` and no ``wait``. The SQL statements read the fields by name.
     """
 
-    # The first five are what the tasks of one ``schedule_many`` call differ in.
+    # The tasks of one ``schedule_many`` call differ only in the first five fields.
     id: uuid.UUID
     args: str
     kwargs: str
@@ -60,7 +60,7 @@ class NewTask(NamedTuple):
     step: str | None = None
 
     def waiting_for(self, unresolved: int, join_count: int | None) -> NewTask:
-        """Return the task as BLOCKED by this many upstreams; as PENDING if there is none."""
+        """Return the task as BLOCKED by this many upstreams; as PENDING if there are none."""
         return self._replace(
             status=Status.BLOCKED if unresolved else Status.PENDING,
             wait=None if unresolved else 0.0,
@@ -77,10 +77,10 @@ class NewTask(NamedTuple):
 
     @property
     def has_key(self) -> bool:
-        """Return whether another task may exist that this one must not double."""
+        """Return whether a task that this one would duplicate may exist."""
         keys = (self.idempotency_key, self.key, self.unique_key)
         return self.has_given_id or any(key is not None for key in keys)
 
     def is_like(self, other: NewTask) -> bool:
-        """Return whether the two differ in nothing but id, arguments, shard and limit key."""
+        """Return whether the two differ only in id, arguments, shard and limit key."""
         return self[_PER_CALL:] == other[_PER_CALL:]

@@ -1,4 +1,4 @@
-"""What to write instead of an option that a durable task does not have."""
+"""Suggestions for options that a durable task does not have."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _REASONS = {
     "time_limit": "Write timeout=...",
     "typing": _ALWAYS,
 }
-"""Options of Celery's decorator, and what takes their place."""
+"""Options of Celery's decorator, and their replacements."""
 
 
 def hint(option: str, known: Iterable[str]) -> str:
-    """Return what to write instead of this option: what replaces Celery's, else the nearest known
-    one, else nothing.
+    """Return what to write instead of this option: the replacement of Celery's option, otherwise
+    the closest valid name, otherwise an empty text.
     """
     if option in _REASONS:
         return _REASONS[option]

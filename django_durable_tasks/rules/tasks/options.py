@@ -1,5 +1,5 @@
-"""The options of a durable task, and those of one call: checked once, frozen, merged at birth into
-the row.
+"""The options of a durable task, and those of one call: validated once, immutable, and merged into
+the row when the task is created.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def _exceptions(option: str, value: object) -> Exceptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """The options of a task; durations in seconds. Built by ``task_options`` only.
+    """The options of a task; durations in seconds. Created by ``task_options`` only.
 
-    ``given``: those that the decorator named. Celery's ``self.retry()`` has its own meaning unless
-    they say otherwise.
+    ``given`` are the options that the decorator names. Celery's ``self.retry()`` keeps its own
+    meaning unless they include retry options.
     """
 
     name: str
@@ -109,18 +109,18 @@ class TaskOptions:
 
     @property
     def limits_retries(self) -> bool:
-        """Whether the decorator names ``max_attempts``, which then bounds ``self.retry()`` too."""
+        """Whether the decorator names ``max_attempts``, which then limits ``self.retry()`` too."""
         return "max_attempts" in self.given
 
     @property
     def spaces_retries(self) -> bool:
-        """Whether the decorator names a wait between attempts, which then is that of
-        ``self.retry()`` too.
-        """
+        """Whether the decorator names a retry delay, which then applies to ``self.retry()`` too."""
         return not self.given.isdisjoint(_RETRY_FIELDS)
 
     def retryable(self, error: BaseException) -> bool:
-        """Return whether this error is worth another try: give_up_on counts before retry_for."""
+        """Return whether this error is retried: ``give_up_on`` takes precedence over
+        ``retry_for``.
+        """
         if isinstance(error, self.give_up_on):
             return False
         return self.retry_for is None or isinstance(error, self.retry_for)
@@ -200,10 +200,10 @@ def _checked(option: str, value: Any) -> Any:
 def task_options(
     name: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> TaskOptions:
-    """Return the checked options of a durable task; raises InvalidOption that names option, value
-    and remedy.
+    """Return the validated options of a durable task; raises InvalidOption with option, value and
+    remedy.
 
-    ``defaults`` counts where ``given``, what the decorator names, has nothing.
+    ``defaults`` apply to options that are not in ``given``, those that the decorator names.
     """
     known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry", "given"}
     for option in given:
@@ -231,7 +231,7 @@ def task_options(
 
 def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the project's defaults for options of tasks; raises InvalidOption for an option that
-    has none.
+    cannot have one.
     """
     for option in defaults:
         if option not in DEFAULTABLE:
@@ -257,8 +257,8 @@ def _check_together(options: TaskOptions) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """What one call was told by ``.using(...)`` or ``apply_async``; None leaves it to the task's
-    options.
+    """The options of one call, from ``.using(...)`` or ``apply_async``; None leaves the decision to
+    the task's options.
     """
 
     task_id: uuid.UUID | None = None
@@ -284,8 +284,8 @@ class CallOptions:
     on_upstream_failure: str | None = None
 
     def overrides(self) -> dict[str, Any]:
-        """Return what differs from the registered options and is read when a run starts, as it is
-        kept in the row.
+        """Return the options that differ from the registered ones and are read when a run starts,
+        as stored in the row.
         """
         names = ("timeout", "soft_timeout", "lease", "max_attempts", "headers")
         return {name: value for name in names if (value := getattr(self, name)) is not None}

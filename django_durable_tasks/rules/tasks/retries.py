@@ -1,8 +1,8 @@
-"""How long a failed task waits before its next try.
+"""The delay before the next attempt of a failed task.
 
-Delay before try n+1, after n failures: FIXED base; LINEAR base x n; EXPONENTIAL min(base x 2^(n-1),
-max); a list by index, its last element for all later ones; a callable gets n. Jitter multiplies by
-a draw from 0.5 to 1.5.
+Delay before attempt n+1, after n failures: FIXED base; LINEAR base x n; EXPONENTIAL min(base x
+2^(n-1), max); a list by index, its last element for all later ones; a callable receives n. Jitter
+multiplies by a random number from 0.5 to 1.5.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django_durable_tasks.rules.tasks.durations import maybe_seconds, seconds
 
 
 class Backoff(StrEnum):
-    """The named shapes of waiting."""
+    """The named backoff functions."""
 
     FIXED = "FIXED"
     LINEAR = "LINEAR"
@@ -25,10 +25,10 @@ class Backoff(StrEnum):
 
 
 class Retry(Exception):
-    """Raised by a body: try me again, ``after`` so many seconds (or a timedelta); None leaves it to
-    the policy.
+    """Raised by a task function to request a retry, ``after`` this many seconds (or a timedelta);
+    None uses the retry policy.
 
-    It counts as a failure, so the tries stay bounded.
+    It counts as a failed attempt, so the number of attempts stays limited.
     """
 
     def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
@@ -45,7 +45,7 @@ BackoffOption = str | Sequence[float | timedelta] | Callable[[int], float | time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The wait between tries; all numbers in seconds."""
+    """The retry policy; all numbers in seconds."""
 
     backoff: Backoff | tuple[float, ...] | Callable[[int], float | timedelta] = Backoff.EXPONENTIAL
     base: float = 1.0
@@ -53,8 +53,8 @@ class RetryPolicy:
     jitter: bool = True
 
     def delay(self, failures: int, draw: float) -> float:
-        """Return the seconds to wait after so many failures (1 or more); ``draw`` is random in [0,
-        1).
+        """Return the seconds to wait after ``failures`` failed attempts (1 or more); ``draw`` is
+        random in [0, 1).
         """
         return self._plain(failures) * (0.5 + draw if self.jitter else 1.0)
 
@@ -69,7 +69,7 @@ class RetryPolicy:
 
 
 def policy(backoff: BackoffOption, base: object, maximum: object, jitter: bool) -> RetryPolicy:
-    """Return the checked policy; raises InvalidOption."""
+    """Return the validated policy; raises InvalidOption."""
     checked: Backoff | tuple[float, ...] | Callable[[int], float | timedelta]
     if isinstance(backoff, str):
         if backoff not in set(Backoff):

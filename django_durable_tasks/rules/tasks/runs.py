@@ -1,4 +1,4 @@
-"""A run as its process holds it: which row, under which tokens, with what to do."""
+"""A run in its worker process: its task, its tokens and its options."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One accepted start. ``epoch`` and ``run_id`` are its tokens: whoever ends it must
-    show both.
+    """One accepted start. ``epoch`` and ``run_id`` are its tokens: writing its result requires
+    both.
     """
 
     task_id: uuid.UUID

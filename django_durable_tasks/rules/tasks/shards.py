@@ -1,10 +1,11 @@
-"""Which scheduler serves which shard: rendezvous hashing over the nodes that live.
+"""The assignment of shards to schedulers: rendezvous hashing over the live nodes.
 
-Each node weighs every shard with every node and serves those where it weighs most, so that all
-nodes agree without talking, and a node that comes or goes moves its own shards alone. A map that is
-out of date costs wasted looks, never a run: a claim is one guarded UPDATE, and what nobody serves
-is served by anybody. Source: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit
-Rates" (1998).
+Each node computes the weight of every shard for every node and serves those for which it has the
+highest weight. All nodes get the same result without communication, and a change of the nodes moves
+only their own shards. An outdated map costs superfluous queries, never a run: a claim is one
+guarded UPDATE, and any node claims tasks that are overdue.
+
+Source: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from hashlib import blake2b
 from django_durable_tasks.exceptions import InvalidOption
 
 SHARDS = 64
-"""A row belongs to one of so many for ever (``Task.shard_key``)."""
+"""The number of shards. It cannot change, because ``Task.shard_key`` is stored."""
 UNSERVED_AFTER = 3.0
-"""A row that is due for so long (seconds) is claimed by any node, whatever its shard."""
+"""A task that has been due for this many seconds is claimed by any node, independent of its shard.
+"""
 _RANGE = re.compile(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?")
 
 
@@ -29,7 +31,7 @@ def shard_of(task_id: uuid.UUID) -> int:
 
 
 def parse_shards(text: str) -> frozenset[int]:
-    """Return the shards that a text like ``0-31,40`` names; raises InvalidOption."""
+    """Return the shards of a text like ``0-31,40``; raises InvalidOption."""
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -44,7 +46,7 @@ def parse_shards(text: str) -> frozenset[int]:
 
 
 def spell_shards(shards: Collection[int]) -> str:
-    """Return these shards as ``parse_shards`` reads them, the shortest way: ``0-31,40``."""
+    """Return these shards in the shortest form that ``parse_shards`` accepts: ``0-31,40``."""
     parts: list[list[int]] = []
     for shard in sorted(set(shards)):
         if parts and shard == parts[-1][-1] + 1:
@@ -57,9 +59,9 @@ def spell_shards(shards: Collection[int]) -> str:
 def shards_of(node: uuid.UUID, nodes: Mapping[uuid.UUID, Collection[int] | None]) -> frozenset[int]:
     """Return the shards that this node serves among these nodes, itself included.
 
-    ``nodes``: each living node with the shards that it was told to keep to, None for all. A node
-    that keeps to some serves all of these; the others share what nobody keeps, or everything where
-    that is nothing.
+    ``nodes`` maps each live node to the shards to which it is restricted, None for all. A
+    restricted node serves all of its shards. The others divide the remaining shards, or all shards
+    if none remain.
     """
     mine = nodes.get(node)
     if mine is not None:

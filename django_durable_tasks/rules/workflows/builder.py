@@ -1,5 +1,5 @@
-"""Builds a workflow in memory: tasks, edges, sub-workflows. Refused here, early and by name, or
-never.
+"""Builds a workflow in memory: tasks, edges, sub-workflows. Errors are raised here, before anything
+is written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from django_durable_tasks.rules.workflows.upstreams import flat, upstream_id, wi
 
 
 class Builder:
-    """A workflow as it is put together: ``add`` tasks, ``add_workflow`` whole ones, then
+    """A workflow under construction: ``add`` tasks, ``add_workflow`` sub-workflows, then
     ``plan``.
     """
 
@@ -76,11 +76,11 @@ class Builder:
         hold: str | None = None,
         **kwargs: Any,
     ) -> Step:
-        """Add one task; options of the call come by ``task.using(...)``. Returns its step.
+        """Add one task; options of the call are set by ``task.using(...)``. Returns its step.
 
-        ``after``: steps, Task rows or ids, also as a mapping to MUST_SUCCEED, MUST_FINISH or
-        MUST_FAIL (or a pair of type and on_upstream_failure). ``join``: ALL, ANY or how many.
-        ``approval``, ``hold``: a note; a person opens them. Raises InvalidOption.
+        ``after``: steps, Task objects or ids, also as a mapping to MUST_SUCCEED, MUST_FINISH or
+        MUST_FAIL (or a pair of type and on_upstream_failure). ``join``: ALL, ANY or a number.
+        ``approval``, ``hold``: a comment; a person opens these gates. Raises InvalidOption.
         """
         return self.add_call(
             task,
@@ -105,8 +105,8 @@ class Builder:
         step: str | None = None,
         gates: Mapping[Gate, str | None] | None = None,
     ) -> Step:
-        """Add one task as ``add`` does; its arguments stand apart, whatever they are called. Raises
-        InvalidOption.
+        """Add one task as ``add`` does, with its arguments as a tuple and a dict, so that their
+        names cannot collide. Raises InvalidOption.
         """
         name, options = _named(task)
         place, label, named = len(self._tasks), self._label(step, name), dict(kwargs or {})
@@ -133,15 +133,15 @@ class Builder:
         try:
             self._wait(len(self._tasks) - 1, [after])
         except Exception:
-            del self._tasks[-1], self._joins[-1]  # what is refused is not there without its edges
+            del self._tasks[-1], self._joins[-1]  # a refused step must not stay without its edges
             raise
 
     def add_workflow(self, sub: Any, *, after: Any = (), step: str | None = None) -> Step:
-        """Add a whole workflow as one step: its first tasks wait for ``after``, the step ends when
-        all of it has.
+        """Add a workflow as one step: its first tasks wait for ``after``, the step ends when all of
+        its tasks have.
 
-        The step FAILS when the sub-workflow does not succeed, and is skipped when ``after`` does
-        not. Its result is what its last tasks returned, by step. Sub-workflows may hold
+        The step is FAILED if the sub-workflow does not succeed, and is skipped if ``after`` does
+        not. Its result contains what its last tasks returned, by step. Sub-workflows may contain
         sub-workflows.
         """
         if not isinstance(sub, Builder) or sub is self or sub._holds(self):
@@ -209,7 +209,7 @@ class Builder:
     # The plan -------------------------------------------------------------------------------------
 
     def plan(self, *, most_tasks: int, most_edges: int) -> Plan:
-        """Return the checked graph; raises DependencyCycle with the path, InvalidReference,
+        """Return the checked plan; raises DependencyCycle with the path, InvalidReference,
         WorkflowTooLarge.
         """
         if not self._tasks:
@@ -240,8 +240,8 @@ class Builder:
         end: int | None,
         before: Sequence[PlannedEdge],
     ) -> list[int]:
-        """Lay this workflow's tasks and those of its subs down; return the places of its last
-        tasks.
+        """Append the tasks of this workflow and of its sub-workflows; return the positions of its
+        last tasks.
         """
         first, scope = len(tasks), len(scopes)
         scopes.append(
@@ -279,8 +279,8 @@ class Builder:
         ]
 
     def _before(self, place: int, before: Sequence[PlannedEdge]) -> tuple[PlannedEdge, ...]:
-        """Return what a task waits for because its workflow does: nothing where one of its own
-        waits for it.
+        """Return the upstreams of the workflow that apply to this task: none if another task of the
+        workflow is its upstream.
         """
         task, join = self._tasks[place], self._joins[place]
         if any(isinstance(edge.upstream, int) for edge in task.edges) or not before:
@@ -317,7 +317,9 @@ class Builder:
 
 
 class Growth(Builder):
-    """What a running body adds to its own workflow: written with its success, or not at all."""
+    """The tasks that a running task adds to its own workflow. They are written in the transaction
+    of its success, or not at all.
+    """
 
 
 def _deadline(value: Any) -> float | datetime | None:
@@ -359,7 +361,7 @@ def _moved(value: Any, first: int, builder: Builder) -> Any:
 
 
 def _shifted(edge: PlannedEdge, first: int) -> PlannedEdge:
-    """Return the edge for tasks whose places begin at ``first``."""
+    """Return the edge for tasks whose positions begin at ``first``."""
     if isinstance(edge.upstream, uuid.UUID):
         return edge
     return replace(edge, upstream=first + edge.upstream)

@@ -1,4 +1,4 @@
-"""``Schedule``: what a body returns to have the next task created in the transaction of its own
+"""``Schedule``: returned by a task function to create another task in the transaction of its
 success.
 """
 
@@ -29,7 +29,9 @@ FollowUp = Schedule | Builder
 
 
 def followups_of(value: Any) -> tuple[FollowUp, ...]:
-    """Return the schedules and workflows that a body returned: one, a list of them, or none."""
+    """Return the schedules and workflows that a task function returned: one, a list of them, or
+    none.
+    """
     if isinstance(value, FollowUp):
         return (value,)
     if (

@@ -1,4 +1,4 @@
-"""Workflows: what a start of one is made of, and what its counts say of it."""
+"""The plan of a workflow start, and the status of a run by its counters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.options import CallOptions
 
 REFERS = "refers"
-"""The key in a row's options which says that its arguments hold references."""
+"""The key in a task's options that marks arguments with references."""
 MARK = "$result"
-"""The key under which a reference to another task's result stands in the arguments of a row."""
+"""The key of a reference to another task's result in the stored arguments."""
 DEADLINE = "DEADLINE"
-"""The reason of a run that was cancelled because its deadline is over."""
+"""The reason of a run that was cancelled because its deadline passed."""
 
 
 class WorkflowStatus(StrEnum):
-    """Where a run of a workflow stands."""
+    """The status of a workflow run."""
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -45,9 +45,7 @@ COUNTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
-    """One edge of a plan: the upstream's place in the plan, or the id of a task that exists
-    already.
-    """
+    """One edge of a plan: the upstream's position in the plan, or the id of an existing task."""
 
     upstream: int | uuid.UUID
     kind: str = DependencyType.MUST_SUCCEED.value
@@ -56,8 +54,8 @@ class PlannedEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTask:
-    """One task of a plan; ``needed`` None: all of its edges; ``scope``: the place of its workflow
-    in the plan.
+    """One task of a plan; ``needed`` None: all of its edges; ``scope``: the position of its
+    workflow in the plan.
     """
 
     step: str
@@ -75,7 +73,7 @@ class PlannedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """One workflow of a plan: the outer one, or a sub-workflow with the place of its parent and of
+    """One workflow of a plan: the outer one, or a sub-workflow with the positions of its parent and
     its last task.
     """
 
@@ -88,7 +86,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A checked graph, ready to be written; scope 0 is the whole."""
+    """The checked tasks and edges, ready to be written; scope 0 is the outer workflow."""
 
     tasks: tuple[PlannedTask, ...]
     scopes: tuple[Scope, ...]
@@ -101,8 +99,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The result of a task of the plan, or a part of it; resolved when the body of the referring
-    task starts.
+    """The result of a task of the plan, or a part of it; resolved when the referring task
+    starts.
     """
 
     place: int
@@ -110,7 +108,7 @@ class Reference:
     path: tuple[str | int, ...] = ()
 
     def __getitem__(self, key: str | int) -> Reference:
-        """Return the reference to a part: a key of an object, an index of a list."""
+        """Return the reference to a part: a key of an object, or an index of a list."""
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise InvalidReference(
                 f"result[{key!r}]: a part of a result is named by a string or a whole number."
@@ -125,12 +123,12 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class TaskId(Reference):
-    """The id that a task of the plan will have: known when the plan is written, and then a string
-    like any other.
+    """The id that a task of the plan will have. It is replaced by a string when the plan is
+    written.
     """
 
     def __getitem__(self, key: str | int) -> Reference:
-        """Refuse: an id has no parts."""
+        """Raise an error: an id has no parts."""
         raise InvalidReference(f"id[{key!r}]: the id of a task has no parts; pass it on as it is.")
 
 
@@ -146,8 +144,8 @@ def references_in(value: Any) -> list[Reference]:
 
 
 def written(value: Any, ids: Mapping[int, uuid.UUID]) -> Any:
-    """Return arguments with their references as they stand in the row; raises InvalidReference for
-    a look-alike.
+    """Return arguments with their references in stored form; raises InvalidReference for a value
+    that looks like a reference.
     """
     if isinstance(value, TaskId):
         return str(ids[value.place])
@@ -165,7 +163,7 @@ def written(value: Any, ids: Mapping[int, uuid.UUID]) -> Any:
 
 
 def referred(value: Any) -> set[uuid.UUID]:
-    """Return the tasks whose results the arguments of a row refer to."""
+    """Return the tasks to whose results the stored arguments refer."""
     if isinstance(value, dict):
         if MARK in value:
             return {uuid.UUID(value[MARK])}
@@ -176,7 +174,7 @@ def referred(value: Any) -> set[uuid.UUID]:
 
 
 def resolved(value: Any, results: Mapping[uuid.UUID, Any]) -> Any:
-    """Return arguments with results in the place of references; None for a task without one.
+    """Return arguments with results in place of references; None for a task without one.
 
     Raises InvalidReference for a part that the result does not have.
     """
@@ -202,7 +200,7 @@ def _part(result: Any, path: list[str | int], task_id: str) -> Any:
 
 
 def check_size(size: int, most: int) -> None:
-    """Refuse results that are too large together; raises ResultTooLarge."""
+    """Raise ResultTooLarge if the results together are too large."""
     if size > most:
         raise ResultTooLarge(
             f"The results that the arguments refer to have {size:,} bytes, at most {most:,} are"
@@ -214,8 +212,8 @@ def check_size(size: int, most: int) -> None:
 def verdict(
     counts: Mapping[str, int], total: int, *, cancelled: bool, overdue: bool
 ) -> WorkflowStatus:
-    """Return where a run stands: FAILED when a task failed or expired, then CANCELLED when one was,
-    else SUCCESS.
+    """Return the status of a run: FAILED if a task failed or expired, then CANCELLED if one was
+    cancelled, otherwise SUCCESS.
     """
     if sum(counts.values()) < total:
         return WorkflowStatus.RUNNING

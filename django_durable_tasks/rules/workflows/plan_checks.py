@@ -1,4 +1,4 @@
-"""Checks of a plan: no cycles, and references only to results that exist by then."""
+"""Checks of a plan: no cycles, and references only to results of upstreams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_references(tasks: Sequence[PlannedTask]) -> None:
 
 
 def _ancestors(above: Mapping[int, list[int]]) -> dict[int, int]:
-    """Return for each place the set of those above it, as the bits of a number."""
+    """Return the set of upstreams of each position, as the bits of a number."""
     found: dict[int, int] = {}
     for layer in layers(above):
         for place in layer:

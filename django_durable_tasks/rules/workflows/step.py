@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from django_durable_tasks.rules.workflows.builder import Builder
 
 END = "django_durable_tasks.end_of_workflow"
-"""The built-in task that ends a sub-workflow: it waits for all of its tasks and returns their
+"""The built-in task that ends a sub-workflow: it depends on all of its tasks and returns their
 results by step.
 """
 
@@ -23,8 +23,8 @@ MAP = "django_durable_tasks.map"
 
 
 STARMAP = "django_durable_tasks.starmap"
-"""The built-in tasks that call another one for each item, one after the other, and return the
-results as a list.
+"""The built-in tasks that call another task for each item in sequence, and return the results as a
+list.
 """
 
 
@@ -33,8 +33,8 @@ CALLBACKS = ("on_success", "on_failure", "on_complete")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One task of a workflow under construction; hand it to ``after=``, and its ``result`` to
-    another task.
+    """One task of a workflow under construction, for ``after=``; its ``result`` can be an argument
+    of another task.
     """
 
     place: int
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def result(self) -> Reference:
-        """What the task will have returned; index it for a part of it."""
+        """The future result of the task; index it for a part of the result."""
         self.builder._wanted.add(self.place)
         return Reference(self.place, self.builder)
 
@@ -53,6 +53,6 @@ class Step:
         return TaskId(self.place, self.builder)
 
     def after(self, *upstreams: Any) -> Self:
-        """Let this task wait for more upstreams; return it."""
+        """Add upstreams to this task; return it."""
         self.builder._wait(self.place, upstreams)
         return self

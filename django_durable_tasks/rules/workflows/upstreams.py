@@ -1,4 +1,4 @@
-"""Reads what callers give as upstreams: tasks, ids, results or steps, and types of edges."""
+"""Parses upstreams as callers give them: tasks, ids, results or steps, and types of edges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django_durable_tasks.rules.workflows.plan import (
 
 
 def upstream_id(given: Any) -> uuid.UUID:
-    """Return the id of a task that exists: of a Task row, a result, a UUID or its text; raises
+    """Return the id of an existing task: of a Task object, a result, a UUID or its text; raises
     InvalidOption.
     """
     found = getattr(given, "pk", None) or getattr(given, "id", None) or given
@@ -43,9 +43,7 @@ def flat(upstreams: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
 
 
 def wish(option: str, kind: Any) -> tuple[str, str | None]:
-    """Return the type and the policy that an edge was given: a type, or a pair; raises
-    InvalidOption.
-    """
+    """Return the type and the policy of an edge: from a type, or a pair; raises InvalidOption."""
     if isinstance(kind, tuple) and len(kind) != 2:
         raise InvalidOption(
             f"{option}={kind!r}: give a type, or a pair of type and on_upstream_failure."
@@ -56,7 +54,7 @@ def wish(option: str, kind: Any) -> tuple[str, str | None]:
 
 
 def edges_to(upstreams: Any, policy: str | None = None) -> dict[uuid.UUID, PlannedEdge]:
-    """Return the edges that ``depends_on=`` names, by upstream; raises InvalidOption."""
+    """Return the edges of ``depends_on=``, by upstream; raises InvalidOption."""
     found: dict[uuid.UUID, PlannedEdge] = {}
     for given, kind in flat([upstreams]):
         found_kind, own = wish("depends_on", kind)

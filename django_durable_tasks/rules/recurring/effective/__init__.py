@@ -1,5 +1,5 @@
-"""What really runs, and when: a timetable within bounds, rolled off closed days, with single fire
-times overridden.
+"""The effective runs of a schedule: a timetable within bounds, with fire times rolled off closed
+days and single fire times overridden.
 """
 
 from django_durable_tasks.rules.recurring.effective.compose import agenda

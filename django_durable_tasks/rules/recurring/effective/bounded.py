@@ -1,5 +1,5 @@
-"""Timetables seen through something: within bounds, without some fire times; and the agenda that
-adds nothing.
+"""Restricted timetables (within bounds, or without some fire times), and the agenda without
+changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bounded:
         )
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the fires after ``after`` up to and with ``until``."""
+        """Return the number of fires in (after, until]."""
         if self.start is not None and after < self.start:
             after = self.start - TICK
         if self.end is not None and until > self.end:
@@ -46,7 +46,7 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """The fires but these; every one taken out must be a fire."""
+    """A timetable without these instants; each of them must be a fire of it."""
 
     fires: Timetable
     out: frozenset[datetime]
@@ -66,7 +66,7 @@ class Without:
         return fire
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the fires after ``after`` up to and with ``until``."""
+        """Return the number of fires in (after, until]."""
         counted = self.fires.count(after, until)
         gone = sum(after < one <= until for one in self.out)
         return Count(max(counted.number - gone, 0), counted.exact)
@@ -74,7 +74,7 @@ class Without:
 
 @dataclass(frozen=True, slots=True)
 class EveryFire:
-    """The agenda where every fire runs at its fire time."""
+    """The agenda in which each fire runs at its fire time."""
 
     fires: Timetable
 
@@ -89,7 +89,7 @@ class EveryFire:
         return None if fire is None else Planned(fire.nominal, fire.nominal, fire.notes)
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the runs after ``after`` up to and with ``until``."""
+        """Return the number of runs in (after, until]."""
         return self.fires.count(after, until)
 
     def closed(self, after: datetime, until: datetime) -> list[Stretch]:
@@ -97,12 +97,12 @@ class EveryFire:
         return []
 
     def at_nominal(self, nominal: datetime) -> Planned | None:
-        """Return the run of this fire time; None: it is none."""
+        """Return the run of this fire time; None if it is not a fire time."""
         fire = fire_at(self.fires, nominal)
         return None if fire is None else Planned(fire.nominal, fire.nominal, fire.notes)
 
 
 def fire_at(fires: Timetable, nominal: datetime) -> Fire | None:
-    """Return the fire of exactly this instant; None: there is none."""
+    """Return the fire of exactly this instant; None if there is none."""
     fire = fires.next(nominal - TICK)
     return fire if fire is not None and fire.nominal == nominal else None

@@ -1,10 +1,10 @@
-"""The agenda of a timetable on a calendar: what falls on closed days is left out, or rolled to an
+"""The agenda of a timetable on a calendar: fire times on closed days are skipped, or rolled to an
 open day.
 
-A roll keeps the wall time, so the stream is not in the order of the fire times: Saturday 17:00
-rolled to Monday comes after Sunday 09:00 rolled to Monday. Fires that meet at one instant run once:
-the one that belongs there, else the one with the earliest fire time. All work is bounded, however
-long nothing is open.
+A roll keeps the wall time, so runs are not in the order of their fire times: Saturday 17:00 rolled
+to Monday comes after Sunday 09:00 rolled to Monday. Fires that are rolled to the same instant run
+once: the fire of that day, otherwise the one with the earliest fire time. The work of each call is
+bounded, also if the calendar is closed for long.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from django_durable_tasks.rules.recurring.effective.types import (
 )
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
 
-_SEARCHED = 2_000  # pieces looked at for one answer
-_TOLD = 400  # pieces looked at to count and to tell what is closed
-_ONE_BY_ONE = 400  # rolled fires followed singly for one answer
+_SEARCHED = 2_000  # segments examined per answer
+_TOLD = 400  # segments examined to count fires and to list closed ranges
+_ONE_BY_ONE = 400  # rolled fires examined one by one per answer
 _NOTED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class OnOpenDays:
-    """What runs of these fires, and when, on a calendar."""
+    """The runs of a timetable on a calendar."""
 
     fires: Timetable
     cuts: Cuts
@@ -57,8 +57,8 @@ class OnOpenDays:
         return None if last is None else self._search(last - TICK)
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the runs in (after, until]; a long stretch with rolls counts at least those that
-        are not rolled.
+        """Return the number of runs in (after, until]. For a long range with rolls this is at least
+        the number of runs that are not rolled.
         """
         rolled = 0
         if self.cuts.roll is not Roll.SKIP:
@@ -88,7 +88,9 @@ class OnOpenDays:
         return self._not_rolled(left, until, complete)
 
     def at_nominal(self, nominal: datetime) -> Planned | Stretch | None:
-        """Return what becomes of this fire time; None: it is none."""
+        """Return the run of this fire time, or why it does not run; None if it is not a
+        fire time.
+        """
         fire = fire_at(self.fires, nominal)
         if fire is None:
             return None
@@ -120,7 +122,7 @@ class OnOpenDays:
         return None
 
     def _search(self, after: datetime) -> Planned | None:
-        """Return the first run after, from all pieces whose fires can run then."""
+        """Return the first run after the instant, from all segments whose fires can run then."""
         best: list[Planned] = []
         cursor, end = self.cuts.sources_after(after + TICK), None
         for _ in range(_SEARCHED):
@@ -139,7 +141,7 @@ class OnOpenDays:
         return _one_run(best) if best else None
 
     def _search_back(self, before: datetime) -> datetime | None:
-        """Return the instant of the last run before."""
+        """Return the instant of the last run before the instant."""
         best: datetime | None = None
         cursor, start = self.cuts.sources_before(before - TICK), None
         for _ in range(_SEARCHED):
@@ -180,7 +182,7 @@ class OnOpenDays:
         return self.cuts.planned(fire, piece.day)
 
     def _rolled(self, fire: Fire) -> tuple[str, Planned | None]:
-        """Return the run of a fire of a closed day; else why a roll does not make it run."""
+        """Return the run of a fire on a closed day; otherwise why it does not run."""
         if self.cuts.roll is Roll.SKIP:
             return "", None
         day = self.cuts.landing(fire.nominal).day
@@ -192,8 +194,8 @@ class OnOpenDays:
         return f"; by {self.cuts.roll} it meets a fire that runs", None
 
     def _pieces(self, after: datetime, until: datetime) -> tuple[list[tuple[Fire, Piece]], bool]:
-        """Return the pieces that hold fires of (after, until], each with its first; False: there
-        are more.
+        """Return the segments that contain fires of (after, until], each with its first fire; False
+        if there are more.
         """
         found: list[tuple[Fire, Piece]] = []
         while len(found) < _TOLD:
@@ -252,8 +254,8 @@ class OnOpenDays:
         ]
 
     def _some(self, fire: Fire, until: datetime, most: int) -> tuple[list[Fire], bool]:
-        """Return the first of the fires up to ``until``, from this one on; False: there
-        are more.
+        """Return the fires from this one on up to ``until``, limited in number; False if there are
+        more.
         """
         found, following = [fire], self.fires.next(fire.nominal)
         while following is not None and following.nominal <= until:
@@ -272,7 +274,7 @@ class OnOpenDays:
 
 
 def _one_run(meeting: list[Planned]) -> Planned:
-    """Return the run for all that meet at one instant, with a word about the others."""
+    """Return the one run of all fires at the same instant, with a remark about the others."""
     run, *others = sorted(meeting, key=lambda one: (one.rolled, one.nominal))
     words = [
         f"also for {one.nominal:%Y-%m-%dT%H:%M:%SZ}, {one.notes[-1]}" for one in others[:_NOTED]

@@ -1,4 +1,4 @@
-"""Put an agenda together, with no layer that has nothing to do."""
+"""Composes an agenda of the layers that a schedule needs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def agenda(
     end: datetime | None = None,
     overrides: Sequence[Override] = (),
 ) -> Agenda:
-    """Return what runs of this timetable, and when.
+    """Return the agenda of this timetable.
 
-    ``start`` and ``end`` bound the fire times, both included; what a calendar rolls or an operator
-    moves may run outside them. Rolling keeps the wall time of the day. Raises InvalidSchedule where
-    the end is before the start.
+    ``start`` and ``end`` bound the fire times, both included; runs that a calendar rolls or an
+    operator moves may be outside of them. Rolling keeps the wall time of the day. Raises
+    InvalidSchedule if the end is before the start.
     """
     if start is not None and start.year > LAST_YEAR:
         raise InvalidSchedule(

@@ -1,5 +1,5 @@
-"""The agenda in which an operator skipped, moved or added fire times; calendars and bounds do not
-hold for them.
+"""The agenda with fire times that an operator skipped, moved or added. Calendars and bounds do not
+apply to them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from django_durable_tasks.rules.recurring.timetables.types import Count, Timetab
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """The runs of ``rest``, which knows nothing of the overridden fire times, and the runs put in
-    their place.
+    """The runs of ``rest``, which does not contain the overridden fire times, and the runs that
+    replace them.
 
-    Runs that meet at one instant run once: the one of ``rest``, else the one with the earliest fire
-    time; those that were beaten to it are ``met``.
+    Runs at the same instant run once: the one of ``rest``, otherwise the one with the earliest fire
+    time. The others are in ``met``.
     """
 
     rest: Agenda
@@ -55,7 +55,7 @@ class Overridden:
         return found if own is None or (found is not None and found.at >= own.at) else own
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the runs in (after, until]."""
+        """Return the number of runs in (after, until]."""
         found = self.rest.count(after, until)
         own = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
         return replace(found, number=found.number + sum(not self._taken(at) for at in own))
@@ -75,7 +75,9 @@ class Overridden:
         ]
 
     def at_nominal(self, nominal: datetime) -> Planned | Stretch | None:
-        """Return what becomes of this fire time; None: it is none."""
+        """Return the run of this fire time, or why it does not run; None if it is not a
+        fire time.
+        """
         for fire_time, reason in self._left_out():
             if fire_time == nominal:
                 return Stretch(nominal, nominal, 1, True, OVERRIDDEN, reason)
@@ -96,7 +98,9 @@ class Overridden:
 
 
 def checked(overrides: Iterable[Override]) -> list[Override]:
-    """Return the overrides, their instants in UTC; raises InvalidSchedule where they contradict."""
+    """Return the overrides with their instants in UTC; raises InvalidSchedule if they contradict
+    each other.
+    """
     found: dict[datetime, Override] = {}
     for one in overrides:
         if one.action not in set(Action):
@@ -115,7 +119,7 @@ def checked(overrides: Iterable[Override]) -> list[Override]:
 
 
 def of_fires(fires: Timetable, overrides: Iterable[Override]) -> list[Override]:
-    """Return the overrides that mean something: an added time, or a time at which the schedule
+    """Return the overrides that have an effect: an added time, or a time at which the schedule
     fires.
     """
     return [
@@ -126,7 +130,7 @@ def of_fires(fires: Timetable, overrides: Iterable[Override]) -> list[Override]:
 
 
 def overridden(rest: Agenda, overrides: Iterable[Override]) -> Overridden:
-    """Return the agenda with these overrides, for a rest without their fire times."""
+    """Return the agenda with these overrides, given the agenda without their fire times."""
     runs = sorted(
         (_run(one) for one in overrides if one.action != Action.SKIP),
         key=lambda run: (run.at, run.nominal),

@@ -1,5 +1,5 @@
-"""Where a roll takes an hour of a closed day, and for which hours of that day the answer is the
-same.
+"""The day to which a time on a closed day is rolled, and the range of times of that day with the
+same result.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ ONE_DAY = timedelta(days=1)
 
 
 class Landing(NamedTuple):
-    """The day rolled to, None if no day is open; the same for all hours after ``above``, up to and
-    with ``up_to``.
+    """The target day, None if no day is open; the same for all times after ``above``, up to and
+    including ``up_to``.
     """
 
     day: date | None
@@ -23,7 +23,7 @@ class Landing(NamedTuple):
 
 
 def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> Landing:
-    """Return where an hour rolls to that is closed on its day; nowhere by SKIP."""
+    """Return the target of a time that is closed on its day; SKIP has none."""
     if roll is Roll.SKIP:
         return Landing(None, days.closes(day), None)
     if roll is Roll.PRECEDING:

@@ -1,8 +1,8 @@
-"""The time line cut where a calendar opens, closes, or sends its fires elsewhere, so that no fire
-is looked at in vain.
+"""Divides time into segments in which a calendar treats all fire times alike, so that they need not
+be examined singly.
 
-A piece holds fire times of one kind: all open, or all rolled to one day. Within a piece the clock
-does not change.
+The fire times of a segment are all open, or all rolled to the same day. Within a segment the offset
+of the zone does not change.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from django_durable_tasks.rules.recurring.effective.types import TICK, Planned
 from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
 from django_durable_tasks.rules.recurring.timetables.types import Fire
 
-_LONGEST = 31  # days in one piece
-_CALM = 10  # days within which it is cheaper to look at each day than to search
+_LONGEST = 31  # maximum number of days in one segment
+_CALM = 10  # for this many days it is cheaper to examine each day than to search
 
 
 class Piece(NamedTuple):
-    """A half-open range of instants; ``day`` is where its fires are rolled to."""
+    """A half-open range of instants; ``day`` is the day to which its fires are rolled."""
 
     start: datetime
     end: datetime
@@ -32,23 +32,23 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The pieces of one calendar, roll and zone."""
+    """The segments of one calendar, roll and zone."""
 
     days: BusinessDays
     roll: Roll
     walls: Walls
 
     def why_closed(self, moment: datetime) -> str:
-        """Return why this instant is closed; "" when it is open."""
+        """Return why this instant is closed; "" if it is open."""
         return self.days.why_closed(self.walls.shown(moment))
 
     def landing(self, moment: datetime) -> Landing:
-        """Return where a fire of this closed instant is rolled to."""
+        """Return the target of a fire at this closed instant."""
         wall = self.walls.shown(moment)
         return landing(self.days, wall.date(), wall.time(), self.roll)
 
     def piece(self, moment: datetime) -> Piece:
-        """Return the piece around an instant."""
+        """Return the segment that contains an instant."""
         wall = self.walls.shown(moment)
         day, hour = wall.date(), wall.time()
         if self.days.open_at(day, hour):
@@ -61,7 +61,7 @@ class Cuts:
         )
 
     def planned(self, fire: Fire, day: date | None) -> Planned:
-        """Return the run of a fire, rolled to this day unless it is None."""
+        """Return the run of a fire, rolled to this day unless ``day`` is None."""
         if day is None:
             return Planned(fire.nominal, fire.nominal, fire.notes)
         wall = self.walls.shown(fire.nominal)
@@ -76,16 +76,14 @@ class Cuts:
         return Planned(fire.nominal, at, (*fire.notes, *notes), rolled=True)
 
     def beyond(self, fire: Fire, day: date, moment: datetime) -> timedelta:
-        """Return how far the reach of an instant lies after the wall time that the fire is rolled
-        to.
-        """
+        """Return the distance from an instant's rolled wall time to the limit of its range."""
         return self.walls.reach(moment) - datetime.combine(
             day, self.walls.shown(fire.nominal).time()
         )
 
     def calm(self, first: datetime, last: datetime) -> bool:
-        """Tell cheaply whether nothing is rolled into this range: it and the days around it are
-        open.
+        """Return whether no fire is rolled into this range, because it and the days around it are
+        open. The test is cheap and may return False in other cases.
         """
         day, end = self.walls.shown(first).date() - ONE_DAY, self.walls.shown(last).date() + ONE_DAY
         if (end - day).days > _CALM:
@@ -93,18 +91,18 @@ class Cuts:
         return all(self._whole(day + n * ONE_DAY, opened=True) for n in range((end - day).days + 1))
 
     def sources_after(self, at: datetime) -> datetime:
-        """Return an instant after which lie all fires that can be rolled to ``at`` or later."""
+        """Return an instant before which no fire can be rolled to ``at`` or later."""
         if self.roll is Roll.PRECEDING:
             return at - TICK
         day = self._nearest_whole(self.walls.shown(at).date(), -ONE_DAY)
         if (
             self.walls.lands(datetime.combine(day, time.max)) >= at
-        ):  # the clock jumped over the end of this day
+        ):  # the clock was put forward over the end of this day
             day = self._nearest_whole(day, -ONE_DAY)
         return self.walls.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
 
     def sources_before(self, at: datetime) -> datetime:
-        """Return an instant before which lie all fires that can be rolled to ``at`` or earlier."""
+        """Return an instant after which no fire can be rolled to ``at`` or earlier."""
         if self.roll is Roll.FOLLOWING:
             return at + TICK
         day = self._nearest_whole(self.walls.shown(at).date(), ONE_DAY)
@@ -115,8 +113,8 @@ class Cuts:
         return self.walls.leaves(datetime.combine(day, time.min))
 
     def _run(self, moment: datetime, day: date, *, opened: bool) -> Piece:
-        """Return the piece of whole days that are all open, or all closed; an end may be a half
-        day's hour.
+        """Return the segment of whole days that are all open or all closed; it may end within a
+        half day.
         """
         hour = self.days.closes(day)
         first = day if hour and not opened else self._alike(day, -ONE_DAY, opened=opened)
@@ -130,7 +128,9 @@ class Cuts:
         return Piece(self.walls.since(moment, low), self.walls.until(moment, high), opened, day)
 
     def _alike(self, day: date, step: timedelta, *, opened: bool) -> date:
-        """Return the last of the days that are open, or closed, as a whole without a break."""
+        """Return the last day of the uninterrupted range of entirely open, or entirely closed,
+        days.
+        """
         end = day
         for one, _ in zip(days_from(day, step), range(_LONGEST), strict=False):
             if not self._whole(one, opened=opened):

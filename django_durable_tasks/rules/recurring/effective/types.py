@@ -1,5 +1,5 @@
-"""The words of an agenda: a planned run, a stretch that does not run, an override, and the
-questions themselves.
+"""The types of an agenda: a planned run, a range that does not run, an override, and the
+interface.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ SKIPPED_CALENDAR, OVERRIDDEN = "SKIPPED_CALENDAR", "OVERRIDDEN"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One run to come; both instants are UTC.
+    """A planned run; both instants are UTC. ``nominal`` is the fire time, its identity in the
+    ledger.
 
-    ``nominal`` is the fire time, its identity in the ledger. ``at`` is when it is triggered: the
-    same, unless a calendar rolled it or an override moved it. Jitter is not in it.
+    ``at`` is when it is triggered: the fire time, unless a calendar rolled it or an override moved
+    it. It does not contain jitter.
     """
 
     nominal: datetime
@@ -32,8 +33,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Fire times that do not run, told as one range, both ends included; not ``exact`` means at
-    least so many.
+    """A range of fire times that do not run, both ends included. Unless ``exact``, the number is a
+    lower bound.
     """
 
     first: datetime
@@ -45,7 +46,7 @@ class Stretch:
 
 
 class Action(StrEnum):
-    """What an operator does to one fire time."""
+    """What an operator does with one fire time."""
 
     SKIP = "SKIP"
     MOVE = "MOVE"
@@ -54,7 +55,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One fire time that is not as the schedule says; ``move_to`` goes with MOVE only."""
+    """One fire time that an operator changed; ``move_to`` is for MOVE only."""
 
     fire_time: datetime
     action: Action | str
@@ -63,21 +64,23 @@ class Override:
 
 
 class Agenda(Protocol):
-    """The stream that a trigger reads, ordered by ``at``, no two runs at one instant."""
+    """The planned runs, ordered by ``at``, no two at the same instant."""
 
     def next(self, after: datetime) -> Planned | None:
-        """Return the first run whose ``at`` is strictly after; None: none is within reach."""
-
-    def previous(self, before: datetime) -> Planned | None:
-        """Return the last run whose ``at`` is strictly before; None: there is none."""
-
-    def count(self, after: datetime, until: datetime) -> Count:
-        """Return the number of runs whose ``at`` is after ``after`` up to and with ``until``, by
-        bounded work.
+        """Return the first run whose ``at`` is strictly after; None if there is none within the
+        searched range.
         """
 
+    def previous(self, before: datetime) -> Planned | None:
+        """Return the last run whose ``at`` is strictly before; None if there is none."""
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of runs with ``at`` in (after, until]. The work is bounded."""
+
     def closed(self, after: datetime, until: datetime) -> list[Stretch]:
-        """Return the fire times in (after, until] that do not run, one stretch a kind of reason."""
+        """Return the fire times in (after, until] that do not run, one range per reason."""
 
     def at_nominal(self, nominal: datetime) -> Planned | Stretch | None:
-        """Return what becomes of this fire time; None: it is none."""
+        """Return the run of this fire time, or why it does not run; None if it is not a
+        fire time.
+        """

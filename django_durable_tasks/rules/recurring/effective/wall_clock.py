@@ -1,5 +1,5 @@
-"""Where a wall time lands in a zone: in a repeated hour in its first pass, in a gap right
-after it.
+"""Conversion between wall times of a zone and instants. A repeated wall time is its first pass. A
+wall time in a gap is the end of the gap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """The wall clock of one zone; instants are aware and UTC, wall times naive."""
+    """The clock of one zone; instants are aware and UTC, wall times naive."""
 
     name: str
     _zone: ZoneInfo = field(init=False, repr=False, compare=False)
@@ -31,21 +31,21 @@ class Walls:
         object.__setattr__(self, "_zone", zone(self.name))
 
     def shown(self, moment: datetime) -> datetime:
-        """Return what the clock shows at an instant."""
+        """Return the wall time of an instant."""
         return moment.astimezone(self._zone).replace(tzinfo=None, fold=0)
 
     def lands(self, wall: datetime) -> datetime:
-        """Return the instant of a wall time: its first pass, or the end of the gap it lies in."""
+        """Return the instant of a wall time: its first pass, or the end of its gap."""
         moment = wall.replace(tzinfo=self._zone).astimezone(UTC)
         return moment if self.shown(moment) == wall else instant(self._last_change(moment))
 
     def leaves(self, wall: datetime) -> datetime:
-        """Return the instant of a wall time in its last pass, or the end of the gap it lies in."""
+        """Return the instant of a wall time: its last pass, or the end of its gap."""
         moment = wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
         return moment if self.shown(moment) == wall else self.lands(wall)
 
     def reach(self, moment: datetime) -> datetime:
-        """Return the last wall time that lands at or before an instant."""
+        """Return the last wall time whose instant is at or before this one."""
         local = moment.astimezone(self._zone)
         return (
             self.shown(instant(self._last_change(moment)) - TICK)
@@ -54,15 +54,15 @@ class Walls:
         )
 
     def until(self, moment: datetime, wall: datetime) -> datetime:
-        """Return when the clock, running on from an instant, shows a later wall time, at most its
-        next change.
+        """Return the instant at which the clock next shows this later wall time, at most the next
+        change of its offset.
         """
         then, end = moment + (wall - self.shown(moment)), self._stretch(moment).end
         return then if reading(then) < end else instant(end)
 
     def since(self, moment: datetime, wall: datetime) -> datetime:
-        """Return when the clock, running back from an instant, showed an earlier wall time, at most
-        its last change.
+        """Return the instant at which the clock last showed this earlier wall time, at least the
+        last change of its offset.
         """
         then, start = moment - (self.shown(moment) - wall), self._stretch(moment).start
         return then if reading(then) >= start else instant(start)
@@ -73,8 +73,8 @@ class Walls:
         return next((one for one in found if second < one.end), found[-1])
 
     def _last_change(self, moment: datetime) -> int:
-        """Return the second at which the offset of this instant began; years cut stretches that run
-        on.
+        """Return the second at which the offset of this instant began. Longer ranges are cut at the
+        turn of the year.
         """
         stretch = self._stretch(moment)
         before = self._stretch(instant(stretch.start) - timedelta(seconds=1))

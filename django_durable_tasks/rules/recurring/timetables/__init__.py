@@ -1,1 +1,1 @@
-"""When recurring work is due: pure values that answer next, previous and count."""
+"""Timetables: pure values with the methods next, previous and count."""

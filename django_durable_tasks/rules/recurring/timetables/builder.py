@@ -1,5 +1,4 @@
-"""From what people write to the parts that a row holds as JSON, and from those to a timetable that
-answers.
+"""Converts schedules from user input to the JSON parts of a row, and from these to timetables.
 
 A schedule is a list of one or more parts, combined by OR: ``[{"cron": "30 2 * * *"}, {"interval":
 3600.0}]``.
@@ -75,11 +74,11 @@ def checked(
     seed: str = "",
     allow_never: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the canonical parts, fit for JSON; raises InvalidSchedule that names the part and what
-    to do.
+    """Return the canonical parts as JSON values; raises InvalidSchedule with the part and the
+    remedy.
 
-    A part that can never fire is refused, because people write ``0 0 31 2 *`` to switch a job off;
-    ``allow_never`` lets it pass, for a row that is paused anyway.
+    A part that can never fire is refused, because ``0 0 31 2 *`` is a common way to disable a job.
+    ``allow_never`` accepts it, for a row that is paused.
     """
     if not isinstance(parts, list | tuple) or not parts:
         raise InvalidSchedule(
@@ -99,7 +98,7 @@ def checked(
 def never_fires(
     parts: Sequence[Part], *, zone: str = "UTC", anchor: datetime = _SOME_START, seed: str = ""
 ) -> str:
-    """Return why one of the checked parts can never fire and what to do; an empty text when each of
+    """Return why one of the checked parts can never fire and the remedy; an empty text if each of
     them can.
     """
     setting = Setting(zone, _utc(anchor), seed=seed)

@@ -1,9 +1,8 @@
-"""Calendar intervals: one day in every so many days, weeks, months, quarters or years, at a time of
-day.
+"""Calendar intervals: one day in every N days, weeks, months, quarters or years, at a time of day.
 
-Periods are counted from the one that holds the start of the schedule, as its zone's calendar shows
-it; weeks begin on Monday. A period without the wanted day (31 in April) has no fire. Without
-``day`` it is the start's own, without ``time`` the start's time of day. Nothing fires before the
+Periods are counted from the one that contains the start of the schedule in the calendar of its
+zone. Weeks begin on Monday. A period without the requested day (31 in April) has no fire. Without
+``day`` the day of the start is used, without ``time`` its time of day. There is no fire before the
 start.
 """
 
@@ -30,7 +29,7 @@ _UNITS = {
     "month": 31,
     "quarter": 92,
     "year": 366,
-}  # and the most days they have
+}  # and the maximum number of days
 _MONTHS_OF = {"month": 1, "quarter": 3, "year": 12}
 _DAY_TEXT = re.compile(
     rf"(first|last|\d{{1,3}}(?:st|nd|rd|th)) ?(day|working|{'|'.join(_WEEKDAYS)}|)", re.ASCII
@@ -40,7 +39,7 @@ _MOST = 1_000
 
 
 class _Wanted(NamedTuple):
-    """Which day of a period: the n-th (from the end where negative) of its days, working days or
+    """Which day of a period: the n-th (from the end if negative) of its days, working days or
     weekdays.
     """
 
@@ -52,7 +51,7 @@ class _Wanted(NamedTuple):
 class _Rhythm:
     unit: str
     every: int
-    origin: int  # the index of the period that holds the start
+    origin: int  # the index of the period that contains the start
     month: int  # the month of the period, from 1; 0 is the whole period
     wanted: _Wanted
     open_days: OpenDays
@@ -63,7 +62,7 @@ class _Rhythm:
 
 
 def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """Return the canonical part; raises InvalidSchedule that names the key."""
+    """Return the canonical part; raises InvalidSchedule with the key."""
     unit, count = part["every"], part.get("count", 1)
     if unit not in tuple(_UNITS):
         raise InvalidSchedule(
@@ -118,7 +117,7 @@ def _days(rhythm: _Rhythm, year: int) -> tuple[int, ...]:
 
 
 def _chosen(rhythm: _Rhythm, index: int) -> int:
-    """Return the wanted day of a period, or 0 where it has none."""
+    """Return the requested day of a period, or 0 if the period does not have it."""
     days = _span(rhythm.unit, index, rhythm.month)
     number, kind = rhythm.wanted
     if kind == "day":
@@ -140,7 +139,7 @@ def _fits(kind: str, open_days: OpenDays) -> Callable[[int], bool]:
 
 
 def _index(unit: str, day: date) -> int:
-    """Return the number of the period that holds the day."""
+    """Return the number of the period that contains the day."""
     if unit in _MONTHS_OF:
         return (day.year * 12 + day.month - 1) // _MONTHS_OF[unit]
     return (day.toordinal() - 1) // _UNITS[unit]
@@ -156,8 +155,8 @@ def _span(unit: str, index: int, month: int) -> range:
 
 
 def _own_day(unit: str, month: int, start: date) -> _Wanted:
-    """Return the place of the start's day in its period, or in its month where a month
-    was named.
+    """Return the position of the start's day in its period, or in its month if a month was
+    given.
     """
     if month:
         return _Wanted(start.day)

@@ -1,4 +1,4 @@
-"""When the clock of a zone is put forward or back."""
+"""Changes of the UTC offset of a zone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django_durable_tasks.rules.recurring.timetables.zone_offsets import instant
 
 
 class ClockChange(NamedTuple):
-    """The instant (UTC) of a change, and by how much the clock jumps: forward is positive and
-    leaves a gap.
+    """The instant (UTC) of a change, and the difference. A positive one leaves a gap in the wall
+    times.
     """
 
     at: datetime
@@ -20,7 +20,7 @@ class ClockChange(NamedTuple):
 
 
 def clock_changes(zone: str, start: datetime, end: datetime) -> Iterator[ClockChange]:
-    """Give the changes of a zone's clock in (start, end], in order; raises InvalidSchedule for an
+    """Yield the changes of a zone's clock in (start, end], in order; raises InvalidSchedule for an
     unknown zone.
     """
     first, last = reading(start), reading(end)

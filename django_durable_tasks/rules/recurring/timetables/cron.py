@@ -1,8 +1,8 @@
-"""Cron: the wall times of an expression, under the rules of Debian's cron(8) for changing clocks.
+"""Cron: the wall times of an expression, with the rules of Debian's cron(8) for clock changes.
 
-A job whose minute or hour begins with a star follows the real clock: what the clock jumps over does
-not fire, what it shows twice fires twice, so it runs at its steady pace. Every other job has fixed
-times, and the policies of ``walls`` hold for it.
+A job whose minute or hour begins with a star follows elapsed time: a wall time in a gap does not
+fire, a repeated one fires twice, so the interval stays constant. Other jobs have fixed wall times,
+to which the gap and repeat policies apply.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOve
 from django_durable_tasks.rules.recurring.timetables.wall_times import DaySlots, spaced
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 
-_EVERY_KIND_OF_YEAR = range(2001, 2029)  # leap or not, beginning with each weekday
+_EVERY_KIND_OF_YEAR = range(2001, 2029)  # leap or not, for each first weekday
 
 
 def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """Return the canonical part, its fields parted by one blank; raises InvalidSchedule."""
+    """Return the canonical part, its fields separated by one space; raises InvalidSchedule."""
     seconds = part.get("seconds", "")
     fields(part["cron"], seconds)
     parsed(part["cron"], seconds, setting.seed)
@@ -57,7 +57,7 @@ def never(part: Mapping[str, Any], setting: Setting) -> str:
 
 
 def slots(rule: CronRule) -> DaySlots:
-    """Return the wall times of a rule."""
+    """Return the wall times of a cron expression."""
     times = _times(rule.hours, rule.minutes, rule.seconds)
     return DaySlots(partial(_days, rule.days), lambda day: times)
 
@@ -66,7 +66,7 @@ def slots(rule: CronRule) -> DaySlots:
 def _times(
     hours: tuple[int, ...], minutes: tuple[int, ...], seconds: tuple[int, ...]
 ) -> Sequence[int]:
-    """Return the seconds of a day, as a range where they are evenly spaced."""
+    """Return the seconds of a day, as a range if they are evenly spaced."""
     times = [
         hour * 3600 + minute * 60 + second
         for hour in hours
@@ -106,7 +106,7 @@ def _is_weekday(pattern: DayPattern, weekday: int, number: int, length: int) -> 
 
 
 def _nearest_weekday(first: int, length: int, wanted: int) -> int:
-    """Return the date of the working day nearest to the date wanted, within its month
+    """Return the date of the working day nearest to the given date, within its month
     (Quartz's W).
     """
     number = min(wanted, length)

@@ -1,10 +1,10 @@
-"""The text of a cron expression, checked and taken apart: on which days, at which times of day.
+"""Parser of cron expressions: on which days, at which times of day.
 
-Dialect: crontab(5) of Debian (five fields, names, lists, ranges, steps, nicknames), and besides
+Dialect: crontab(5) of Debian (five fields, names, lists, ranges, steps, nicknames), and in addition
 ``L`` in day of month, ``5L`` or ``L5`` (last Friday), ``5#3`` (third Friday), ``15W`` (nearest
-weekday), ``?``, ``H`` (drawn from the seed; in day of month from 1 to 28), a sixth field for
-seconds on request. ``a/b`` is a to the end of the field in steps of b, a range may wrap (``22-2``).
-``R`` is refused, because it would be another time on every node. croniter reads the fields.
+weekday), ``?``, ``H`` (derived from the seed; in day of month from 1 to 28), and an optional sixth
+field for seconds. ``a/b`` is a to the end of the field in steps of b, a range may wrap (``22-2``).
+``R`` is refused, because it would give another time on every node. croniter parses the fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django_durable_tasks.exceptions import InvalidSchedule
 
 MOST_CHARACTERS = 1_000
 MOST_ITEMS = 200
-LAST = 0  # stands where the number of a weekday in its month stands: the last one
+LAST = 0  # in place of the number of a weekday in its month: the last one
 
 _NICKNAMES = {
     "@hourly": "0 * * * *",
@@ -53,12 +53,13 @@ _FROM_THE_END = re.compile(r"l-\d+|lw|wl", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class DayPattern:
-    """Which days: numbers 1-31 (``last`` adds the month's last), months 1-12, weekdays 0-6 from
+    """The days: numbers 1-31 (``last`` adds the month's last), months 1-12, weekdays 0-6 from
     Sunday.
 
     ``nearest``: the weekday nearest to these dates, in their month. ``nth``: (weekday, which one in
     its month). ``either``: day of month and day of week are both restricted, so one of them
-    suffices (crontab(5)); a field that begins with a star is not, and then both must hold.
+    suffices (crontab(5)). A field that begins with a star is not restricted, and then both must
+    match.
     """
 
     months: frozenset[int]
@@ -72,8 +73,8 @@ class DayPattern:
 
 @dataclass(frozen=True, slots=True)
 class CronRule:
-    """A cron expression taken apart. ``real_clock``: minute or hour begin with a star (cron(8):
-    wildcard jobs).
+    """A parsed cron expression. ``real_clock``: minute or hour begin with a star (cron(8): wildcard
+    jobs).
     """
 
     days: DayPattern
@@ -85,7 +86,7 @@ class CronRule:
 
 @lru_cache(maxsize=4096)
 def parsed(text: str, seconds: str = "", seed: str = "") -> CronRule:
-    """Return the rule of an expression; ``seconds`` says FIRST or LAST for six fields. Raises
+    """Return the rule of an expression; ``seconds`` is FIRST or LAST for six fields. Raises
     InvalidSchedule.
     """
     written = fields(text, seconds)
@@ -117,9 +118,7 @@ def parsed(text: str, seconds: str = "", seed: str = "") -> CronRule:
 
 
 def fields(text: object, seconds: str = "") -> list[str]:
-    """Return the fields in lower case, seconds last; raises InvalidSchedule for a text that cannot
-    be one.
-    """
+    """Return the fields in lower case, seconds last; raises InvalidSchedule for an invalid text."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidSchedule(f"cron={text!r}: give five fields, for example '30 2 * * *'.")
     if len(text) > MOST_CHARACTERS or text.count(",") >= MOST_ITEMS:
@@ -166,8 +165,8 @@ def _count_fields(text: str, found: list[str], seconds: str) -> None:
 
 
 def _item(text: str, number: int, item: str) -> str:
-    """Return one item of a list as croniter reads it rightly; raises InvalidSchedule for what is
-    refused.
+    """Return one item of a list in the form that croniter parses correctly; raises InvalidSchedule
+    for unsupported items.
     """
     if _RANDOM.fullmatch(item):
         raise InvalidSchedule(
@@ -186,7 +185,7 @@ def _item(text: str, number: int, item: str) -> str:
     if (found := _ONE_VALUE.fullmatch(item)) and _number(number, found[1]) == _number(
         number, found[2]
     ):
-        return found[1]  # croniter takes 23-23/24 for the whole field
+        return found[1]  # croniter parses 23-23/24 as the whole field
     return item
 
 
@@ -221,7 +220,7 @@ def _expanded(text: str, read: list[str], seed: str) -> tuple[list[list[Any]], d
 
 
 def _fault(read: list[str], seed: str) -> str:
-    """Return the name and text of the field that cannot be read."""
+    """Return the name and text of the first invalid field."""
     for number, field in enumerate(read):
         alone = ["*"] * len(read)
         alone[number] = field

@@ -1,5 +1,5 @@
-"""A timetable in the words of people, for lists and pages; what has no short words is shown as it
-was written.
+"""A short description of a timetable, for lists and pages. A timetable without a short description
+is shown as it was written.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ _MOST_TIMES = 4
 
 
 def words(parts: Sequence[Part]) -> str:
-    """Return the parts of a timetable as one line of words; a part that nobody could use is shown
-    as it is.
-    """
+    """Return the parts of a timetable as one line; an invalid part is shown as it is stored."""
     return "; ".join(_part(part) for part in parts)
 
 
@@ -130,7 +128,7 @@ def _five(minute: str, hour: str, date: str, month: str, weekday: str) -> str | 
 
 
 def _time(minute: str, hour: str) -> str | None:
-    """Return "at 02:30", "every 5 minutes", or None where it takes more than a few words."""
+    """Return "at 02:30", "every 5 minutes"; None if there is no short description."""
     if hour == "*":
         return _within_the_hour(minute)
     if not minute.isdigit():
@@ -156,8 +154,8 @@ def _within_the_hour(minute: str) -> str | None:
 
 
 def _day(date: str, month: str, weekday: str) -> str | None:
-    """Return "" for every day, "on the 1st", "Monday to Friday", or None where it takes more than a
-    few words.
+    """Return "" for every day, "on the 1st", "Monday to Friday"; None if there is no short
+    description.
     """
     if (date, month, weekday) == ("*", "*", "*"):
         return ""

@@ -16,7 +16,7 @@ MOST_INSTANTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Instants:
-    """Fires at each of the moments (aware, UTC, in order, each once)."""
+    """Fires at each of the moments (aware, UTC, ascending, distinct)."""
 
     moments: tuple[datetime, ...]
 
@@ -31,12 +31,12 @@ class Instants:
         return Fire(self.moments[place - 1]) if place else None
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the moments in (after, until]."""
+        """Return the number of moments in (after, until]."""
         return Count(max(bisect_right(self.moments, until) - bisect_right(self.moments, after), 0))
 
 
 def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """Return the canonical part, in order and each once, in UTC as ISO 8601; raises
+    """Return the canonical part: ascending, distinct, in UTC as ISO 8601; raises
     InvalidSchedule.
     """
     given = part["at"]

@@ -1,5 +1,5 @@
-"""Every so many seconds of elapsed time, on a grid that hangs on an anchor: no drift, whatever a
-zone's clocks do.
+"""A fixed interval of elapsed time, counted from an anchor: no drift, independent of clock
+changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Setting
 from django_durable_tasks.rules.tasks.durations import seconds
 
-_SHORTEST = 0.001  # a second holds no more fires than a node could ever start
+_SHORTEST = 0.001  # a node could not start more fires per second
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -40,7 +40,7 @@ class Interval:
         return Fire(self.anchor + ((before - self.anchor - _MICROSECOND) // self.step) * self.step)
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the grid points in (after, until], in closed form."""
+        """Return the number of grid points in (after, until], in closed form."""
         if until <= after:
             return Count(0)
         return Count(max(self._up_to(until) - self._up_to(after), 0))
@@ -50,8 +50,8 @@ class Interval:
 
 
 def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """Return the canonical part; raises InvalidSchedule for zero, negative, absurd, or what is no
-    duration.
+    """Return the canonical part; raises InvalidSchedule for an interval that is not positive, too
+    long, or not a duration.
     """
     value = part["interval"]
     try:

@@ -1,9 +1,9 @@
-"""Recurrences (RFC 5545): rules and single dates, without those taken out, as wall times of the
-schedule's zone.
+"""Recurrences (RFC 5545): rules and single dates minus exceptions, as wall times of the schedule's
+zone.
 
-dateutil reads the same texts, but walks a rule from its start, and for ever where nothing matches;
-so it serves the tests as the second opinion only. A rule that finds nothing for 400 years counts as
-finished.
+dateutil parses the same texts, but iterates a rule from its start, and without end if nothing
+matches. Therefore only the tests use it, as a reference. A rule without a match within 400 years
+counts as finished.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ class Dates:
     seconds: tuple[int, ...]
 
     def first(self, start: int) -> int | None:
-        """Return the first at or after."""
+        """Return the first wall second at or after."""
         place = bisect_left(self.seconds, start)
         return self.seconds[place] if place < len(self.seconds) else None
 
     def last(self, end: int) -> int | None:
-        """Return the last before."""
+        """Return the last wall second before."""
         place = bisect_left(self.seconds, end)
         return self.seconds[place - 1] if place else None
 
     def count(self, start: int, end: int) -> Count:
-        """Return how many lie in [start, end)."""
+        """Return how many are in [start, end)."""
         return Count(max(bisect_left(self.seconds, end) - bisect_left(self.seconds, start), 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """The slots of all that are in, without those of any that is taken out; each once."""
+    """The wall times of all ``included``, without those of any exception; distinct."""
 
     inside: tuple[Slots, ...]
     outside: tuple[Slots, ...]
 
     def first(self, start: int) -> int | None:
-        """Return the first slot at or after. Raises InvalidSchedule after ten thousand that are
-        taken out.
+        """Return the first wall time at or after. Raises InvalidSchedule after ten thousand
+        exceptions.
         """
         for _ in range(_WALKED):
             found = [slot for slots in self.inside if (slot := slots.first(start)) is not None]
@@ -63,8 +63,8 @@ class Combined:
         raise _too_many()
 
     def last(self, end: int) -> int | None:
-        """Return the last slot before. Raises InvalidSchedule after ten thousand that are taken
-        out.
+        """Return the last wall time before. Raises InvalidSchedule after ten thousand
+        exceptions.
         """
         for _ in range(_WALKED):
             found = [slot for slots in self.inside if (slot := slots.last(end)) is not None]
@@ -74,7 +74,9 @@ class Combined:
         raise _too_many()
 
     def count(self, start: int, end: int) -> Count:
-        """Return the slots in [start, end): walked, so beyond ten thousand it says at least."""
+        """Return the number of wall times in [start, end). They are iterated, so above ten thousand
+        the number is a lower bound.
+        """
         number = 0
         while number < _WALKED:
             slot = self.first(start)

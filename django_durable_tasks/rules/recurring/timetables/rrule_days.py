@@ -1,5 +1,5 @@
-"""One recurrence rule (RFC 5545), evaluated year by year on the calendar: any of them is answered
-by bounded work.
+"""One recurrence rule (RFC 5545), evaluated year by year on the calendar, with bounded work per
+call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _unbounded(rule: Rule) -> DaySlots:
     unit = _UNITS[rule.frequency]
     same = (DAY // unit) % rule.interval == 0
     if same and not _phased(rule, _phase(rule, 0, unit)):
-        return DaySlots(lambda year: (), lambda day: ())  # the steps never meet the hours wanted
+        return DaySlots(lambda year: (), lambda day: ())  # the steps never match the hours
     return DaySlots(
         partial(_days, rule), lambda day: _phased(rule, _phase(rule, day, unit)), uniform=same
     )
@@ -54,13 +54,13 @@ def _times_of_day(rule: Rule) -> Sequence[int]:
 
 
 def _phase(rule: Rule, day: int, unit: int) -> int:
-    """Return how many units into the day its first step of the interval comes."""
+    """Return the offset of the day's first step of the interval, in units."""
     return (rule.start // unit - day * DAY // unit) % rule.interval
 
 
 @lru_cache(maxsize=64)
 def _phased(rule: Rule, phase: int) -> Sequence[int]:
-    """Return the times of a day whose first step comes so many units after midnight."""
+    """Return the times of a day whose first step is at this offset, in units after midnight."""
     unit = _UNITS[rule.frequency]
     hours, minutes, seconds = (
         rule.hours or range(24),
@@ -128,7 +128,7 @@ def _on_weekday(rule: Rule, weekday: int, number: int, length: int) -> bool:
 
 
 def _in_weeks(rule: Rule, day: int) -> bool:
-    """Return whether the day's week is wanted: a week counts in the year that holds its
+    """Return whether the day's week is selected: a week belongs to the year that contains its
     fourth day.
     """
     fourth = date.fromordinal(day - (day - 1 - rule.week_start) % 7 + 3)
@@ -150,7 +150,7 @@ def _week(rule: Rule, day: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _picked(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
-    """Return the days of a year with the times that BYSETPOS picks out of each period."""
+    """Return the days of a year with the times that BYSETPOS selects from each period."""
     times, picked = _times_of_day(rule), dict[int, list[int]]()
     days = [day for number in (year - 1, year, year + 1) for day in _days(rule, number)]
     for _, period in groupby(days, key=partial(_period, rule)):

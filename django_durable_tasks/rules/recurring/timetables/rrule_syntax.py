@@ -1,8 +1,7 @@
-"""The text of a recurrence in RFC 5545: RRULE, RDATE, EXRULE, EXDATE and DTSTART, one a line;
-checked, taken apart.
+"""Parser of recurrences in RFC 5545: RRULE, RDATE, EXRULE, EXDATE and DTSTART, one per line.
 
-A bare ``FREQ=...`` is an RRULE. Times are wall times of the schedule's zone; those that end in Z
-are turned into them. What a rule leaves open comes from DTSTART, as in dateutil; UNTIL without a
+A bare ``FREQ=...`` is an RRULE. Times are wall times of the schedule's zone; times that end in Z
+are converted. Parts that a rule does not define come from DTSTART, as in dateutil. UNTIL without a
 time is midnight at the start of its day.
 """
 
@@ -28,7 +27,7 @@ MOST_CHARACTERS, MOST_LINES, MOST_DATES, MOST_COUNTED, MOST_INTERVAL = (
 )
 FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 _WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
-_LIMITS = {  # key: (attribute, least, most, whether counting from the end is allowed)
+_LIMITS = {  # key: (attribute, minimum, maximum, whether negative numbers are allowed)
     "BYMONTH": ("months", 1, 12, False),
     "BYMONTHDAY": ("month_days", 1, 31, True),
     "BYYEARDAY": ("year_days", 1, 366, True),
@@ -45,8 +44,8 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One RRULE or EXRULE, with what it takes from its start; weekdays from Monday, ``until`` a
-    wall second.
+    """One RRULE or EXRULE with the defaults of its start; weekdays from Monday, ``until`` is a wall
+    second.
     """
 
     start: int
@@ -68,13 +67,15 @@ class Rule:
 
     @property
     def rank(self) -> int:
-        """Return the place of the frequency among the seven, from YEARLY (0) to SECONDLY (6)."""
+        """Return the index of the frequency, from YEARLY (0) to SECONDLY (6)."""
         return FREQUENCIES.index(self.frequency)
 
 
 @dataclass(slots=True)
 class Recurrence:
-    """All lines of a text: rules and wall seconds that are in, and those that are taken out."""
+    """All lines of a text: rules and wall seconds that are included, and those that are
+    excluded.
+    """
 
     rules: list[Rule] = field(default_factory=list)
     dates: set[int] = field(default_factory=set)
@@ -83,8 +84,8 @@ class Recurrence:
 
 
 def parsed(text: object, setting: Setting) -> Recurrence:
-    """Return the recurrence of a text; raises InvalidSchedule that names the line, the key and the
-    value.
+    """Return the recurrence of a text; raises InvalidSchedule with the line, the key and
+    the value.
     """
     lines = _lines(text)
     start = next((_starting(line, setting) for line in lines if line.startswith("DTSTART")), None)
@@ -157,7 +158,7 @@ def _dates(line: str, parameters: str, value: str, setting: Setting) -> set[int]
 
 
 def _stamp(name: str, text: str, setting: Setting) -> datetime:
-    """Return the wall time in the schedule's zone."""
+    """Convert a time to the wall time of the schedule's zone."""
     try:
         if not _STAMP.fullmatch(text):
             raise InvalidSchedule(f"rrule: {name}={text[:40]!r}: write it as 20260308T023000.")
@@ -238,7 +239,7 @@ def _weekdays(value: str) -> Mapping[str, Any]:
 
 
 def _check_together(text: str, rule: Rule) -> None:
-    """Raise InvalidSchedule for keys that RFC 5545 does not let stand together."""
+    """Raise InvalidSchedule for keys that RFC 5545 does not allow together."""
     several = rule.count is not None and rule.until is not None
     faults = {
         "COUNT and UNTIL exclude each other": several,
@@ -256,7 +257,7 @@ def _check_together(text: str, rule: Rule) -> None:
 
 
 def _completed(rule: Rule, start: datetime) -> Rule:
-    """Return the rule with what it left open taken from its start."""
+    """Return the rule with its missing parts derived from its start."""
     values: dict[str, Any] = {}
     if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays or rule.nth):
         if rule.frequency == "YEARLY" and not rule.months:

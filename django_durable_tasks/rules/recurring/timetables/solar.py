@@ -1,4 +1,4 @@
-"""Sunrise, sunset, noon and twilights at a place on earth, precise to about a minute.
+"""Sunrise, sunset, noon and twilights at a place, accurate to about a minute.
 
 Source: the solar equations of NOAA's Global Monitoring Laboratory (after Meeus, Astronomical
 Algorithms), each event refined at its own time. Sunrise and sunset are those of the upper limb with
@@ -29,7 +29,7 @@ _EVENTS = {  # the zenith angle in degrees, and the side of noon
     "dusk_nautical": (_NAUTICAL, -1),
     "dusk_astronomical": (_ASTRONOMICAL, -1),
 }
-_LONGEST_NIGHT = 370  # days; what does not come within a year does not come
+_LONGEST_NIGHT = 370  # days; an event that does not occur within a year never occurs
 _WALKED_DAYS = 4_000
 _J2000 = 730_120.5  # 1 January 2000, 12:00 UTC, in days as date.toordinal counts them
 _CENTURY = 36_525.0
@@ -39,8 +39,8 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Solar:
-    """Fires ``offset`` after the event of each day at the place; days without it (polar) have no
-    fire.
+    """Fires ``offset`` after the event of each day at the place; days without the event (polar
+    regions) have no fire.
     """
 
     event: str
@@ -49,7 +49,7 @@ class Solar:
     offset: timedelta
 
     def next(self, after: datetime) -> Fire | None:
-        """Return the first fire strictly after; None when the event does not come within a year."""
+        """Return the first fire strictly after; None if the event does not occur within a year."""
         moment = after - self.offset
         for day in range(moment.toordinal() - 1, moment.toordinal() + _LONGEST_NIGHT):
             if (found := self._on(day)) and found > moment:
@@ -57,7 +57,7 @@ class Solar:
         return None
 
     def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire strictly before; None when the event did not come within a year."""
+        """Return the last fire strictly before; None if the event did not occur within a year."""
         moment = before - self.offset
         for day in range(moment.toordinal() + 1, moment.toordinal() - _LONGEST_NIGHT, -1):
             if (found := self._on(day)) and found < moment:
@@ -65,8 +65,8 @@ class Solar:
         return None
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the fires in (after, until]: day by day, so beyond about ten years it says at
-        least.
+        """Return the number of fires in (after, until]. They are counted day by day, so above about
+        ten years the number is a lower bound.
         """
         low, high = after - self.offset, until - self.offset
         days = range(low.toordinal() - 1, high.toordinal() + 2)[:_WALKED_DAYS]
@@ -74,7 +74,7 @@ class Solar:
         return Count(number, exact=not days or days[-1] > high.toordinal())
 
     def _on(self, day: int) -> datetime | None:
-        """Return the event of the solar day whose noon lies within half a day of the day's noon in
+        """Return the event of the solar day whose noon is within half a day of the day's noon in
         UTC.
         """
         if not _FIRST_DAY <= day <= _LAST_DAY:
@@ -93,8 +93,8 @@ class Solar:
 
 
 def _hour_angle(zenith: float, latitude: float, declination: float) -> float | None:
-    """Return how many degrees the earth turns between the event and noon; None when the sun does
-    not get there.
+    """Return how many degrees the earth turns between the event and noon; None if the sun does not
+    reach that height.
     """
     cosine = cos(radians(zenith)) / (cos(latitude) * cos(declination)) - tan(latitude) * tan(
         declination
@@ -152,7 +152,7 @@ def build(part: Mapping[str, Any], setting: Setting) -> Solar:
 
 
 def never(part: Mapping[str, Any], setting: Setting) -> str:
-    """Return why the event never comes at the place, or an empty text."""
+    """Return why the event never occurs at the place, or an empty text."""
     if build(part, setting).next(setting.anchor - _TICK):
         return ""
     return f"solar={part['solar']!r} never comes at latitude {part['latitude']:g}."

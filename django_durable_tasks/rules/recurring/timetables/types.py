@@ -1,5 +1,5 @@
-"""The words all timetables share: a fire, a count, the policies for changing clocks, and the
-questions themselves.
+"""The types of all timetables: a fire, a count, the policies for clock changes, and the
+interface.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Fire:
-    """One fire time: its identity in the ledger (aware, UTC), and what happened to it on
-    the way.
-    """
+    """One fire time: its identity in the ledger (aware, UTC), and its remarks."""
 
     nominal: datetime
     notes: tuple[str, ...] = ()
@@ -22,43 +20,43 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many fires; not ``exact`` means at least so many, because the counting was bounded."""
+    """A number of fires; unless ``exact`` it is a lower bound, because counting is bounded."""
 
     number: int
     exact: bool = True
 
 
 class Timetable(Protocol):
-    """Answers when; every instant taken and given is aware, every one given is UTC."""
+    """The interface of timetables. Arguments must be aware, results are in UTC."""
 
     def next(self, after: datetime) -> Fire | None:
-        """Return the first fire strictly after; None means never again."""
+        """Return the first fire strictly after; None if it never fires again."""
 
     def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire strictly before; None means there is none."""
+        """Return the last fire strictly before; None if there is none."""
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the number of fires after ``after`` up to and with ``until``, by bounded work
-        however long that is.
+        """Return the number of fires in (after, until]. The work is bounded, independent of the
+        length of the range.
         """
 
 
 class OpenDays(Protocol):
-    """Says which days are working days."""
+    """Determines which days are working days."""
 
     def is_open(self, day: date) -> bool:
-        """Return whether work is done on the day."""
+        """Return whether the day is a working day."""
 
 
 class DstGap(StrEnum):
-    """What becomes of a wall time that a clock put forward jumps over."""
+    """What happens to a wall time in the gap of a clock that is put forward."""
 
     RUN_AFTER = "RUN_AFTER"
     SKIP = "SKIP"
 
 
 class DstOverlap(StrEnum):
-    """Which pass of a wall time fires that a clock put back shows twice."""
+    """Which pass of a wall time fires that is repeated when the clock is put back."""
 
     FIRST = "FIRST"
     LAST = "LAST"
@@ -69,10 +67,10 @@ _MONDAY_TO_FRIDAY = range(5)
 
 
 class Weekdays:
-    """Working days where no calendar says otherwise: Monday to Friday."""
+    """The default working days: Monday to Friday."""
 
     def is_open(self, day: date) -> bool:
-        """Return whether the day is none of the weekend."""
+        """Return whether the day is not on a weekend."""
         return day.weekday() in _MONDAY_TO_FRIDAY
 
 
@@ -81,8 +79,8 @@ WEEKDAYS = Weekdays()
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a schedule says for all its parts: its zone, its start (UTC), policies, the seed of
-    ``H``, working days.
+    """The settings of a schedule for all its parts: zone, start (UTC), policies, the seed of ``H``,
+    working days.
     """
 
     zone: str

@@ -1,6 +1,4 @@
-"""Several timetables as one: it fires whenever one of them fires, and once where several fire at
-the same instant.
-"""
+"""The union of several timetables: fires when one of them fires, once for each instant."""
 
 from __future__ import annotations
 
@@ -19,21 +17,21 @@ class Union:
     parts: tuple[Timetable, ...]
 
     def next(self, after: datetime) -> Fire | None:
-        """Return the first fire of any part strictly after; None when all are at their end."""
+        """Return the first fire of any part strictly after; None if no part fires again."""
         fires = [fire for part in self.parts if (fire := part.next(after))]
         return _joined(fires, min(fire.nominal for fire in fires)) if fires else None
 
     def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire of any part strictly before; None when there is none."""
+        """Return the last fire of any part strictly before; None if there is none."""
         fires = [fire for part in self.parts if (fire := part.previous(before))]
         return _joined(fires, max(fire.nominal for fire in fires)) if fires else None
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the distinct fires in (after, until]; where the parts have over a thousand, at
-        least the most of one.
+        """Return the number of distinct fires in (after, until]. If the parts have more than a
+        thousand, it is the maximum over the parts, a lower bound.
 
-        Fires that fall together can only be told by walking, and a calendar asks for hundreds of
-        stretches at once.
+        Fires at the same instant can only be found by iterating, and a calendar requests hundreds
+        of ranges at once.
         """
         counts = [part.count(after, until) for part in self.parts]
         if sum(one.number for one in counts) > _WALKED:

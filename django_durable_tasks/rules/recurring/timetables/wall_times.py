@@ -1,6 +1,6 @@
-"""Wall times on a calendar: on these days, at these times of day. No zone is known here.
+"""Wall times on a calendar: on these days, at these times of day, independent of a zone.
 
-Slots are asked by whole wall seconds, as ``stretches`` counts them.
+Wall times are whole wall seconds, as in ``zone_offsets``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Protocol
 from django_durable_tasks.rules.recurring.timetables.types import Count
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import DAY, FIRST_YEAR, LAST_YEAR
 
-EMPTY_YEARS = (
-    400  # the Gregorian calendar repeats after them, so what did not come by then will not come
-)
-_COUNTED_DAYS = 100_000  # days looked at one by one, where they differ
+EMPTY_YEARS = 400  # The Gregorian calendar repeats after this many years.
+_COUNTED_DAYS = 100_000  # maximum number of days examined one by one, if they differ
 _FIRST_DAY, _LAST_DAY = date(FIRST_YEAR, 1, 1).toordinal(), date(LAST_YEAR, 12, 31).toordinal()
 
 
@@ -25,22 +23,22 @@ class Slots(Protocol):
     """Wall times in order."""
 
     def first(self, start: int) -> int | None:
-        """Return the first slot at or after the wall second; None: no more."""
+        """Return the first wall time at or after the wall second; None if there is none."""
 
     def last(self, end: int) -> int | None:
-        """Return the last slot before the wall second; None: none."""
+        """Return the last wall time before the wall second; None if there is none."""
 
     def count(self, start: int, end: int) -> Count:
-        """Return the slots in [start, end), by bounded work."""
+        """Return the number of wall times in [start, end). The work is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaySlots:
-    """``days(year)`` are its days as ordinals, in order; ``times(day)`` the seconds of that day, in
-    order.
+    """``days(year)`` returns the ordinals of its days, ascending; ``times(day)`` the seconds of
+    that day, ascending.
 
-    ``uniform``: every day has the same times, so stretches of years are counted without looking at
-    each day.
+    ``uniform``: every day has the same times, so ranges of years are counted without examining each
+    day.
     """
 
     days: Callable[[int], Sequence[int]]
@@ -48,7 +46,9 @@ class DaySlots:
     uniform: bool = True
 
     def first(self, start: int) -> int | None:
-        """Return the first slot at or after the wall second; None after 400 years without one."""
+        """Return the first wall time at or after the wall second; None after 400 years
+        without one.
+        """
         day, second = divmod(max(start, _FIRST_DAY * DAY), DAY)
         if day > _LAST_DAY:
             return None
@@ -63,7 +63,7 @@ class DaySlots:
         return None
 
     def last(self, end: int) -> int | None:
-        """Return the last slot before the wall second; None after 400 years without one."""
+        """Return the last wall time before the wall second; None after 400 years without one."""
         day, second = divmod(min(end, (_LAST_DAY + 1) * DAY - 1), DAY)
         if day < _FIRST_DAY:
             return None
@@ -80,8 +80,8 @@ class DaySlots:
         return None
 
     def count(self, start: int, end: int) -> Count:
-        """Return the slots in [start, end); at least so many when the days differ and are too many
-        to look at.
+        """Return the number of wall times in [start, end); a lower bound if the days differ and are
+        too many to examine.
         """
         start, end = max(start, _FIRST_DAY * DAY), min(end, (_LAST_DAY + 1) * DAY - 1)
         if end <= start:
@@ -92,7 +92,7 @@ class DaySlots:
         return Count(number + between.number, between.exact)
 
     def _up_to(self, day: int, second: int) -> int:
-        """Return how many slots of the day come before the second."""
+        """Return how many wall times of the day are before the second."""
         days = self.days(date.fromordinal(day).year)
         place = bisect_left(days, day)
         return (
@@ -100,7 +100,7 @@ class DaySlots:
         )
 
     def _between(self, first_day: int, last_day: int) -> Count:
-        """Return the slots of the whole days in [first_day, last_day)."""
+        """Return the number of wall times of the whole days in [first_day, last_day)."""
         number = looked_at = 0
         for year in range(date.fromordinal(first_day).year, date.fromordinal(last_day).year + 1):
             days = self.days(year)
@@ -117,29 +117,29 @@ class DaySlots:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """The slots of another in [start, end)."""
+    """The wall times of another object in [start, end)."""
 
     slots: Slots
     start: int
     end: int = (_LAST_DAY + 1) * DAY
 
     def first(self, start: int) -> int | None:
-        """Return the first slot at or after the wall second, inside the bounds."""
+        """Return the first wall time at or after the wall second, inside the bounds."""
         slot = self.slots.first(max(start, self.start))
         return slot if slot is not None and slot < self.end else None
 
     def last(self, end: int) -> int | None:
-        """Return the last slot before the wall second, inside the bounds."""
+        """Return the last wall time before the wall second, inside the bounds."""
         slot = self.slots.last(min(end, self.end))
         return slot if slot is not None and slot >= self.start else None
 
     def count(self, start: int, end: int) -> Count:
-        """Return the slots in [start, end) and inside the bounds."""
+        """Return the number of wall times in [start, end) and inside the bounds."""
         return self.slots.count(max(start, self.start), min(end, self.end))
 
 
 def spaced(times: Sequence[int]) -> Sequence[int]:
-    """Return the numbers as a range where they are evenly spaced, else as they are."""
+    """Return the numbers as a range if they are evenly spaced, otherwise unchanged."""
     step = times[1] - times[0] if len(times) > 1 else 1
     even = range(times[0], times[-1] + 1, step) if times else range(0)
     return even if len(even) == len(times) and all(map(int.__eq__, even, times)) else tuple(times)

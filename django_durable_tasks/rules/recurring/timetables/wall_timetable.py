@@ -1,10 +1,9 @@
-"""Wall times in a zone: which instants they are, what a gap and a repetition of the clock make of
-them.
+"""Wall times in a zone: their instants, with the policies for gaps and repetitions of the clock.
 
-By default as Debian's cron(8): a wall time that the clock jumps over fires once, right after the
-jump, however many were jumped over; one that is shown twice fires in the first pass. Debian ends
-this at changes of three hours, because it cannot tell a zone's change from a corrected clock; the
-zone tables can, so a skipped day is a gap as any other.
+The defaults are those of Debian's cron(8): wall times in a gap fire once, right after the gap,
+independent of their number; a repeated wall time fires in its first pass. Debian applies this to
+changes below three hours only, because it cannot distinguish a zone's change from a corrected
+clock. The time zone database can, so a skipped day is treated like any other gap.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from django_durable_tasks.rules.recurring.timetables.zone_offsets import (
 )
 
 _COUNTED_YEARS = 100
-_MOVED = 3 * DAY  # longer than any clock was ever moved
+_MOVED = 3 * DAY  # longer than any clock change in the time zone database
 _TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class WallTimetable:
-    """Fires when the wall clock of the zone shows a slot, under the two policies."""
+    """Fires when the clock of the zone shows one of the wall times, under the two policies."""
 
     slots: Slots
     zone: str
@@ -40,7 +39,7 @@ class WallTimetable:
     overlap: DstOverlap
 
     def next(self, after: datetime) -> Fire | None:
-        """Return the first fire strictly after; None when no slot is left."""
+        """Return the first fire strictly after; None if no wall time is left."""
         start = _second(after) + 1
         for stretch in upwards(self.zone, start):
             low = max(start, stretch.start)
@@ -55,7 +54,7 @@ class WallTimetable:
         return None
 
     def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire strictly before; None when no slot came earlier."""
+        """Return the last fire strictly before; None if there is no earlier wall time."""
         end = _second(before - _TICK) + 1
         for stretch in downwards(self.zone, end - 1):
             top = min(end + stretch.offset, self._top(stretch))
@@ -69,8 +68,8 @@ class WallTimetable:
         return None
 
     def count(self, after: datetime, until: datetime) -> Count:
-        """Return the fires in (after, until]; whole days are multiplied, and after a hundred years
-        it says at least.
+        """Return the number of fires in (after, until]. Whole days are multiplied, and above a
+        hundred years the number is a lower bound.
         """
         start, end = _second(after) + 1, _second(until) + 1
         limit = start + _COUNTED_YEARS * 366 * DAY
@@ -103,7 +102,7 @@ class WallTimetable:
         return min(end, stretch.ceiling) if self.overlap is DstOverlap.LAST else end
 
     def _jumped(self, stretch: Stretch) -> bool:
-        """Return whether a slot lies in the gap before this stretch and fires at its start."""
+        """Return whether a wall time is in the gap before this stretch and fires at its start."""
         landing = stretch.start + stretch.offset
         if self.gap is DstGap.SKIP or landing <= stretch.floor:
             return False

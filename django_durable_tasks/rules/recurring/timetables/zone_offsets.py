@@ -1,8 +1,8 @@
-"""The time line of a zone as stretches of one UTC offset: wall time and instants meet here and
-nowhere else.
+"""The stretches of one UTC offset of a zone. All conversions between wall times and instants are
+based on them.
 
-Everything is counted in whole seconds, day 1 of the calendar (date.toordinal) beginning at second
-86,400: an instant by its reading in UTC, a wall time by its reading on the wall.
+Times are whole seconds; day 1 of the calendar (date.toordinal) begins at second 86,400. An instant
+is counted by its reading in UTC, a wall time by its local reading.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import NamedTuple
 from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 DAY = 86_400
-FIRST_YEAR, LAST_YEAR = 2, 9_998  # beyond these the offset of a zone leaves the calendar
-_MARGIN = 3 * DAY  # longer than any clock was ever moved
-_PROBE = DAY  # no zone of the tables ever changed its clocks twice within three days
+FIRST_YEAR, LAST_YEAR = 2, 9_998  # beyond these the offset of a zone leaves the range of datetime
+_MARGIN = 3 * DAY  # longer than any clock change in the time zone database
+_PROBE = DAY  # no zone has two changes within three days
 
 
 class Stretch(NamedTuple):
     """A half-open range of instants with one offset.
 
-    ``floor`` is the furthest wall time shown before it: below is repetition, a start above is a
-    gap. ``ceiling`` is the least wall time shown after it: from there on this stretch is repeated.
+    ``floor`` is the latest wall time shown before it: an earlier wall time is a repetition, a start
+    above it is a gap. ``ceiling`` is the earliest wall time shown after it: from there on this
+    stretch is repeated.
     """
 
     start: int
@@ -36,7 +37,7 @@ class Stretch(NamedTuple):
 
 
 def reading(moment: datetime) -> int:
-    """Return the whole seconds that a clock without zone shows."""
+    """Return an instant or wall time as whole seconds."""
     return moment.toordinal() * DAY + moment.hour * 3600 + moment.minute * 60 + moment.second
 
 
@@ -56,7 +57,9 @@ def year_of(second: int) -> int:
 
 
 def upwards(name: str, second: int) -> Iterator[Stretch]:
-    """Yield the stretch that holds the instant and all after it, to the end of the calendar."""
+    """Yield the stretch that contains the instant and all later ones, to the end of the
+    calendar.
+    """
     for year in range(max(year_of(second), FIRST_YEAR), LAST_YEAR + 1):
         for stretch in stretches(name, year):
             if stretch.end > second:
@@ -64,7 +67,9 @@ def upwards(name: str, second: int) -> Iterator[Stretch]:
 
 
 def downwards(name: str, second: int) -> Iterator[Stretch]:
-    """Yield the stretch that holds the instant and all before it, to the start of the calendar."""
+    """Yield the stretch that contains the instant and all earlier ones, to the start of the
+    calendar.
+    """
     for year in range(min(year_of(second), LAST_YEAR), FIRST_YEAR - 1, -1):
         for stretch in reversed(stretches(name, year)):
             if stretch.start <= second:
@@ -73,7 +78,7 @@ def downwards(name: str, second: int) -> Iterator[Stretch]:
 
 @lru_cache(maxsize=8192)
 def stretches(name: str, year: int) -> tuple[Stretch, ...]:
-    """Return the stretches of a zone in a UTC year, cut at the turn of the year too."""
+    """Return the stretches of a zone in a UTC year, also divided at the turn of the year."""
     start, end = date(year, 1, 1).toordinal() * DAY, date(year + 1, 1, 1).toordinal() * DAY
     edges = [start - _MARGIN, *_changes(name, start - _MARGIN, end + _MARGIN)]
     offsets = [_offset(name, edge) for edge in edges]
@@ -93,8 +98,8 @@ def stretches(name: str, year: int) -> tuple[Stretch, ...]:
 
 
 def _cut(stretch: Stretch, start: int, end: int) -> Stretch:
-    """Return the part inside the year; a cut is no change of clocks, so the wall runs on
-    over it.
+    """Return the part inside the year. The division is not a clock change, so the wall time
+    continues over it.
     """
     inside = stretch._replace(start=max(stretch.start, start), end=min(stretch.end, end))
     return inside._replace(
@@ -108,7 +113,7 @@ def _cut(stretch: Stretch, start: int, end: int) -> Stretch:
 
 
 def _changes(name: str, start: int, end: int) -> Iterator[int]:
-    """Yield the instants at which the offset changes: probe, then halve."""
+    """Yield the instants at which the offset changes, found by sampling and bisection."""
     before = _offset(name, start)
     for low in range(start, end, _PROBE):
         high = min(low + _PROBE, end)

@@ -1,7 +1,8 @@
-"""Time zones by name, always out of the ``tzdata`` package: two nodes with the same package agree
-about every fire.
+"""Time zones by name, always from the ``tzdata`` package, so that all nodes with the same package
+compute the same fire times.
 
-The system's own copy is never read: it may be years older, and then some zones are an hour off.
+The system's time zone database is never used: it may be years older, and then some zones are an
+hour off.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ _REFUSED = {
 
 @cache
 def tzdata_version() -> str:
-    """Return the release of the zone tables in use, for example 2026f."""
+    """Return the release of the time zone database in use, for example 2026f."""
     with resources.files("tzdata.zoneinfo").joinpath("tzdata.zi").open(encoding="ascii") as table:
         return table.readline().rpartition(" ")[2].strip()
 
 
 @cache
 def zone_names() -> frozenset[str]:
-    """Return every name that a schedule may carry."""
+    """Return all valid names of time zones."""
     names = resources.files("tzdata").joinpath("zones").read_text(encoding="ascii").split()
     return frozenset(names) - _REFUSED.keys()
 
 
 def zone_name(value: object) -> str:
-    """Return the checked name of a zone given as text, ZoneInfo, pytz zone or datetime.UTC; raises
-    InvalidSchedule.
+    """Return the validated name of a zone given as text, ZoneInfo, pytz zone or datetime.UTC;
+    raises InvalidSchedule.
     """
     if value is UTC:
         return "UTC"
@@ -56,8 +57,8 @@ def zone_name(value: object) -> str:
 
 @cache
 def zone(name: str) -> ZoneInfo:
-    """Return the zone of this name from the tzdata package; raises InvalidSchedule that suggests
-    the nearest names.
+    """Return the zone of this name from the tzdata package; raises InvalidSchedule with the closest
+    names.
     """
     with (
         resources.files("tzdata.zoneinfo").joinpath(*zone_name(name).split("/")).open("rb") as table
