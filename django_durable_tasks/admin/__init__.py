@@ -1,4 +1,4 @@
-"""Screens on Django's stock admin; one screen a file, and each action one call of the engine."""
+"""The admin site of the package: one module per page, one call of ``operations`` per action."""
 
 from django_durable_tasks.admin.calendars import CalendarAdmin
 from django_durable_tasks.admin.dead_letters import DeadLetterAdmin

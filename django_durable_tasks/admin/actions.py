@@ -64,12 +64,12 @@ def labelled(
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The rows that an action changes, and how many of the selection it does not.
+    """The rows that an action changes, and the numbers of selected rows that it does not change.
 
-    ``alone``: their status does not allow it. ``left_out``: they match ``only_if_chosen`` of the
-    operation and were selected with a whole list. ``gone``: their status has changed since the
-    confirmation page. ``explicit`` are the keys that match ``only_if_chosen`` and were selected one
-    by one.
+    ``alone``: their status does not allow the operation. ``left_out``: they match
+    ``only_if_chosen`` of the operation and were selected with a whole list. ``gone``: their status
+    has changed since the confirmation page. ``explicit`` are the keys that match ``only_if_chosen``
+    and were selected one by one.
     """
 
     keys: list[str]
@@ -81,18 +81,18 @@ class _Chosen:
 
 
 def who(request: HttpRequest) -> str:
-    """Return the user name that is recorded."""
+    """Return the user name to record."""
     return request.user.get_username()
 
 
 def run(
     screen: Any, request: HttpRequest, rows: QuerySet[Any], operation: Operation
 ) -> HttpResponse | None:
-    """Perform the operation on the selected rows, at most AT_MOST, after a confirmation if it asks
-    for one.
+    """Perform the operation on the selected rows, at most AT_MOST, after a confirmation if it
+    requires one.
 
-    The confirmation page carries the ids of its rows, signed. Only those are changed, whatever
-    matches by then, and rows whose status has changed are reported.
+    The confirmation page contains the signed ids of its rows. Only these rows are changed, and
+    those whose status has changed since are reported.
     """
     asks = reason_form(operation)
     shown = _shown(screen, request) if CONFIRMED in request.POST else None
@@ -109,7 +109,7 @@ def run(
 
 
 def _across(request: HttpRequest) -> bool:
-    """Return whether the whole list was selected, as Django reads it."""
+    """Return whether the whole list was selected, by Django's ``select_across``."""
     return bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
 
 
@@ -141,13 +141,13 @@ def _snapshot(screen: Any, request: HttpRequest, chosen: _Chosen) -> str:
 
 
 def _asked(screen: Any, request: HttpRequest) -> list[str]:
-    """Return what a snapshot belongs to: the table, the action and the user."""
+    """Return the salt of a signed snapshot: the table, the action and the user."""
     return [screen.opts.label, request.POST.get("action", ""), str(request.user.pk)]
 
 
 def _shown(screen: Any, request: HttpRequest) -> _Chosen | None:
-    """Return the rows that the confirmation page showed, or None if the request carries none of
-    this page.
+    """Return the rows that the confirmation page showed; None if the request does not
+    contain them.
     """
     try:
         *asked, chosen = signing.loads(request.POST.get(ROWS, ""), salt=_SALT)
@@ -255,7 +255,7 @@ def remember(screen: Any, request: HttpRequest, keys: list[Any], message: str) -
 
 
 def _back(screen: Any, request: HttpRequest) -> str:
-    """Return the page of the row that the action was started from, else the filtered list."""
+    """Return the page of the row from which the action was started, otherwise the filtered list."""
     selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get(FROM_PAGE) and len(selected) == 1:
         return page_of(screen.opts.model_name, selected[0])

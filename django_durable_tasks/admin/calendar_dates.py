@@ -1,7 +1,7 @@
-"""The dates of a calendar as lines that people write: ``2026-12-24 HALF 14:00 Christmas Eve``, and
-as a year's picture.
+"""The dates of a calendar as editable text lines, ``2026-12-24 HALF 14:00 Christmas Eve``, and as a
+table of a year.
 
-Without a kind a date is CLOSED; a half day says its last open wall time.
+Without a kind a date is CLOSED. A half day contains its last open wall time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_YEAR, LAST_YEAR = 1900, 2200
 
 
 def written(days: Sequence[SpecialDay]) -> str:
-    """Return one line for each date, in their order."""
+    """Return one line of text for each date, in their order."""
     return "\n".join(_line(one) for one in sorted(days, key=lambda one: one.day))
 
 
@@ -34,9 +34,7 @@ def _line(one: SpecialDay) -> str:
 
 
 def read(text: str) -> list[SpecialDay]:
-    """Return the dates of these lines; raises InvalidCalendar that names the line and what to
-    write.
-    """
+    """Return the dates of these lines; raises InvalidCalendar with the line and the remedy."""
     lines = ((number, line.split()) for number, line in enumerate(text.splitlines(), 1))
     return [_read(number, words) for number, words in lines if words]
 
@@ -57,9 +55,7 @@ def _read(number: int, words: list[str]) -> SpecialDay:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The dates after others were taken in, and which of those were new or told something else
-    before.
-    """
+    """The merged dates, and which of the imported ones are new or differ from the previous date."""
 
     days: tuple[SpecialDay, ...]
     added: tuple[SpecialDay, ...]
@@ -75,11 +71,11 @@ def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> Taken
     return Taken(tuple(by_day[day] for day in sorted(by_day)), added, changed)
 
 
-# The picture of a year ----------------------------------------------------------------------------
+# The table of a year ------------------------------------------------------------------------------
 
 
 def picture(days: BusinessDays, year: int) -> list[dict[str, Any]]:
-    """Return the months of a year: their names and weeks of cells, a cell outside the month is
+    """Return the months of a year: their names and weeks of cells; a cell outside of the month is
     None.
     """
     special = {one.day: one for one in days.special if one.day.year == year}
@@ -115,6 +111,6 @@ def _cell(days: BusinessDays, special: SpecialDay | None, day: date) -> dict[str
 
 
 def year_of(text: str, otherwise: int) -> int:
-    """Return the year that an address asks for, else another."""
+    """Return the year in the query string, otherwise the default."""
     year = int(text) if text.isdecimal() and len(text) == 4 else otherwise
     return min(max(year, FIRST_YEAR), LAST_YEAR)

@@ -1,5 +1,5 @@
-"""The form of a calendar: its week, its dates as lines, and where other dates may be
-taken in from.
+"""The form of a calendar: its working days, its dates as text lines, and the source of an
+import.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ _YEARS_AHEAD = 4
 
 
 class CalendarForm(EditForm):
-    """A calendar; the fields of the second half are read by the button that takes dates in, and
-    never saved.
-    """
+    """A calendar. The fields of the second half are used by the import button and never saved."""
 
     name = forms.CharField(
         max_length=200, help_text=gettext_lazy("Schedules name it so: never changed later.")
@@ -115,7 +113,7 @@ class CalendarForm(EditForm):
         self.compare_with(known, known.revision if known else "")
 
     def half(self, number: int) -> list[forms.BoundField]:
-        """Return the fields of one half."""
+        """Return the fields of one half of the form."""
         return [self[name] for name in self.HALVES[number] if name in self.fields]
 
     def own(self) -> list[forms.BoundField]:
@@ -123,7 +121,7 @@ class CalendarForm(EditForm):
         return self.half(0)
 
     def sources(self) -> list[forms.BoundField]:
-        """Return the fields of what dates are taken in from."""
+        """Return the fields of the import."""
         return self.half(1)
 
     def clean_days(self) -> list[SpecialDay]:
@@ -134,7 +132,9 @@ class CalendarForm(EditForm):
             raise forms.ValidationError(str(refused)) from None
 
     def clean(self) -> dict[str, Any]:
-        """Refuse what no calendar can be, and an edit of one that was changed meanwhile."""
+        """Refuse an invalid calendar, and an edit of a calendar that has changed since the form was
+        opened.
+        """
         given: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
@@ -162,11 +162,11 @@ class CalendarForm(EditForm):
             **{name: given[name] for name in ("working_days", "description", "origin")},
         }
 
-    # Taking in ------------------------------------------------------------------------------------
+    # Import ---------------------------------------------------------------------------------------
 
     def take_in(self) -> Taken | None:
-        """Return the dates with those of the country or file; None when these are refused, which
-        the form tells.
+        """Return the dates merged with those of the country or file; None if these are refused,
+        which the form shows.
         """
         given = self.cleaned_data
         source = "file" if given.get("file") else "country"
@@ -203,7 +203,7 @@ class CalendarForm(EditForm):
         return from_ics(text, self._years())
 
     def source(self) -> str:
-        """Return where dates were taken in from, beside what the field remembers already."""
+        """Return the sources of imported dates, added to those that the field already lists."""
         given = self.cleaned_data
         years = self._years()
         name = (

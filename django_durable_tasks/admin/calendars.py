@@ -31,7 +31,7 @@ _SHOWN = 100
 
 
 def _delete(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-    """Delete calendars, and leave the page of one that was deleted."""
+    """Delete calendars, and redirect from the page of a deleted one to the list."""
     answer = actions.run(screen, request, rows, DELETE)
     gone = actions.CONFIRMED in request.POST and not rows.exists()
     return HttpResponseRedirect(display.list_of("calendar")) if gone else answer
@@ -112,11 +112,11 @@ class CalendarAdmin(ScreenAdmin):
     # Permissions ----------------------------------------------------------------------------------
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse the stock form: a calendar is changed by ``upsert``, on a page of its own."""
+        """Refuse the stock form: a calendar is changed by ``upsert``, on a separate page."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse the stock page: a calendar that a schedule names must stay."""
+        """Refuse Django's deletion: a calendar that a schedule uses must not be deleted."""
         return False
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
@@ -126,12 +126,12 @@ class CalendarAdmin(ScreenAdmin):
 
     @admin.display(description=_("working days"))
     def week(self, row: Calendar) -> str:
-        """Show the days of the week that are open."""
+        """Show the working days."""
         return ", ".join(str(WEEKDAYS_ABBR[day - 1]) for day in row.working_days) or display.NOTHING
 
     @admin.display(description=_("dates"))
     def dates(self, row: Any) -> str:
-        """Show how many dates are not as their weekday is."""
+        """Show the number of dates that differ from their weekday."""
         return f"{row.number:,}"
 
 

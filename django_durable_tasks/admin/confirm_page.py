@@ -1,8 +1,8 @@
-"""The confirmation page of an operation on a graph: exactly the rows that would change, and after
+"""The confirmation page of an operation on dependent tasks: the rows that would change, and after
 the confirmation those that have changed.
 
 Both are the same call of the engine, with or without ``dry_run``. If rows change between the two,
-the second page shows what was done and says that it differs from what was shown.
+the second page shows the actual changes and reports the difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.operations.operation import Operation, Outcome
 
 SHOWN = 500
-"""The number of rows on the page. A file has all of them."""
+"""The number of rows on the page. The file contains all of them."""
 DO, FILE, SEEN = "_do", "_file", "seen"
 _PAGE = "admin/django_durable_tasks/graph/preview.html"
 _STOP = gettext_lazy("asked to stop")
@@ -38,7 +38,7 @@ _STOP = gettext_lazy("asked to stop")
 class PendingOperation:
     """An operation on certain objects, which is shown first and then performed.
 
-    ``perform`` takes the user name, the reason and whether it is a dry run.
+    ``perform`` takes the user name, the reason and the flag of the dry run.
     """
 
     title: str
@@ -56,8 +56,8 @@ def respond(screen: Any, request: HttpRequest, pending: PendingOperation) -> Htt
     """Show what the operation would change. If the form of that page was posted, perform it and
     show what it has changed.
 
-    A dry run performs the operation and rolls it back, which locks rows. Therefore it is made for
-    POST requests only; a GET request shows a button that asks for it.
+    A dry run performs the operation and rolls it back, which locks rows. Therefore it requires a
+    POST request; a GET request shows a button for it.
     """
     if request.method != "POST":
         return _page(screen, request, pending, {"asking": True})
@@ -113,7 +113,7 @@ def _page(
 
 
 def digest(report: Report) -> str:
-    """Return a hash of the changes, to compare them with those that were shown."""
+    """Return a hash of the changes, to compare them with the displayed ones."""
     lines = sorted(f"{change.task_id} {change.before} {change.after}" for change in report.changes)
     asked = sorted(str(key) for key in report.asked)
     return hashlib.sha256("\n".join([*lines, *asked]).encode()).hexdigest()[:16]

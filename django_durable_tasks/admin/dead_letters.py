@@ -1,5 +1,5 @@
-"""The admin of dead letters: tasks that failed, why and after how many attempts, and what was done
-about them.
+"""The admin of dead letters: tasks that failed, why and after how many attempts, and how they were
+closed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Read the row, and whether the user may read unmasked arguments."""
+        """Read the row, and whether the user may see unmasked arguments."""
         letter = super().get_object(request, object_id, from_field)
         if letter is not None:
             letter.read_plain = display.reads_secrets(request)
@@ -130,7 +130,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add the buttons of its operations."""
+        """Add the buttons of the operations."""
         permitted: dict[str, Any] = (
             self.get_actions(request) if context["original"].open_task else {}
         )
@@ -140,7 +140,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def permits(self, request: HttpRequest, operation: Operation) -> bool:
-        """Return whether the user may; the form of edited arguments shows them unmasked."""
+        """Return whether the user may edit arguments; the form shows them unmasked."""
         if operation is REPLAY_EDITED and not may_edit_arguments(request):
             return False
         return super().permits(request, operation)
@@ -164,7 +164,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("same error"))
     def fingerprint_link(self, letter: DeadLetter) -> SafeString:
-        """Link all dead letters of the same error."""
+        """Link to all dead letters of the same error."""
         alike = display.list_of("deadletter", fingerprint__exact=letter.fingerprint)
         return display.link(alike, letter.fingerprint[:8])
 

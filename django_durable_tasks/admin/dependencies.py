@@ -26,14 +26,12 @@ from django_durable_tasks.rules.dependencies import DependencyType, Gate
 
 _RESOLVED = display.instant_of("resolved_at", _("resolved at"))
 LOOKED_AT = 200_000
-"""What no index holds is looked for in so many of the newest edges, unless one task is
-asked for.
-"""
+"""Filters without an index search this many of the newest edges, unless one task is selected."""
 _OF_ONE = ("task__id__exact", "depends_on__id__exact")
 
 
 class _AmongNewest(filters.ScreenFilter):
-    """A filter that reads no more than the newest edges."""
+    """A filter that reads at most the newest edges."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         found = super().queryset(request, queryset)
@@ -45,7 +43,7 @@ class _AmongNewest(filters.ScreenFilter):
 
 
 class StandingFilter(_AmongNewest):
-    """By whether it is still waited for, and how it ended."""
+    """Filter by whether the edge is resolved, and by its outcome."""
 
     title = _("standing")
     parameter_name = "standing"
@@ -64,7 +62,7 @@ class StandingFilter(_AmongNewest):
 
 
 class KindFilter(_AmongNewest):
-    """By what is waited for: an upstream that must end so, or a gate."""
+    """Filter by the type of an edge, or the kind of a gate."""
 
     title = _("type")
     parameter_name = "kind"
@@ -82,7 +80,7 @@ class KindFilter(_AmongNewest):
 
 
 class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
-    """By the tenant of the task that waits."""
+    """Filter by the tenant of the dependent task."""
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the edges of this tenant's tasks."""
@@ -95,7 +93,7 @@ class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
 
 @admin.register(TaskDependency)
 class TaskDependencyAdmin(ReadOnlyAdmin):
-    """Dependencies; they are added and removed by the engine alone."""
+    """Dependencies; they are added and removed by operations only."""
 
     list_display = ("waiter", "upstream", "kind", "policy", "state", _RESOLVED, "tenant", "told")
     list_display_links = ("kind",)
@@ -136,7 +134,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     change_form_template = "admin/django_durable_tasks/taskdependency/change_form.html"
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Edges are added by a form that calls the engine."""
+        """Edges are added by a form that calls the operation."""
         return ADD.is_permitted(request.user)
 
     def get_search_results(
@@ -145,7 +143,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         key = filters.key_in(search_term)
         if key is None:
             return (queryset.none() if search_term.strip() else queryset), False
-        # Two questions, each by an index; one OR over both tables would read them whole.
+        # Two queries, each by an index; one OR over both tables would scan them.
         of_run = WorkflowRun.objects.using(queryset.db).filter(pk=key).exists()
         return queryset.filter(
             Q(task__workflow=key) if of_run else Q(task=key) | Q(depends_on=key)
@@ -161,7 +159,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Ask for an edge, and place it by the engine."""
+        """Show the form of a new edge, and add it by the operation."""
         return dependency_form.add(self, request)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
@@ -183,7 +181,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add the buttons of what may be done about it."""
+        """Add the buttons of the operations."""
         edge = context["original"]
         context["buttons"] = task_graph.buttons_of_edge(request, edge, edge.known.get(edge.task_id))
         return super().render_change_form(request, context, *args, **kwargs)
@@ -192,12 +190,12 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("task"))
     def waiter(self, edge: Any) -> SafeString:
-        """Link the task that waits."""
+        """Link the dependent task."""
         return dependencies_cell.task_link(edge.task_id, edge.known)
 
     @admin.display(description=_("waits for"))
     def upstream(self, edge: Any) -> Any:
-        """Link the task that it waits for; a gate waits for a person."""
+        """Link the upstream task; a gate has none."""
         return (
             _("a person")
             if edge.depends_on_id is None
@@ -206,43 +204,43 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("type"))
     def kind(self, edge: TaskDependency) -> str:
-        """Show how the upstream must end, or the kind of gate."""
+        """Show the required ending of the upstream, or the kind of gate."""
         return edge.gate or edge.dependency_type
 
     @admin.display(description=_("otherwise"))
     def policy(self, edge: TaskDependency) -> Any:
-        """Show what becomes of the task when the upstream ends otherwise."""
+        """Show the policy for another ending of the upstream."""
         return edge.on_upstream_failure or (display.NOTHING if edge.gate else _("the task's own"))
 
     @admin.display(description=_("standing"))
     def state(self, edge: TaskDependency) -> SafeString:
-        """Show whether it is still waited for, and how it ended."""
+        """Show whether the edge is resolved, and its outcome."""
         return task_graph.standing(edge)
 
     @admin.display(description=_("tenant"))
     def tenant(self, edge: Any) -> str:
-        """Show whose task it is."""
+        """Show the tenant."""
         return edge.tenant_name or display.NOTHING
 
     @admin.display(description=_("who and why"))
     def told(self, edge: TaskDependency) -> str:
-        """Show who placed and opened it, and what they said."""
+        """Show who added and opened the gate, and the comments."""
         return task_graph.who(edge) or display.NOTHING
 
     @admin.display(description=_("note"))
     def said(self, edge: TaskDependency) -> str:
-        """Show what was said."""
+        """Show the comment."""
         return display.clean(edge.note) or display.NOTHING
 
     @admin.display(description=_("workflow"))
     def workflow(self, edge: Any) -> SafeString | str:
-        """Link the run that the task is a part of."""
+        """Link the workflow run of the task."""
         task = Task.objects.using(conf.settings().DATABASE).filter(pk=edge.task_id).first()
         return task_graph.workflow_link(task) if task else display.NOTHING
 
 
 def _attach(edges: list[Any]) -> None:
-    """Read names and statuses of both ends, and the tenants: two statements for any number of
+    """Read names, statuses and tenants of the tasks at both ends: two statements for any number of
     edges.
     """
     known = dependencies_cell.named(

@@ -1,4 +1,4 @@
-"""What tasks wait for, read for a page of them in one statement."""
+"""The dependencies of the tasks on a page, read in one statement."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _NAMED = ("name", "step", "status", "tenant_id")
 
 @dataclass(slots=True)
 class Waits:
-    """The first edges and gates that still hold a task, and how many there are."""
+    """The first unresolved edges and gates of a task, and their number."""
 
     edges: list[TaskDependency] = field(default_factory=list)
     number: int = 0
 
 
 def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, Waits]:
-    """Return what still holds each of these tasks; one statement, at most SHOWN edges a task."""
+    """Return the unresolved dependencies of each of these tasks; one statement, at most SHOWN edges
+    per task.
+    """
     each: dict[str, Any] = {"partition_by": [F("task")]}
     held = (
         TaskDependency.objects.using(conf.settings().DATABASE)
@@ -51,7 +53,7 @@ def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, Waits]:
 
 
 def named(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
-    """Return these tasks, with no more than their names and statuses; one statement, none for no
+    """Return these tasks with only their names and statuses; one statement, none if there are no
     keys.
     """
     wanted = {key for key in keys if key is not None}
@@ -64,7 +66,7 @@ def named(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
 
 
 def title(task: Task) -> str:
-    """Return what a task is called in its graph: its step, else its name."""
+    """Return the name of a task in its workflow: its step, otherwise the task name."""
     return task.step or task.name
 
 
@@ -81,7 +83,7 @@ def task_link(key: uuid.UUID, known: Mapping[uuid.UUID, Task]) -> SafeString:
 
 
 def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeString:
-    """Show what an edge waits for: its upstream and how it must end, or the gate."""
+    """Show the upstream of an edge and its required ending, or the gate."""
     if edge.depends_on_id is None:
         note = display.clean(edge.note)
         return format_html("{} {}", display.badge("gate", edge.gate or ""), note)
@@ -93,7 +95,7 @@ def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeStrin
 
 
 def cell(waits: Waits, known: Mapping[uuid.UUID, Task]) -> SafeString | str:
-    """Show what a task waits for, each on a line of its own."""
+    """Show the dependencies of a task, one per line."""
     if not waits.number:
         return display.NOTHING
     shown = format_html_join(

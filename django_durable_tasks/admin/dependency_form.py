@@ -34,7 +34,7 @@ _PAGE = "admin/django_durable_tasks/taskdependency/add.html"
 
 
 class DependencyForm(OperationForm):
-    """The task that will wait, the fields of the operation, and the reason."""
+    """The dependent task, the fields of the operation, and the reason."""
 
     operation = ADD
 
@@ -75,7 +75,7 @@ def _link(
 
 
 def add(screen: Any, request: HttpRequest) -> HttpResponse:
-    """Ask for the dependency, show what it would change, and add it."""
+    """Show the form, then what the dependency would change, then add it."""
     if not screen.has_add_permission(request) or not screen.has_view_permission(request):
         raise PermissionDenied
     posted = request.method == "POST"
@@ -133,12 +133,12 @@ def _added(
 
 
 def _initial(request: HttpRequest) -> dict[str, str]:
-    """Return the initial values of the query string, which links on other pages set."""
+    """Return the initial values from the query string, which links on other pages set."""
     return {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
 
 
 def remember(request: HttpRequest, task: Task, message: str) -> None:
-    """Add an entry to the history of the task that waits."""
+    """Add an entry to the history of the dependent task."""
     rows: Any = Task.objects.using(conf.settings().DATABASE).filter(pk=task.pk).only("pk", "name")
     LogEntry.objects.log_actions(int(request.user.pk or 0), rows, CHANGE, message)
 
@@ -166,7 +166,7 @@ def _removal(
     request: HttpRequest, edge: TaskDependency, known: dict[Any, Task]
 ) -> confirm_page.PendingOperation:
     task = known[edge.task_id]
-    # The upstream may be pruned. The task that waits for it must be released all the same.
+    # The upstream may be pruned. It must still be possible to release its dependent task.
     upstream = known.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
     names = {"task": dependencies_cell.title(task), "upstream": dependencies_cell.title(upstream)}
     return confirm_page.PendingOperation(

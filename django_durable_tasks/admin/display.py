@@ -1,4 +1,4 @@
-"""How values look on a screen: everything is escaped, secrets are masked, marks are classes of the
+"""HTML of values: everything is escaped, secrets are masked, badges are classes of the
 style sheet.
 """
 
@@ -31,12 +31,12 @@ _SHORT = 60
 
 
 def badge(kind: str, text: Any) -> SafeString:
-    """Return a mark; ``kind`` is one of our own class names."""
+    """Return a badge; ``kind`` is a class name of the style sheet."""
     return format_html('<span class="durable-badge durable-{}">{}</span>', kind.lower(), text)
 
 
 def badges(marks: list[tuple[str, str]]) -> SafeString | str:
-    """Return marks side by side."""
+    """Return badges side by side."""
     return format_html_join(" ", "{}", ((badge(kind, text),) for kind, text in marks))
 
 
@@ -57,8 +57,8 @@ _SIGN = '<span class="durable-mark durable-{0}" role="img" aria-label="{1}" titl
 
 
 def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
-    """Return one small sign for each word, with the word, its instant and its count for those who
-    point or listen.
+    """Return one small badge for each outcome, with the outcome, its instant and its count as a
+    tooltip and for screen readers.
     """
     signs = [
         (
@@ -75,7 +75,7 @@ def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
 
 
 def beneath(upper: Any, lower: str) -> SafeString | str:
-    """Return a value with a small line under it, for what people look for first."""
+    """Return a value with a smaller line below it."""
     return (
         format_html('{}<span class="durable-beneath">{}</span>', upper, lower)
         if lower
@@ -84,17 +84,17 @@ def beneath(upper: Any, lower: str) -> SafeString | str:
 
 
 def lines(texts: Iterable[str]) -> SafeString:
-    """Return texts each on a line of its own."""
+    """Return texts, one per line."""
     return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
 
 
 def block(text: str) -> SafeString | str:
-    """Return a text as it was laid out, in a box that scrolls."""
+    """Return preformatted text in a box that scrolls."""
     return format_html('<pre class="durable-text">{}</pre>', text) if text else NOTHING
 
 
 def folded(summary: Any, text: str) -> SafeString | str:
-    """Return a long text that opens on a click, without a script."""
+    """Return a long text that is expanded by a click, without a script."""
     if not text:
         return NOTHING
     return format_html(
@@ -111,23 +111,23 @@ def link(url: str, text: Any) -> SafeString:
 
 
 def page_of(model: str, key: Any) -> str:
-    """Return the address of a row's page."""
+    """Return the URL of a row's page."""
     return reverse(f"admin:django_durable_tasks_{model}_change", args=[key])
 
 
 def list_of(model: str, **filters: Any) -> str:
-    """Return the address of a list, narrowed by filters."""
+    """Return the URL of a list with filters."""
     address = reverse(f"admin:django_durable_tasks_{model}_changelist")
     return f"{address}?{urlencode(filters)}" if filters else address
 
 
 def short(key: Any) -> str:
-    """Return the telling end of an id; those of one minute begin alike."""
+    """Return the end of an id; ids of the same minute have a common beginning."""
     return str(key)[-8:]
 
 
 def duration(seconds: float | None) -> str:
-    """Return a span of time as people read it; exact below two minutes."""
+    """Return a duration as text; exact below two minutes."""
     if seconds is None:
         return NOTHING
     return f"{max(seconds, 0.0):.3g} s" if abs(seconds) < 120 else ago(seconds)
@@ -139,8 +139,8 @@ def instant(moment: datetime | None) -> str:
 
 
 def instant_of(field: str, label: Any) -> Any:
-    """Return the column or field that shows this instant of a row to the second: that is what logs
-    are compared by.
+    """Return the column or field that shows this instant of a row to the second, as log
+    files do.
     """
 
     @admin.display(description=label)
@@ -151,7 +151,7 @@ def instant_of(field: str, label: Any) -> Any:
 
 
 def since(moment: datetime | None, now: datetime) -> str:
-    """Return how long ago or in how long."""
+    """Return the time since or until an instant."""
     if moment is None:
         return NOTHING
     seconds = (now - moment).total_seconds()
@@ -162,7 +162,7 @@ def since(moment: datetime | None, now: datetime) -> str:
 
 
 def reads_secrets(request: HttpRequest) -> bool:
-    """Return whether this person may read unmasked arguments and results."""
+    """Return whether this user may see unmasked arguments and results."""
     return bool(request.user.has_perm("django_durable_tasks.view_task_arguments"))
 
 
@@ -208,8 +208,8 @@ def arguments_block(name: str, called_with: Task | DeadLetter, *, plain: bool) -
 
 
 def parameters_of(name: str) -> list[str] | None:
-    """Return the names of the positional parameters of a durable task, None when this process does
-    not know it.
+    """Return the names of the positional parameters of a durable task; None if it is not registered
+    in this process.
     """
     if registry.find(name) is None:
         celery_inspect.load_tasks()
@@ -223,11 +223,11 @@ def parameters_of(name: str) -> list[str] | None:
     ]
 
 
-# Neighbours ---------------------------------------------------------------------------------------
+# Other packages -----------------------------------------------------------------------------------
 
 
 def stored_result(celery_id: str) -> SafeString | str:
-    """Return a link to what django-celery-results stored for this Celery id, where it is
+    """Return a link to the result that django-celery-results stored for this Celery id, if it is
     installed.
     """
     if not celery_id or not apps.is_installed("django_celery_results"):

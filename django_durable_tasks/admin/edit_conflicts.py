@@ -1,9 +1,9 @@
-"""Optimistic locking of edit forms: a form carries, signed, what it showed, and is compared with
-the row as it is.
+"""Optimistic locking of edit forms: a form contains the signed values that it showed, which are
+compared with the present row.
 
-If the row has changed in between, nothing is saved. The errors name who changed which field, and
-fields that the person did not touch show the present values, so that saving once more overwrites
-nothing by accident.
+If the row has changed in between, nothing is saved. The errors name the user and the changed
+fields. Fields that the present user did not change show the present values, so that saving again
+overwrites nothing by accident.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _OpenedField(forms.CharField):
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What a form showed: of which row, at which version, its fields and when."""
+    """What a form showed: the row, its version, its fields, and the time."""
 
     row: str
     version: str
@@ -60,15 +60,15 @@ class _Opened:
 
 
 class EditForm(forms.Form):
-    """A form over one row; a subclass calls ``compare_with`` when its fields are complete."""
+    """A form for one row; a subclass calls ``compare_with`` when its fields are complete."""
 
     opened = _OpenedField()
     row_compared: Model | None = None
     version = ""
 
     def compare_with(self, row: Model | None, version: object) -> None:
-        """Seal what this form shows of the row, whose ``version`` (a revision, an epoch) each
-        change of it changes.
+        """Sign what this form shows of the row. Each change of the row changes ``version`` (a
+        revision or an epoch).
         """
         self.row_compared, self.version = row, str(version)
         if row is None:
@@ -85,8 +85,8 @@ class EditForm(forms.Form):
 
     @cached_property
     def changed_data(self) -> list[str]:
-        """Return the names of the fields that were changed, to which line ends as a browser sends
-        them do not count.
+        """Return the names of the fields that were changed; differences in line endings, which
+        browsers convert, do not count.
         """
         return [
             name
@@ -95,9 +95,7 @@ class EditForm(forms.Form):
         ]
 
     def summary(self) -> str:
-        """Return what was done, for the history: which fields were changed, or that the row was
-        made.
-        """
+        """Return the history message: which fields were changed, or that the row was added."""
         if self.row_compared is None:
             return _("Made.")
         labels = ", ".join(str(self[name].label) for name in self.changed_data).lower()
@@ -141,8 +139,8 @@ class EditForm(forms.Form):
                 self.add_error(None, [_who(row, opened.at), *changed, advice])
 
     def _changed(self, before: dict[str, Any]) -> list[str]:
-        """Return a sentence for each field that changed, and let what this person did not touch
-        show its new value.
+        """Return a sentence for each field that changed, and show the new value in fields that this
+        user did not change.
         """
         told, merged = list[str](), cast("QueryDict", self.data).copy()
         for name, now in self._values().items():
@@ -162,8 +160,8 @@ class EditForm(forms.Form):
 
 
 class EditModelForm(EditForm, _ModelForm):
-    """The form of one row in a stock admin page; ``get_fields`` of the page must name OPENED for a
-    row that exists.
+    """The form of one row in a stock admin page; ``get_fields`` of the page must include OPENED for
+    an existing row.
     """
 
     def __init__(self, *args: Any, **given: Any) -> None:
@@ -174,7 +172,7 @@ class EditModelForm(EditForm, _ModelForm):
         )
 
     def version_of(self, row: Any) -> object:
-        """Return what changes with each change of the row."""
+        """Return a value that every change of the row changes."""
         raise NotImplementedError
 
 
@@ -189,7 +187,7 @@ def _unsealed(text: str) -> _Opened | None:
 
 
 def _with_line_feeds(value: Any) -> Any:
-    """Return a text with the line ends of a value; browsers send CRLF."""
+    """Return a text with the line endings of a value; browsers send CRLF."""
     return value.replace("\r\n", "\n") if isinstance(value, str) else value
 
 
@@ -238,8 +236,8 @@ def _lines(was: str, now: str) -> str:
 
 
 def _who(row: Model, since: datetime) -> str:
-    """Return who changed the row in the admin since this instant; else that it was changed outside
-    of it.
+    """Return who changed the row in the admin since this instant; otherwise that it was changed
+    outside of the admin.
     """
     kind = ContentType.objects.get_for_model(type(row), for_concrete_model=True)
     entries = LogEntry.objects.filter(

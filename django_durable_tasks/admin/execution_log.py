@@ -1,5 +1,5 @@
-"""The screen of attempts: each with where it ran, how it ended, and its traceback; also as part of
-a task's page.
+"""The admin of attempts: where each ran, its result and its traceback; also as an inline of a
+task's page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Attempt:
 
     @admin.display(description=_("status"))
     def state(self, row: TaskExecutionLog) -> SafeString:
-        """Show how it ended."""
+        """Show the result."""
         return display.badge(row.status, row.status)
 
     @admin.display(description=_("duration"))
@@ -48,12 +48,14 @@ class _Attempt:
 
     @admin.display(description=_("Celery id"))
     def carried_by(self, row: TaskExecutionLog) -> SafeString | str:
-        """Show the message that rang, with what django-celery-results stored for it."""
+        """Show the id of the Celery message, with the result that django-celery-results stored for
+        it.
+        """
         return display.stored_result(row.celery_id)
 
     @admin.display(description=_("node"))
     def node_link(self, row: TaskExecutionLog) -> SafeString | str:
-        """Link the process it ran in."""
+        """Link the node on which it ran."""
         return (
             display.link(display.page_of("node", row.node), row.node)
             if row.node

@@ -1,5 +1,5 @@
-"""Fields of our forms: JSON of one kind, an instant in a schedule's zone; and whose field a refusal
-speaks of.
+"""Form fields: JSON of one type, and an instant in a schedule's zone; and the assignment of errors
+to fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django_durable_tasks.rules.recurring.timetables import zones
 
 
 class JsonField(forms.CharField):
-    """A JSON text of one kind; returns the value."""
+    """A JSON text of one type; returns the value."""
 
     widget = forms.Textarea
 
@@ -29,7 +29,7 @@ class JsonField(forms.CharField):
         )
 
     def clean(self, value: Any) -> Any:
-        """Return the value; refuses what is not JSON, or of another kind."""
+        """Return the value; refuses invalid JSON, and a value of another type."""
         text = super().clean(value)
         try:
             found = json.loads(text or ("[]" if self.kind is list else "{}"))
@@ -44,10 +44,9 @@ class JsonField(forms.CharField):
 
 
 class InstantField(forms.CharField):
-    """An instant: a wall time of a zone, or one that says its offset itself; returns an aware
-    datetime.
+    """An instant: a wall time of a zone, or a time with its offset; returns an aware datetime.
 
-    A wall time that the zone shows twice, or never, must say its offset.
+    A wall time that is repeated or missing in the zone requires an offset.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -92,13 +91,15 @@ class InstantField(forms.CharField):
 
 
 def in_zone(form: forms.Form, zone: str | None) -> None:
-    """Let the form's instants be wall times of this zone; None is the site's own."""
+    """Interpret the instants of the form as wall times of this zone; None is the site's time zone."""
     for field in form.fields.values():
         if isinstance(field, InstantField):
             field.zone = zone
 
 
 def refuse(form: forms.Form, refused: Exception) -> None:
-    """Put a refusal beside the field that it names first (``pace='x': give …``), else above all."""
+    """Add an error to the field that its text names first (``pace='x': give …``), otherwise to the
+    form.
+    """
     name = str(refused).partition("=")[0].strip()
     form.add_error(name if name in form.fields else None, str(refused))

@@ -1,5 +1,5 @@
-"""The filters of the lists: their choices cost at most one bounded statement, their questions go by
-an index.
+"""The filters of the lists: their choices cost at most one bounded statement, and their conditions
+use an index.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ REASONS = (
 
 
 def search(term: str, prefix: str = "") -> Q:
-    """Return the question for a search: an id or a Celery id, else a whole key, else a part of a
-    known name.
+    """Return the condition of a search: an id or a Celery id, otherwise a whole key, otherwise a
+    part of a registered name.
 
     Keys are looked up by their indexes, one kind after the other. A part of a name is compared with
-    the names that this process has and those of the newest tasks, never with every row.
+    the names in this process and those of the newest tasks, never with every row.
     """
     term = term.strip()
     if not term or key_in(term) is not None:
@@ -69,8 +69,8 @@ def _names_like(term: str) -> list[str]:
 
 
 def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:
-    """Return the question for a whole id, else for any of these lookups; nothing asked for asks
-    nothing.
+    """Return the condition for a whole id, otherwise for any of these lookups; empty for an empty
+    search.
     """
     term = term.strip()
     if not term:
@@ -82,8 +82,8 @@ def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:
 
 
 def key_in(term: str) -> uuid.UUID | None:
-    """Return the id in a search, that of a task also from one of its Celery ids; None when it is no
-    id.
+    """Return the id in a search, that of a task also from one of its Celery ids; None if it is not
+    an id.
     """
     try:
         return uuid.UUID(term.strip().partition(".")[0])
@@ -92,7 +92,7 @@ def key_in(term: str) -> uuid.UUID | None:
 
 
 class ScreenFilter(admin.SimpleListFilter):
-    """A filter whose value goes to ``narrow``; a value that no row can have finds nothing."""
+    """A filter that passes its value to ``narrow``; a value that no row can have finds nothing."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         value = self.value()
@@ -106,7 +106,7 @@ class ScreenFilter(admin.SimpleListFilter):
 
 
 class _RecentValues(ScreenFilter):
-    """Offers the values of the newest rows: to offer those of all would read the whole table."""
+    """Offers the values of the newest rows, because reading all values would scan the table."""
 
     field = ""
     path = ""
@@ -129,33 +129,33 @@ class _RecentValues(ScreenFilter):
 
 
 class NameFilter(_RecentValues):
-    """By the name of the durable task."""
+    """Filter by the name of the durable task."""
 
     title = _("name")
     parameter_name = field = "name"
 
 
 class QueueFilter(_RecentValues):
-    """By queue."""
+    """Filter by queue."""
 
     title = _("queue")
     parameter_name = field = "queue"
 
 
 class NameOfTaskFilter(NameFilter):
-    """By the name of the task that a row belongs to."""
+    """Filter by the name of the task to which a row belongs."""
 
     path = "task__name"
 
 
 class QueueOfTaskFilter(QueueFilter):
-    """By the queue of the task that a row belongs to."""
+    """Filter by the queue of the task to which a row belongs."""
 
     path = "task__queue"
 
 
 class TenantFilter(ScreenFilter):
-    """By tenant; with many of them, the list of tenants links here."""
+    """Filter by tenant; with many tenants, the list of tenants links here."""
 
     title = _("tenant")
     parameter_name = "tenant"
@@ -165,7 +165,9 @@ class TenantFilter(ScreenFilter):
         return [(str(tenant.pk), str(tenant)) for tenant in found]
 
     def has_output(self) -> bool:
-        """Hide itself where there is one tenant, or more than fit; a chosen one always counts."""
+        """Hide the filter if there is one tenant, or more than fit; a selected tenant always
+        counts.
+        """
         return self.value() is not None or 1 < len(self.lookup_choices) <= SHOWN
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -178,7 +180,7 @@ class TenantFilter(ScreenFilter):
 
 
 class ReasonFilter(ScreenFilter):
-    """By the reason of an ending."""
+    """Filter by the reason of an ending."""
 
     title = _("reason")
     parameter_name = "reason"
@@ -193,13 +195,13 @@ class ReasonFilter(ScreenFilter):
 
 
 class ReasonOfFailureFilter(ReasonFilter):
-    """By the reason for giving up."""
+    """Filter by the reason of a dead letter."""
 
     reasons = REASONS_OF_FAILURE
 
 
 class BornFilter(ScreenFilter):
-    """By age; ids sort by birth, so that this reads one range of the primary key."""
+    """Filter by age. Ids sort by creation time, so this reads one range of the primary key."""
 
     title = _("created within the last")
     parameter_name = "born"
@@ -216,7 +218,7 @@ class BornFilter(ScreenFilter):
 
 
 class ConditionFilter(ScreenFilter):
-    """By the questions on a row that are no statuses."""
+    """Filter by conditions that are not statuses."""
 
     title = _("condition")
     parameter_name = "condition"
@@ -232,7 +234,7 @@ class ConditionFilter(ScreenFilter):
         ]
 
     def narrow(self, rows: Any, value: str) -> TaskQuerySet:
-        """Return the rows of which this is true."""
+        """Return the rows that match this condition."""
         found: TaskQuerySet = {
             "due": lambda: rows.pending().filter(due_at__lte=database_now()),
             "retrying": rows.retrying,
@@ -245,9 +247,7 @@ class ConditionFilter(ScreenFilter):
 
 
 class OpenFilter(ScreenFilter):
-    """By whether somebody has closed the case; the open ones are shown unless others are
-    asked for.
-    """
+    """Filter by whether a dead letter is closed; by default the open ones are shown."""
 
     title = _("case")
     parameter_name = "case"
@@ -256,7 +256,7 @@ class OpenFilter(ScreenFilter):
         return [("all", _("All")), ("REPLAYED", _("replayed")), ("DISCARDED", _("discarded"))]
 
     def choices(self, changelist: Any) -> Any:
-        """Offer the open ones first, as what an empty choice means."""
+        """Offer the open ones first, as the default."""
         for value, title in ((None, _("open")), *self.lookup_choices):
             yield {
                 "selected": self.value() == value,

@@ -20,7 +20,7 @@ _MARKS = {
     "moved": "by hand",
     "added": "by hand",
 }
-"""What a note begins with, and the badge for it."""
+"""The beginning of a remark, and its badge."""
 
 
 def shown(fires: Sequence[FireTime], row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
@@ -46,14 +46,14 @@ def shown(fires: Sequence[FireTime], row: RecurringTask, now: datetime) -> list[
 
 
 def local_of(moment: datetime, zone_name: str) -> str:
-    """Return an instant on the clocks of a zone, with weekday and offset."""
+    """Return an instant as wall time of a zone, with weekday and offset."""
     local = moment.astimezone(zone(zone_name))
     fraction = f".{local.microsecond:06}".rstrip("0") if local.microsecond else ""
     return f"{local:%a %Y-%m-%d %H:%M:%S}{fraction} {local:%Z}".strip()
 
 
 def utc_of(moment: datetime) -> str:
-    """Return an instant in UTC, as the ledger and the command line write it."""
+    """Return an instant in UTC, in the format of the ledger and the command line."""
     return moment.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
 
 

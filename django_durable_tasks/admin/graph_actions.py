@@ -1,4 +1,6 @@
-"""Buttons of the operations on a workflow run, on a task of a graph, and on selected tasks."""
+"""Buttons of the operations on a workflow run, on a task with dependencies, and on selected
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from django_durable_tasks.rules.states import REPLAYABLE, Status
 from django_durable_tasks.rules.workflows.plan import WorkflowStatus
 
 LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
-"""The statuses of a task that can be made to wait for another one."""
+"""The statuses of a task to which a dependency can be added."""
 RUN_OPERATIONS = (workflows.CANCEL, workflows.REPLAY)
 TASK_OPERATIONS = (
     *gates.OPERATIONS,
@@ -45,7 +47,7 @@ def chosen_tasks(keys: Sequence[uuid.UUID]) -> TaskQuerySet:
 
 
 def address(row: Any, operation: Operation) -> str:
-    """Return the address of the page of an operation."""
+    """Return the URL of the page of an operation."""
     kind = "run" if isinstance(row, WorkflowRun) else "task"
     return reverse(f"admin:{APP}_graph_{kind}", args=[row.pk, operation.name])
 

@@ -1,5 +1,5 @@
-"""Diagrams of graphs on pages and as files: our own SVG, whose nodes lead to the pages of their
-tasks.
+"""Dependency diagrams on pages and as files. The nodes of the SVG link to the pages of
+their tasks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from django_durable_tasks.engine.workflows import graph_data
 from django_durable_tasks.models import Task, WorkflowRun
 
 AT_ONCE = 2_000
-"""The largest number of tasks that are drawn without being asked for."""
+"""The maximum number of tasks of a diagram that is drawn without a click."""
 NEAR = 60
-"""The page of a task draws so many tasks around it."""
+"""The number of tasks in the diagram on the page of a task."""
 _TYPES = {"svg": "image/svg+xml", "json": "application/json"}
 _ENDINGS = {"text": "txt", "mermaid": "mmd", "dot": "dot", "svg": "svg", "json": "json"}
 
@@ -35,19 +35,17 @@ def linked(diagram: Diagram) -> Diagram:
 
 
 def inline(diagram: Diagram) -> SafeString:
-    """Return the drawing to stand in a page; everything foreign in it was escaped where it was
-    drawn.
-    """
+    """Return the SVG for a page; all foreign text in it is already escaped."""
     return mark_safe(draw(linked(diagram), "svg"))  # noqa: S308
 
 
 def may_look(request: HttpRequest) -> bool:
-    """Return whether this person may see tasks: a diagram shows their names."""
+    """Return whether this user may view tasks, because a diagram contains their names."""
     return bool(request.user.has_perm("django_durable_tasks.view_task"))
 
 
 def files_of(model: str, key: uuid.UUID) -> list[tuple[str, str]]:
-    """Return the names and addresses of the diagram in each format."""
+    """Return the names and URLs of the diagram in each format."""
     name = f"admin:django_durable_tasks_{model}_graph"
     return [(kind, reverse(name, args=[key, ending])) for kind, ending in _ENDINGS.items()]
 
@@ -78,7 +76,7 @@ def file_view(
 
 
 def of_run(run: WorkflowRun) -> Diagram:
-    """Read the whole graph of a run."""
+    """Read all tasks of a run."""
     return graph_data.of_run(run)
 
 

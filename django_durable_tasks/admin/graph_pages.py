@@ -1,4 +1,4 @@
-"""The pages of the operations on a run, on one task and on selected tasks of graphs."""
+"""The pages of the operations on a run, on one task with dependencies, and on selected tasks."""
 
 from __future__ import annotations
 

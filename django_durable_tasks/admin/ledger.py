@@ -1,6 +1,4 @@
-"""The screen of the ledger: what became of each fire time, by whom it was decided, and the task
-that was born of it.
-"""
+"""The admin of the ledger: the outcome of each fire time, its reason and its task."""
 
 from __future__ import annotations
 
@@ -26,13 +24,14 @@ _LAST = display.instant_of("last_fire_time", _("last fire time"))
 _EFFECTIVE = display.instant_of("effective_at", _("effective at"))
 _CREATED = display.instant_of("created_at", _("recorded at"))
 LOOKED_AT = 200_000
-"""An outcome is looked for in so many of the newest lines: no index holds outcomes."""
+"""The filter by outcome searches this many of the newest entries, because outcomes have no index.
+"""
 OF_ONE = 1_000
-"""How many lines of one schedule are listed at a time."""
+"""The number of entries of one schedule per page."""
 
 
 class OutcomeFilter(filters.ScreenFilter):
-    """By outcome; without a schedule among the newest LOOKED_AT lines."""
+    """Filter by outcome; without a schedule among the newest LOOKED_AT entries."""
 
     title = _("outcome")
     parameter_name = "outcome"
@@ -54,15 +53,16 @@ class OutcomeFilter(filters.ScreenFilter):
         return found.filter(pk__gt=newest - LOOKED_AT)
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the lines of this outcome."""
+        """Return the entries with this outcome."""
         return rows.filter(outcome__in=[*MISSED, *SKIPPED] if value == "unrun" else [value])
 
 
 class ScheduleFilter(filters.ScreenFilter):
-    """By recurring task, its newest OF_ONE lines at a time; reached by links, for there may be a
-    million schedules.
+    """Filter by recurring task, its newest OF_ONE entries at a time. It is reached by links,
+    because there may be a million schedules.
 
-    The value is a schedule's id, or with a comma the fire time from which older lines are shown.
+    The value is a schedule's id, optionally with a comma and the fire time from which older entries
+    are shown.
     """
 
     title = _("schedule")
@@ -82,13 +82,11 @@ class ScheduleFilter(filters.ScreenFilter):
         return [(str(row.pk), row.name), *older]
 
     def has_output(self) -> bool:
-        """Show itself where a schedule is chosen: its name tells which, and "All" leads
-        out of it.
-        """
+        """Show the filter if a schedule is selected: its name is a choice, and "All" removes it."""
         return self.value() is not None
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the lines that were found by the indexes of fire times."""
+        """Return the entries that were found by the indexes of fire times."""
         return rows.filter(pk__in=self.keys)
 
 
@@ -105,8 +103,8 @@ def _chosen(value: str) -> tuple[RecurringTask, datetime | None] | None:
 
 
 def _newest_of(row: RecurringTask, until: datetime | None) -> tuple[list[int], datetime | None]:
-    """Return the newest lines up to this fire time, and the fire time from which older ones are
-    found.
+    """Return the newest entries up to this fire time, and the fire time at which the next page
+    begins.
     """
     told = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
     single, other = (
@@ -179,7 +177,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Read the line, its schedule and its task."""
+        """Read the entry, its schedule and its task."""
         line = super().get_object(request, object_id, from_field)
         if line is not None:
             _attach([line])
@@ -187,7 +185,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("fire time"))
     def at(self, line: Any) -> SafeString | str:
-        """Show the fire time, or first and last of a range."""
+        """Show the fire time, or the first and the last of a range."""
         return display.beneath(
             display.instant(line.fire_time),
             f"to {display.instant(line.last_fire_time)}" if line.last_fire_time else "",
@@ -204,7 +202,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("outcome"))
     def state(self, line: OccurrenceRecord) -> SafeString:
-        """Show what became of it."""
+        """Show the outcome."""
         return display.badge(line.outcome, line.outcome)
 
     @admin.display(description=_("how many"))
@@ -214,7 +212,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("task"))
     def task_link(self, line: Any) -> Any:
-        """Link the task, or the one that was in its way."""
+        """Link the task, or the one that blocked it."""
         return fire_table.task_link(line, line.task_status)
 
     @admin.display(description=_("reason"))
@@ -224,7 +222,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 
 
 def _attach(lines: list[Any]) -> None:
-    """Read names of schedules and statuses of tasks: two statements for any number of lines."""
+    """Read names of schedules and statuses of tasks: two statements for any number of entries."""
     database = conf.settings().DATABASE
     schedules = RecurringTask.objects.using(database).filter(
         pk__in={line.recurring_task_id for line in lines}

@@ -35,7 +35,7 @@ class LimitForm(EditModelForm):
 
 @admin.register(Limit)
 class LimitAdmin(ScreenAdmin):
-    """Limits; set, changed and removed here, in force within a second."""
+    """Limits; they are set, changed and removed here, and effective within a second."""
 
     list_display = (
         "scope",
@@ -68,8 +68,8 @@ class LimitAdmin(ScreenAdmin):
     def changeform_view(
         self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
     ) -> Any:
-        """Show a refusal, as of a limit that was changed while the form was checked, as a
-        message.
+        """Show a refusal as a message, for example of a limit that changed while the form was
+        validated.
         """
         try:
             return super().changeform_view(request, object_id, *rest, **more)
@@ -105,9 +105,7 @@ class LimitAdmin(ScreenAdmin):
 
 
 def _warnings(limit: Limit) -> Iterator[str]:
-    """Yield what is allowed but hardly meant: a scope that matches nothing yet, a limit that lets
-    nothing start.
-    """
+    """Yield warnings: a scope that matches nothing yet, a limit that admits no task."""
     kind, _colon, name = limit.scope.partition(":")
     if kind in _KNOWN and name not in _KNOWN[kind]():
         yield _t(

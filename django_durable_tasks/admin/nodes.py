@@ -1,5 +1,5 @@
-"""The screens of nodes and of the leader's lease: which processes live, which fell silent, and who
-leads.
+"""The admin of nodes and of the scheduler lease: which processes are live, which missed their
+heartbeats, and which is the leader.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXPIRES = display.instant_of("expires_at", _("expires at"))
 
 
 class AliveFilter(ScreenFilter):
-    """By whether the process is there."""
+    """Filter by whether the process is live."""
 
     title = _("process")
     parameter_name = "process"
@@ -40,7 +40,7 @@ class AliveFilter(ScreenFilter):
         return [("alive", _("alive")), ("left", _("left on purpose")), ("dead", _("declared dead"))]
 
     def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
-        """Return the nodes of which this is true."""
+        """Return the nodes in this state."""
         found: QuerySet[Any] = {
             "alive": rows.alive,
             "left": lambda: rows.filter(stopped_at__isnull=False, declared_dead=False),
@@ -142,7 +142,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state(self, node: Any) -> SafeString | str:
-        """Show whether it lives, and whether it leads."""
+        """Show whether it is live, and whether it is the leader."""
         silent = node.seen_at - node.last_seen_at > timedelta(seconds=nodes.timeout())
         if node.stopped_at is not None:
             marks = [("failed", "declared dead")] if node.declared_dead else [("cancelled", "left")]
@@ -153,12 +153,12 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("last heartbeat"))
     def last_beat(self, node: Any) -> str:
-        """Show when it was last heard of."""
+        """Show its last heartbeat."""
         return display.since(node.last_seen_at, node.seen_at)
 
     @admin.display(description=_("queues"))
     def listens(self, node: Node) -> str:
-        """Show the queues it listens on."""
+        """Show the queues that it consumes."""
         return ", ".join(map(str, node.queues)) or display.NOTHING
 
     @admin.display(description=_("running"))
@@ -168,8 +168,8 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("clock"))
     def clock(self, node: Node) -> SafeString | str:
-        """Show how far its host's clock is from the database's, with a mark where that is
-        too far.
+        """Show the difference between its host's clock and the database's, with a mark if it is too
+        large.
         """
         if node.skew is None:
             return display.NOTHING
@@ -178,7 +178,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("releases"))
     def releases(self, node: Node) -> str:
-        """Show which releases it runs."""
+        """Show its releases of the package and of the time zone database."""
         return ", ".join(
             f"{part} {release}"
             for part, release in (node.versions or {"package": node.version}).items()
@@ -191,12 +191,12 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("process"))
     def process(self, node: Node) -> SafeString | str:
-        """Show where it runs, and which version."""
+        """Show its host, process id and version."""
         return display.beneath(f"{node.host} {node.pid}", node.version)
 
     @admin.display(description=_("runs"))
     def runs(self, node: Node) -> SafeString:
-        """Link what it runs."""
+        """Link its running tasks."""
         return display.link(
             display.list_of("task", status__exact="RUNNING", node__exact=node.pk),
             _("what it runs now"),
@@ -205,7 +205,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
 @admin.register(SchedulerLease)
 class SchedulerLeaseAdmin(ReadOnlyAdmin):
-    """The leader's lease."""
+    """The scheduler lease."""
 
     list_display = ("name", "held", "term", _ACQUIRED, _EXPIRES)
     sortable_by = ()
@@ -219,14 +219,14 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("owner"))
     def held(self, lease: Any) -> SafeString | str:
-        """Show who holds it now."""
+        """Show the present owner."""
         if lease.holder is None or lease.expires_at < lease.seen_at:
             return display.badge("failed", _("none"))
         return str(lease.holder_name or lease.holder)
 
     @admin.display(description=_("last holder"))
     def holder_link(self, lease: SchedulerLease) -> SafeString | str:
-        """Link the last holder."""
+        """Link the last owner."""
         return (
             display.link(display.page_of("node", lease.holder), lease.holder)
             if lease.holder

@@ -1,4 +1,4 @@
-"""The form of an operation, made from the fields that the registry declares."""
+"""The form of an operation, created from the fields in the registry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OperationForm(forms.Form):
     operation: Operation
 
     def clean(self) -> dict[str, Any]:
-        """Apply the check of the operation, unless one of its fields is refused already."""
+        """Apply the check of the operation, unless one of its fields is invalid already."""
         given: dict[str, Any] = super().clean() or {}
         for name, problem in self.operation.check(given).items():
             if name not in self.errors:
@@ -74,7 +74,7 @@ def form_class(operation: Operation) -> type[OperationForm]:
 
 
 def reason_form(operation: Operation) -> type[OperationForm]:
-    """Return the form that asks for the reason alone, for objects that were selected before."""
+    """Return the form with the reason only, for objects that are selected already."""
     return type(
         "ReasonForm",
         (OperationForm,),

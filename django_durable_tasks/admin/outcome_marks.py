@@ -1,8 +1,6 @@
-"""What became of the last fire times of the schedules on one page of a list: a few marks each, and
-what did not run.
+"""The outcomes of the last fire times of the schedules on one page of a list.
 
-At most LOOKED_AT lines of each schedule are read, whatever the ledger holds, by the same number of
-statements for one schedule and for fifty.
+At most LOOKED_AT entries of each schedule are read, with a fixed number of statements per page.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """The last marks, the newest last, and how many fire times of the last day did not run; not
-    ``exact``: at least.
+    """The last outcomes, the newest last, and how many fire times of the last day did not run;
+    unless ``exact`` a lower bound.
     """
 
     marks: tuple[Mark, ...] = ()
@@ -52,7 +50,7 @@ class Recent:
 
 
 def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, Recent]:
-    """Return what became of the last fire times of each of these schedules; three statements."""
+    """Return the outcomes of the last fire times of each of these schedules; three statements."""
     if not rows:
         return {}
     lines: dict[uuid.UUID, list[Any]] = defaultdict(list)
@@ -66,8 +64,8 @@ def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, Rece
 
 
 def _lines(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
-    """Return the newest lines of each schedule: of single fire times, and of ranges and runs by
-    hand.
+    """Return the newest entries of each schedule: of single fire times, and of ranges and manual
+    runs.
     """
     database = conf.settings().DATABASE
     ledger = OccurrenceRecord.objects.filter(recurring_task=OuterRef("pk"))
@@ -102,8 +100,8 @@ def _lines(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
 
 
 def _from(floors: dict[uuid.UUID, datetime | None], above: str, **kind: Any) -> Iterator[Q]:
-    """Give one question by the index of this kind of lines for each floor, and one for all that
-    have none.
+    """Yield one query per lower bound by the index of this kind of entries, and one for all
+    schedules without a bound.
     """
     yield Q(recurring_task__in=[key for key, floor in floors.items() if floor is None], **kind)
     for key, floor in floors.items():

@@ -1,6 +1,4 @@
-"""The first page at three in the morning: what waits, what runs, who leads, who lives, and what is
-wrong.
-"""
+"""The overview: backlog, running tasks, leader, live nodes and problems."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ COUNTED = ("PENDING", "QUEUED", "RUNNING")
 
 
 def troubles(seen: Overview) -> Iterator[str]:
-    """Give what is wrong, the gravest first, each with what to do."""
+    """Yield the problems, the most severe first, each with its remedy."""
     if not seen.alive(NodeKind.SCHEDULER):
         yield _(
             "No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`."

@@ -1,6 +1,4 @@
-"""How far a run of a workflow is: a bar for the eye, and the same numbers as words for
-everybody.
-"""
+"""The progress of a workflow run as a bar, and as text for screen readers."""
 
 from __future__ import annotations
 
@@ -23,15 +21,13 @@ _PART = '<rect class="durable-part-{}" x="{}" y="0" width="{}" height="8"/>'
 
 
 def counted(run: WorkflowRun) -> list[tuple[str, int]]:
-    """Return how many of its tasks ended in each status, as they were counted so far; those of none
-    are left out.
-    """
+    """Return how many of its tasks ended in each status, as counted so far; zeros are omitted."""
     found = ((str(status), int(getattr(run, column))) for status, column in COUNTS.items())
     return [(status, number) for status, number in found if number]
 
 
 def words(run: WorkflowRun) -> str:
-    """Return the numbers in words: ``12 of 20 ended: 10 SUCCESS, 2 FAILED``."""
+    """Return the numbers as text: ``12 of 20 ended: 10 SUCCESS, 2 FAILED``."""
     told = _("%(ended)s of %(total)s ended") % {
         "ended": f"{run.ended:,}",
         "total": f"{run.total:,}",
@@ -41,9 +37,7 @@ def words(run: WorkflowRun) -> str:
 
 
 def bar(run: WorkflowRun) -> SafeString:
-    """Return a bar that the endings share as they share the tasks; what has not ended is left
-    empty.
-    """
+    """Return a bar with one part per status; the part of open tasks is empty."""
     whole, x, parts = max(run.total, run.ended, 1), 0.0, []
     for status, number in counted(run):
         width = 100 * number / whole
@@ -53,13 +47,13 @@ def bar(run: WorkflowRun) -> SafeString:
 
 
 def cell(run: WorkflowRun) -> SafeString:
-    """Return the bar with its words beneath."""
+    """Return the bar with its text below."""
     return format_html('{}<span class="durable-beneath">{}</span>', bar(run), words(run))
 
 
 def marks(run: Any) -> list[tuple[str, str]]:
-    """Return the status of a run and what is true beside it: (mark, text). ``run.seen_at`` is the
-    database's now.
+    """Return the badges of a run: (class, text) of its status and conditions. ``run.seen_at`` is
+    the database's time.
     """
     over = run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at
     true = {"late": over, "asked to stop": run.is_open and run.cancel_requested_at is not None}
@@ -68,14 +62,14 @@ def marks(run: Any) -> list[tuple[str, str]]:
 
 
 def took(run: Any) -> str:
-    """Return how long the run took, or takes until now."""
+    """Return the duration of the run, up to now if it is open."""
     if run.status == WorkflowStatus.STARTING:
         return display.NOTHING
     return display.duration(((run.completed_at or run.seen_at) - run.created_at).total_seconds())
 
 
 def by_status(numbers: Mapping[str, int]) -> list[tuple[SafeString, str, int]]:
-    """Return a mark, the status and its number for each status that occurs."""
+    """Return a badge with the number for each status that occurs."""
     return [
         (display.badge(status, status), status, number)
         for status, number in numbers.items()

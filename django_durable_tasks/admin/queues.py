@@ -28,7 +28,7 @@ from django_durable_tasks.operations.queues import PAUSE, RESUME
 
 
 def declared() -> set[str]:
-    """Return the queues of the durable tasks that this process knows."""
+    """Return the queues of the durable tasks that are registered in this process."""
     inspect.load_tasks()
     found = set()
     for name in registry.names():
@@ -76,7 +76,7 @@ class QueueControlAdmin(ReadOnlyAdmin):
         )
 
     def pause_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for a reason, then pause the queue."""
+        """Show a form for the reason, then pause the queue."""
         if not PAUSE.is_permitted(request.user):
             raise PermissionDenied
         name = str((request.POST if request.method == "POST" else request.GET).get("queue", ""))

@@ -31,13 +31,11 @@ else:
 
 
 class BoundedPaginator(_Paginator):
-    """Counts no further than COUNTED_AT_MOST rows: nobody turns that many pages, and a full count
-    reads the table.
-    """
+    """Counts at most COUNTED_AT_MOST rows, because an exact count scans the table."""
 
     @cached_property
     def count(self) -> int:
-        """Return how many rows there are, COUNTED_AT_MOST for more."""
+        """Return the number of rows, at most COUNTED_AT_MOST."""
         rows: Any = self.object_list
         if isinstance(rows, QuerySet):
             return rows.order_by().values("pk")[:COUNTED_AT_MOST].count()
@@ -69,7 +67,7 @@ class _Unwritable:
 
 
 class ReadOnlyInline(_Unwritable, _TabularInline):
-    """Rows of another table on a page, to be read."""
+    """Read-only rows of another table, as an inline."""
 
     extra = 0
     max_num = 0
@@ -77,8 +75,8 @@ class ReadOnlyInline(_Unwritable, _TabularInline):
 
 
 class ScreenAdmin(_ModelAdmin):
-    """A screen over one of our tables: our database, our style sheet, bounded counts, no lookups
-    but the named ones.
+    """A ModelAdmin for tables of this package: their database, the style sheet, bounded counts, and
+    only declared lookups.
     """
 
     list_per_page = 50
@@ -89,10 +87,10 @@ class ScreenAdmin(_ModelAdmin):
     view_on_site = False
     lookups_allowed: ClassVar[frozenset[str]] = frozenset()
     operations: ClassVar[tuple[Operation, ...]] = ()
-    """The operations that its pages offer beside its actions."""
+    """The operations that its pages offer in addition to its actions."""
 
     class Media:
-        """No script; one static file."""
+        """One style sheet, no scripts."""
 
         css: ClassVar = {"all": ["django_durable_tasks/admin.css"]}
 
@@ -100,13 +98,13 @@ class ScreenAdmin(_ModelAdmin):
         return super().get_queryset(request).using(conf.settings().DATABASE)
 
     def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:
-        """Return the list that no value of the address breaks."""
+        """Return the ChangeList class that accepts any value in the query string."""
         return ScreenList
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Return the row, or None for an id that no row can have."""
+        """Return the row; None for an id that no row can have."""
         return None if _NUL in object_id else super().get_object(request, object_id, from_field)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
@@ -130,9 +128,7 @@ class ScreenAdmin(_ModelAdmin):
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any
     ) -> Any:
-        """Run an action; a choice of ids that no row can have is refused before the database is
-        asked for them.
-        """
+        """Run an action; refuse ids that no row can have before the query."""
         if all(map(self._can_be_id, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             return super().response_action(request, queryset, *rest, **more)
         told = _("Nothing was changed: the choice holds an id that no row can have.")
@@ -148,10 +144,12 @@ class ScreenAdmin(_ModelAdmin):
         return _NUL not in key
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
-        """Refuse ``?kwargs__token__startswith=a``: it would read masked values letter by letter."""
+        """Refuse undeclared lookups: ``?kwargs__token__startswith=a`` would reveal masked values
+        letter by letter.
+        """
         own = {getattr(chosen, "parameter_name", None) for chosen in self.list_filter}
         return lookup in self.lookups_allowed | own
 
 
 class ReadOnlyAdmin(_Unwritable, ScreenAdmin):
-    """A screen whose rows are only read."""
+    """A ModelAdmin without add, change and delete permissions."""

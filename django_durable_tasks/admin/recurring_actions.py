@@ -148,7 +148,7 @@ def _page(
 
 
 def _initial(request: HttpRequest) -> dict[str, Any]:
-    """Return the initial values of the query string, which links of a fire table set."""
+    """Return the initial values from the query string, which links of a fire table set."""
     return {
         "request_id": uuid.uuid4(),
         **{

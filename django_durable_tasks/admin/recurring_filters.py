@@ -18,7 +18,7 @@ from django_durable_tasks.rules.recurring.policies import ENDED, MAX_RUNS, QUARA
 
 
 class ConditionFilter(ScreenFilter):
-    """By the questions on a schedule that are no statuses."""
+    """Filter by conditions that are not statuses."""
 
     title = _("condition")
     parameter_name = "condition"
@@ -34,7 +34,7 @@ class ConditionFilter(ScreenFilter):
         ]
 
     def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
-        """Return the rows of which this is true."""
+        """Return the rows that match this condition."""
         found: QuerySet[Any] = {
             "late": lambda: rows.active().filter(next_run_at__lt=database_now() - LATE),
             "soon": lambda: rows.active().filter(
@@ -49,7 +49,7 @@ class ConditionFilter(ScreenFilter):
 
 
 class SourceFilter(ScreenFilter):
-    """By who declares the schedule."""
+    """Filter by the source of the declaration."""
 
     title = _("declared by")
     parameter_name = "source"

@@ -1,4 +1,4 @@
-"""The form of a schedule: from a row to its fields, and from its fields to the keywords of
+"""The form of a schedule: converts a row to its fields, and its fields to keyword arguments of
 ``upsert``.
 """
 
@@ -34,7 +34,7 @@ SECRETS = ("args", "kwargs", "options")
 _OFFERED = 500
 _WHEN = ("cron", "interval", "rrule", "parts")
 _COLUMNS = {"timezone": "time_zone", "calendar": "calendars"}
-"""Where a keyword of ``upsert`` has another name than its column."""
+"""Columns whose keyword argument of ``upsert`` has another name."""
 _SEEN = (
     "description",
     "task",
@@ -201,7 +201,7 @@ class RecurringForm(EditForm):
         self.fields[name].choices = [(value, value) for value in values]  # type: ignore[attr-defined]
 
     def fieldsets(self) -> list[tuple[Any, list[forms.BoundField]]]:
-        """Return the fields that this form has, in their groups."""
+        """Return the fields of this form, in their groups."""
         groups = (
             (title, [self[name] for name in names if name in self.fields])
             for title, names in FIELDSETS
@@ -209,7 +209,7 @@ class RecurringForm(EditForm):
         return [(title, fields) for title, fields in groups if fields]
 
     def clean(self) -> dict[str, Any]:
-        """Check each kind of part beside its own field."""
+        """Check each kind of part, so that errors are shown at its field."""
         given: dict[str, Any] = super().clean() or {}
         for name in _WHEN:
             try:
@@ -225,12 +225,12 @@ class RecurringForm(EditForm):
         return self.row.name if self.row else str(given.get("name", ""))
 
     def is_paused(self, given: dict[str, Any]) -> bool:
-        """Return whether the schedule rests anyway, and so may be one that never fires."""
+        """Return whether the schedule is paused, so that it may be one that never fires."""
         return self.row.status == RecurringStatus.PAUSED if self.row else bool(given.get("paused"))
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords of ``upsert``: of a new row all that were filled in, of an old one
-        those that differ.
+        """Return the keyword arguments of ``upsert``: for a new row all that are filled in, for an
+        existing one those that differ.
         """
         given, row = self.cleaned_data, self.row
         changed = (
@@ -246,7 +246,7 @@ class RecurringForm(EditForm):
         if "jitter" in changed:
             found["jitter"] = _jitter_of(given["jitter"])
         if not given.get("start_time"):
-            found.pop("start_time", None)  # a start cannot be taken away, only moved
+            found.pop("start_time", None)  # a start cannot be removed, only changed
         tenant = row.tenant_id if row else getattr(given.get("tenant"), "pk", DEFAULT_TENANT_ID)
         found |= {"name": self.name_of(given), "task": given["task"], "tenant": tenant}
         return found | {"paused": self.is_paused(given)}
@@ -301,7 +301,7 @@ def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
 
 
 def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Spread the parts over the fields; what fits none of the simple ones stays as it is kept."""
+    """Distribute the parts over the fields; parts without a simple field keep their stored form."""
     plain = [part for part in parts if len(part) == 1]
     crons = [part["cron"] for part in plain if "cron" in part]
     first = {

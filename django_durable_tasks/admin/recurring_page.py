@@ -28,7 +28,7 @@ _OVERRIDES = 50
 
 
 class WhyForm(forms.Form):
-    """The instant that is to be explained."""
+    """The instant to explain."""
 
     at = InstantField(
         label=gettext_lazy("Why did it not run at"),
@@ -37,7 +37,7 @@ class WhyForm(forms.Form):
 
 
 def of_page(screen: Any, request: HttpRequest, row: RecurringTask) -> dict[str, Any]:
-    """Return everything that the page of a schedule shows beside its columns."""
+    """Return the context of the page of a schedule, except its columns."""
     now = database_now()
     form = WhyForm(request.GET if "at" in request.GET else None)
     in_zone(form, row.time_zone)
@@ -63,8 +63,8 @@ def _planned(row: RecurringTask, now: datetime) -> tuple[list[dict[str, Any]], s
     try:
         return fire_table.shown(upcoming(row, FIRES, now), row, now), ""
     except (DurableTasksError, ValueError, TypeError, LookupError) as broken:
-        # A row that another release, or somebody in the database, wrote; its page must open, to say
-        # what is wrong.
+        # The row may have been written by another release or by SQL. Its page must open, to show
+        # the problem.
         return [], f"{type(broken).__name__}: {broken}"
 
 
@@ -162,7 +162,7 @@ def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
 
 
 def _lines(request: HttpRequest, row: RecurringTask) -> list[dict[str, Any]]:
-    """Return the last lines by fire time: single ones by their index, ranges and runs by hand by
+    """Return the last entries by fire time: single ones by their index, ranges and manual runs by
     theirs.
     """
     if not request.user.has_perm("django_durable_tasks.view_occurrencerecord"):

@@ -145,7 +145,7 @@ class RecurringTaskAdmin(ScreenAdmin):
         )
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read the page, then what became of its schedules' last fire times."""
+        """Read the page, then the outcomes of the last fire times of its schedules."""
         page = super().get_changelist_instance(request)
         rows = list(page.result_list)
         found = recent(rows, database_now()) if rows else {}
@@ -157,7 +157,7 @@ class RecurringTaskAdmin(ScreenAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Read the row, and whether this person may read its secrets."""
+        """Read the row, and whether this user may see its secrets."""
         row = super().get_object(request, object_id, from_field)
         if row is not None:
             row.read_plain = display.reads_secrets(request)
@@ -180,16 +180,16 @@ class RecurringTaskAdmin(ScreenAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add the next fires, the last lines of the ledger, the answer to "why did it not run?",
-        and the buttons.
+        """Add the next fires, the last ledger entries, the explanation of a fire time, and the
+        buttons.
         """
         context.update(of_page(self, request, context["original"]))
         return super().render_change_form(request, context, *args, **kwargs)
 
-    # Who may --------------------------------------------------------------------------------------
+    # Permissions ----------------------------------------------------------------------------------
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse the stock form: a row is changed by ``upsert``, on a page of its own."""
+        """Refuse the stock form: a schedule is changed by ``upsert``, on a separate page."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -202,12 +202,12 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("name"))
     def named(self, row: RecurringTask) -> SafeString | str:
-        """Show the name, and what runs."""
+        """Show the name and the task."""
         return display.beneath(row.name, row.task)
 
     @admin.display(description=_("when"))
     def when(self, row: RecurringTask) -> SafeString | str:
-        """Show the timetable in words, and its zone."""
+        """Show the timetable as text, and its zone."""
         told = words(row.timetable)
         calendars = f" · {', '.join(row.calendars)}" if row.calendars else ""
         return display.beneath(
@@ -216,12 +216,12 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("when"))
     def when_in_full(self, row: RecurringTask) -> SafeString | str:
-        """Show the timetable in words, whole."""
+        """Show the complete timetable as text."""
         return display.beneath(words(row.timetable), row.time_zone)
 
     @admin.display(description=_("status"))
     def state(self, row: Any) -> SafeString | str:
-        """Show the status, what is true beside it, and why."""
+        """Show the status, further conditions, and the reason."""
         marks = [(f"schedule-{row.status}", row.status)]
         if (
             row.status == RecurringStatus.ACTIVE
@@ -237,7 +237,9 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("next run"))
     def next_run(self, row: Any) -> SafeString | str:
-        """Show the next fire time, absolute and relative; for a paused row, when it resumes."""
+        """Show the next fire time, absolute and relative; for a paused schedule, when it
+        resumes.
+        """
         if row.next_run_at is None:
             return display.NOTHING
         relative = display.since(row.next_run_at, row.seen_at)
@@ -248,7 +250,7 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("last run"))
     def last_run(self, row: Any) -> SafeString | str:
-        """Show when a task was created last."""
+        """Show the creation time of the newest task."""
         if row.last_run_at is None:
             return display.NOTHING
         return display.beneath(
@@ -257,8 +259,8 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("last fire times"))
     def last_outcomes(self, row: Any) -> SafeString | str:
-        """Show a mark for each of the last fire times, the newest at the end, and when a task was
-        born last.
+        """Show a badge for each of the last fire times, the newest last, and the creation time of
+        the newest task.
         """
         signs = display.marks((mark.word, mark.fire_time, mark.count) for mark in row.recent.marks)
         ran = f"last run {display.since(row.last_run_at, row.seen_at)}" if row.last_run_at else ""
@@ -282,7 +284,7 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("runs"))
     def runs(self, row: RecurringTask) -> SafeString | str:
-        """Show how many runs there were, of how many."""
+        """Show the number of runs, and its maximum."""
         most = f" of {row.max_runs}" if row.max_runs is not None else ""
         tasks = display.link(
             display.list_of("task", recurring_task__id__exact=row.pk), _("its tasks")
@@ -301,7 +303,7 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     @admin.display(description=_("timetable"))
     def timetable_as_kept(self, row: RecurringTask) -> SafeString | str:
-        """Show the parts as they are kept."""
+        """Show the parts in their stored form."""
         return display.value_block(row.timetable, plain=True)
 
     @admin.display(description=_("calendars"))

@@ -44,8 +44,8 @@ class ReplayForm(EditForm):
 
 
 def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> bool:
-    """Replay the task; unchanged arguments are not passed, so that a task that this process does
-    not know can be replayed too.
+    """Replay the task. Unchanged arguments are not passed, so that a task that is not registered in
+    this process can be replayed too.
     """
     args, kwargs = form.cleaned_data["args"], form.cleaned_data["kwargs"]
     same = args == task.args and kwargs == task.kwargs

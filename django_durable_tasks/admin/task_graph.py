@@ -24,9 +24,7 @@ EDGES = 50
 
 
 def of_page(request: HttpRequest, task: Any) -> dict[str, Any]:
-    """Return what the page of a task shows of its graph; the same number of statements for one edge
-    and for many.
-    """
+    """Return the dependencies of a task for its page, with a fixed number of statements."""
     edges = TaskDependency.objects.using(task._state.db)
     above = list(
         edges.above([task.pk]).order_by(F("resolved_at").desc(nulls_first=True), "id")[: EDGES + 1]
@@ -57,9 +55,7 @@ def of_page(request: HttpRequest, task: Any) -> dict[str, Any]:
 def sentences(
     task: Task, above: list[TaskDependency], known: dict[Any, Task]
 ) -> Iterator[Sentence]:
-    """Give what its gates and its upstreams say of a task, in sentences; none of a task that
-    nothing holds.
-    """
+    """Yield sentences about the gates and upstreams for which a task waits."""
     for edge in above:
         if edge.gate and edge.resolved_at is None:
             yield Sentence(Level.WAIT, _gate(edge))
@@ -129,7 +125,7 @@ def _below(edge: TaskDependency, known: dict[Any, Task]) -> dict[str, Any]:
 
 
 def standing(edge: TaskDependency) -> SafeString:
-    """Show whether an edge is still waited for, and whether it ended as it asks."""
+    """Show whether an edge is resolved, and whether it is met."""
     if edge.resolved_at is None:
         outcome = display.badge(edge.outcome, edge.outcome) if edge.outcome else ""
         return format_html("{} {}", display.badge("waits", _("waits")), outcome)
@@ -142,7 +138,7 @@ def standing(edge: TaskDependency) -> SafeString:
 
 
 def who(edge: TaskDependency) -> str:
-    """Return who placed an edge or a gate, who opened it, and what they said."""
+    """Return who added an edge or a gate, who opened it, and their comments."""
     placed = _("placed by %s") % edge.placed_by if edge.placed_by else ""
     opened = _("opened by %s") % edge.resolved_by if edge.resolved_by else ""
     said = ", ".join(part for part in (placed, opened) if part)

@@ -32,7 +32,9 @@ def is_overdue(task: Any) -> bool:
 
 
 def labels(task: Any) -> list[tuple[str, str]]:
-    """Return what is true beside the status: pairs of a CSS class and a text."""
+    """Return the conditions of a task in addition to its status: pairs of a CSS class and a
+    text.
+    """
     true = {
         "retrying": task.status == Status.PENDING and task.failures > 0,
         "overdue": is_overdue(task),
@@ -44,7 +46,7 @@ def labels(task: Any) -> list[tuple[str, str]]:
 
 
 def of_page(screen: Any, request: HttpRequest, task: Any) -> dict[str, Any]:
-    """Return the context of a task's page: sentences, buttons and its part of the graph."""
+    """Return the context of a task's page: sentences, buttons and dependencies."""
     graph = task_graph.of_page(request, task)
     shown = [
         *graph.pop("graph_sentences"),

@@ -161,7 +161,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Order the tasks of one schedule by their fire times, as their index is; all others by
-        birth.
+        creation time.
         """
         return ("-fire_time", "-id") if "recurring_task__id__exact" in request.GET else ("-id",)
 
@@ -194,7 +194,7 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Read the row, and whether this person may read its secrets."""
+        """Read the row, and whether this user may see its secrets."""
         task = super().get_object(request, object_id, from_field)
         if task is not None:
             task.read_plain = display.reads_secrets(request)
@@ -216,23 +216,23 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("status"))
     def state(self, task: Task) -> SafeString | str:
-        """Show the status and what is true beside it."""
+        """Show the status and further conditions."""
         return display.badges([(task.status, task.status), *task_status.labels(task)])
 
     @admin.display(description=_("task"))
     def name_and_error(self, task: Task) -> SafeString | str:
-        """Show the name, and what went wrong last."""
+        """Show the name and the last error."""
         return display.beneath(task.name, display.first_line(task.last_error))
 
     @admin.display(description=_("failed"))
     def spent(self, task: Task) -> SafeString | str:
-        """Show how much of the budgets is spent."""
+        """Show the used part of the attempt budgets."""
         crashed = f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
         return display.beneath(f"{task.failures}/{task.max_attempts}", crashed)
 
     @admin.display(description=_("tries"))
     def tries(self, task: Task) -> str:
-        """Show starts, and how much of the budgets is spent."""
+        """Show the starts, and the used part of the attempt budgets."""
         crashed = f", {task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
         return f"{task.attempts} started, {task.failures}/{task.max_attempts} failed{crashed}"
 
@@ -243,8 +243,8 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("next"))
     def due(self, task: Any) -> str:
-        """Show when the row is due: the next start, ring or lease end; or the limit that it waits
-        for.
+        """Show the next due time: of the start, of republishing or of the end of the lease; or the
+        limit for which the task waits.
         """
         if task.is_waiting:
             return f"limit {task.waiting_for_limit}" if task.waiting_for_limit else "held"
@@ -252,7 +252,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("duration"))
     def took(self, task: Any) -> str:
-        """Show how long the last try took, or takes."""
+        """Show the duration of the last attempt, up to now if it is running."""
         return task_status.took(task)
 
     @admin.display(description=_("reason"))
@@ -267,12 +267,12 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("effective idempotency key"))
     def effective_key(self, task: Task) -> str:
-        """Show what outside systems are given."""
+        """Show the idempotency key for external systems."""
         return task.dedupe_key
 
     @admin.display(description=_("node"))
     def node_link(self, task: Task) -> SafeString | str:
-        """Link the process that claimed or runs it."""
+        """Link the node that claimed or runs it."""
         return (
             display.link(display.page_of("node", task.node), task.node)
             if task.node
@@ -291,12 +291,12 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("workflow"))
     def workflow_link(self, task: Task) -> SafeString | str:
-        """Link the run of the workflow that it is a part of."""
+        """Link its workflow run."""
         return task_graph.workflow_link(task)
 
     @admin.display(description=_("cause"))
     def cause_link(self, task: Task) -> SafeString | str:
-        """Link the task because of which it ended."""
+        """Link the task that caused its end."""
         return (
             dependencies_cell.task_link(task.cause, dependencies_cell.named([task.cause]))
             if task.cause
@@ -310,7 +310,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("result"))
     def returned(self, task: Any) -> SafeString | str:
-        """Show what the body returned."""
+        """Show the result."""
         return display.value_block(task.result, plain=task.read_plain)
 
     @admin.display(description=_("overridden options"))
@@ -320,5 +320,5 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("progress"))
     def progress_text(self, task: Task) -> SafeString | str:
-        """Show what the body said of itself."""
+        """Show the progress that the task reported."""
         return display.value_block(task.progress, plain=False)

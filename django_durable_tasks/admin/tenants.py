@@ -1,4 +1,6 @@
-"""The screen of tenants: made and named here, never deleted, for rows of work point at them."""
+"""The admin of tenants. They are added and renamed here and never deleted, because tasks refer to
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from django_durable_tasks.models import Tenant
 
 
 class TenantForm(EditModelForm):
-    """A tenant; it has no revision, so its version is its values."""
+    """A tenant; it has no revision, so its values serve as its version."""
 
     def version_of(self, row: Any) -> str:
         """Return the values that can be changed."""

@@ -15,7 +15,7 @@ from django_durable_tasks.models import WorkflowRun
 
 
 class WorkflowNameFilter(ScreenFilter):
-    """By the name of the workflow; offers those of the newest runs."""
+    """Filter by the name of the workflow; offers the names of the newest runs."""
 
     title = _("name")
     parameter_name = "name"
@@ -39,7 +39,7 @@ class WorkflowNameFilter(ScreenFilter):
 
 
 class RunConditionFilter(ScreenFilter):
-    """By the questions on a run that are no statuses."""
+    """Filter by conditions that are not statuses."""
 
     title = _("condition")
     parameter_name = "condition"
@@ -54,7 +54,7 @@ class RunConditionFilter(ScreenFilter):
         ]
 
     def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
-        """Return the runs of which this is true."""
+        """Return the runs that match this condition."""
         found: dict[str, Any] = {
             "open": rows.open,
             "late": lambda: rows.open().filter(deadline_at__lte=database_now()),

@@ -33,7 +33,7 @@ _HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
 
 
 def of_page(request: HttpRequest, run: Any) -> dict[str, Any]:
-    """Return everything that the page of a run shows beside its columns."""
+    """Return the context of the page of a run, except its columns."""
     looks = graph_images.may_look(request)
     return {
         "sentences": sentences(run),
@@ -51,8 +51,8 @@ def of_page(request: HttpRequest, run: Any) -> dict[str, Any]:
 
 
 def sentences(run: Any) -> list[Sentence]:
-    """Return what is to be known about a run, the gravest first; none for one that simply goes on
-    or is done.
+    """Return sentences about the problems of a run, the most severe first; none for a run that
+    makes progress or has succeeded.
     """
     found = []
     if run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at:
@@ -85,7 +85,7 @@ def _numbers(run: WorkflowRun) -> dict[str, int]:
     return {str(status): there.get(str(status), 0) for status in Status}
 
 
-# Graph --------------------------------------------------------------------------------------------
+# Tasks and diagram --------------------------------------------------------------------------------
 
 
 def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
 def _tasks(
     request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], diagram: Diagram | None
 ) -> dict[str, Any]:
-    """Return one page of its tasks: where the graph was read, each after what it waits for; else by
-    id.
+    """Return one page of its tasks: in topological order if the dependencies were read, otherwise
+    by id.
     """
     state = request.GET.get("state", "")
     state = state if state in numbers else ""
@@ -131,9 +131,7 @@ def _tasks(
 
 
 def _in_order(diagram: Diagram, keys: list[uuid.UUID]) -> list[uuid.UUID]:
-    """Return these tasks so that each comes after what it waits for, and siblings by
-    their labels.
-    """
+    """Return these tasks in topological order, siblings by their labels."""
     wanted = {str(key): key for key in keys}
     above: dict[str, list[str]] = {
         node.id: []
@@ -167,11 +165,11 @@ def _lines(tasks: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
-# Neighbours ---------------------------------------------------------------------------------------
+# Related tasks and runs ---------------------------------------------------------------------------
 
 
 def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
-    """Return which durable tasks are created when it ends, and those that were."""
+    """Return the durable tasks that are created when the run ends, and those that were created."""
     keys = {f"workflow-{run.pk}-{kind}": kind for kind in run.callbacks}
     rows = Task.objects.using(run._state.db).filter(
         tenant_id=run.tenant_id, idempotency_key__in=list(keys)
@@ -195,9 +193,7 @@ def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
 
 
 def _family(run: WorkflowRun) -> list[dict[str, Any]]:
-    """Return the outermost run with all its parts, each under its parent; the first RUNS
-    of them.
-    """
+    """Return the outermost run with its inner runs, each below its parent; at most RUNS."""
     rows = list(
         WorkflowRun.objects.using(run._state.db).filter(root=run.root).order_by("pk")[:RUNS]
     )

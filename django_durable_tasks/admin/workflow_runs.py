@@ -106,7 +106,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add progress, picture, tasks, neighbours and the buttons of what may be done about it."""
+        """Add progress, diagram, tasks, related runs and the buttons of the operations."""
         context.update(workflow_page.of_page(request, context["original"]))
         return super().render_change_form(request, context, *args, **kwargs)
 
@@ -114,7 +114,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("workflow"))
     def named(self, run: WorkflowRun) -> SafeString | str:
-        """Show the name; under it the end of the id, and whether it is a part of another run."""
+        """Show the name, the end of the id, and whether it is an inner run."""
         part = _("part of %s") % display.short(run.parent) if run.parent else ""
         return display.beneath(
             run.name, " · ".join(str(told) for told in (display.short(run.pk), part) if told)
@@ -122,12 +122,12 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("status"))
     def state(self, run: Any) -> SafeString | str:
-        """Show the status and what is true beside it."""
+        """Show the status and further conditions."""
         return display.badges(progress.marks(run))
 
     @admin.display(description=_("progress"))
     def progressed(self, run: WorkflowRun) -> SafeString:
-        """Show how much of it has ended, and how."""
+        """Show how many tasks have ended in each status."""
         return progress.cell(run)
 
     @admin.display(description=_("started"))
@@ -137,12 +137,12 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("duration"))
     def took(self, run: Any) -> str:
-        """Show how long it took, or takes."""
+        """Show the duration, up to now if the run is open."""
         return progress.took(run)
 
     @admin.display(description=_("deadline"))
     def due(self, run: Any) -> str:
-        """Show in how long it is cancelled."""
+        """Show the time until its deadline."""
         return (
             display.since(run.deadline_at, run.seen_at)
             if run.is_open
