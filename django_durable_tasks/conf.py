@@ -1,7 +1,7 @@
-"""settings.DURABLE_TASKS, read once into one frozen, typed object. Nothing else reads
-django.conf.settings.
+"""Settings of the package: reads ``settings.DURABLE_TASKS`` once into a frozen, typed object.
 
-The ``help`` of each field is its documentation: docs/reference/settings.md is generated from it.
+No other module reads ``django.conf.settings``. The ``help`` of each field is its documentation:
+docs/reference/settings.md is generated from it.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Settings:
     )
 
 
-_ENDLESS = 100 * 31_557_600  # no database can add more to its now
+_ENDLESS = 100 * 31_557_600  # the longest duration that every database can add to its current time
 
 
 def _seconds(key: str, value: object) -> float | None:
@@ -265,7 +265,9 @@ def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def read(raw: Mapping[str, Any]) -> Settings:
-    """Turn the mapping into Settings; unknown keys are refused with the nearest right one."""
+    """Convert the mapping into Settings; an unknown key raises InvalidSetting with the closest
+    valid key.
+    """
     specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
     for key in raw:
         if key not in specs:
@@ -312,7 +314,9 @@ _KEPT = {
 
 
 def retention() -> dict[str, float | None]:
-    """Return, for each ended status, how long (seconds) its rows stay; None keeps them."""
+    """Return for each final status how long (seconds) its rows are kept; None keeps them
+    indefinitely.
+    """
     given = settings().RETENTION or {}
     for status in given:
         if status not in _KEPT:
@@ -327,12 +331,12 @@ def retention() -> dict[str, float | None]:
 
 @functools.cache
 def settings() -> Settings:
-    """Return the settings in force; raises InvalidSetting."""
+    """Return the current settings; raises InvalidSetting."""
     return read(getattr(django_settings, "DURABLE_TASKS", {}))
 
 
 def beat_knows_zones() -> bool:
-    """Return whether django-celery-beat reads a crontab in the crontab's own zone
+    """Return whether django-celery-beat interprets a crontab in the crontab's own zone
     (DJANGO_CELERY_BEAT_TZ_AWARE).
     """
     return bool(getattr(django_settings, "DJANGO_CELERY_BEAT_TZ_AWARE", True))
@@ -344,9 +348,7 @@ def time_zone() -> str:
 
 
 def celery_time_zone() -> object:
-    """Return CELERY_TIMEZONE, also in a process that has not made the project's Celery
-    application.
-    """
+    """Return CELERY_TIMEZONE, also in a process that has not created the project's Celery app."""
     return getattr(django_settings, "CELERY_TIMEZONE", None)
 
 

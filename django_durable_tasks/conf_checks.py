@@ -26,7 +26,7 @@ def check_names(url: object, region: object) -> None:
         try:
             urlsplit(url).port  # noqa: B018 - it is read for its error
         except ValueError:
-            # Without its text: that holds a piece of the password.
+            # The text of the error is omitted, because it contains a part of the password.
             raise InvalidSetting(
                 "DURABLE_TASKS['REDIS_URL'] cannot be read: spell / # ? and @ in its password as"
                 " %2F %23 %3F and %40."

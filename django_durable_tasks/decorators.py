@@ -1,8 +1,8 @@
-"""``@durable_task``: a Celery shared task of class DurableTask, checked here and entered in the
-registry.
+"""``@durable_task``: a Celery shared task of class DurableTask, with validated options, that is
+registered in this process.
 
-``@recurring``: a schedule that the code declares for it; it stands above or below
-``@durable_task``, once or often.
+``@recurring``: a schedule of a durable task. It is written above or below ``@durable_task``, any
+number of times.
 """
 
 from __future__ import annotations
@@ -75,21 +75,23 @@ _OURS = frozenset(
 
 
 class Durable(Protocol[P, R_co]):
-    """A durable task as type checkers see it: every calling form has the signature of the body."""
+    """The type of a durable task for type checkers: every calling form has the signature of the
+    function.
+    """
 
     name: str
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult:
-        """Create the row in the caller's transaction and return its result."""
+        """Create the task in the caller's transaction and return its result."""
 
     @overload
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Task: ...
     @overload
     def schedule(self, *args: Any, run_at: datetime, **kwargs: Any) -> Task: ...
     def schedule(self, *args: Any, **kwargs: Any) -> Task:
-        """Create the row in the caller's transaction and return it; ``run_at=`` names the earliest
+        """Create the task in the caller's transaction and return it; ``run_at=`` is the earliest
         start.
         """
 
@@ -99,39 +101,37 @@ class Durable(Protocol[P, R_co]):
     def schedule_many(
         self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
     ) -> list[uuid.UUID]:
-        """Create one row for each tuple of arguments."""
+        """Create one task for each tuple of arguments."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult:
-        """Create the row as Celery's ``apply_async`` would send the message."""
+        """Create the task; the arguments are those of Celery's ``apply_async``."""
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult | None:
-        """Create the row in the caller's transaction. Returns None if that is of another
-        database.
+        """Create the task in the caller's transaction. Returns None if that is a transaction of
+        another database.
         """
 
     def apply_async_on_commit(
         self, args: Any = None, kwargs: Any = None, **options: Any
     ) -> DurableResult | None:
-        """Create the row in the caller's transaction. Returns None if that is of another
-        database.
+        """Create the task in the caller's transaction. Returns None if that is a transaction of
+        another database.
         """
 
     def s(self, *args: Any, **kwargs: Any) -> Any:
-        """Return Celery's signature of a call, a part of a canvas for ``Workflow.from_canvas``."""
+        """Return Celery's signature of a call, for the canvas of ``Workflow.from_canvas``."""
 
     def si(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a signature that takes no results of others."""
+        """Return a signature that ignores the results of preceding tasks."""
 
     def map(self, it: Iterable[Any]) -> Any:
-        """Return a signature that calls the task for each item, one after the other."""
+        """Return a signature that calls the task for each item in sequence."""
 
     def starmap(self, it: Iterable[Iterable[Any]]) -> Any:
-        """Return a signature that calls the task for each list of arguments, one after
-        the other.
-        """
+        """Return a signature that calls the task for each list of arguments in sequence."""
 
     def chunks(self, it: Iterable[Iterable[Any]], n: int) -> Any:
-        """Return a signature that does as ``starmap`` in parts of n."""
+        """Return a signature that calls the task for each list of arguments, in chunks of n."""
 
 
 class _Plain(Protocol):
@@ -151,14 +151,14 @@ def durable_task(*, bind: Literal[False] = False, **options: Any) -> _Plain: ...
 
 
 def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a function a durable task: its calls become rows, Celery runs them, and nothing
-    committed is lost.
+    """Make a function a durable task: its calls are rows that Celery executes, and no committed
+    call is lost.
 
     Options (durations in seconds or timedelta): name, queue, priority (0-9, 9 first), max_attempts,
     backoff (FIXED, LINEAR, EXPONENTIAL, a list or a callable), backoff_base, backoff_max, jitter,
     retry_for, give_up_on, max_crashes, on_orphan (RETRY, DEAD_LETTER), timeout, soft_timeout,
     lease, expected_duration, expires_in, unique, unique_for, unique_on_conflict, atomic,
-    max_concurrency, rate_limit, weight, bind. Raises InvalidOption, at import, naming option, value
+    max_concurrency, rate_limit, weight, bind. Raises InvalidOption at import, with option, value
     and remedy.
     """
     if function is not None:
@@ -185,7 +185,7 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     signature = signature_of(function, bound=bool(given.get("bind")))
     _check_parameters(function, signature)
     registry.add(Registered(options, signature, function))
-    # The row is the result; a result backend stores a second one only when asked to.
+    # The result is stored in the row; a result backend would store it a second time.
     celery_options = {"ignore_result": True} | {
         key: value for key, value in given.items() if key in _CELERY
     }
@@ -204,7 +204,7 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
 
 
 def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:
-    """Refuse a parameter that ``.schedule(run_at=...)`` could not reach."""
+    """Raise InvalidOption for a parameter that ``.schedule(run_at=...)`` could not pass."""
     parameter = signature.parameters.get("run_at")
     if parameter is not None and parameter.kind in (
         parameter.POSITIONAL_OR_KEYWORD,
@@ -227,27 +227,27 @@ def _base(given: Mapping[str, Any]) -> type[DurableTask]:
 
 
 def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the project's defaults; the tasks of this package have their own."""
+    """Return the project's defaults; they do not apply to the tasks of this package."""
     if function.__module__.startswith("django_durable_tasks."):
         return {}
     return checked_defaults(conf.settings().TASK_DEFAULTS or {})
 
 
 _built: dict[int, tuple[Any, str]] = {}
-"""The tasks made here and their names, by identity: to ask Celery's proxy its name would call for
-the application.
+"""Names of the tasks created here, by identity. Reading the name of Celery's proxy would resolve
+the Celery app.
 """
 _below: dict[int, tuple[Callable[..., Any], tuple[tuple[str, Mapping[str, Any]], ...]]] = {}
-"""Functions under ``@recurring`` that are no durable task yet, by identity."""
+"""Functions with ``@recurring`` that are not durable tasks yet, by identity."""
 
 
 def recurring(name: str, /, **options: Unpack[ScheduleOptions]) -> Callable[[T], T]:
-    """Declare a schedule of a durable task: ``manage.py durable sync`` makes it a row. Returns the
-    task itself.
+    """Declare a schedule of a durable task; ``manage.py durable sync`` writes it to the table.
+    Returns the task itself.
 
     The options are those of ``RecurringTask.objects.upsert``: one of interval, cron, rrule, solar,
-    at, every or parts, and what else the schedule is to keep. Raises InvalidSchedule or
-    InvalidOption, at import.
+    at, every or parts, and the options of the schedule. Raises InvalidSchedule or InvalidOption at
+    import.
     """
     checked_key("name", name)
     timing: dict[str, Any] = dict(options)
@@ -267,8 +267,8 @@ def recurring(name: str, /, **options: Unpack[ScheduleOptions]) -> Callable[[T],
 
 
 def stray_schedules() -> dict[str, str]:
-    """Return the schedules that stand on a function that is no durable task, by name, and that
-    function's name.
+    """Return the schedules of functions that are not durable tasks, with the names of these
+    functions.
     """
     return {
         schedule: f"{function.__module__}.{function.__qualname__}"

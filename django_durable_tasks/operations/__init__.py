@@ -1,4 +1,4 @@
-"""The operations that change something: one registry for the admin, the command line and an API.
+"""The operations that change data: one registry for the admin, the command line and an API.
 
-An operation has its title, help text, permission, fields and function here and nowhere else.
+The title, help text, permission, fields and function of an operation are defined only here.
 """

@@ -1,4 +1,4 @@
-"""Operations that let a task wait for another one, or no longer."""
+"""Operations that add or remove a dependency between two tasks."""
 
 from __future__ import annotations
 

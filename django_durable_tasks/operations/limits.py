@@ -41,7 +41,7 @@ def _set(
 def _remove(scope: str, *, by: str, reason: str) -> Outcome:
     removed = operator_limits.remove_limit(scope)
     if removed:
-        # The row that could keep them is gone.
+        # The row that could store them is deleted.
         logger.info("Removed the limit of %s; by: %s; reason: %s", scope, by, reason)
     message = (
         _now("Removed the limit of %s. Limits of code and settings apply.")

@@ -1,6 +1,5 @@
-"""Operations on the whole installation, which the command line offers to people with a shell.
-
-No row keeps ``by`` and ``reason`` of these operations, they are logged.
+"""Operations on the whole installation, which only the command line offers. ``by`` and ``reason``
+are logged, because no row stores them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _silent(_text: str) -> None:
 class Republished:
     """Messages by queue: those that would be or were published, and those that the broker rejected.
 
-    ``error`` says why the broker took no more.
+    ``error`` is the reason if publishing stopped early.
     """
 
     queued: dict[str, int]
@@ -76,8 +75,8 @@ def _republish(
 def _prune(
     _nothing: None, *, by: str, reason: str, dry_run: bool = False, progress: Progress = _silent
 ) -> Outcome:
-    """Delete ended tasks after their retention; ``value`` has their numbers by status in a dry
-    run.
+    """Delete ended tasks after their retention; in a dry run ``value`` has their numbers by
+    status.
     """
     now, size = database_now(), conf.settings().BATCH_SIZE
     if dry_run:
@@ -100,7 +99,7 @@ def _sync(
     prune: bool = False,
     adopt: bool = False,
 ) -> Outcome:
-    """Make the rows as they are declared; ``value`` is the list of steps."""
+    """Apply the declared schedules to the rows; ``value`` is the list of steps."""
     if dry_run:
         return Outcome({}, value=sync.diff(prune=prune, adopt=adopt))
     steps = sync.apply(prune=prune, adopt=adopt, by=by)

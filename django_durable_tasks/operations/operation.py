@@ -1,5 +1,5 @@
-"""What an operation is: the admin, the command line and an API read these values and add none of
-their own.
+"""The type of an operation. The admin, the command line and an API read these values and define
+none themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REASON_HELP = _("Why; kept with the name of the person who does it.")
 
 
 class Target(StrEnum):
-    """What an operation is applied to."""
+    """The kind of object to which an operation is applied."""
 
     TASKS = "tasks"
     DEAD_LETTERS = "dead letters"
@@ -45,12 +45,12 @@ class Reason(StrEnum):
 
     OPTIONAL = "OPTIONAL"
     REQUIRED_IN_FORMS = "REQUIRED_IN_FORMS"
-    """A person who fills in a form has to give one, a program or a script does not."""
+    """Required in a form, optional in a program or a script."""
     REQUIRED = "REQUIRED"
 
 
 class Kind(StrEnum):
-    """The type of a field, which each interface reads in its own way."""
+    """The type of a field, which each interface renders."""
 
     TEXT = "text"
     INSTANT = "instant"
@@ -66,10 +66,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """An argument of an operation beside ``reason`` and ``by``.
+    """An argument of an operation in addition to ``reason`` and ``by``.
 
-    ``choices`` are pairs of a value and its label. ``minimum`` bounds a number. A positional
-    field is no option of the command line, it follows the name of the object.
+    ``choices`` are pairs of a value and its label. ``minimum`` is the least number. On the command
+    line a positional field is not an option but follows the name of the object.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an operation has changed.
+    """The changes of an operation.
 
-    ``counts`` has the number of changed objects by what happened to them; ``message`` says it in a
-    sentence. ``report`` lists the changed tasks of an operation on a graph, and ``value`` is the
+    ``counts`` has the number of changed objects per kind of change; ``message`` is a sentence about
+    it. ``report`` lists the changed tasks of an operation on dependent tasks, and ``value`` is the
     object that the Python API returned.
     """
 
@@ -106,7 +106,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """One of several ways in which an operation works; passed as ``mode=``."""
+    """One of several modes of an operation; passed as ``mode=``."""
 
     name: str
     title: Any
@@ -119,24 +119,23 @@ def _valid(_values: Mapping[str, Any]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation:
-    """One operation: what it is called, who may do it, what it asks for, and the function.
+    """One operation: its title, its permission, its fields and its function.
 
     ``perform`` takes the object (a queryset for ``Target.TASKS`` and ``DEAD_LETTERS``, the name of
-    a queue, the scope of a limit, None for ``INSTALLATION``, else the row), ``by=``, ``reason=``,
-    the fields as keywords, ``mode=`` if there are modes and ``dry_run=`` if ``dry_run`` is true.
-    It raises DurableTasksError if it refuses.
+    a queue, the scope of a limit, None for ``INSTALLATION``, otherwise the row), ``by=``,
+    ``reason=``, the fields as keywords, ``mode=`` if there are modes and ``dry_run=`` if
+    ``dry_run`` is true. It raises DurableTasksError if it refuses.
 
-    ``confirm``: an interface shows what would change before it does it, and on the command line
-    ``--yes`` is required for objects that the caller does not name.
-    ``sweeps``: it also changes objects that the caller does not name.
-    ``applies_to``: the objects that it can change; None if the engine alone decides.
-    ``statuses``: the statuses of the rows that offer it; empty means any.
-    ``only_if_chosen``: objects that are changed only if they were selected one by one, not with a
-    whole list; ``left_out`` returns the sentence about their number.
-    ``group_by``: columns by which a confirmation counts the objects.
-    ``check``: returns the errors of a set of fields by the name of the field.
-    ``summary`` returns the sentence about several objects of an operation on one object.
-    ``not_in_admin`` and ``not_in_command``: why an interface does not offer it.
+    ``confirm``: an interface shows what would change before it performs the operation, and the
+    command line requires ``--yes`` for objects that the caller does not name. ``sweeps``: it also
+    changes objects that the caller does not name. ``applies_to``: the objects that it can change;
+    None if only the engine decides. ``statuses``: the statuses of the rows that offer it; empty
+    means any. ``only_if_chosen``: objects that are changed only if they were selected one by one,
+    not with a whole list; ``left_out`` returns the sentence about their number. ``group_by``:
+    columns by which a confirmation counts the objects. ``check``: returns the errors of a set of
+    fields by the name of the field. ``summary`` returns the sentence about several objects of an
+    operation on one object. ``not_in_admin`` and ``not_in_command``: why an interface does not
+    offer it.
     """
 
     target: Target
@@ -163,7 +162,7 @@ class Operation:
 
     @property
     def key(self) -> str:
-        """The name by which the registry has it, such as ``tasks.cancel``."""
+        """The key of the operation in the registry, such as ``tasks.cancel``."""
         return f"{self.target.replace(' ', '_')}.{self.name}"
 
     def is_permitted(self, user: Any) -> bool:
@@ -171,7 +170,7 @@ class Operation:
         return bool(user.has_perm(f"{APP}.{self.permission}"))
 
     def perform_on(self, rows: QuerySet[Any], *, by: str, reason: str) -> Outcome:
-        """Perform it on all rows of a queryset, or on none if one of them is refused."""
+        """Perform it on all rows of a queryset; if one row is refused, on none."""
         if self.target.is_queryset:
             return self.perform(rows, by=by, reason=reason)
         with transaction.atomic(using=rows.db):
@@ -182,5 +181,5 @@ class Operation:
         return Outcome(counts, self.summary(counts.total()))
 
     def fits(self, status: str) -> bool:
-        """Return whether a row of this status offers it."""
+        """Return whether a row with this status offers it."""
         return not self.statuses or status in self.statuses

@@ -1,4 +1,4 @@
-"""Operations on a workflow run, and on parts of a graph."""
+"""Operations on a workflow run, and on tasks with dependencies."""
 
 from __future__ import annotations
 
