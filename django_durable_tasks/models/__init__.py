@@ -1,4 +1,6 @@
-"""Models remember: one table a file, with the questions one may ask it. Questions never write."""
+"""The models, one table per module. The methods of their querysets only read; writes go through the
+engine.
+"""
 
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay

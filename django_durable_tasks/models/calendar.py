@@ -1,4 +1,4 @@
-"""Calendar: which days are working days; schedules name one or several."""
+"""Calendar: working days and exceptions; schedules use one or several calendars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def _monday_to_friday() -> list[int]:
 
 
 class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"])):  # type: ignore[misc]
-    """Calendar.objects: calendars are written whole, and the schedules that name them follow."""
+    """Calendar.objects: a calendar is written as a whole, and the schedules that use it are
+    recomputed.
+    """
 
     def upsert(
         self,
@@ -33,10 +35,10 @@ class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"]))
         by: str = "",
         reason: str = "",
     ) -> Calendar:
-        """Create the calendar of this name or change the existing one; what is None stays as it is.
+        """Create or change the calendar with this name; None leaves a value unchanged.
 
-        ``working_days``: ISO weekdays, 1 is Monday. ``days`` replace all its special days.
-        Schedules that name the calendar get their next fire time in the same transaction. Raises
+        ``working_days``: ISO weekdays, 1 is Monday. ``days`` replaces all special days. The next
+        fire times of schedules that use the calendar are recomputed in the same transaction. Raises
         InvalidCalendar.
         """
         calendar: Calendar = ports.calendars.upsert(
@@ -51,15 +53,15 @@ class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"]))
         return calendar
 
     def remove(self, name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
-        """Delete the calendar of this name; return whether there was one.
+        """Delete the calendar with this name; return whether it existed.
 
-        Raises TransitionRefused while schedules that may fire name it.
+        Raises TransitionRefused while schedules that may fire use it.
         """
         return ports.calendars.remove(name, tenant=tenant, by=by, reason=reason)
 
 
 class Calendar(GuardedModel):
-    """The working days of a week, and the dates that are exceptions (CalendarDay)."""
+    """The weekly working days, and the dates that are exceptions (CalendarDay)."""
 
     instead: ClassVar[str] = "Use Calendar.objects.upsert(...) and Calendar.objects.remove(name)."
 

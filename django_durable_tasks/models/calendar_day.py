@@ -1,4 +1,4 @@
-"""CalendarDay: a date on which a calendar differs from its week."""
+"""CalendarDay: a date on which a calendar differs from its weekly working days."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django_durable_tasks.rules.recurring.calendars import DayKind
 
 
 class CalendarDayQuerySet(GuardedQuerySet["CalendarDay"]):
-    """Has no questions of its own."""
+    """The queryset of special days."""
 
 
 class CalendarDay(GuardedModel):
-    """A date that is CLOSED, OPEN though its weekday is not, or HALF: closed from ``until`` (wall
-    time) on.
+    """A date that is CLOSED, OPEN on a day that is not a working day, or HALF: closed from
+    ``until`` (wall time) on.
     """
 
     instead: ClassVar[str] = (

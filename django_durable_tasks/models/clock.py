@@ -1,5 +1,5 @@
-"""The database's clock in SQL, in UTC whatever the session's zone is; on SQLite the host's clock,
-always six digits.
+"""The database's clock in SQL, in UTC independent of the session's zone. On SQLite it is the host's
+clock, always with six digits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from django.db import models
 
 
 class DatabaseNow(models.Func):
-    """The instant at which the database evaluates it, also after a statement waited for a lock."""
+    """The time at which the database evaluates it; also current after a statement has waited for a
+    lock.
+    """
 
     template = "CURRENT_TIMESTAMP"
     output_field = models.DateTimeField()

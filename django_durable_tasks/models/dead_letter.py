@@ -1,4 +1,6 @@
-"""DeadLetter: the case file of a task that gave up. Every FAILED task has exactly one open one."""
+"""DeadLetter: the record of a task that failed finally. Every FAILED task has exactly one open dead
+letter.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from django_durable_tasks.rules.states import Resolution
 
 
 class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
-    """The questions, and the operations on the open dead letters of a queryset."""
+    """The queryset, with the operations on its open dead letters."""
 
     def open(self) -> Self:
-        """Cases nobody has closed."""
+        """Open dead letters."""
         return self.filter(open_task__isnull=False)
 
     def for_tenant(self, tenant: Any) -> Self:
-        """Cases of this tenant (a Tenant or its id)."""
+        """Dead letters of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     @alters_data
@@ -48,7 +50,7 @@ class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
 
 
 class DeadLetter(GuardedModel):
-    """Why a task gave up, and what was done about it, by whom."""
+    """Why a task failed finally, how the dead letter was closed, and by whom."""
 
     instead: ClassVar[str] = (
         "Close dead letters with DeadLetter.objects.filter(...).replay() or discard()."

@@ -1,6 +1,4 @@
-"""EndingEvent: a task of a graph ended, and its dependents or its workflow have not taken that into
-account yet.
-"""
+"""EndingEvent: an ended task whose dependents or workflow run have not been updated yet."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from django_durable_tasks.models.indexes import PartialIndex
 
 
 class EndingEventQuerySet(models.QuerySet["EndingEvent"]):
-    """The questions."""
+    """The queryset of ending events."""
 
     def unresolved(self) -> Self:
         """Events whose dependents are not resolved yet, the oldest first."""
@@ -24,11 +22,12 @@ class EndingEventQuerySet(models.QuerySet["EndingEvent"]):
 
 
 class EndingEvent(models.Model):
-    """Written in the transaction of the ending, deleted in the one that resolves and counts it.
+    """Written in the transaction of the ending, deleted in the one that has resolved and counted
+    it.
 
     ``epoch`` is the epoch of the task after the ending. A task that was replayed since has another
-    one, and the event is ignored. ``delta`` is what the workflow adds to its count: +1, or -1 if an
-    ended task is replayed.
+    one, and the event is ignored. ``delta`` is added to the count of the workflow run: +1, or -1 if
+    an ended task is replayed.
     """
 
     id = models.BigAutoField(primary_key=True)

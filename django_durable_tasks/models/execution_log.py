@@ -1,5 +1,5 @@
-"""TaskExecutionLog: one row an attempt, written once, at its end. A run in progress is read from
-its Task.
+"""TaskExecutionLog: one row per attempt, written once, at its end. An attempt in progress is read
+from its Task.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from django_durable_tasks.rules.states import LogStatus
 
 
 class TaskExecutionLogQuerySet(GuardedQuerySet["TaskExecutionLog"]):
-    """Has no questions of its own."""
+    """The queryset of attempts."""
 
 
 class TaskExecutionLog(GuardedModel):
-    """How one attempt ended, where, and why."""
+    """The result of one attempt, its node, and its error."""
 
     instead: ClassVar[str] = "To run a task again, use Task.objects.filter(...).replay()."
 
@@ -65,5 +65,5 @@ class TaskExecutionLog(GuardedModel):
 
     @property
     def duration(self) -> float | None:
-        """Seconds from start to end, None where the start is unknown."""
+        """Seconds from start to end; None if the start is unknown."""
         return (self.completed_at - self.started_at).total_seconds() if self.started_at else None

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def alters_data(method: F) -> F:
-    """Decorator: templates must not call this method."""
+    """Decorator: prevents templates from calling this method."""
     method.alters_data = True  # type: ignore[attr-defined]
     return method
 
@@ -77,12 +77,12 @@ class GuardedQuerySet(models.QuerySet[M]):
 
     @alters_data
     def get_or_create(self, *args: Any, **values: Any) -> tuple[M, bool]:
-        """Raise GuardedModelError: the engine inserts without looking first."""
+        """Raise GuardedModelError: the engine inserts without a preceding query."""
         raise _refusal(self.model, "get_or_create()")
 
     @alters_data
     def update_or_create(self, *args: Any, **values: Any) -> tuple[M, bool]:
-        """Raise GuardedModelError: the engine inserts without looking first."""
+        """Raise GuardedModelError: the engine inserts without a preceding query."""
         raise _refusal(self.model, "update_or_create()")
 
     @alters_data

@@ -1,6 +1,6 @@
-"""Partial indexes where the database has them; where it has none, the nearest full one.
+"""Partial indexes and constraints on databases that support them, otherwise the closest full ones.
 
-A unique key over nullable marker columns holds on every database, because NULLs never collide
+A unique key over nullable marker columns works on every database, because NULLs never conflict
 (SQL:2003 §4.17).
 """
 
@@ -20,8 +20,8 @@ class PartialIndex(models.Index):
     """An index on the rows of ``where``; on a database without partial indexes, one on the
     ``elsewhere`` fields.
 
-    ``where`` is kept apart from Django's ``condition``, whose check warns that such a database has
-    no index at all.
+    ``where`` is not passed as Django's ``condition``, whose check warns that such a database has no
+    index.
     """
 
     def __init__(self, *, where: models.Q, elsewhere: tuple[str, ...], **options: Any) -> None:
@@ -29,7 +29,7 @@ class PartialIndex(models.Index):
         super().__init__(**options)
 
     def deconstruct(self) -> Any:
-        """Add our two arguments for migrations."""
+        """Add the two additional arguments for migrations."""
         path, args, options = super().deconstruct()
         return path, args, {**options, "where": self.where, "elsewhere": self.elsewhere}
 
@@ -39,20 +39,19 @@ class PartialIndex(models.Index):
         return models.Index(fields=self.fields, name=self.name, condition=self.where)
 
     def create_sql(self, model: Any, schema_editor: Any, using: str = "", **options: Any) -> Any:
-        """Create the form that this database has."""
+        """Create the index in the form that this database supports."""
         return self._for(schema_editor).create_sql(model, schema_editor, using, **options)
 
     def remove_sql(self, model: Any, schema_editor: Any, **options: Any) -> Any:
-        """Remove the form that this database has."""
+        """Remove the index in the form that this database supports."""
         return self._for(schema_editor).remove_sql(model, schema_editor, **options)
 
 
 class PresentUnique(models.UniqueConstraint):
-    """Unique among the rows whose last field is not NULL; elsewhere a plain UNIQUE, where NULLs
-    never collide.
+    """Unique among the rows whose last field is not NULL; on other databases a plain UNIQUE, where
+    NULLs never conflict.
 
-    The condition is kept from Django, whose check warns that such a database has no constraint at
-    all.
+    The condition is not passed to Django, whose check warns that such a database has no constraint.
     """
 
     def __init__(self, *, fields: tuple[str, ...], name: str) -> None:
@@ -65,13 +64,13 @@ class PresentUnique(models.UniqueConstraint):
         return models.UniqueConstraint(fields=self.fields, name=self.name, condition=present)
 
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Spell the form that this database has, within CREATE TABLE."""
+        """Return the SQL within CREATE TABLE."""
         return self._for(schema_editor).constraint_sql(model, schema_editor)
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Create the form that this database has."""
+        """Create the constraint in the form that this database supports."""
         return self._for(schema_editor).create_sql(model, schema_editor)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Remove the form that this database has."""
+        """Remove the constraint in the form that this database supports."""
         return self._for(schema_editor).remove_sql(model, schema_editor)

@@ -1,5 +1,5 @@
-"""SchedulerLease: which scheduler leads a region. ``migrate`` creates the row, so acquiring the
-lease is an UPDATE.
+"""SchedulerLease: the leader of a region. ``migrate`` creates the row, so acquiring the lease is an
+UPDATE.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django_durable_tasks import conf
 
 _LEADER = "leader"
 LONG_EXPIRED = datetime(2000, 1, 1, tzinfo=UTC)
-"""``expires_at`` of a lease that no scheduler has held yet."""
+"""``expires_at`` of a lease that no scheduler has owned yet."""
 
 
 def lease_name(region: str | None = None) -> str:
@@ -24,14 +24,12 @@ def lease_name(region: str | None = None) -> str:
 
 
 def region_of(name: str) -> str:
-    """Return the region whose lease has this name."""
+    """Return the region of the lease with this name."""
     return name.partition("@")[2]
 
 
 class SchedulerLease(models.Model):
-    """One lease, the scheduler that holds it and its term; the term only grows and fences the
-    leader's writes.
-    """
+    """A lease, its owner and its term. The term only grows; it fences the leader's writes."""
 
     name = models.CharField(_("name"), primary_key=True, max_length=100)
     holder = models.UUIDField(_("holder"), null=True)

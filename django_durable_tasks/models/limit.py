@@ -1,6 +1,4 @@
-"""Limit: how much of one scope an operator allows; such a row overrides what code and settings say
-of the scope.
-"""
+"""Limit: an operator's limits of one scope. A row overrides code and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from django_durable_tasks.rules.limits.options import Allowance, allowance_of
 
 
 class Limit(models.Model):
-    """What one scope may have under way at once, and how often its tasks may start."""
+    """The concurrency limit and the rate limit of one scope."""
 
     scope = models.CharField(
         _("scope"),
@@ -58,7 +56,7 @@ class Limit(models.Model):
 
     @property
     def allowance(self) -> Allowance:
-        """What the row allows; raises InvalidOption."""
+        """The limits as an allowance; raises InvalidOption."""
         given = {
             "max_concurrency": self.max_concurrency,
             "rate": self.rate or None,
@@ -67,7 +65,7 @@ class Limit(models.Model):
         return allowance_of(self.scope, given)
 
     def clean(self) -> None:
-        """Refuse what is no limit, as the form's error."""
+        """Raise a ValidationError for an invalid limit."""
         if self.max_concurrency is None and not self.rate:
             raise ValidationError(_("Give a max concurrency, a rate, or both."))
         try:

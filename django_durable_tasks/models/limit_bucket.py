@@ -1,5 +1,5 @@
-"""LimitBucket: the tokens that a scope with a rate has left; the row of the scope "" is the lock of
-all limits.
+"""LimitBucket: the remaining tokens of a scope with a rate limit. The row with the scope "" is the
+lock of all limits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 LOCK = ""
-"""The row that a claim holds while it judges limits, so that the limited claims of all nodes are
-serial.
+"""The row that a claim locks while it checks limits, so that the limited claims of all nodes are
+serialized.
 """
 
 
 class LimitBucket(models.Model):
-    """How many tokens a scope had when a claim last looked, by the database's clock."""
+    """The number of tokens of a scope at the last claim, by the database's clock."""
 
     scope = models.CharField(_("scope"), primary_key=True, max_length=240)
     tokens = models.FloatField(_("tokens"), default=0.0)

@@ -11,35 +11,35 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 TOLD_MAX = 300
-"""So many characters of a state are kept."""
+"""The number of characters of a state that are stored."""
 
 
 class NodeKind(StrEnum):
-    """What a node does."""
+    """The kind of process."""
 
     SCHEDULER = "SCHEDULER"
     WORKER = "WORKER"
 
 
 class NodeQuerySet(models.QuerySet["Node"]):
-    """The questions."""
+    """The queryset of nodes."""
 
     def alive(self) -> Self:
-        """Nodes that have neither left nor been declared dead."""
+        """Nodes that have neither stopped nor been declared dead."""
         return self.filter(stopped_at__isnull=True)
 
     def workers(self) -> Self:
-        """Nodes that run bodies and take more: one that drains counts no more."""
+        """Live workers that accept tasks; a draining worker is not included."""
         return self.filter(kind=NodeKind.WORKER, draining=False)
 
     def gone_before(self, cutoff: datetime) -> Self:
-        """Nodes that left before."""
+        """Nodes that stopped before ``cutoff``."""
         return self.filter(stopped_at__lt=cutoff)
 
 
 class Node(models.Model):
-    """One live or departed process; ``beats`` counts its heartbeats, by which others judge its
-    silence.
+    """One live or stopped process; ``beats`` counts its heartbeats, from which other nodes detect
+    that it is dead.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -56,8 +56,8 @@ class Node(models.Model):
     last_seen_at = models.DateTimeField(_("last seen at"))
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     declared_dead = models.BooleanField(_("declared dead"), default=False)
-    # What follows has defaults in the database, so that nodes of the release before can go on
-    # writing their rows.
+    # The following columns have database defaults, so that nodes of the previous release can
+    # continue to write their rows.
     region = models.CharField(_("region"), max_length=50, db_default="", blank=True)
     shards = models.JSONField(_("shards"), null=True, blank=True, help_text=_("Empty: all."))
     keeps_to_shards = models.BooleanField(_("keeps to its shards"), db_default=False)

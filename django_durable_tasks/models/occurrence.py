@@ -1,9 +1,9 @@
-"""OccurrenceRecord: the ledger. What became of each fire time, and why; kept longer than the tasks
-themselves.
+"""OccurrenceRecord: the ledger, with the outcome of each fire time and its reason. Entries are kept
+longer than the tasks.
 
-Its unique key guarantees that a fire time of a recurring task is born once, whoever leads and
-whatever clocks say. A stretch of fires that did not run is one range row: first, last, count and
-reason.
+Its unique key guarantees that a fire time of a recurring task gets one task only, also with two
+leaders or wrong clocks. A range of fire times that did not run is one entry: first, last, number
+and reason.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from django_durable_tasks.rules.recurring.policies import Fate
 
 
 class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
-    """The questions."""
+    """The queryset of ledger entries."""
 
     def for_tenant(self, tenant: Any) -> Self:
-        """Rows of this tenant (a Tenant or its id)."""
+        """Entries of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def single(self) -> Self:
-        """Rows of one fire time each."""
+        """Entries of single fire times."""
         return self.filter(unique_fire_time__isnull=False)
 
     def ranges(self) -> Self:
-        """Rows that tell a whole stretch of fire times."""
+        """Entries of ranges of fire times."""
         return self.filter(last_fire_time__isnull=False)
 
     def covering(self, fire_time: datetime) -> Self:
-        """Rows that speak of this fire time: its own first, then the ranges around it."""
+        """Entries that cover this fire time: its own first, then the ranges."""
         own = Q(unique_fire_time=fire_time)
-        # Ranges have no unique_fire_time anyway; said aloud, their partial index serves this half.
+        # Ranges have no unique_fire_time anyway. The explicit condition makes their partial index
+        # usable.
         around = Q(
             unique_fire_time__isnull=True, fire_time__lte=fire_time, last_fire_time__gte=fire_time
         )
@@ -50,7 +51,7 @@ class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
 
 
 class OccurrenceRecord(GuardedModel):
-    """One fire time of a recurring task (or a range of them), and its outcome."""
+    """The outcome of one fire time of a recurring task, or of a range of fire times."""
 
     instead: ClassVar[str] = (
         "The ledger records what became of each fire time; run one with trigger_now() or backfill()"

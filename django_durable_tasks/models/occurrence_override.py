@@ -1,4 +1,4 @@
-"""OccurrenceOverride: what an operator decided about one fire time of a recurring task."""
+"""OccurrenceOverride: an operator's change of one fire time of a recurring task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_durable_tasks.rules.recurring.effective import Action
 
 
 class OccurrenceOverrideQuerySet(GuardedQuerySet["OccurrenceOverride"]):
-    """Has no questions of its own."""
+    """The queryset of overrides."""
 
 
 class OccurrenceOverride(GuardedModel):

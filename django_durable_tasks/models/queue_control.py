@@ -1,4 +1,4 @@
-"""QueueControl: an operator's hand on a queue. A queue without a row is open."""
+"""QueueControl: the pause of a queue. A queue without a row is not paused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class QueueControlManager(models.Manager["QueueControl"]):
     """QueueControl.objects: pausing and resuming queues by name."""
 
     def pause(self, name: str, *, by: str = "", reason: str = "") -> None:
-        """Publish and start nothing of this queue until it is resumed. Tasks that already run go
-        on.
+        """Stop publishing and starting tasks of this queue until it is resumed. Running tasks
+        continue.
         """
         ports.queues.pause(name, by=by, reason=reason)
 
@@ -32,8 +32,8 @@ class QueueControl(models.Model):
     paused_by = models.CharField(_("paused by"), max_length=200, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
 
-    # What follows has defaults in the database, so that nodes of the release before can go on
-    # writing their rows.
+    # The following columns have database defaults, so that nodes of the previous release can
+    # continue to write their rows.
     misrouted = models.BigIntegerField(
         _("misrouted messages"),
         db_default=0,

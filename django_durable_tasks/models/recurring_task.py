@@ -1,9 +1,8 @@
-"""RecurringTask: the row that holds a schedule, and the questions one may ask of the table.
-Questions never write.
+"""RecurringTask: a schedule, and its queryset, which only reads.
 
-``next_run_at`` says when somebody must look at the row; ``watermark_at`` up to when every fire time
-is accounted for in the ledger. Down-time is the distance between the two and now, never anybody's
-memory.
+``next_run_at`` is when the trigger must process the row next. All fire times up to ``watermark_at``
+have a ledger entry. Missed fire times are therefore computed from the watermark and the current
+time, without any state in memory.
 """
 
 from __future__ import annotations
@@ -42,33 +41,32 @@ def _choices(words: Any) -> list[tuple[str, str]]:
 
 
 class RecurringTaskQuerySet(GuardedQuerySet["RecurringTask"]):
-    """The questions; each can be narrowed further and handed to a verb of the engine."""
+    """The queryset of schedules; it can be filtered further and passed to operations."""
 
     def for_tenant(self, tenant: Any) -> Self:
-        """Rows of this tenant (a Tenant or its id)."""
+        """Schedules of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def active(self) -> Self:
-        """Rows that fire."""
+        """Schedules that fire."""
         return self.filter(status=RecurringStatus.ACTIVE)
 
     def paused(self) -> Self:
-        """Rows that an operator, or their own error, keeps from firing."""
+        """Schedules that do not fire because an operator paused them or because of an error."""
         return self.filter(status=RecurringStatus.PAUSED)
 
     def due(self, now: datetime) -> Self:
-        """Rows that somebody must look at: a fire time has come, or a pause is over."""
+        """Schedules to process: a fire time has come, or a pause has ended."""
         return self.filter(next_run_at__lte=now).order_by("next_run_at")
 
 
 class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):  # type: ignore[misc]
-    """RecurringTask.objects: the questions, and the verb that declares a schedule."""
+    """RecurringTask.objects: the queryset, and ``upsert``, which declares a schedule."""
 
     def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
-        """Create the schedule of this name, or change the one there is; raises InvalidSchedule,
-        InvalidArguments.
+        """Create or change the schedule with this name; raises InvalidSchedule, InvalidArguments.
 
-        An edit never fires a time of the past. The keywords are listed in
+        A change never fires a time in the past. The keywords are listed in
         docs/reference/recurring_tasks.md.
         """
         found: RecurringTask = ports.schedules.upsert(name=name, task=task, **options)
@@ -76,8 +74,8 @@ class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):
 
 
 class RecurringTask(GuardedModel):
-    """A schedule: what runs, when, and what becomes of fire times that were missed or met a run
-    still open.
+    """A schedule: its task, its timetable, and its policies for missed and overlapping fire
+    times.
     """
 
     instead: ClassVar[str] = (
@@ -239,8 +237,8 @@ class RecurringTask(GuardedModel):
 
     @alters_data
     def pause(self, reason: str = "", *, until: datetime | None = None, by: str = "") -> None:
-        """Stop firing until it is resumed or ``until`` (aware) has come; what passes meanwhile is
-        told as PAUSED.
+        """Stop firing until it is resumed or until ``until`` (aware); fire times meanwhile are
+        recorded as PAUSED.
         """
         ports.schedules.pause(self, reason=reason, until=until, by=by)
 
@@ -248,51 +246,51 @@ class RecurringTask(GuardedModel):
     def resume(
         self, *, by: str = "", reason: str = "", run_missed: bool = False, pace: float | None = None
     ) -> None:
-        """Fire again from now on; ``run_missed`` catches up what the pause held back, ``pace``
+        """Fire again from now on; ``run_missed`` catches up the fire times of the pause, ``pace``
         seconds apart.
         """
         ports.schedules.resume(self, by=by, reason=reason, run_missed=run_missed, pace=pace)
 
     def snooze(self, until: datetime, *, by: str = "", reason: str = "") -> None:
-        """Let the fire times up to ``until`` (aware) pass, and go on by itself; refused for a
-        paused schedule.
+        """Skip the fire times up to ``until`` (aware), then continue; refused for a paused
+        schedule.
         """
         ports.schedules.snooze(self, until=until, by=by, reason=reason)
 
     @alters_data
     def cancel(self, reason: str = "", *, by: str = "") -> None:
-        """End the schedule for good; its open tasks go on."""
+        """End the schedule permanently; its open tasks continue."""
         ports.schedules.cancel(self, reason=reason, by=by)
 
     @alters_data
     def trigger_now(self, *, request_id: str | None = None, by: str = "", reason: str = "") -> Any:
-        """Run once now, beside the schedule; the same ``request_id`` runs once. Returns the Task
-        row.
+        """Run once now, in addition to the timetable; the same ``request_id`` runs once. Returns
+        the Task.
         """
         return ports.schedules.trigger_now(self, request_id=request_id, by=by, reason=reason)
 
     def backfill(self, start: datetime, end: datetime, **options: Any) -> Any:
-        """Run the fire times of [start, end] that have no run; ``dry_run=True`` only tells. Returns
-        a report.
+        """Run the fire times of [start, end] that have no run; ``dry_run=True`` changes nothing.
+        Returns a report.
         """
         return ports.schedules.backfill(self, start, end, **options)
 
     def override(self, fire_time: datetime, action: str, **options: Any) -> Any:
-        """Decide about one fire time: SKIP it, MOVE it (``move_to=``), or ADD one."""
+        """Override one fire time: SKIP it, MOVE it (``move_to=``), or ADD one."""
         return ports.schedules.override(self, fire_time, action, **options)
 
     def withdraw(self, fire_time: datetime) -> bool:
-        """Take an override back; False where this fire time has none."""
+        """Remove an override; return False if this fire time has none."""
         return ports.schedules.withdraw(self, fire_time)
 
     def next_fire_times(self, number: int = 5, *, after: datetime | None = None) -> list[Any]:
-        """Return the next fires as they stand now: nominal, effective (UTC) and notes."""
+        """Return the next fires: nominal, effective (UTC) and remarks."""
         found: list[Any] = ports.schedules.next_fire_times(self, number, after=after)
         return found
 
     def explain(self, at: datetime) -> str:
-        """Say, in a sentence, what became or will become of the fire time at this instant (aware),
-        and why.
+        """Return sentences that explain what happened or will happen at this fire time (aware), and
+        why.
         """
         told: str = ports.schedules.explain(self, at)
         return told

@@ -1,5 +1,5 @@
-"""ShadowFire: what Celery's beat sent, heard beside it before a project leaves beat. Pruned by the
-leader.
+"""ShadowFire: a message that Celery beat sent, recorded to compare both schedulers before a
+migration. The leader prunes the rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from django_durable_tasks.models.clock import DatabaseNow
 
 
 class ShadowFire(models.Model):
-    """One message of beat: the name of its entry, the task it names, and when it was heard by the
-    database's clock.
+    """One message of Celery beat: the name of its entry, its task, and the database's time at which
+    it was recorded.
     """
 
     id = models.BigAutoField(primary_key=True)

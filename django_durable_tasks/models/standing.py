@@ -1,5 +1,5 @@
-"""``status__standing``: where a row stands, as a guard beside its primary key and never as the way
-to find it.
+"""``status__standing``: the status as a condition in addition to the primary key, without the use
+of an index.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from django.db.models.lookups import In
 
 
 class Standing(In):
-    """``IN`` that no index serves on MySQL and MariaDB.
+    """``IN`` for which MySQL and MariaDB use no index.
 
-    There an UPDATE by primary key and status may go in by the index on status: it locks that entry
-    before the row, and so deadlocks with everyone who locks the row first.
+    There an UPDATE by primary key and status may use the index on status. It then locks the index
+    entry before the row, and so deadlocks with transactions that lock the row first.
     """
 
     lookup_name = "standing"

@@ -1,6 +1,6 @@
-"""Task: one intended run, and the questions one may ask of the table. Questions never write.
+"""Task: one intended execution. Its querysets only read.
 
-Every live row has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed
+Every open task has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed
 ``lease_until`` (so that heartbeats stay HOT on PostgreSQL). Only ``engine.transitions`` writes
 ``status``.
 """
@@ -32,7 +32,7 @@ _PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.
 
 
 class Task(GuardedModel):
-    """One intended run of a durable task, with its arguments."""
+    """One intended execution of a durable task, with its arguments."""
 
     instead: ClassVar[str] = (
         "Create tasks with schedule() or delay() of the task function; change them with "
@@ -243,26 +243,26 @@ class Task(GuardedModel):
 
     @property
     def dedupe_key(self) -> str:
-        """The effective idempotency key: the given one, else the id. Stable over attempts and
-        replays.
+        """The effective idempotency key: the given one, otherwise the id. It is stable over
+        attempts and replays.
         """
         return self.idempotency_key or str(self.id)
 
     @property
     def next_attempt_at(self) -> datetime | None:
-        """When a PENDING row will be published (UTC), a view of ``due_at``; None while it
-        is held.
+        """When a PENDING task will be published (UTC), from ``due_at``; None while it waits for a
+        limit or an overlap key.
         """
         return self.due_at if self.status == Status.PENDING and not self.is_waiting else None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the task waits for its overlap key or for a limit, and so has no time at which it
-        is due.
+        """Whether the task waits for its overlap key or for a limit, and therefore has no
+        due time.
         """
         return self.status == Status.PENDING and self.due_at is not None and self.due_at >= NEVER
 
     @property
     def is_open(self) -> bool:
-        """Whether the row has not ended."""
+        """Whether the task has not ended."""
         return self.status in OPEN

@@ -1,5 +1,5 @@
-"""What an operator can do to the tasks of a queryset; ``by`` (who) and ``reason`` (why) are kept in
-the tasks.
+"""The operations on the tasks of a queryset; ``by`` (who) and ``reason`` (why) are stored in the
+tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class TaskActions(GuardedQuerySet[M]):
-    """Acts on those tasks of the queryset whose status allows it; the others stay as they are."""
+    """Changes those tasks of the queryset whose status allows it; the others are left unchanged."""
 
     @alters_data
     def replay(
@@ -44,15 +44,15 @@ class TaskActions(GuardedQuerySet[M]):
 
     @alters_data
     def cancel(self, *, by: str = "", reason: str = "") -> int:
-        """Cancel the tasks that have not started and ask RUNNING ones to stop; return how many in
-        all.
+        """Cancel the tasks that have not started and request RUNNING ones to stop; return their
+        total number.
         """
         return ports.tasks.cancel(self, by=by, reason=reason)
 
     @alters_data
     def force_complete(self, *, by: str = "", reason: str = "") -> list[uuid.UUID]:
-        """Set the tasks to SUCCESS without running them, and release what depends on them; return
-        their ids.
+        """Set the tasks to SUCCESS without running them, and resolve their dependents; return their
+        ids.
         """
         return ports.tasks.force_complete(self, by=by, reason=reason)
 

@@ -15,14 +15,14 @@ from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpst
 
 
 class TaskDependencyQuerySet(GuardedQuerySet["TaskDependency"]):
-    """The questions."""
+    """The queryset of edges and gates."""
 
     def unresolved(self) -> Self:
-        """Edges and gates that still hold their task."""
+        """Edges and gates for which their task waits."""
         return self.filter(resolved_at__isnull=True)
 
     def without_outcome(self) -> Self:
-        """Return the edges whose upstream has not ended, as far as it was resolved.
+        """Return the edges whose upstream has not ended, or whose ending is not resolved yet.
 
         An edge that waits for a replay of its upstream has an outcome and is unresolved.
         """
@@ -46,8 +46,8 @@ class TaskDependencyQuerySet(GuardedQuerySet["TaskDependency"]):
 
 
 class TaskDependency(GuardedModel):
-    """What a task waits for. It is resolved once its upstream has ended; a replay of the upstream
-    arms it again.
+    """One dependency of a task. It is resolved when its upstream has ended; a replay of the
+    upstream makes it unresolved again.
     """
 
     instead: ClassVar[str] = (
@@ -138,7 +138,7 @@ class TaskDependency(GuardedModel):
 
     @property
     def upstream_id(self) -> uuid.UUID:
-        """The id of the upstream of an edge; a gate has none: LookupError."""
+        """The id of the upstream of an edge; raises LookupError for a gate."""
         if self.depends_on_id is None:
             raise LookupError(f"The gate {self.pk} has no upstream.")
         return self.depends_on_id

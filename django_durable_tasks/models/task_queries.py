@@ -1,4 +1,4 @@
-"""Querysets of tasks: the questions that schedulers, workers and operators ask."""
+"""Querysets of tasks, for schedulers, workers and operators."""
 
 from __future__ import annotations
 
@@ -38,46 +38,45 @@ def new_task_id() -> uuid.UUID:
 
 
 class TaskQuerySet(TaskActions["Task"]):
-    """The questions; each can be narrowed further and handed to a verb of the engine."""
+    """The queryset of tasks; it can be filtered further and passed to operations."""
 
     def for_tenant(self, tenant: Any) -> Self:
-        """Rows of this tenant (a Tenant or its id)."""
+        """Tasks of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def open(self) -> Self:
-        """Rows that have not ended."""
+        """Tasks that have not ended."""
         return self.filter(status__in=OPEN)
 
     def blocked(self) -> Self:
-        """Rows that wait for other tasks, or for a person."""
+        """Tasks that wait for other tasks, or for a person."""
         return self.filter(status=Status.BLOCKED)
 
     def of_workflow(self, run: Any) -> Self:
-        """Rows of this run of a workflow (a WorkflowRun or its id)."""
+        """Tasks of this workflow run (a WorkflowRun or its id)."""
         return self.filter(workflow_id=getattr(run, "pk", run))
 
     def pending(self) -> Self:
-        """Rows that wait for their time."""
+        """Tasks that wait for their due time."""
         return self.filter(status=Status.PENDING)
 
     def queued(self) -> Self:
-        """Rows that were published and not started."""
+        """Tasks that were published and have not started."""
         return self.filter(status=Status.QUEUED)
 
     def running(self) -> Self:
-        """Rows whose body runs."""
+        """Tasks that are running."""
         return self.filter(status=Status.RUNNING)
 
     def due(self, now: datetime) -> Self:
-        """PENDING rows whose time has come, the most urgent first."""
+        """PENDING tasks that are due, the most urgent first."""
         return self.pending().filter(due_at__lte=now).order_by("-priority", "due_at", "id")
 
     def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
-        """PENDING rows that will be due until then, the first first; priorities are named so that
-        an index serves.
+        """PENDING tasks that are due after ``now`` and up to ``until``, the earliest first.
 
-        With ``past`` those of the very instant ``now`` come too whose ids come after it: so one
-        goes on by pages.
+        All priorities are listed so that an index is usable. With ``past``, the id of the last task
+        of a page, tasks that are due at ``now`` with greater ids are included.
         """
         soon = (
             self.pending()
@@ -89,7 +88,7 @@ class TaskQuerySet(TaskActions["Task"]):
         return soon.filter(Q(due_at__gt=now) | Q(id__gt=past), due_at__gte=now)
 
     def with_overlap_keys(self, keys: Iterable[str]) -> Self:
-        """Open tasks with these overlap keys, in the order in which they are to run."""
+        """Open tasks with these overlap keys, in the order in which they will run."""
         return self.filter(overlap_key__in=list(keys), completed_at__isnull=True).order_by(
             "run_at", "fire_time", "id"
         )
@@ -102,11 +101,11 @@ class TaskQuerySet(TaskActions["Task"]):
         return waiting.filter(waiting_for_limit__isnull=True)
 
     def parked(self) -> Self:
-        """PENDING rows that wait until the limit of a scope has room for them."""
+        """PENDING tasks that wait for capacity of a limit."""
         return self.pending().filter(waiting_for_limit__isnull=False, due_at__gte=NEVER)
 
     def parked_for(self, scope: str) -> Self:
-        """Rows that are parked for this scope, the most urgent first."""
+        """Tasks that are parked for this scope, the most urgent first."""
         return (
             self.pending()
             .filter(waiting_for_limit=scope, due_at__gte=NEVER)
@@ -114,30 +113,30 @@ class TaskQuerySet(TaskActions["Task"]):
         )
 
     def in_line_for(self, scope: str) -> Self:
-        """Rows that are parked for this scope, or were let go by it and not claimed yet, the most
-        urgent first.
+        """Tasks that are parked for this scope, or were released by it and not claimed yet, the
+        most urgent first.
         """
         waiting = Q(due_at__lte=DatabaseNow()) | Q(due_at__gte=NEVER)
         return self.pending().filter(waiting, waiting_for_limit=scope).order_by("-priority", "id")
 
     def republish_due(self, now: datetime) -> Self:
-        """QUEUED rows that nobody started in time."""
+        """QUEUED tasks that were not started in time."""
         return self.queued().filter(due_at__lte=now).order_by("due_at")
 
     def lease_over(self, now: datetime) -> Self:
-        """RUNNING rows whose owner fell silent."""
+        """RUNNING tasks whose lease has expired."""
         return self.running().filter(lease_until__lt=now)
 
     def owned_by(self, nodes: list[uuid.UUID]) -> Self:
-        """Rows that these nodes claimed or run."""
+        """Tasks that these nodes claimed or run."""
         return self.filter(node__in=nodes)
 
     def retrying(self) -> Self:
-        """PENDING rows that failed before."""
+        """PENDING tasks with a failed attempt."""
         return self.pending().filter(failures__gt=0)
 
     def overdue(self, now: datetime) -> Self:
-        """RUNNING rows that take longer than their expected duration (seconds)."""
+        """RUNNING tasks that exceed their expected duration (seconds)."""
         over = models.ExpressionWrapper(
             models.F("started_at") + models.F("expected_duration"),
             output_field=models.DateTimeField(),
@@ -152,11 +151,10 @@ class TaskQuerySet(TaskActions["Task"]):
     def ended_before(
         self, status: str, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None
     ) -> Self:
-        """Rows outside of workflows that ended so before ``cutoff``, the oldest end first, by an
-        index.
+        """Tasks outside of workflows that ended with this status before ``cutoff``, the oldest end
+        first, by an index.
 
-        With ``past``, the end and id of a row, only those that come after it: so one goes on by
-        pages.
+        With ``past``, the end and id of the last task of a page, only those after it.
         """
         found = self.filter(
             status=status,
@@ -172,18 +170,16 @@ class TaskQuerySet(TaskActions["Task"]):
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
-    """Task.objects: as the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
+    """Task.objects: the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
 
     def cancel(self, key: str, *, by: str = "", reason: str = "", tenant: Any = None) -> int:
-        """Cancel the open task of this key, or ask it to stop if it is RUNNING; return how many
-        tasks that were.
+        """Cancel the open task with this key, or request it to stop if it is RUNNING; return the
+        number of tasks.
         """
         return ports.tasks.cancel_key(key, tenant=tenant, by=by, reason=reason)
 
     def reschedule(
         self, key: str, run_at: datetime, *, by: str = "", reason: str = "", tenant: Any = None
     ) -> int:
-        """Move the open task of this key to another time (aware); return how many tasks
-        that were.
-        """
+        """Move the open task with this key to another time (aware); return the number of tasks."""
         return ports.tasks.reschedule_key(key, run_at, tenant=tenant, by=by, reason=reason)

@@ -1,4 +1,4 @@
-"""TaskRequest: what a transaction wants of a RUNNING task, until it is applied after the commit."""
+"""TaskRequest: a transaction's request to a RUNNING task, until it is applied after the commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_durable_tasks.models.indexes import PresentUnique
 
 
 class RequestKind(StrEnum):
-    """What is wanted."""
+    """The kind of request."""
 
     CANCEL = "CANCEL"
     DEPENDENTS = "DEPENDENTS"
@@ -23,29 +23,29 @@ class RequestKind(StrEnum):
 
     @property
     def marker(self) -> str:
-        """The column of Task that a key of this kind is owned by."""
+        """The column of Task with the keys of this kind."""
         return f"open_{self.lower()}"
 
 
 class TaskRequestQuerySet(models.QuerySet["TaskRequest"]):
-    """The questions."""
+    """The queryset of requests."""
 
     def of(self, tasks: Iterable[uuid.UUID]) -> Self:
         """Requests that name these tasks."""
         return self.filter(task_id__in=list(tasks))
 
     def for_key(self, kind: RequestKind, tenant_id: int, key: str) -> Self:
-        """The request for this key; there is one at most."""
+        """The request for this key; there is at most one."""
         return self.filter(kind=kind, tenant_id=tenant_id, key=key)
 
 
 class TaskRequest(models.Model):
-    """Written in the caller's transaction instead of a lock on the RUNNING row, deleted when it is
+    """Written in the caller's transaction instead of locking the RUNNING task, deleted when it is
     applied.
 
     CANCEL: ``task_id`` is to stop, for this ``reason``. DEPENDENTS: ``task_id`` has new dependents,
-    to which its ending has to be told. KEY and UNIQUE_KEY: ``task_id`` is the new owner of ``key``,
-    which a RUNNING task still owns.
+    so its ending must write an ending event. KEY and UNIQUE_KEY: ``task_id`` is the new owner of
+    ``key``, which a RUNNING task still owns.
     """
 
     id = models.BigAutoField(primary_key=True)

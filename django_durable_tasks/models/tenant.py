@@ -1,5 +1,5 @@
-"""Tenant: whose work it is. A migration makes the default one; every task, log row and dead letter
-has one.
+"""Tenant: the owner of tasks. A migration creates the default tenant; every task, attempt and dead
+letter has one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""WorkflowRun: one start of a workflow. Its counts are folded from endings, never written
-by them.
+"""WorkflowRun: one start of a workflow. Its counters are updated from ending events, not by the
+endings themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django_durable_tasks.rules.workflows.plan import OPEN_RUN, WorkflowStatus
 
 
 class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
-    """The questions."""
+    """The queryset of workflow runs."""
 
     def for_tenant(self, tenant: Any) -> Self:
         """Runs of this tenant (a Tenant or its id)."""
@@ -31,11 +31,11 @@ class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
         return self.filter(status__in=OPEN_RUN)
 
     def starting(self) -> Self:
-        """Runs whose rows are still being written."""
+        """Runs whose tasks are still being written."""
         return self.filter(status=WorkflowStatus.STARTING)
 
     def late(self, now: datetime) -> Self:
-        """Open runs whose deadline is over."""
+        """Open runs whose deadline has passed."""
         return self.filter(
             status=WorkflowStatus.RUNNING, deadline_at__lte=now, cancel_requested_at__isnull=True
         )
@@ -56,7 +56,7 @@ class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
 
 
 class WorkflowRun(GuardedModel):
-    """One start of a workflow: a graph of tasks, with its progress."""
+    """One start of a workflow, with its progress."""
 
     instead: ClassVar[str] = "Start workflows with Workflow(...).start()."
 
@@ -153,7 +153,7 @@ class WorkflowRun(GuardedModel):
 
     @property
     def progress(self) -> float:
-        """The part of its tasks that have ended, 0 to 1."""
+        """The fraction of its tasks that have ended, 0 to 1."""
         return self.ended / self.total if self.total else 1.0
 
     @property
