@@ -1,6 +1,4 @@
-"""Diagrams of a graph of tasks: layered drawings as text, Mermaid, Graphviz, SVG and JSON; the
-layout is our own.
-"""
+"""Diagrams of dependent tasks: layered drawings as text, Mermaid, Graphviz, SVG and JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ FORMATS: Mapping[str, Callable[[Diagram], str]] = MappingProxyType(
 
 
 def draw(diagram: Diagram, format: str) -> str:
-    """Return the diagram in this format; raises InvalidOption that names the nearest one.
+    """Return the diagram in this format; raises InvalidOption with the closest valid name.
 
-    The answer depends on the diagram alone: not on the order of its nodes and edges, and on no
-    clock. Foreign text in it is escaped for the format. Above 200 nodes alike ones are put
-    together, but in json, which holds everything.
+    The result depends on the diagram only, not on the order of its nodes and edges or on the time.
+    Foreign text is escaped for the format. Above 200 nodes, similar ones are grouped, except in
+    JSON.
     """
     drawer = FORMATS.get(format)
     if drawer is None:

@@ -1,4 +1,4 @@
-"""Diagrams as Graphviz: one digraph in the language of ``dot``."""
+"""Diagrams in the DOT language of Graphviz."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ROOM = 34.0
 def as_dot(diagram: Diagram) -> str:
     """Return a digraph with a cluster for each sub-workflow.
 
-    Solid is MUST_SUCCEED, dashed MUST_FINISH, dotted MUST_FAIL; a hollow head is still waited for.
-    Ids are numbered, and foreign text stands in quoted strings only, where nothing in it means
-    anything to Graphviz.
+    Solid is MUST_SUCCEED, dashed MUST_FINISH, dotted MUST_FAIL; a hollow arrow head is an
+    unresolved edge. Ids are numbered, and foreign text occurs only in quoted strings, where
+    Graphviz does not interpret it.
     """
     outline = collapsed(layered(diagram))
     label = "\n".join(
@@ -97,8 +97,8 @@ def _attributes(**given: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a quoted string; Graphviz reads backslashes and HTML entities in it, so both are
-    written twice over.
+    """Return a quoted string. Backslashes and ampersands are escaped twice, because Graphviz
+    interprets escapes and HTML entities.
     """
     escaped = (
         text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")

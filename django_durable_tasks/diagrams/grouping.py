@@ -1,10 +1,9 @@
-"""Many nodes in few boxes: the finest of several ways to put nodes together that stays under the
-limits.
+"""Groups many nodes into few boxes: the finest of several groupings that stays under the limits.
 
-Up to 200 nodes each has its own box. Above, the ways are tried in this order: nodes that are alike
+Up to 200 nodes each has its own box. Above, the groupings are tried in this order: similar nodes
 (same layer, name and sub-workflow, and the same kinds of nodes before and after them); whole
-sub-workflows as one box, the deepest first; alike whatever their sub-workflow; one box a layer and
-name; one a layer; one a band of layers.
+sub-workflows as one box, the deepest first; similar nodes of any sub-workflow; one box per layer
+and name; one per layer; one per range of layers.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _BANDS = 160
 
 
 def collapsed(graph: Layered, most_lines: int = MOST_LINES) -> Outline:
-    """Return the finest outline of at most 200 boxes and, but for the coarsest one, ``most_lines``
-    lines.
+    """Return the finest outline of at most 200 boxes and ``most_lines`` edges. The coarsest one may
+    have more edges.
     """
     for classes in _ways(graph):
         if max(classes, default=-1) < MOST_BOXES:
@@ -59,14 +58,12 @@ def numbered(keys: Sequence[Hashable]) -> list[int]:
 def alike(
     graph: Layered, keys: Sequence[Hashable], units: Sequence[int] | None = None
 ) -> list[int]:
-    """Split the classes of equal keys until all of a class have the same classes before and after
-    them.
+    """Divide the classes of equal keys until all nodes of a class have the same classes before and
+    after them.
 
-    So the classes hold no cycle where the units hold none: each unit of a class on a cycle would
-    have another after it.
-
-    ``units``: what must stay together has the same number; equal numbers must have equal keys. Ends
-    early above 200 classes, where the answer is of no use.
+    The classes then contain no cycle if the units contain none: each unit of a class on a cycle
+    would have another one after it. ``units``: nodes with the same number stay together, and must
+    have equal keys. Stops early above 200 classes, because the result would not be used.
     """
     units = range(len(keys)) if units is None else units
     of_unit = dict(zip(units, keys, strict=True))
@@ -90,8 +87,8 @@ def alike(
 
 
 def _whole_groups(graph: Layered, depth: int) -> list[int]:
-    """Put each sub-workflow of this depth in one class, unless it would wait for itself by way of
-    the outside.
+    """Put each sub-workflow of this depth in one class, unless it would depend on itself through
+    other nodes.
     """
     paths = [node.path[:depth] if len(node.path) >= depth else None for node in graph.nodes]
     whole = numbered([place if path is None else path for place, path in enumerate(paths)])

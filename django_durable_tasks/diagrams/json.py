@@ -1,6 +1,6 @@
-"""Diagrams as JSON: every node and every edge, with what the drawings are made from.
+"""Diagrams as JSON: every node and every edge, with the values from which the drawings are made.
 
-``schema`` rises when a key is renamed or removed; keys may be added.
+``schema`` is incremented when a key is renamed or removed; keys may be added.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 def as_json(diagram: Diagram) -> str:
     """Return everything as one JSON object: times in ISO 8601, durations in seconds, layers from 0.
 
-    ``critical_path.measured`` says whether durations decided, or only the number of nodes.
-    ``broken`` edges close a cycle and are left out of the layers; ``outside`` edges lead to tasks
+    ``critical_path.measured`` is true if it is based on durations, not on the number of nodes.
+    ``broken`` edges close a cycle and are ignored for the layers; ``outside`` edges lead to tasks
     that are not among the nodes.
     """
     graph = layered(diagram)

@@ -1,4 +1,6 @@
-"""Words in diagrams: foreign text made harmless and short, numbers and durations for people."""
+"""Text in diagrams: foreign text is made safe and shortened, numbers and durations are
+formatted.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,7 @@ ATTENTION = (
     *(Status.FAILED, Status.EXPIRED, Status.RUNNING, Status.QUEUED, Status.PENDING),
     *(Status.BLOCKED, Status.CANCELLED, Status.SKIPPED, Status.SUCCESS),
 )
-# Control characters, lone surrogates and what XML cannot hold; marks that turn the direction of
-# reading.
+# Control characters, lone surrogates, characters that XML does not allow, and direction marks.
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -40,12 +41,14 @@ _LONGEST = 4_000
 
 
 def clean(text: str) -> str:
-    """Return foreign text on one line, with what cannot or must not be shown replaced by U+FFFD."""
+    """Return foreign text on one line, with disallowed characters replaced by U+FFFD."""
     return _UNSEEN.sub("\ufffd", " ".join(text[:_LONGEST].split()))
 
 
 def safe_link(href: str) -> str:
-    """Return the link where it is relative, http or https and written plainly; else nothing."""
+    """Return the link if it is relative, http or https without unusual characters; otherwise an
+    empty text.
+    """
     link = href.strip()
     if not _HARMLESS.fullmatch(link) or _UNSEEN.search(link):
         return ""
@@ -54,12 +57,12 @@ def safe_link(href: str) -> str:
 
 
 def natural(text: str) -> tuple[str | int, ...]:
-    """Return the key under which ``page 9`` sorts before ``page 10``."""
+    """Return a sort key under which ``page 9`` is before ``page 10``."""
     return tuple(int(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(text)))
 
 
 def columns(text: str) -> int:
-    """Return how many columns of a terminal the text takes."""
+    """Return how many columns of a terminal the text occupies."""
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
@@ -70,8 +73,8 @@ def _columns_of(character: str) -> int:
 
 
 def ems(text: str) -> float:
-    """Return about how wide the text is in a sans-serif face, in ems; rather too wide than too
-    narrow.
+    """Return the approximate width of the text in a sans-serif font, in ems; rather too wide than
+    too narrow.
     """
     return sum(map(_ems_of, text))
 
@@ -87,14 +90,14 @@ def _ems_of(character: str) -> float:
 
 
 def shortened(text: str, room: float) -> str:
-    """Return the text in so many ems; the middle is left out, as often only the end tells siblings
-    apart.
+    """Return the text shortened to ``ems``. The middle is removed, because often only the end
+    differs between siblings.
     """
     return _shortened(text, room, ems)
 
 
 def shortened_columns(text: str, room: int) -> str:
-    """Return the text in so many columns of a terminal, without its middle where it is too long."""
+    """Return the text shortened to ``columns`` of a terminal, without its middle."""
     return _shortened(text, room, columns)
 
 
@@ -135,7 +138,7 @@ def lasted(microseconds: int) -> str:
 
 
 def in_order(counts: Mapping[str, int]) -> Iterable[tuple[Status, int]]:
-    """Give the counts in the order of the statuses, without the empty ones."""
+    """Yield the counts in the order of the statuses, without zeros."""
     return ((status, counts[status]) for status in Status if counts.get(status))
 
 
@@ -145,7 +148,7 @@ def summed_up(counts: Mapping[str, int]) -> str:
 
 
 def listed(words: Iterable[str], most: int) -> str:
-    """Return the words with commas; what is more than ``most`` is counted."""
+    """Return the words with commas; those after the first ``most`` are counted."""
     words = list(words)
     more = [f"{len(words) - most:,} more"] if len(words) > most else []
     shown = words[:most] + more

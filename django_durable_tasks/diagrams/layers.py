@@ -1,10 +1,9 @@
-"""Which node stands in which layer: cycles broken, then the longest path from the nodes that wait
-for nothing.
+"""The layers of the nodes: cycles are broken, then each node is placed by the longest path from a
+node without upstreams.
 
 A node's layer is the number of edges on the longest path that leads to it, so every edge goes from
-a lower to a higher layer. A cycle, which no workflow should hold, is broken at the edge that closes
-it (depth first, in natural order). Everything starts from one canonical order, so the order of the
-input changes nothing.
+a lower to a higher layer. A cycle is broken at the edge that closes it (depth first, in natural
+order). All steps start from one canonical order, so the order of the input does not matter.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ Ends = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """A diagram in canonical order; nodes and edges are spoken of by their places.
+    """A diagram in canonical order; nodes and edges are identified by their positions.
 
-    ``ends``: the places of the nodes of each edge. ``broken``: the edges that close a cycle.
-    ``outside``: the edges of which an end is not in the diagram. ``critical``: the nodes of the
+    ``ends``: the positions of the nodes of each edge. ``broken``: the edges that close a cycle.
+    ``outside``: the edges with an end that is not in the diagram. ``critical``: the nodes of the
     critical path, in order.
     """
 
@@ -37,7 +36,7 @@ class Layered:
     critical: tuple[int, ...]
 
     def kept(self) -> Iterator[Ends]:
-        """Give the ends of the edges that close no cycle."""
+        """Yield the ends of the edges that close no cycle."""
         return (ends for place, ends in enumerate(self.ends) if place not in self.broken)
 
     def layers(self) -> list[list[int]]:
@@ -45,7 +44,7 @@ class Layered:
         return by_layer(self.layer)
 
     def critical_microseconds(self) -> int:
-        """Return how long the nodes of the critical path took together."""
+        """Return the total duration of the nodes of the critical path."""
         return sum(self.nodes[place].microseconds or 0 for place in self.critical)
 
 
@@ -90,9 +89,7 @@ def neighbours(count: int, ends: Sequence[Ends]) -> list[list[int]]:
 
 
 def closing(count: int, ends: Sequence[Ends]) -> set[Ends]:
-    """Return the edges without which the graph has no cycle: those that lead back to where the
-    search came from.
-    """
+    """Return the back edges of a depth-first search; without them there is no cycle."""
     targets = neighbours(count, ends)
     waited_for = {target for _, target in ends}
     roots = [place for place in range(count) if place not in waited_for]
@@ -118,9 +115,7 @@ def closing(count: int, ends: Sequence[Ends]) -> set[Ends]:
 
 
 def topological(count: int, ends: Sequence[Ends]) -> list[int]:
-    """Return the places so that sources stand before targets; shorter than ``count`` where there is
-    a cycle.
-    """
+    """Return the positions in topological order; shorter than ``count`` if there is a cycle."""
     targets = neighbours(count, ends)
     missing = [0] * count
     for _, target in ends:
@@ -135,7 +130,7 @@ def topological(count: int, ends: Sequence[Ends]) -> list[int]:
 
 
 def depths(count: int, ends: Sequence[Ends], order: Sequence[int]) -> tuple[int, ...]:
-    """Return the length of the longest path to each place, in edges."""
+    """Return the length of the longest path to each position, in edges."""
     targets = neighbours(count, ends)
     depth = [0] * count
     for place in order:
@@ -146,7 +141,7 @@ def depths(count: int, ends: Sequence[Ends], order: Sequence[int]) -> tuple[int,
 
 
 def by_layer(layer: Sequence[int]) -> list[list[int]]:
-    """Return the places of each layer."""
+    """Return the positions of each layer."""
     found: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
     for place, depth in enumerate(layer):
         found[depth].append(place)
@@ -156,10 +151,9 @@ def by_layer(layer: Sequence[int]) -> list[list[int]]:
 def _heaviest(nodes: Sequence[Node], ends: Sequence[Ends], order: Sequence[int]) -> tuple[int, ...]:
     """Return the critical path.
 
-    Of all paths along edges that close no cycle it is the one whose nodes took longest together, by
-    measured duration (start to completion of the run; what is not measured counts nothing); where
-    several are equal, as where nothing is measured, the one of the most nodes; then the first in
-    natural order.
+    Of all paths along edges that close no cycle it is the one with the longest total duration
+    (start to completion of the run; an unmeasured duration counts as 0). Among equal ones it is the
+    one with the most nodes, then the first in natural order.
     """
     targets = neighbours(len(nodes), ends)
     own = [(node.microseconds or 0, 1) for node in nodes]

@@ -18,7 +18,7 @@ from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, LOOKS
 
 MOST_EDGES = 500
 MOST_CHARACTERS = 50_000
-# All but letters, digits and plain signs; also what would begin a list in Markdown.
+# All except letters, digits and plain signs, and characters that begin a list in Markdown.
 _MEANING = re.compile(r"[^\w \-.,:/()×…→·–]|[-.)](?= )")
 _ARROWS = {"MUST_SUCCEED": "-->", "MUST_FINISH": "-.->", "MUST_FAIL": "--x"}
 _ROOM = 34.0
@@ -28,8 +28,8 @@ def as_mermaid(diagram: Diagram) -> str:
     """Return a flowchart with a class for each status and a subgraph for each sub-workflow.
 
     ``-->`` is MUST_SUCCEED, ``-.->`` MUST_FINISH, ``--x`` MUST_FAIL. Ids are numbered, and every
-    character of a label that could mean something to Mermaid is written as its number. Links are
-    left out where they would not fit.
+    special character of a label is written as its number. Links are omitted if they would exceed
+    the size limit.
     """
     outline = collapsed(layered(diagram), most_lines=MOST_EDGES)
     lines = [*_head(outline), *_boxes(outline), *_lines(outline), *_classes(outline)]
@@ -113,7 +113,7 @@ def _encoded(text: str) -> str:
 
 
 def _percent(link: str) -> str:
-    """Write what is neither letter nor usual in a link as UTF-8 in percent signs."""
+    """Percent-encode all characters of a link except letters and usual signs, as UTF-8."""
     return "".join(
         character
         if character.isascii() and (character.isalnum() or character in "-._~/:?#[]@!$&()*+,=%")
@@ -123,8 +123,8 @@ def _percent(link: str) -> str:
 
 
 def _yaml(text: str) -> str:
-    """Write a JSON string, which is YAML too, with everything but plain characters as its
-    number.
+    """Write a JSON string, which is also YAML, with all characters except plain ones as their
+    numbers.
     """
     written = json.dumps(text)[1:-1]
     return '"' + "".join(f"\\u{ord(c):04x}" if c in "<>&%{}#`" else c for c in written) + '"'

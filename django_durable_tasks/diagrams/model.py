@@ -1,4 +1,4 @@
-"""What a diagram shows: tasks as nodes, dependencies as edges, as plain values."""
+"""The content of a diagram: tasks as nodes, dependencies as edges, as plain values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Say what is shown of one task.
+    """One task.
 
     ``name`` is the registered task name, ``group`` the path of its sub-workflow (``""`` the outer
-    one, ``"a/b"`` nested), ``href`` a link, which is drawn only where it is relative, http or
-    https. Raises InvalidOption for a status that no task has.
+    one, ``"a/b"`` nested), ``href`` a link, which is drawn only if it is relative, http or https.
+    Raises InvalidOption for an unknown status.
     """
 
     id: str
@@ -42,8 +42,8 @@ class Node:
 
     @property
     def microseconds(self) -> int | None:
-        """Return how long the run took; None while it is not measured, 0 where the clocks
-        contradict each other.
+        """Return the duration of the run; None if it is unknown, 0 if the clocks contradict each
+        other.
         """
         start, end = self.started_at, self.completed_at
         if start is None or end is None or (start.utcoffset() is None) != (end.utcoffset() is None):
@@ -58,10 +58,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Say what is shown of one dependency: the target waits for the source.
+    """One dependency: the target waits for the source.
 
-    ``resolved`` says that the target waits for it no longer, ``outcome`` why. Raises InvalidOption
-    for an unknown kind.
+    ``resolved``: the target no longer waits for it; ``outcome``: why. Raises InvalidOption for an
+    unknown kind.
     """
 
     source: str
@@ -81,10 +81,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagram:
-    """Say what is drawn; the order of nodes and edges means nothing.
+    """The content of a diagram; the order of nodes and edges does not matter.
 
-    An edge may lead to a task that is not among the nodes: it is told, not drawn. Raises
-    InvalidOption where two nodes have one id.
+    An edge may refer to a task that is not among the nodes: it is mentioned, not drawn. Raises
+    InvalidOption if two nodes have the same id.
     """
 
     title: str
@@ -93,7 +93,7 @@ class Diagram:
     edges: tuple[Edge, ...]
 
     def __post_init__(self) -> None:
-        """Refuse two nodes of one id."""
+        """Refuse two nodes with the same id."""
         doubled = [
             known for known, times in Counter(node.id for node in self.nodes).items() if times > 1
         ]

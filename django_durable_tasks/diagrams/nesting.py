@@ -1,4 +1,4 @@
-"""Boxes inside their sub-workflows, as formats with blocks write them."""
+"""Boxes inside their sub-workflows, for formats with blocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def nested(
     closed: str,
     shown: Callable[[int, Box], str],
 ) -> Iterator[str]:
-    """Give a line for each box, indented inside the blocks of its sub-workflows; every block is
+    """Yield a line for each box, indented inside the blocks of its sub-workflows; every block is
     opened once.
 
-    ``opened`` gives the lines that open a block, by its number and its name.
+    ``opened`` returns the lines that open a block, given its number and its name.
     """
     number = 0
     path: tuple[str, ...] = ()

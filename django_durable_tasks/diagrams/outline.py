@@ -1,4 +1,4 @@
-"""What is really drawn: boxes that stand for one node or for many, and the lines between them."""
+"""The elements that are drawn: boxes for one node or several, and the edges between them."""
 
 from __future__ import annotations
 
@@ -38,33 +38,31 @@ class Box:
 
     @property
     def alone(self) -> bool:
-        """Say whether the box is one node."""
+        """Return whether the box is one node."""
         return len(self.nodes) == 1
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return how many nodes stand in each status."""
+        """Return the number of nodes per status."""
         return Counter(str(node.status) for node in self.nodes)
 
     @property
     def status(self) -> Status:
-        """Return the status that most asks for attention."""
+        """Return the most important status of its nodes."""
         counts = self.counts
         return next(status for status in ATTENTION if counts.get(status))
 
     @property
     def duration(self) -> str:
-        """Return how long the run took, in words; nothing for many nodes or where it is not
-        measured.
-        """
+        """Return the duration of the run as text; empty for several nodes or if it is unknown."""
         measured = self.nodes[0].microseconds if self.alone else None
         return "" if measured is None else lasted(measured)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The edges of one kind between two boxes, by their places; ``broken``: drawn, but left out of
-    the layers.
+    """The edges of one kind between two boxes, by their positions; ``broken``: drawn, but ignored
+    for the layers.
     """
 
     source: int
@@ -79,8 +77,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Boxes in the order of their layers, lines in the order of their boxes, and what a reader must
-    be told.
+    """Boxes in the order of their layers, edges in the order of their boxes, and remarks for the
+    reader.
     """
 
     layered: Layered
@@ -91,17 +89,17 @@ class Outline:
 
     @property
     def title(self) -> str:
-        """Return the title, fit to be shown."""
+        """Return the title as safe text."""
         return clean(self.layered.diagram.title) or "Untitled"
 
     @property
     def status(self) -> str:
-        """Return the status of the whole, fit to be shown."""
+        """Return the status of the whole diagram as safe text."""
         return clean(self.layered.diagram.status)
 
     @property
     def summary(self) -> str:
-        """Return in one line how many tasks stand where."""
+        """Return the number of tasks per status in one line."""
         nodes = self.layered.nodes
         if not nodes:
             return "No tasks"
@@ -113,7 +111,7 @@ class Outline:
 
     @property
     def critical_path(self) -> str:
-        """Return the critical path in one line; nothing where it is a single node."""
+        """Return the critical path in one line; empty if it is a single node."""
         path = [
             shortened(clean(self.layered.nodes[place].label), _ROOM)
             for place in self.layered.critical
@@ -137,9 +135,7 @@ def quotient(graph: Layered, classes: Sequence[int]) -> list[Ends]:
 
 
 def outlined(graph: Layered, classes: Sequence[int]) -> Outline:
-    """Return the outline with a box for each class of nodes; classes must not wait for each other
-    in a circle.
-    """
+    """Return the outline with a box for each class of nodes; the classes must not form a cycle."""
     count = max(classes, default=-1) + 1
     pairs = quotient(graph, classes)
     layer = depths(count, pairs, topological(count, pairs))
@@ -221,8 +217,8 @@ def _lines(graph: Layered, box_of: Sequence[int]) -> list[Line]:
 
 
 def _without_implied(lines: Sequence[Line], boxes: Sequence[Box]) -> list[Line]:
-    """Leave out each line between boxes that a longer path connects as well; boxes stand in the
-    order of layers.
+    """Omit each edge between boxes that a longer path connects as well; boxes are in the order of
+    layers.
     """
     reached = [0] * len(boxes)
     targets: list[set[int]] = [set() for _ in boxes]

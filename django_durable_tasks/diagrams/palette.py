@@ -1,7 +1,7 @@
-"""Colours and icons of the statuses; text keeps a contrast of 4.5 to 1 on its fill, lines 3 to 1
-(WCAG 2.2, AA).
+"""Colours and icons of the statuses. Text has a contrast of at least 4.5 to 1 on its fill, lines of
+3 to 1 (WCAG 2.2, AA).
 
-The diagram brings its own light panel, so it reads alike in dark and in light pages.
+The diagram has its own light background, so it is legible on dark and light pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ WARNING = "#9a3412"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a status looks: ``strong`` carries a white icon, ``soft`` carries text in ``ink``.
+    """The appearance of a status: ``strong`` is the background of a white icon, ``soft`` that of
+    text in ``ink``.
 
     ``icon`` is the data of an SVG path in a field of 12 by 12 around 0,0, drawn as strokes.
     """

@@ -1,5 +1,5 @@
-"""Diagrams as text for a terminal of 100 columns: the layers in order, under each task what it
-waits for.
+"""Diagrams as text for a terminal of 100 columns: the layers in order, below each task its
+upstreams.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def as_text(diagram: Diagram) -> str:
     """Return lines of at most 100 columns, each task in its layer with its sign, status and
     duration.
 
-    ``*`` marks the critical path. What a task still waits for stands first, after ``waits for``;
-    what it no longer waits for stands after ``after``.
+    ``*`` marks the critical path. Unresolved upstreams are listed first, after ``waits for``;
+    resolved ones after ``after``.
     """
     outline = collapsed(layered(diagram))
     return "\n".join(shortened_columns(line, WIDTH).rstrip() for line in _told(outline)) + "\n"
@@ -69,7 +69,7 @@ def _told(outline: Outline) -> Iterator[str]:
 
 
 def _grouped(boxes: Sequence[Box]) -> list[tuple[int, Box]]:
-    """Return the boxes with those of one sub-workflow together in each layer."""
+    """Return the boxes with those of one sub-workflow adjacent in each layer."""
     return sorted(enumerate(boxes), key=lambda pair: (pair[1].layer, pair[1].group, pair[0]))
 
 

@@ -1,4 +1,4 @@
-"""What a box or a line tells who asks: several short lines of text."""
+"""The tooltips of boxes and edges: several short lines of text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of_box(box: Box) -> str:
 
 
 def of_line(outline: Outline, line: Line) -> str:
-    """Return the ends, the kind, and whether it is waited for."""
+    """Return the ends, the kind, and whether the edge is resolved."""
     ends = [
         shortened(outline.boxes[place].label, _ROOM / 3) for place in (line.source, line.target)
     ]

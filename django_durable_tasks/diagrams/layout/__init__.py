@@ -1,3 +1,1 @@
-"""Place the boxes and edges of a layered graph: their order within a layer and their
-coordinates.
-"""
+"""Layout of layered diagrams: the order of boxes within a layer, and their coordinates."""

@@ -1,9 +1,10 @@
-"""Places in one lane: near the neighbours, in the given order, and never over each other.
+"""Positions in one lane: close to the neighbours, in the given order, without overlap.
 
-Each layer is settled by isotonic regression (the places nearest to the wished ones that keep order
-and distance), in sweeps up and down the layers. A block, which crosses several layers, is brought
-to one place by two passes that only push apart, one from each end: the mean of two answers without
-overlap has none either. Then the blocks stand, and what stands between them is settled once more.
+Each layer is solved by isotonic regression (the positions closest to the desired ones that keep
+order and distance), in sweeps up and down the layers. A block, which covers several layers, gets
+one position from two passes that only push apart, one from each end: the mean of two solutions
+without overlap has no overlap. Then the blocks are fixed, and the items between them are solved
+again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ Wishes = Sequence[tuple[float, float]]
 
 @dataclass(slots=True)
 class Cell:
-    """What one item, or one layer of a block, takes in a layer; ``at`` is its middle.
+    """The extent of one item, or of one layer of a block, in a layer; ``at`` is its middle.
 
     ``entry``: the item's number, or minus the number of the block's lane. ``before`` and ``after``:
-    which cells pull it from the adjacent layers, how far from their middle, and how strongly.
+    the cells in adjacent layers that attract it, the distance from their middle, and the weight.
     """
 
     half: float
@@ -38,20 +39,22 @@ class Cell:
 
     @property
     def block(self) -> bool:
-        """Say whether the cell is a layer of a block."""
+        """Return whether the cell is a layer of a block."""
         return self.entry < 0
 
 
 @dataclass(slots=True)
 class Field:
-    """The cells of a lane by layer, in order; ``gaps``: from each middle to the next, at least."""
+    """The cells of a lane by layer, in order; ``gaps``: the minimum distance from each middle to
+    the next.
+    """
 
     layers: list[list[Cell]]
     gaps: list[list[float]]
     cells: list[Cell]
 
     def reevaluate_joins(self) -> None:
-        """Place every cell."""
+        """Assign a position to every cell."""
         for row, gaps in zip(self.layers, self.gaps, strict=True):
             _settle(row, gaps, [(0.0, 1.0)] * len(row))
         self._sweep(_SWEEPS, _SWEEPS + _FINISHING)
@@ -67,7 +70,9 @@ class Field:
                 self._sweep(0, _FINISHING, blocks_stand=True)
 
     def _sweep(self, rough: int, sweeps: int, *, blocks_stand: bool = False) -> None:
-        """Settle the layers up and down; the first ``rough`` sweeps look one way only."""
+        """Solve the layers in sweeps; the first ``rough`` sweeps use the neighbours on one side
+        only.
+        """
         for sweep in range(sweeps):
             upwards = bool(sweep % 2)
             for layer in reversed(range(len(self.layers))) if upwards else range(len(self.layers)):
@@ -79,9 +84,9 @@ class Field:
                     _settle(row, self.gaps[layer], wishes)
 
     def _wish(self, cell: Cell, *, upwards: bool, both: bool) -> tuple[float, float]:
-        """Return where a cell would best stand, and how much it matters."""
-        # Bends follow one side only, so that a long line is straight and has one step, not many
-        # small ones.
+        """Return the desired position of a cell, and its weight."""
+        # Bends follow one side only, so that a long edge is straight with one step, not many small
+        # ones.
         pulls = (
             cell.before + cell.after
             if both and not cell.bend
@@ -95,7 +100,7 @@ class Field:
         return (_median(wishes) if both else _mean(wishes)), sum(pull for _, pull in wishes)
 
     def _block_wishes(self, of_entry: dict[int, list[Cell]]) -> dict[int, float]:
-        """Return where the blocks would best stand, by what pulls them from outside."""
+        """Return the desired positions of the blocks, by the neighbours outside of them."""
         wishes = {}
         for entry, own in of_entry.items():
             pulls = [pull for cell in own for pull in cell.before + cell.after if entry < 0]
@@ -109,8 +114,8 @@ class Field:
         return wishes
 
     def _constraints(self) -> tuple[list[int], dict[int, list[tuple[int, float]]]]:
-        """Return the entries in an order that every layer agrees with, and which must keep which
-        distance.
+        """Return the entries in an order that is consistent with every layer, and the minimum
+        distances.
         """
         beside: dict[int, list[tuple[int, float]]] = {cell.entry: [] for cell in self.cells}
         missing = dict.fromkeys(beside, 0)
@@ -130,8 +135,8 @@ class Field:
 def _settle(
     row: Sequence[Cell], gaps: Sequence[float], wishes: Wishes, low: float = -inf, high: float = inf
 ) -> None:
-    """Move the cells as near to their wishes (weighted least squares) as order, distance and bounds
-    allow.
+    """Move the cells as close to the desired positions (weighted least squares) as order, distance
+    and bounds allow.
     """
     start = 0.0
     starts, pools = [], list[tuple[float, float, int]]()
@@ -151,7 +156,7 @@ def _settle(
 
 
 def _settle_between(row: Sequence[Cell], gaps: Sequence[float], wishes: Wishes) -> None:
-    """Move the cells between the blocks, which stand."""
+    """Move the cells between the fixed blocks."""
     ends = [-1, *(place for place, cell in enumerate(row) if cell.block), len(row)]
     for before, after in pairwise(ends):
         first, last = before + 1, after
@@ -168,7 +173,9 @@ def _push_apart(
     order: Sequence[int],
     beside: dict[int, list[tuple[int, float]]],
 ) -> None:
-    """Give every entry one place near its wish, by default where it stands, without overlap."""
+    """Assign every entry one position close to the desired one, by default its present one, without
+    overlap.
+    """
     down = {
         entry: wishes.get(entry, sum(cell.at for cell in own) / len(own))
         for entry, own in of_entry.items()
@@ -189,8 +196,8 @@ def _mean(wishes: Wishes) -> float:
 
 
 def _median(wishes: list[tuple[float, float]]) -> float:
-    """Return the weighted median, which makes more lines straight than the mean; the middle where
-    two would do.
+    """Return the weighted median, which makes more edges straight than the mean; the midpoint if
+    there are two.
     """
     wishes.sort()
     half, passed = sum(pull for _, pull in wishes) / 2, 0.0

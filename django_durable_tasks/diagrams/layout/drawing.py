@@ -1,5 +1,5 @@
-"""A drawing in pixels: rectangles for boxes and frames, points for lines; the direction that needs
-less scrolling.
+"""A drawing in pixels: rectangles for boxes and frames, points for edges; in the direction that
+requires less scrolling.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Where everything stands; ``boxes`` and ``lines`` go with those of the outline.
+    """The positions of all elements; ``boxes`` and ``lines`` correspond to those of the outline.
 
-    A line is the points it passes. Between each two it leaves and arrives along the direction of
-    the layers, which is to the right, or down where ``downwards``.
+    An edge is a list of points. Between two points it leaves and arrives in the direction of the
+    layers, which is to the right, or down if ``downwards``.
     """
 
     outline: Outline
@@ -62,7 +62,7 @@ class Drawing:
 
 
 def drawn(outline: Outline, width: int, height: int) -> Drawing:
-    """Return where boxes of this size stand and where the lines pass."""
+    """Return the drawing of boxes of this size."""
     linked = {place for line in outline.lines for place in (line.source, line.target)}
     loose = [
         place for place, box in enumerate(outline.boxes) if place not in linked and not box.group
@@ -97,7 +97,9 @@ def drawn(outline: Outline, width: int, height: int) -> Drawing:
 
 
 def _better_downwards(outline: Outline, alone: frozenset[int], width: int, height: int) -> bool:
-    """Say whether layers from top to bottom need less scrolling than layers from left to right."""
+    """Return whether layers from top to bottom require less scrolling than layers from left to
+    right.
+    """
     sizes = Counter(box.layer for place, box in enumerate(outline.boxes) if place not in alone)
     layers, most = len(sizes), max(sizes.values(), default=0)
     right = (layers * (width + _BETWEEN_LAYERS), most * (height + BETWEEN))
@@ -109,7 +111,7 @@ def _better_downwards(outline: Outline, alone: frozenset[int], width: int, heigh
 def _in_rows(
     alone: Sequence[int], width: int, height: int, right: int, bottom: int
 ) -> dict[int, Rectangle]:
-    """Return places for boxes without lines: rows below everything else."""
+    """Return positions for boxes without edges: rows below everything else."""
     step, fall = width + BETWEEN, height + BETWEEN
     square = round(sqrt(len(alone) * 1.6 * fall / step))
     count = max(1, min(_SCREEN[0] // step, max(square, (right + BETWEEN) // step)))
@@ -122,9 +124,7 @@ def _in_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What is known before the drawing is turned: places along the direction of the layers, and
-    across it.
-    """
+    """The layout before the rotation: positions in the direction of the layers, and across it."""
 
     mesh: Mesh
     places: Placed
@@ -141,7 +141,7 @@ class _Draft:
         )
 
     def frame(self, lane: int) -> Frame:
-        """Return the frame of a sub-workflow, with room for the frames in it."""
+        """Return the frame of a sub-workflow, with a margin for the frames in it."""
         lanes = self.mesh.lanes
         start, end = self.starts[lanes.first[lane]], self.starts[lanes.last[lane]] + self.size[0]
         start -= _nested(self.mesh, lanes.first[lane], lanes.first, lane) * _opening(
@@ -154,7 +154,7 @@ class _Draft:
         )
 
     def points(self, route: Sequence[int], *, backwards: bool) -> Iterator[Point]:
-        """Give the points of a line: out of a box, straight through each layer between, into the
+        """Yield the points of an edge: out of a box, straight through each layer between, into the
         other box.
         """
         layer, along = self.mesh.layer, self.size[0]
@@ -189,7 +189,9 @@ def _drafted(
 
 
 def _starts(mesh: Mesh, places: Placed, along: int, *, downwards: bool) -> list[float]:
-    """Return where each layer starts: wider apart where lines are steep or frames begin and end."""
+    """Return the start of each layer; the distance is larger for steep edges and at the ends of
+    frames.
+    """
     lanes, count = mesh.lanes, max(mesh.layer, default=-1) + 1
     steepest = [0.0] * (count + 1)
     for low, high in mesh.links:
@@ -211,9 +213,7 @@ def _opening(*, downwards: bool) -> int:
 
 
 def _nested(mesh: Mesh, layer: int, edges: Sequence[int], within: int = 0) -> int:
-    """Return how many frames inside each other, this one and what is in it, have an edge at this
-    layer.
-    """
+    """Return how many nested frames, including this one, have an edge at this layer."""
     lanes = mesh.lanes
     chains = (lanes.chain(lane) for lane in range(1, len(lanes.paths)))
     inner = (

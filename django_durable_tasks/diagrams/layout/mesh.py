@@ -1,10 +1,9 @@
-"""The layers filled: boxes, the bends by which long lines pass the layers between, and lanes for
-sub-workflows.
+"""The items of the layers: boxes, the bends of long edges, and lanes for sub-workflows.
 
-Each sub-workflow owns a lane: a stretch across the layers, from its first to its last, where
-nothing else stands. So its frame can be drawn as a rectangle that holds exactly its own. A *bend*
-is the place where a line passes a layer; lines of one kind from one box share their bends. A
-*keeper* holds a lane open in a layer where it would be empty.
+Each sub-workflow has a lane: a range across the layers, from its first to its last, without other
+items. Therefore its frame is a rectangle that contains exactly its own items. A *bend* is the
+position of an edge in a layer that it crosses; edges of one kind from one box share their bends. A
+*keeper* reserves a lane in a layer where it would be empty.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Lanes:
     last: list[int] = field(default_factory=lambda: [0])
 
     def chain(self, lane: int) -> tuple[int, ...]:
-        """Return the lanes from the outermost but the outer one down to this one."""
+        """Return the lanes from the outermost, except lane 0, to this one."""
         found = []
         while lane:
             found.append(lane)
@@ -45,10 +44,10 @@ class Lanes:
 
 @dataclass(slots=True)
 class Mesh:
-    """Items by number: first the boxes, then bends and keepers; ``routes``: the items each line
-    passes, left to right.
+    """Items by number: first the boxes, then bends and keepers; ``routes``: the items of each edge,
+    left to right.
 
-    ``links``: neighbours in adjacent layers with their pull, from the lower layer to the higher.
+    ``links``: neighbours in adjacent layers with their weight, from the lower layer to the higher.
     """
 
     lanes: Lanes
@@ -77,7 +76,7 @@ class Mesh:
 
 
 def meshed(outline: Outline, size: float, alone: frozenset[int]) -> Mesh:
-    """Return the mesh of an outline whose boxes are so large across the layers; without the boxes
+    """Return the mesh of an outline with boxes of these sizes across the layers; without the boxes
     ``alone``.
     """
     boxes = outline.boxes

@@ -1,8 +1,8 @@
 """The order of the items in each layer: few crossings, by barycentre sweeps (Sugiyama, Tagawa and
 Toda, 1981).
 
-The items of a sub-workflow stand together in every layer, and two sub-workflows stand in the same
-order in every layer that they share; `placing` relies on both.
+The items of a sub-workflow are adjacent in every layer, and two sub-workflows have the same order
+in every layer that they share; ``placement`` relies on both.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def crossings(rows: Rows, after: Sequence[Sequence[int]]) -> int:
 
 
 def _discovered(mesh: Mesh, after: Sequence[Sequence[int]], alone: frozenset[int]) -> Rows:
-    """Return the items as a search in depth meets them, so that what hangs together starts
+    """Return the items in the order of a depth-first search, so that connected items start
     together.
     """
     seen: dict[int, int] = {}
@@ -86,7 +86,7 @@ def _by_layer(mesh: Mesh) -> Rows:
 def _sorted(
     mesh: Mesh, row: Sequence[int], values: dict[int, float], keys: Sequence[float]
 ) -> list[int]:
-    """Sort by value; a lane stands as one at the place that its own key gives it in every layer."""
+    """Sort by value; a lane is sorted as one item by its own key, in every layer."""
     place = {item: at for at, item in enumerate(row)}
     lanes = {
         lane: tuple((keys[step], 1, step) for step in mesh.lanes.chain(lane))
@@ -98,7 +98,7 @@ def _sorted(
 def _swept(
     mesh: Mesh, rows: Rows, sides: tuple[list[list[int]], list[list[int]]], *, upwards: bool
 ) -> Rows:
-    """Sort each layer by the mean place of its neighbours on the first side."""
+    """Sort each layer by the mean position of its neighbours on the first side."""
     at = {item: (place + 0.5) / len(row) for row in rows for place, item in enumerate(row)}
     keys = _lane_keys(mesh, at, sides)
     swept = [list(row) for row in rows]
@@ -115,8 +115,8 @@ def _swept(
 def _lane_keys(
     mesh: Mesh, at: dict[int, float], sides: tuple[list[list[int]], list[list[int]]]
 ) -> list[float]:
-    """Return for each lane the mean place of what its items are linked to outside; their own where
-    there is none.
+    """Return for each lane the mean position of its neighbours outside; that of its items if it has
+    none.
     """
     count = len(mesh.lanes.paths)
     outside: list[list[float]] = [[] for _ in range(count)]

@@ -1,5 +1,5 @@
-"""Where the items stand across the layers: lane by lane, the inner ones first, each a block in the
-lane around it.
+"""Positions of the items across the layers: lane by lane, the inner ones first, each as a block in
+the lane around it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _STRAIGHT = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Room in pixels: between two items (smaller beside a bend) and inside a frame at its
-    two ends.
+    """Distances in pixels: between two items (smaller beside a bend) and inside a frame at its two
+    ends.
     """
 
     boxes: float
@@ -36,7 +36,7 @@ class Placed:
 
 
 def placed(mesh: Mesh, rows: Rows, distances: Distances) -> Placed:
-    """Return the places of all items in the rows."""
+    """Return the positions of all items in the rows."""
     found = Placed([0.0] * len(mesh.layer), {})
     inside: list[list[int]] = [[] for _ in mesh.lanes.paths]
     for row in rows:
@@ -89,7 +89,9 @@ def _cells(mesh: Mesh, row: Sequence[int], entry_of: dict[int, int], found: Plac
 def _connected(
     mesh: Mesh, layers: Sequence[Sequence[Cell]], entry_of: dict[int, int], found: Placed
 ) -> list[Cell]:
-    """Return all cells, each with its pulls; the layers of a block pull each other most."""
+    """Return all cells with their neighbours; the layers of a block have the highest weight for
+    each other.
+    """
     number: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
     for layer, row in enumerate(layers):
@@ -104,8 +106,8 @@ def _connected(
         one, other = entry_of.get(low), entry_of.get(high)
         if one is None or other is None or one == other:
             continue
-        # Inside a block an item stands off its middle; found.at holds that offset until the block
-        # itself is placed.
+        # Inside a block the position of an item is relative to its middle; found.at holds that
+        # offset until the block itself is placed.
         offset = (found.at[low] if one < 0 else 0.0) - (found.at[high] if other < 0 else 0.0)
         left, right = number[one, mesh.layer[low]], number[other, mesh.layer[high]]
         cells[right].before.append((left, offset, pull))

@@ -1,5 +1,5 @@
-"""Diagrams as SVG: without scripts, styles or anything loaded, so that they stand under the
-strictest CSP.
+"""Diagrams as SVG without scripts, styles or external resources, so that the strictest CSP allows
+them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 
 
 def as_svg(diagram: Diagram) -> str:
-    """Return the diagram as one SVG element; everything foreign in it is escaped.
+    """Return the diagram as one SVG element; all foreign text is escaped.
 
-    Links become links where they are relative, http or https. A hovered box or line tells its
+    Links are included if they are relative, http or https. A tooltip of each box and edge has its
     details.
     """
     outline = collapsed(layered(diagram))
@@ -85,7 +85,7 @@ def _described(outline: Outline) -> str:
 
 
 def _head(outline: Outline, room: int) -> tuple[list[Markup], int]:
-    """Return title, numbers, notes and legend, and where the drawing may begin."""
+    """Return title, numbers, remarks and legend, and the position at which the drawing begins."""
     y = _MARGIN + 10
     status = f"  ·  {outline.status}" if outline.status else ""
     title = shortened(outline.title, room / 18 - ems(status))

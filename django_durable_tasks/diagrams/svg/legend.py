@@ -1,4 +1,4 @@
-"""The legend of an SVG: what occurs in it, and nothing else."""
+"""The legend of an SVG, limited to the elements that occur in it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _AFTER = 16
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One sign with its words, drawn to the right from 0,0, its middle on the line y = 0."""
+    """One sign with its text, drawn to the right from 0,0, its middle on the line y = 0."""
 
     parts: tuple[Markup, ...]
     width: float
 
 
 def entries(outline: Outline) -> Iterator[Entry]:
-    """Give the statuses with their numbers, the kinds of lines, and the critical path, each where
-    it occurs.
+    """Yield the statuses with their numbers, the kinds of edges, and the critical path, as far as
+    they occur.
     """
     counts = Counter(str(node.status) for node in outline.layered.nodes)
     for status, _ in in_order(counts):

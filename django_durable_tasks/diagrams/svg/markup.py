@@ -1,4 +1,4 @@
-"""SVG elements as text: the one place that writes markup, so the one place that must escape."""
+"""SVG elements as text. Only this module writes markup, so all escaping is here."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an element; children that are no Markup are escaped, attributes always, and those of
-    None left out.
+    """Return an element. Children that are not Markup are escaped, attributes always; attributes
+    that are None are omitted.
 
-    An underscore in an attribute's name stands for a hyphen.
+    An underscore in an attribute's name represents a hyphen.
     """
     given = "".join(
         f' {key.replace("_", "-")}="{escape(_value(value))}"'

@@ -1,5 +1,5 @@
-"""The lines of an SVG: smooth between layers, straight through them, with an arrow head
-at the end.
+"""The edges of an SVG: smooth between layers, straight through them, with an arrow head at
+the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def path_data(points: Sequence[Point], *, downwards: bool) -> str:
 
 
 def arrow_head(points: Sequence[Point], *, downwards: bool) -> str:
-    """Return the data of a triangle whose point is the end of the line."""
+    """Return the data of a triangle whose point is the end of the edge."""
     (x, y), sign = points[-1], _sign(points, downwards=downwards)
     if downwards:
         return f"M{x} {y}L{x - _HALF} {y - sign * _HEAD}H{x + _HALF}Z"
@@ -26,13 +26,13 @@ def arrow_head(points: Sequence[Point], *, downwards: bool) -> str:
 
 
 def _sign(points: Sequence[Point], *, downwards: bool) -> int:
-    """Return -1 for a line that runs against the direction of the layers, else 1."""
+    """Return -1 for an edge against the direction of the layers, otherwise 1."""
     axis = 1 if downwards else 0
     return 1 if points[-1][axis] >= points[0][axis] else -1
 
 
 def _straightened(points: Sequence[Point], *, downwards: bool) -> list[Point]:
-    """Leave out points in the middle of a straight run, and cut the end short by the arrow head."""
+    """Remove points in the middle of a straight part, and shorten the end by the arrow head."""
     across = 0 if downwards else 1
     kept = [
         point

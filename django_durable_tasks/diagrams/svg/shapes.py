@@ -1,4 +1,4 @@
-"""The shapes of an SVG: boxes for tasks, frames for sub-workflows, lines for dependencies."""
+"""The shapes of an SVG: boxes for tasks, frames for sub-workflows, paths for dependencies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def frame_shape(frame: Frame) -> Markup:
 
 
 def line_shape(drawing: Drawing, place: int) -> Markup:
-    """Return a line: its dashes say the kind, a hollow head that it is still waited for."""
+    """Return an edge: its dashes show the kind, a hollow arrow head that it is unresolved."""
     line, points = drawing.outline.lines[place], drawing.lines[place]
     colour = palette.BROKEN if line.broken else palette.CRITICAL if line.critical else palette.LINE
     dashes = palette.BROKEN_DASHES if line.broken else palette.DASHES[line.kind]
@@ -68,7 +68,9 @@ def line_shape(drawing: Drawing, place: int) -> Markup:
 
 
 def box_shape(box: Box, around: Rectangle) -> Markup:
-    """Return a box: icon, label and status; for many nodes a pile with the numbers by status."""
+    """Return a box: icon, label and status; for several nodes a stack with the numbers per
+    status.
+    """
     look, width, height = palette.LOOKS[box.status], around.width, around.height
     rounded = {"width": width, "height": height, "rx": 8}
     behind = [
@@ -98,7 +100,7 @@ def box_shape(box: Box, around: Rectangle) -> Markup:
 
 
 def wished_width(box: Box) -> int:
-    """Return how wide a box must be to show everything in it."""
+    """Return the width that a box requires for its content."""
     if box.alone:
         below = (ems(f"{box.status}  {box.duration}") if box.duration else ems(box.status)) * _SMALL
     else:
@@ -144,7 +146,7 @@ def _label(box: Box, width: int, y: float) -> Markup:
 def _bar(
     counts: list[tuple[Status, int]], total: int, x: float, width: float, y: float
 ) -> Iterator[Markup]:
-    """Give a bar that is shared by the statuses as the nodes are."""
+    """Yield the parts of a bar that shows the shares of the statuses."""
     for status, number in counts:
         share = width * number / total
         yield element(
