@@ -1,6 +1,4 @@
-"""``Workflow``: a graph of durable tasks, built in Python and started as rows in one
-transaction.
-"""
+"""``Workflow``: dependent durable tasks, built in Python and written as rows in one transaction."""
 
 from __future__ import annotations
 
@@ -20,18 +18,18 @@ from django_durable_tasks.workflows.canvas import translate
 class Workflow(Builder):
     """A workflow: ``add`` tasks, ``start`` it.
 
-    ``deadline`` (seconds after its start, or an instant): what has not ended by then is cancelled,
-    and the run FAILED. ``on_success``, ``on_failure``, ``on_complete``: durable tasks that are
-    created once each with the id of the run.
+    ``deadline`` (seconds after its start, or an instant): tasks that have not ended by then are
+    cancelled, and the run is FAILED. ``on_success``, ``on_failure``, ``on_complete``: durable tasks
+    that are created once each with the id of the run.
     """
 
     @classmethod
     def from_canvas(cls, canvas: Any, *, name: str = "canvas", **options: Any) -> Self:
-        """Return the workflow that does what this canvas of Celery's does when it is applied.
+        """Return the workflow with the behaviour of this Celery canvas.
 
         ``canvas``: chains, groups, chords, maps, starmaps and chunks of durable tasks, in any
-        nesting; ``options`` are those of Workflow. Each task receives what Celery would hand it.
-        Raises UntranslatableCanvas, which names what has no counterpart, and InvalidOption.
+        nesting; ``options`` are those of Workflow. Each task receives the arguments that Celery
+        would pass. Raises UntranslatableCanvas for parts without an equivalent, and InvalidOption.
         """
         workflow = cls(name, **options)
         translate(canvas, workflow)
@@ -49,11 +47,13 @@ class Workflow(Builder):
         """Create all rows in the caller's transaction and return the run.
 
         Outside of a transaction more than 10,000 tasks are written in batches; ``progress(written,
-        rows)`` is told after each, and nothing runs before the last. Another open run of the same
-        ``key`` is returned instead, also while it is being written (STARTING); without progress for
-        a minute it is given up for this one. Raises DependencyCycle with its path,
-        InvalidReference, InvalidArguments, UnknownTask, WorkflowTooLarge; then nothing is written.
-        Raises TransitionRefused when the start was given up by others meanwhile.
+        rows)`` is called after each, and no task runs before the last. Another open run with the
+        same ``key`` is returned instead, also while it is being written (STARTING). A start without
+        progress for a minute is abandoned and replaced.
+
+        Raises DependencyCycle with its path, InvalidReference, InvalidArguments, UnknownTask,
+        WorkflowTooLarge; then nothing is written. Raises TransitionRefused if another process
+        abandoned the start meanwhile.
         """
         launch = StartOptions(
             run_at=None if run_at is None else instant("run_at", run_at),

@@ -1,8 +1,9 @@
-"""Celery's canvas as a workflow: by edges and references each task gets what Celery would hand it.
+"""Converts Celery's canvas to a workflow: edges and references give each task the arguments that
+Celery would pass.
 
-Rules from celery/canvas.py and celery/backends/base.py of Celery 5.7; tests/broker/test_canvas.py
-runs the same canvases by both. Where Celery itself forgets something without a word (options of an
-inner chain, say), it is refused.
+The rules are those of celery/canvas.py and celery/backends/base.py of Celery 5.7;
+tests/broker/test_canvas.py runs the same canvases with both. Parts that Celery silently ignores
+(such as options of an inner chain) are refused.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from django_durable_tasks.workflows.canvas_parts import (
 
 MAPS = {"celery.map": MAP, "celery.starmap": STARMAP}
 JOIN_ABOVE = 100
-"""Between two groups with more edges than this stands a task that joins the first."""
+"""Between two groups with more edges than this, a task is added that joins the first group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What a part hands on: arguments for those that follow, the steps these wait for, and all of
-    its tasks.
+    """The output of a part: the arguments for its successors, the steps for which these wait, and
+    all of its tasks.
     """
 
     args: tuple[Any, ...] = ()
@@ -58,8 +59,8 @@ class _Flow:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What a part takes over: options that count before its own, and the tasks of the header whose
-    body it begins.
+    """The input of a part: options that take precedence over its own, and the tasks of the header
+    of the chord whose body it begins.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -67,8 +68,8 @@ class _Around:
 
 
 def translate(canvas: Any, builder: Builder) -> None:
-    """Add the tasks of a canvas to a workflow; raises UntranslatableCanvas, which names what has no
-    counterpart.
+    """Add the tasks of a canvas to a workflow; raises UntranslatableCanvas for parts without an
+    equivalent.
     """
     try:
         _Translation(builder).lay(canvas, _Flow(), _Around())
@@ -81,7 +82,7 @@ def translate(canvas: Any, builder: Builder) -> None:
 
 
 class _Translation:
-    """One canvas on its way into one workflow."""
+    """The conversion of one canvas to one workflow."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -95,7 +96,7 @@ class _Translation:
         }
 
     def lay(self, given: Any, before: _Flow, around: _Around) -> _Flow:
-        """Add a part that follows what stands before it."""
+        """Add a part after its predecessors."""
         part = signature(given)
         return self._ways.get(part["task"], self._call)(part, before, around)
 
@@ -122,8 +123,8 @@ class _Translation:
         return step
 
     def _errback(self, given: Any, step: Step, header: Sequence[Step]) -> None:
-        """Call it with the id of the failed task; for a chord's body also when the header fails,
-        with the body's id.
+        """Call it with the id of the failed task; for a chord's body also if the header fails, with
+        the body's id.
         """
         part = signature(given)
         if part["task"] in self._ways:
@@ -211,8 +212,8 @@ class _Translation:
         )
 
     def _joined(self, before: _Flow, followers: int) -> _Flow:
-        """Let many that wait for many wait for one task between them; results are referred to
-        directly all the same.
+        """Insert one task between two groups to reduce the number of edges; references to results
+        are not affected.
         """
         waits = before.waits
         if len(waits) < 2 or followers < 2 or len(waits) * followers <= JOIN_ABOVE:

@@ -31,7 +31,7 @@ _KEPT = ("queue", "priority", "eta", "countdown", "expires", "time_limit", "soft
 
 _WITHOUT_MEANING = (
     "immutable",
-)  # Celery's chord.link_error() writes it among the options, where nothing reads it
+)  # Celery's chord.link_error() sets it among the options, where it has no effect
 
 
 _CALLBACKS = ("link", "link_error")
@@ -56,9 +56,7 @@ def refuse(what: str, why: str) -> NoReturn:
 
 
 def signature(given: Any) -> Any:
-    """Return a part of a canvas; raises UntranslatableCanvas for what Celery's own signatures
-    cannot be.
-    """
+    """Return a part of a canvas; raises UntranslatableCanvas for anything else."""
     if not isinstance(given, Mapping) or "task" not in given:
         refuse(repr(given), "it is no signature; write task.s(...)")
     if given.get("subtask_type") not in (None, *Signature.TYPES):
@@ -94,8 +92,8 @@ def _no_options(part: Any, what: str) -> None:
 def steps_of(part: Any) -> list[Any]:
     """Return the steps of a chain as Celery prepares them.
 
-    Inner chains are spliced, a group of one is its member, an empty one is nothing, and a group
-    with a step after it is a chord with that step as its body.
+    Inner chains are spliced, a group of one task is replaced by the task, an empty group is
+    removed, and a group with a step after it is a chord with that step as its body.
     """
     spliced = list(_spliced(part))
     steps: list[Any] = []
@@ -124,8 +122,8 @@ def _spliced(part: Any) -> Iterator[Any]:
 
 
 def members_of(part: Any) -> list[Any]:
-    """Return the members of a group; those of an inner group are in reverse, as Celery hands their
-    results on.
+    """Return the members of a group; those of an inner group are in reverse order, as Celery passes
+    their results.
     """
     members, rest = [], deque(_inside(part))
     while rest:
@@ -146,7 +144,9 @@ def grouped(part: Any) -> Any:
 
 
 def check_handed_on(part: Any) -> None:
-    """Refuse chunks whose results are wanted: as one task they would not come back from JSON."""
+    """Refuse chunks whose results are used: the results of one task would not be equal after JSON
+    encoding.
+    """
     if part["task"] == CHUNKS:
         refuse(
             "chunks in a header, or with a task after them",
@@ -155,7 +155,7 @@ def check_handed_on(part: Any) -> None:
 
 
 def check_followed(part: Any) -> None:
-    """Refuse what Celery cannot let others follow in a chain."""
+    """Refuse parts to which Celery cannot append others in a chain."""
     check_handed_on(part)
     inner = part
     while inner["task"] == CHORD and inner["kwargs"].get("body") is not None:
@@ -168,13 +168,13 @@ def check_followed(part: Any) -> None:
 
 
 def callbacks_of(options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Take link and link_error out of options."""
+    """Remove link and link_error from options."""
     links, errbacks = (list(maybe_list(options.pop(option, None)) or ()) for option in _CALLBACKS)
     return links, errbacks
 
 
 def distinct(signatures: Iterable[Any]) -> list[Any]:
-    """Return each once, as Celery's link_error() keeps them."""
+    """Return the distinct callbacks, as Celery's link_error() stores them."""
     found: list[Any] = []
     for signature in signatures:
         if signature not in found:
@@ -183,7 +183,7 @@ def distinct(signatures: Iterable[Any]) -> list[Any]:
 
 
 def linked(part: Any, link: Any) -> Any:
-    """Return a part that calls back, as its own ``link()`` does, which would change the caller's
+    """Return a part with a callback. Unlike its own ``link()``, this does not change the caller's
     canvas.
     """
     copy = part.clone()
@@ -201,8 +201,8 @@ def linked(part: Any, link: Any) -> Any:
 
 
 def guarded(part: Any, errbacks: Sequence[Any]) -> Any:
-    """Return a part with the errbacks of what it stands in: in a chord not at its header, unless a
-    setting says so.
+    """Return a part with the errbacks of the part that contains it; in a chord not at its header,
+    unless a setting requires it.
     """
     if not errbacks:
         return part
@@ -221,7 +221,7 @@ def guarded(part: Any, errbacks: Sequence[Any]) -> Any:
 
 
 def check_errback(part: Any) -> None:
-    """Refuse an errback that Celery would call with (request, exc, traceback): by the rule of its
+    """Refuse an errback that Celery would call with (request, exc, traceback), by the rule of its
     backends.
     """
     header = part.type.__header__
@@ -236,8 +236,8 @@ def check_errback(part: Any) -> None:
 
 
 def row_options(name: str, options: Mapping[str, Any], *, waits: bool) -> dict[str, Any]:
-    """Return what Celery's options mean for the row; raises UntranslatableCanvas with the name of
-    an option.
+    """Return the options of the task for these Celery options; raises UntranslatableCanvas with the
+    name of an option.
     """
     given = {option: value for option, value in options.items() if value is not None}
     for option in sorted(given, key=lambda option: option not in _REMEDIES):
