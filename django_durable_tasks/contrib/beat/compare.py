@@ -1,8 +1,8 @@
-"""When beat would fire a row of django-celery-beat, computed with Celery's own schedules, and where
-that is not ours.
+"""Computes when django-celery-beat would fire a row, with Celery's own schedules, and the
+differences from this package.
 
-Nothing here fires anything: it walks a clock of its own through ``remaining_estimate``, as beat
-does with the real one.
+Nothing is fired here: a simulated clock is passed to ``remaining_estimate``, as beat does with the
+real clock.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 _SHOWN = 3
 _STEADY = 20
-_AHEAD = timedelta(days=400)  # each zone that changes its clocks does so within a year
+_AHEAD = timedelta(days=400)  # each zone with clock changes has one within a year
 _AROUND = timedelta(hours=4)
-_WRITTEN = timedelta(
-    minutes=3
-)  # Scheduler.sync_every: a beat that runs writes its last runs down no more often
+_WRITTEN = timedelta(minutes=3)  # Scheduler.sync_every: beat stores its last runs no more often
 _LONG_AGO = timedelta(
     days=365 * 30
-)  # what beat takes for the last run of a row with a start_time that never ran
+)  # the last run that beat assumes for a row with a start_time that never ran
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The next fire times here and in beat (None: unknown), and in words where they differ."""
+    """The next fire times here and in beat (None: unknown), and the differences as text."""
 
     here: list[datetime]
     beat: list[datetime] | None
@@ -53,7 +51,7 @@ class _Clock:
 
 
 def seen_by_beat(row: BeatRow) -> BeatRow:
-    """Return the row as beat reads it: with DJANGO_CELERY_BEAT_TZ_AWARE = False in the zone of
+    """Return the row as beat interprets it: with DJANGO_CELERY_BEAT_TZ_AWARE = False in the zone of
     Celery.
     """
     if row.crontab is None or conf.beat_knows_zones():
@@ -64,8 +62,8 @@ def seen_by_beat(row: BeatRow) -> BeatRow:
 
 
 def fields_of(crontab: Crontab) -> Fields | None:
-    """Return the numbers that Celery reads in the five fields, None where it cannot; raises
-    InvalidSchedule (zone).
+    """Return the numbers that Celery parses from the five fields; None if it cannot. Raises
+    InvalidSchedule for an unknown zone.
     """
     zone(crontab.timezone)
     try:
@@ -102,9 +100,10 @@ def _schedule(row: BeatRow, clock: _Clock) -> Any:
 
 
 def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator[datetime]:
-    """Yield the instants (UTC) at which beat fires from ``now`` on, all of them punctual.
+    """Yield the instants (UTC) at which beat fires from ``now`` on, without delays.
 
-    ``last`` is its last run; without it the row's own, so that a run that beat owes comes at once.
+    ``last`` is its last run. Without it the row's own is used, so that an overdue run comes at
+    once.
     """
     if row.clocked is not None:
         yield max(row.clocked, now)
@@ -125,8 +124,8 @@ def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator
 
 
 def _gate(row: BeatRow, schedule: Any, now: datetime) -> datetime:
-    """Return before when beat does not look at the row: its start_time, of a crontab the first fire
-    after it.
+    """Return the instant before which beat does not run the row: its start_time, or for a crontab
+    the first fire after it.
     """
     if row.start_time is None or row.start_time <= now:
         return now
@@ -143,12 +142,12 @@ def _last_run(row: BeatRow, now: datetime) -> datetime:
     return (row.date_changed or now) - (_LONG_AGO if row.start_time is not None else timedelta(0))
 
 
-# Beside ours --------------------------------------------------------------------------------------
+# Comparison ---------------------------------------------------------------------------------------
 
 
 def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
-    """Return the next fires of both, and where and why they differ until every clock has changed
-    once.
+    """Return the next fires of both, with the differences and their reasons until every clock has
+    changed once.
     """
     here = list(islice(_ours(row, agenda, now), _SHOWN))
     try:
@@ -166,8 +165,8 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
 
 
 def _ran(row: BeatRow, now: datetime) -> datetime | None:
-    """Return the last run of a beat that runs and has not written it down yet; None where it owes a
-    run for longer.
+    """Return the last run of a running beat that has not stored it yet; None if a run is overdue
+    for longer.
     """
     last = _last_run(row, now)
     due = next(fires(row, last, last), None)
@@ -180,7 +179,7 @@ def _ran(row: BeatRow, now: datetime) -> datetime | None:
 
 
 def _ours(row: BeatRow, agenda: Agenda, now: datetime) -> Iterator[datetime]:
-    """Yield the fires of the imported row; a one-off is imported with max_runs=1."""
+    """Yield the fires of the imported row; a one-off task is imported with max_runs=1."""
     return islice(_runs(agenda, now), 1 if row.one_off or row.clocked is not None else None)
 
 

@@ -1,8 +1,9 @@
-"""Rows that another scheduler held become ours: one transaction a schedule, and an import again
-changes what changed.
+"""Imports the periodic tasks of another scheduler: one transaction per schedule. A repeated import
+applies the changes.
 
-A row begins paused where there is a reason to wait; a later import lets it go when the reason is
-gone. What an operator paused stays paused, and what is ours already is never paused by an import.
+A row starts paused if there is a reason to wait; a later import resumes it when the reason no
+longer exists. A row that an operator paused stays paused, and an import never pauses a row that is
+active already.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TRIES = 3
 
 
 def known(name: str) -> RecurringTask | None:
-    """Return the recurring task of this name, of the default tenant."""
+    """Return the recurring task with this name, of the default tenant."""
     found: RecurringTask | None = _rows(name).first()
     return found
 
@@ -42,11 +43,11 @@ def take_over(
     by: str = "",
     disable_in: str | None = None,
 ) -> RecurringTask:
-    """Make one row of beat ours, paused with ``hold`` as its reason where one is given.
+    """Import one row of beat, paused with ``hold`` as its reason if one is given.
 
-    ``disable_in`` is beat's database: a row that fires here from now on is switched off there, in
-    the same transaction where both are one database. Raises TransitionRefused for a row of this
-    name that is not beat's, and all that ``upsert`` raises; nothing is written then.
+    ``disable_in`` is beat's database: a row that fires here from now on is disabled there, in the
+    same transaction if both are one database. Raises TransitionRefused for a row with this name
+    that was not imported, and all errors of ``upsert``; nothing is written then.
     """
     values = columns(name, options) | {"task": checked_name("task", task), "source": BEAT}
     for _ in range(_TRIES):
@@ -56,9 +57,7 @@ def take_over(
                 if disable_in is not None and row.status == RecurringStatus.ACTIVE:
                     beat_tables.disable(disable_in, [name])
                 return row
-        except (
-            IntegrityError
-        ) as taken:  # another import made it in this moment: this one changes it
+        except IntegrityError as taken:  # another import created it concurrently: change it
             lost = taken
     raise lost
 
@@ -82,7 +81,7 @@ def _rows(name: str) -> RecurringTaskQuerySet:
 
 
 def refuse_foreign(row: RecurringTask | None) -> None:
-    """Raise TransitionRefused for a row that an import would take from somebody else."""
+    """Raise TransitionRefused for a row that was not imported from beat."""
     if row is not None and row.source != BEAT:
         whose = row.source or "an operator"
         raise TransitionRefused(

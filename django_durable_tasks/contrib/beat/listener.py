@@ -1,12 +1,13 @@
-"""Hears what Celery's beat sends, so that it can be compared with what would have fired here:
+"""Records the messages that Celery beat sends, to compare them with the fire times of this package:
 ``durable shadow``.
 
-One line in the settings of the process that runs beat, whatever scheduler it has::
+Add one line to the settings of the process that runs beat, with any scheduler class::
 
     from django_durable_tasks.contrib.beat import listener; listener.listen()
 
-It may stand in settings that web processes and workers share: they run no beat, and nothing happens
-in them. Nothing of Django is imported here, because settings are read before the applications are.
+The line may be in settings that web and worker processes share: they do not run beat, and nothing
+happens in them. Nothing of Django is imported here, because settings are read before the
+applications.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _sending: ContextVar[_Entry | None] = ContextVar("sending", default=None)
 
 
 def listen() -> None:
-    """Write down each message of beat, once beat runs in this process."""
+    """Record each message of beat, once beat runs in this process."""
     signals.beat_init.connect(_begin, weak=False, dispatch_uid=_UID)
 
 
 def _begin(sender: Any, **_: Any) -> None:
-    """Learn which entry each message belongs to: only the scheduler knows, a message has no room
-    for its name.
+    """Record to which entry each message belongs: a message does not contain the name, only the
+    scheduler has it.
     """
     scheduler = sender.scheduler
     apply_async = scheduler.apply_async
@@ -63,9 +64,7 @@ def _sent(entry: _Entry) -> Iterator[None]:
     token = _sending.set(entry)
     try:
         yield
-        if (
-            not entry.heard
-        ):  # a durable task: beat wrote its row, and the message comes later or from elsewhere
+        if not entry.heard:  # beat created the row of this durable task
             import_string(_HEAR)(entry.name, entry.task, "")
     finally:
         _sending.reset(token)

@@ -1,5 +1,5 @@
-"""A row of django-celery-beat as keywords of ``upsert``, and what about it will be different here,
-and why.
+"""Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and
+their reasons.
 
 Source of beat's rules: celery/schedules.py, contrib/beat/compare.py, and
 django_celery_beat/schedulers.py of 2.9.
@@ -18,10 +18,10 @@ from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.policies import Overlap
 
 PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
-"""The durable task that sends a message to a Celery task which is none."""
+"""The durable task that sends a message to a Celery task that is not durable."""
 DISABLED, IN_SHADOW, NOT_ALLOWED = "DISABLED_IN_BEAT", "IN_SHADOW", "NOT_IN_PLAIN_CELERY_TASKS"
 HOLDS = (DISABLED, IN_SHADOW, NOT_ALLOWED)
-"""Why an imported row begins paused; a later import lets it go when the reason is gone."""
+"""Why an imported row starts paused; a later import resumes it when the reason no longer exists."""
 
 _UNITS = {"days": 86_400.0, "hours": 3_600.0, "minutes": 60.0, "seconds": 1.0, "microseconds": 1e-6}
 _STARRED = re.compile(r"\*(/[1-9]\d*)?", re.ASCII)
@@ -52,7 +52,8 @@ class Crontab:
 
 
 Fields = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""What Celery's own parser makes of the five fields, each in order; weekdays from Sunday, 0."""
+"""The numbers that Celery's parser gives for the five fields, ascending; weekdays from Sunday, 0.
+"""
 WHOLE: Fields = (
     tuple(range(60)),
     tuple(range(24)),
@@ -64,9 +65,7 @@ WHOLE: Fields = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatRow:
-    """One periodic task as beat's tables hold it; one of interval, crontab, solar and clocked is
-    given.
-    """
+    """One periodic task of beat's tables; one of interval, crontab, solar and clocked is given."""
 
     name: str
     task: str
@@ -94,8 +93,8 @@ class BeatRow:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What a row becomes: the task and keywords of ``upsert``, and remarks on what is different
-    here.
+    """The result of the conversion: the task and keyword arguments of ``upsert``, and remarks on
+    the differences.
     """
 
     task: str
@@ -105,8 +104,8 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What beside the row counts: now, what Celery makes of the crontab, whether the task is
-    durable, the broker.
+    """Further input: the current time, Celery's numbers of the crontab, whether the task is
+    durable, and the broker.
     """
 
     now: datetime
@@ -116,8 +115,8 @@ class Setting:
 
 
 def imported(row: BeatRow, setting: Setting) -> Import:
-    """Return what the row becomes here; raises Over for one that has had its time, InvalidSchedule
-    for a bad one.
+    """Return the conversion of the row; raises Over for a row that will not run again,
+    InvalidSchedule for an invalid one.
     """
     _refuse_over(row, setting.now)
     remarks: list[str] = []
@@ -144,7 +143,7 @@ def _refuse_over(row: BeatRow, now: datetime) -> None:
         raise Over(f"Its time, {_told(row.clocked)}, has passed; beat {owed}.")
 
 
-# When ---------------------------------------------------------------------------------------------
+# Schedule -----------------------------------------------------------------------------------------
 
 
 def _timing(row: BeatRow, setting: Setting, remarks: list[str]) -> dict[str, Any]:
@@ -192,8 +191,8 @@ def _interval(
 
 
 def _crontab(crontab: Crontab, fields: Fields, remarks: list[str]) -> dict[str, Any]:
-    """Return a cron of the same fire times; a rule of RFC 5545 where beat wants both days, and cron
-    either.
+    """Return a cron with the same fire times; a rule of RFC 5545 if beat requires both days to
+    match, where cron requires one.
     """
     _, _, days, _, weekdays = fields
     if len(days) == len(WHOLE[2]) or len(weekdays) == len(WHOLE[4]):
@@ -220,8 +219,8 @@ def _crontab(crontab: Crontab, fields: Fields, remarks: list[str]) -> dict[str, 
 
 
 def _field(text: str, values: tuple[int, ...], whole: tuple[int, ...]) -> str:
-    """Keep a star, because it makes a job follow the real clock; all else becomes the numbers that
-    Celery read.
+    """Keep a star, because it makes a job follow elapsed time; everything else becomes the numbers
+    that Celery parsed.
     """
     if len(values) == len(whole):
         return "*"
@@ -250,7 +249,7 @@ def _bounds(row: BeatRow, setting: Setting, remarks: list[str]) -> dict[str, Any
     return found
 
 
-# What ---------------------------------------------------------------------------------------------
+# Task and options ---------------------------------------------------------------------------------
 
 
 def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> Any:

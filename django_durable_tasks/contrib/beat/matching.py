@@ -1,8 +1,8 @@
-"""What would have fired here beside what beat fired.
+"""Compares the fire times of this package with the fires of beat.
 
-A fire of beat belongs to the last fire time before it, as beat itself sees it: it sends one message
-for all it was late for. What beat sends a moment early, by the skew of two clocks, belongs to the
-fire time to come.
+A fire of beat belongs to the last fire time before it: beat sends one message for all fire times
+that it missed. A message that is early by less than the difference of two clocks belongs to the
+next fire time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EARLY = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Fire times with their lags (seconds that beat was late), and the fires of one side alone."""
+    """Fire times with their lags (seconds that beat was late), and the fires of one side only."""
 
     lags: dict[datetime, float]
     only_here: list[datetime]
@@ -25,9 +25,7 @@ class Match:
 
 
 def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta) -> Match:
-    """Pair fire times with the fires of beat that belong to them, one to one; ``tolerance`` is the
-    longest lag.
-    """
+    """Pair fire times with fires of beat one to one; ``tolerance`` is the longest lag."""
     lags: dict[datetime, float] = {}
     only_beat = []
     for fire in beat:

@@ -1,8 +1,7 @@
-"""The shadow: what was heard of beat, and what would have fired here meanwhile, paused rows
-included.
+"""The recorded fires of beat, and those that this package would have created meanwhile, including
+paused rows.
 
-What would have fired is computed from the row when it is asked for; a fire time is what its agenda
-says, so nothing of it need be kept.
+The latter are computed from the row when the comparison runs, so they are not stored.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ from django_durable_tasks.rules.recurring.declarations import BEAT
 
 logger = logging.getLogger("django_durable_tasks.shadow")
 MOST = 10_000
-"""More fires of one schedule than this are not compared; the range has to be narrowed."""
+"""More fires of one schedule than this are not compared; use a shorter range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """One schedule in a range: pairs, what fired on one side alone, and how late beat was
-    (seconds).
-    """
+    """One schedule in a range: pairs, fires of one side only, and the lag of beat (seconds)."""
 
     name: str
     matched: int
@@ -44,12 +41,12 @@ class Shadow:
 
     @property
     def differs(self) -> bool:
-        """Whether the two did not do the same."""
+        """Whether the two sides differ."""
         return bool(self.only_here or self.only_beat or self.remark)
 
 
 def hear(name: str, task: str, celery_id: str) -> None:
-    """Remember that beat sends this; what cannot be written is logged, and never stops beat."""
+    """Record a message of beat. An error is logged and never stops beat."""
     try:
         with dedicated_connection():
             heard = ShadowFire(name=name[:200], task=task[:200], celery_id=celery_id[:200])
@@ -59,7 +56,7 @@ def hear(name: str, task: str, celery_id: str) -> None:
 
 
 def heard_from() -> datetime | None:
-    """Return when the first fire was heard that is still kept."""
+    """Return the time of the oldest stored fire."""
     rows = ShadowFire.objects.using(tables.database()).order_by("heard_at")
     found: datetime | None = rows.values_list("heard_at", flat=True).first()
     return found
@@ -73,10 +70,10 @@ def compare(
     names: Iterable[str] = (),
     live: Iterable[str] | None = None,
 ) -> list[Shadow]:
-    """Return both sides of [start, end] for each schedule that beat has or was heard of, in the
-    order of names.
+    """Return both sides of [start, end] for each schedule that beat has or has fired, in the order
+    of names.
 
-    ``live`` are the names that beat still fires; None where nobody knows.
+    ``live`` are the names that are enabled in beat; None if they are unknown.
     """
     heard = _heard(start - tolerance, end + tolerance)
     wanted, fired = set(names), None if live is None else set(live)
@@ -115,7 +112,7 @@ def _shadow(
         return Shadow(
             name, 0, [], alone, None, None, "there is no recurring task of this name: import it"
         )
-    # Beat may still be late for a fire time before the row was imported.
+    # Beat may send a fire time from before the import late.
     begin = start if row.start_time <= start else row.start_time + tolerance
     try:
         here = list(_would_fire(row, start - tolerance, end))

@@ -1,7 +1,7 @@
-"""django-celery-beat's tables, read by their columns: the package need not be installed, nor its
-version be known.
+"""Reads the tables of django-celery-beat by their columns, so that the package need not be
+installed and any version works.
 
-Older versions have fewer columns; what is missing has its default.
+Older versions have fewer columns; a missing column has its default.
 """
 
 # ruff: noqa: DJ008 - these models are shown to nobody
@@ -20,7 +20,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 
 _PREFIX = "django_celery_beat_"
 _foreign = Apps()
-"""A registry of its own: neither migrations nor the admin nor the project see these models."""
+"""A separate app registry: migrations, the admin and the project do not see these models."""
 
 
 class NoBeatTables(DurableTasksError, LookupError):
@@ -120,9 +120,7 @@ _KINDS: dict[str, type[models.Model]] = {
 
 
 def rows(database: str, names: Iterable[str] = ()) -> list[BeatRow]:
-    """Return beat's periodic tasks of this database in the order of their names; raises
-    NoBeatTables.
-    """
+    """Return beat's periodic tasks of this database, ordered by name; raises NoBeatTables."""
     tables = set(connections[database].introspection.table_names())
     if _PeriodicTask._meta.db_table not in tables:
         raise NoBeatTables(
@@ -179,8 +177,8 @@ def _crontab(row: dict[str, Any]) -> Crontab:
 
 
 def disable(database: str, names: Iterable[str]) -> int:
-    """Switch these periodic tasks off, and tell a beat that runs to read its tables again; return
-    how many.
+    """Disable these periodic tasks, and make a running beat read its tables again; return their
+    number.
     """
     question = _PeriodicTask._base_manager.using(database).filter(name__in=set(names), enabled=True)
     switched = question.update(enabled=False)
