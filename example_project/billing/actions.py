@@ -1,6 +1,4 @@
-"""What people do on the site. Each is one transaction, and its background work is born with it or
-not at all.
-"""
+"""The actions of the site. Each is one transaction, which also creates its background tasks."""
 
 from datetime import datetime, timedelta
 
@@ -12,7 +10,7 @@ from django_durable_tasks.models import Task
 
 
 def renew(subscription: Subscription) -> Task:
-    """Have a subscription renewed; asked twice in one period it is renewed once."""
+    """Schedule the renewal of a subscription; requested twice in one period, it is renewed once."""
     key = f"renew-{subscription.pk}-{subscription.period + 1}"
     return renew_subscription.using(idempotency_key=key).schedule(subscription.pk)
 
@@ -21,7 +19,7 @@ def renew(subscription: Subscription) -> Task:
 def plan_event(
     host: Customer, title: str, starts_at: datetime, remind_before: timedelta = timedelta(hours=1)
 ) -> Event:
-    """Make an event with its reminder."""
+    """Create an event with its reminder."""
     event = Event.objects.create(
         host=host, title=title, starts_at=starts_at, remind_before=remind_before
     )
@@ -45,13 +43,13 @@ def _remind(event: Event) -> Task:
 
 @transaction.atomic
 def write_post(title: str, publish_at: datetime) -> Task:
-    """Write a post that is published at its time."""
+    """Create a post that is published at its time."""
     post = Post.objects.create(title=title, publish_at=publish_at)
     return publish_post.using(run_at=publish_at).schedule(post.pk)
 
 
 def report_usage(plan: Plan, month: str) -> Task:
-    """Have the usage report of a month built; a report that is asked for twice is built once."""
+    """Schedule the usage report of a month; a report that is requested twice is created once."""
     return build_usage_report.using(idempotency_key=f"usage-{plan.pk}-{month}").schedule(
         plan.pk, month
     )

@@ -1,4 +1,4 @@
-"""The platform's tables in the admin; the tasks have pages of their own there."""
+"""The admin of the platform's tables; tasks have their own pages."""
 
 from django.contrib import admin
 

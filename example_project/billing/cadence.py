@@ -1,16 +1,17 @@
-"""The fifty jobs in the cadence of the demo: each fires every two to seven seconds instead of every
-hour or month.
+"""The fifty jobs with the intervals of the demo: each fires every two to seven seconds instead of
+every hour or month.
 
-A cron stays a cron and a rule a rule, in its zone; what has no seconds (the sun, the last working
-day) becomes an interval, and calendars are left out, because a demo may be played on a holiday. All
-else stays as it is declared.
+A cron remains a cron and a rule a rule, in its zone. Schedules without seconds (sun, last working
+day) become intervals. Calendars are omitted, because a demo may run on a holiday. All other options
+remain as declared.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 PACES = (2, 7, 5, 7, 6, 3, 7, 5, 4, 6)
-# at the least: a run that waits for the one before it is let go by the leader's sweep, each second
+# The minimum: a run that waits for the previous one is released by a job of the leader, once per
+# second.
 QUEUING = 5
 _WHEN = frozenset(
     {
@@ -34,7 +35,7 @@ _GENTLY: dict[str, dict[str, Any]] = {"renew-due": {"kwargs": {"most": 1}}}
 
 
 def quick(schedules: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the schedules with quick timetables."""
+    """Return the schedules with short intervals."""
     return {
         name: {key: value for key, value in given.items() if key not in _WHEN}
         | _timing(

@@ -1,4 +1,4 @@
-"""Customers that look real and are the same in every run: factory-boy under a fixed seed."""
+"""Realistic customers that are the same in every run: factory-boy with a fixed seed."""
 
 from datetime import UTC
 
@@ -22,7 +22,7 @@ class PlanFactory(factory.django.DjangoModelFactory):
 
 
 class CustomerFactory(factory.django.DjangoModelFactory):
-    """Customers; of a hundred cards three are declined, and the bank of one is down."""
+    """Customers; of a hundred cards three are declined, and the bank of one is unavailable."""
 
     class Meta:
         model = Customer
@@ -37,7 +37,7 @@ class CustomerFactory(factory.django.DjangoModelFactory):
 
 
 class SubscriptionFactory(factory.django.DjangoModelFactory):
-    """Subscriptions that fell due within the last day."""
+    """Subscriptions that became due within the last day."""
 
     class Meta:
         model = Subscription
@@ -46,7 +46,7 @@ class SubscriptionFactory(factory.django.DjangoModelFactory):
 
 
 def begin(seed: int = SEED) -> None:
-    """Let every factory begin anew under this seed."""
+    """Reset every factory to this seed."""
     factory.random.reseed_random(seed)
     CustomerFactory.reset_sequence(0)
     PlanFactory.name.reset()

@@ -1,8 +1,8 @@
-"""What the platform knows: customers and their subscriptions, invoices and payments, events and
+"""The data of the platform: customers and their subscriptions, invoices and payments, events and
 posts, and its books.
 
-Amounts are in cents. Each verb that changes more than one row says in which transaction it wants to
-be called.
+Amounts are in cents. Methods that change more than one row document the transaction that they
+require.
 """
 
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ PERIOD = timedelta(days=30)
 
 
 class Plan(models.Model):
-    """What can be subscribed to."""
+    """A plan to which customers subscribe."""
 
     name = models.CharField(max_length=50, unique=True)
     price = models.PositiveIntegerField()
@@ -34,7 +34,7 @@ class Card(models.TextChoices):
 
 
 class Customer(models.Model):
-    """Who pays."""
+    """A customer."""
 
     name = models.CharField(max_length=100)
     email = models.EmailField()
@@ -45,7 +45,7 @@ class Customer(models.Model):
 
 
 class SubscriptionQuerySet(models.QuerySet["Subscription"]):
-    """The questions."""
+    """The queryset of subscriptions."""
 
     def due(self, now: datetime) -> Self:
         """Subscriptions whose period is over, the longest overdue first."""
@@ -66,8 +66,8 @@ class Subscription(models.Model):
         return f"{self.customer}: {self.plan}"
 
     def renew(self) -> None:
-        """Move to the next period. Adding is not idempotent, so it is called in an atomic task
-        only.
+        """Move to the next period. The addition is not idempotent, so it is called in an atomic
+        task only.
         """
         self.period = F("period") + 1
         self.renews_at = F("renews_at") + PERIOD
@@ -76,10 +76,10 @@ class Subscription(models.Model):
 
 
 class Invoice(models.Model):
-    """What is owed for one period of one subscription; the constraint makes issuing idempotent."""
+    """The amount of one period of one subscription; the constraint makes issuing idempotent."""
 
     class State(models.TextChoices):
-        """Where it stands."""
+        """The status of an invoice."""
 
         OPEN = "open"
         PAID = "paid"
@@ -101,7 +101,7 @@ class Invoice(models.Model):
 
 
 class Payment(models.Model):
-    """Money that the gateway took for an invoice, under the key that it was asked with."""
+    """Money that the gateway received for an invoice, with the key of the request."""
 
     invoice = models.ForeignKey(Invoice, models.CASCADE, related_name="payments")
     idempotency_key = models.CharField(max_length=200, unique=True)
@@ -113,7 +113,7 @@ class Payment(models.Model):
 
 
 class UsageReport(models.Model):
-    """How much the customers of a plan used in a month."""
+    """The usage of the customers of a plan in a month."""
 
     plan = models.ForeignKey(Plan, models.CASCADE)
     month = models.CharField(max_length=7)
@@ -130,7 +130,7 @@ class UsageReport(models.Model):
 
 
 class Event(models.Model):
-    """Something that begins at a time, of which a customer wants to be reminded."""
+    """Something that begins at a time, with a reminder for the customer."""
 
     title = models.CharField(max_length=100)
     host = models.ForeignKey(Customer, models.CASCADE, related_name="events")
@@ -147,12 +147,12 @@ class Event(models.Model):
 
     @property
     def reminder_key(self) -> str:
-        """The name of its one reminder: scheduling under it again moves the reminder."""
+        """The key of its reminder: scheduling with the same key moves the reminder."""
         return f"event-{self.pk}-reminder"
 
 
 class Post(models.Model):
-    """Something to be published at a time, rather late than never."""
+    """Something to publish at a time; a late publication is better than none."""
 
     title = models.CharField(max_length=100)
     publish_at = models.DateTimeField()
@@ -162,12 +162,14 @@ class Post(models.Model):
         return self.title
 
     def publish(self) -> None:
-        """Publish once; doing it again changes nothing."""
+        """Publish once; a repetition has no effect."""
         Post.objects.filter(pk=self.pk, published_at=None).update(published_at=timezone.now())
 
 
 class Statement(models.Model):
-    """What a customer has paid by the closing of a month; closing it again replaces it."""
+    """The payments of a customer up to the closing of a month; closing it again replaces
+    the row.
+    """
 
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="statements")
     month = models.CharField(max_length=7)
@@ -183,7 +185,7 @@ class Statement(models.Model):
 
 
 class ExchangeRate(models.Model):
-    """What one unit of a currency was worth on a day, in euros."""
+    """The rate of a currency on a day, in euros."""
 
     currency = models.CharField(max_length=3)
     day = models.DateField()
@@ -199,7 +201,7 @@ class ExchangeRate(models.Model):
 
 
 class Figure(models.Model):
-    """A number that the office follows, one for each period; taking it again replaces it."""
+    """A figure of the business, one for each period; recording it again replaces it."""
 
     name = models.CharField(max_length=100)
     period = models.CharField(max_length=30)
@@ -216,9 +218,7 @@ class Figure(models.Model):
 
 
 class Finding(models.Model):
-    """Something that a reconciliation found and that somebody must look at; found again it is still
-    one.
-    """
+    """A result of a reconciliation that a person must look at; found again it is still one row."""
 
     check_name = models.CharField(max_length=50)
     subject = models.CharField(max_length=100)
@@ -234,9 +234,7 @@ class Finding(models.Model):
 
 
 class GatewayCharge(models.Model):
-    """The gateway's own book (really on the other side of the net): one charge for each key it was
-    given.
-    """
+    """The gateway's ledger (in reality an external system): one charge for each key."""
 
     idempotency_key = models.CharField(max_length=200, unique=True)
     invoice_number = models.PositiveBigIntegerField(db_index=True)

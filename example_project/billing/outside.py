@@ -1,7 +1,7 @@
-"""The world outside: a payment gateway, a metering service, a bank; slow and unreliable, but the
+"""External systems: a payment gateway, a metering service, a bank; slow and unreliable, but the
 same in every run.
 
-What fails, fails by the checksum of what was asked, so a test knows beforehand which call does.
+Which calls fail is determined by a checksum of the arguments, so that tests can predict it.
 """
 
 import time
@@ -12,25 +12,25 @@ from decimal import Decimal
 from billing.models import Card, GatewayCharge
 
 GATEWAY_SECONDS = METER_SECONDS = 0.1
-FAILS_BEFORE, FAILS_AFTER = 10, 5  # of a hundred calls, before and after the money moved
+FAILS_BEFORE, FAILS_AFTER = 10, 5  # of a hundred calls, before and after the charge
 PAGES = 30
 
 
 class GatewayUnavailable(Exception):
-    """The gateway did not answer; whether the money moved is not known."""
+    """The gateway did not respond; whether the money moved is unknown."""
 
 
 class CardDeclined(Exception):
-    """The bank refuses this card; asking again is of no use."""
+    """The bank refuses this card; a retry is useless."""
 
 
 def charge(
     *, card: str, invoice_number: int, amount: int, idempotency_key: str, attempt: int
 ) -> str:
-    """Take money and return the reference of the charge; a key that was charged before returns the
-    first charge.
+    """Charge a card and return the reference; a key that was charged before returns the first
+    charge.
 
-    Raises CardDeclined, and GatewayUnavailable, after which nobody knows whether the money moved.
+    Raises CardDeclined, and GatewayUnavailable, after which it is unknown whether the money moved.
     """
     time.sleep(GATEWAY_SECONDS)
     if card == Card.DECLINED:
@@ -48,16 +48,16 @@ def charge(
 
 
 def metered(plan_id: int, month: str, page: int) -> int:
-    """Return the units that one page of customers used."""
+    """Return the usage of one page of customers."""
     time.sleep(METER_SECONDS)
     return zlib.crc32(f"{plan_id}/{month}/{page}".encode()) % 1000
 
 
 def exchange_rate(currency: str, day: date) -> Decimal:
-    """Return what one unit of a currency was worth on a day, in euros."""
+    """Return the rate of a currency on a day, in euros."""
     return Decimal(800_000 + zlib.crc32(f"{currency}/{day}".encode()) % 200_000) / 1_000_000
 
 
 def feed_in(site: str, day: date) -> int:
-    """Return the watt-hours that the panels on a roof gave up to now on a day."""
+    """Return the watt-hours that the panels on a roof have produced so far on a day."""
     return zlib.crc32(f"{site}/{day}".encode()) % 50_000

@@ -1,9 +1,9 @@
-"""When the recurring jobs run: fifty schedules of every kind, each under its name.
+"""The schedules of the recurring jobs: fifty schedules of every kind, each under its name.
 
-A schedule that names nothing else is in TIME_ZONE, runs one missed fire when late, and skips a fire
-while a run is open. Here they stand in a table; where a body has one schedule, `@recurring(...)`
-above `@durable_task` says the same. `manage.py durable sync` makes them rows. Doing it again
-changes what was changed here, and keeps an operator's pause.
+By default a schedule is in TIME_ZONE, runs one missed fire when late, and skips a fire while a run
+is open. They are listed in a table here; for a function with one schedule, `@recurring(...)` above
+`@durable_task` is equivalent. `manage.py durable sync` writes them to the database. A repeated sync
+applies the changes, and keeps an operator's pause.
 """
 
 import io
@@ -19,7 +19,7 @@ from django_durable_tasks import recurring
 from django_durable_tasks.models import RecurringTask
 
 CALENDARS = {"New York": "US-NY", "Berlin": "DE-BE", "Sydney": "AU-NSW", "TARGET": "XECB"}
-"""Calendars by the country and subdivision, or the exchange, whose holidays they know."""
+"""Calendars by their country and subdivision, or their exchange."""
 
 NEW_YORK = {"timezone": "America/New_York", "calendar": "New York"}
 BERLIN = {"timezone": "Europe/Berlin", "calendar": "Berlin"}
@@ -150,7 +150,7 @@ FIGURES: dict[str, dict[str, Any]] = {
         "customers", cron="@daily", catch_up_mode="RUN_ALL_MISSED", catchup_window=7 * 86_400
     ),
     "count-subscriptions": _figure("subscriptions", cron="5 0 * * *", timezone="America/New_York"),
-    # At 02:30 there is a day without this hour and one with two of it: it runs on both, once.
+    # At 02:30 one day lacks this hour and one has it twice: the schedule runs on both, once.
     "count-invoices-new-york": _figure(
         "open invoices", cron="30 2 * * *", timezone="America/New_York"
     ),
@@ -290,7 +290,7 @@ def _durable(*words: str) -> None:
 
 
 def sync() -> list[RecurringTask]:
-    """Import the holidays of this year and the next, and make the schedules rows."""
+    """Import the holidays of this year and the next, and sync the schedules."""
     for name, place in CALENDARS.items():
         _durable("calendars", "import", f"holidays:{place}", "--name", name, "--years", "2")
     _durable("sync")

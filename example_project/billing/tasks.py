@@ -1,8 +1,8 @@
-"""The platform's background work.
+"""The background tasks of the platform.
 
-A body may be started more than once (its worker may die at any statement), so each says how it
-stays right: `atomic`, where adding twice would be wrong; a unique constraint; or the idempotency
-key, handed to whoever is outside.
+A task function may be started more than once (its worker may die at any statement), so each
+docstring states why that is harmless: `atomic`, where adding twice would be wrong; a unique
+constraint; or the idempotency key, which is passed to external systems.
 """
 
 from datetime import timedelta
@@ -15,8 +15,8 @@ from django_durable_tasks import Schedule, durable_task
 
 @durable_task(atomic=True)
 def renew_subscription(subscription_id: int) -> Schedule:
-    """Begin the next period. Body and success are one transaction: the period moves once, however
-    often this starts.
+    """Begin the next period. The function and its success are one transaction: the period moves
+    once, independent of the number of starts.
     """
     subscription = Subscription.objects.select_for_update().get(pk=subscription_id)
     subscription.renew()
@@ -41,11 +41,11 @@ def issue_invoice(subscription_id: int, period: int) -> Schedule:
     bind=True, priority=5, max_attempts=4, retry_for=(outside.GatewayUnavailable,), timeout=30
 )
 def charge_payment(self: Any, invoice_id: int) -> Schedule:
-    """Take the money. The gateway gets our key, the same for every attempt and replay, and charges
-    it once.
+    """Charge an invoice. The gateway receives the idempotency key, the same for every attempt and
+    replay, and charges it once.
 
-    An unreachable bank is asked four times, and then somebody must look: a dead letter. A declined
-    card is no error of ours: the customer is told.
+    An unreachable bank is tried four times, then a dead letter is opened. A declined card is not an
+    error: the customer is notified.
     """
     invoice = Invoice.objects.select_related("subscription__customer").get(pk=invoice_id)
     key = self.durable.idempotency_key
@@ -69,7 +69,7 @@ def charge_payment(self: Any, invoice_id: int) -> Schedule:
 
 @durable_task(bind=True)
 def send_receipt(self: Any, invoice_id: int) -> None:
-    """Thank for a payment."""
+    """Send a receipt for a payment."""
     invoice = Invoice.objects.select_related("subscription__customer").get(pk=invoice_id)
     text = f"Thank you for {invoice.amount / 100:.2f}."
     mails.send(
@@ -79,9 +79,7 @@ def send_receipt(self: Any, invoice_id: int) -> None:
 
 @durable_task(bind=True, expires_in=timedelta(days=3))
 def send_dunning_mail(self: Any, invoice_id: int) -> None:
-    """Ask for the money. After three days without a worker it is not sent at all: better none than
-    one too late.
-    """
+    """Send a reminder of an overdue invoice. It expires after three days without a worker."""
     invoice = Invoice.objects.select_related("subscription__customer").get(pk=invoice_id)
     if invoice.state == Invoice.State.PAID:
         return
@@ -93,7 +91,9 @@ def send_dunning_mail(self: Any, invoice_id: int) -> None:
 
 @durable_task(bind=True, timeout=300, expected_duration=60)
 def build_usage_report(self: Any, plan_id: int, month: str) -> dict[str, int]:
-    """Add up a month, page by page: shows how far it is, and stops when somebody cancels it."""
+    """Compute the report of a month, page by page: reports its progress, and stops on
+    cancellation.
+    """
     units = 0
     for page in range(outside.PAGES):
         self.durable.check()
@@ -105,8 +105,8 @@ def build_usage_report(self: Any, plan_id: int, month: str) -> dict[str, int]:
 
 @durable_task(bind=True, expires_in=timedelta(minutes=30))
 def send_event_reminder(self: Any, event_id: int) -> None:
-    """Remind the host. Scheduled under the event's key, so there is one, and it moves with the
-    event.
+    """Remind the host. Scheduled with the event's key, so that there is one reminder, which moves
+    with the event.
     """
     event = Event.objects.select_related("host").get(pk=event_id)
     text = f"{event} begins at {event.starts_at:%H:%M:%S}."
@@ -115,5 +115,5 @@ def send_event_reminder(self: Any, event_id: int) -> None:
 
 @durable_task
 def publish_post(post_id: int) -> None:
-    """Publish. No expiry: a post is published late rather than never."""
+    """Publish a post. It has no expiry: a post is published late rather than never."""
     Post.objects.get(pk=post_id).publish()

@@ -1,6 +1,4 @@
-"""The bodies, run where they are called: Celery's eager mode starts each task as soon as its
-transaction commits.
-"""
+"""Tests of the tasks in Celery's eager mode: each task runs when its transaction commits."""
 
 from datetime import timedelta
 from unittest import mock
@@ -30,7 +28,7 @@ from django_durable_tasks.models import Task
 
 
 class BillingTestCase(TestCase):
-    """Three plans, tasks that run at once, and a world outside that is quick and reliable."""
+    """Three plans, tasks that run at once, and external systems without delays and errors."""
 
     @classmethod
     def setUpTestData(cls) -> None:
@@ -94,7 +92,7 @@ class RenewalTests(BillingTestCase):
 
 
 class GatewayTests(BillingTestCase):
-    """The worst answer is none: the money moved, and nobody told us."""
+    """No response is the worst response: the money moved, and the gateway did not report it."""
 
     def test_a_key_is_charged_once_although_the_first_answer_was_lost(self) -> None:
         call = {
@@ -112,7 +110,7 @@ class GatewayTests(BillingTestCase):
 
 
 class CalendarTests(BillingTestCase):
-    """What has a time."""
+    """Tasks with a time."""
 
     def test_a_reminder_moves_with_its_event(self) -> None:
         starts_at = timezone.now() + timedelta(days=2)

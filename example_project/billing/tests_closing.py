@@ -1,5 +1,5 @@
-"""The closing of a month, from its start to the mail, in Celery's eager mode; the leader's part is
-played by hand.
+"""Tests of the closing of a month, from its start to the mail, in Celery's eager mode; the leader's
+jobs are called directly.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from django_durable_tasks.models import WorkflowRun
 
 
 class ClosingTests(JobTestCase):
-    """One workflow a fire time."""
+    """One workflow per fire time."""
 
     def pay(self, amount: int, **given: Any) -> Subscription:
         """Return a subscription of a new customer who paid one invoice."""

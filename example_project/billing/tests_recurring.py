@@ -1,5 +1,5 @@
-"""The recurring jobs: every one can be declared and will fire, and each body does its work, once or
-twice alike.
+"""Tests of the recurring jobs: each can be declared and will fire, and each has the same effect
+when started once or twice.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ FIRE = datetime(2026, 3, 8, 7, tzinfo=UTC)
 
 
 class ScheduleTests(TestCase):
-    """What stands in the table."""
+    """The table of schedules."""
 
     def test_fifty_jobs_are_declared_and_each_will_fire(self) -> None:
         rows = schedules.sync()
@@ -69,8 +69,8 @@ class ScheduleTests(TestCase):
 
 
 class JobTestCase(TestCase):
-    """Bodies run where they are scheduled: Celery's eager mode starts each task when its
-    transaction commits.
+    """Tasks run when they are scheduled: Celery's eager mode starts each task when its transaction
+    commits.
     """
 
     @classmethod
@@ -88,7 +88,9 @@ class JobTestCase(TestCase):
         self.addCleanup(quickly.stop)
 
     def run_job(self, job: Any, *args: Any, zone: str = "UTC", times: int = 1) -> Any:
-        """Run a job for FIRE, twice if asked, as a lost worker makes it; return its last result."""
+        """Run a job for FIRE, twice if ``twice``, as after a lost worker; return its last
+        result.
+        """
         for _ in range(times):
             with self.captureOnCommitCallbacks(execute=True):
                 task = job.schedule(*args)
@@ -103,7 +105,7 @@ class JobTestCase(TestCase):
         return factories.SubscriptionFactory(customer=customer, plan=Plan.objects.first(), **given)
 
     def invoice(self, days: int = 0, **given: Any) -> Invoice:
-        """Return an invoice that was issued so many days ago."""
+        """Return an invoice that was issued ``days`` days ago."""
         invoice = Invoice.objects.create(
             **{"subscription": self.subscription(), "period": 1, "amount": 900} | given
         )
@@ -114,7 +116,7 @@ class JobTestCase(TestCase):
 
 
 class JobTests(JobTestCase):
-    """What each body does."""
+    """The effect of each job."""
 
     def test_due_subscriptions_are_renewed_once(self) -> None:
         due, later = (
@@ -232,7 +234,7 @@ class JobTests(JobTestCase):
 
 
 class ReportTests(TestCase):
-    """The demo's report finds what it is there to find."""
+    """The report of the demo finds missing and duplicate fires."""
 
     def setUp(self) -> None:
         self.row = RecurringTask.objects.upsert(
@@ -243,7 +245,7 @@ class ReportTests(TestCase):
         )
 
     def tell(self, hours: int, *, last: int | None = None, **more: Any) -> None:
-        """Write a line of the ledger, as if the job had fired so many hours after its start."""
+        """Write a ledger entry, as if the job had fired ``hours`` hours after its start."""
         OccurrenceRecord.objects.unguarded().create(
             recurring_task=self.row,
             tenant_id=1,
@@ -254,7 +256,7 @@ class ReportTests(TestCase):
         )
 
     def read(self) -> fires.Fires:
-        """Read the report of a demo in which nobody led for the second hour."""
+        """Read the report of a demo without a leader during the second hour."""
         return fires.read((FIRE + timedelta(hours=1), FIRE + timedelta(hours=3)))
 
     def test_what_is_told_once_is_neither_missing_nor_doubled(self) -> None:
@@ -302,7 +304,7 @@ class ReportTests(TestCase):
 
 
 class RealScheduleTests(TestCase):
-    """Schedules of a real project, read from a table."""
+    """Schedules of a real project, imported from a table."""
 
     def test_each_row_is_a_paused_schedule_and_what_cannot_be_read_is_named(self) -> None:
         with TemporaryDirectory() as folder:

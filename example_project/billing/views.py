@@ -15,7 +15,7 @@ from django_durable_tasks.models import Task
 
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
-    """Show what is due, what is owed, and where the tasks stand."""
+    """Show due subscriptions, open invoices, and the tasks per status."""
     context = {
         "subscriptions": Subscription.objects.due(timezone.now()).select_related(
             "customer", "plan"
@@ -36,7 +36,7 @@ def renew(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def move_event(request: HttpRequest, pk: int) -> HttpResponse:
-    """Put an event off by a day."""
+    """Postpone an event by a day."""
     event = get_object_or_404(Event, pk=pk)
     actions.move_event(event, event.starts_at + timedelta(days=1))
     return redirect("overview")

@@ -1,4 +1,4 @@
-"""The project: settings, addresses, Celery."""
+"""The project: settings, URLs, Celery app."""
 
 from config.celery import app as celery_app
 

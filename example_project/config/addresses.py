@@ -1,6 +1,4 @@
-"""A database's address, as one environment variable holds it, becomes an entry of Django's
-DATABASES.
-"""
+"""Converts a database URL from an environment variable to an entry of Django's DATABASES."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +15,7 @@ _ENGINES = {
 
 
 def database(url: str, folder: Path) -> dict[str, Any]:
-    """Read `postgresql://user:password@host:port/name`, `mysql://…`, `sqlite:///path`; empty:
+    """Parse `postgresql://user:password@host:port/name`, `mysql://…`, `sqlite:///path`; empty:
     SQLite in `folder`.
     """
     parts = urlsplit(url)
@@ -38,17 +36,15 @@ def database(url: str, folder: Path) -> dict[str, Any]:
 
 
 def _sqlite(path: Path) -> dict[str, Any]:
-    # One writer at a time: take the lock at BEGIN and wait for it, and never lose a commit to a
-    # power cut.
+    # SQLite has one writer at a time: take the lock at BEGIN and wait for it, and lose no commit on
+    # a power failure.
     pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL"
     options = {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": path, "OPTIONS": options}
 
 
 def _allow_pymysql() -> None:
-    """Let PyMySQL stand in where mysqlclient is not installed; Django asks for mysqlclient's
-    version.
-    """
+    """Use PyMySQL if mysqlclient is not installed; Django checks the version of mysqlclient."""
     if find_spec("MySQLdb") is None:
         pymysql: Any = import_module("pymysql")
         pymysql.version_info = (2, 2, 7, "final", 0)

@@ -1,7 +1,7 @@
 """The settings of the billing platform.
 
-By default it needs no server: SQLite and a folder of messages under `var`. The environment points
-it elsewhere: DATABASE_URL, BROKER_URL, BILLING_FOLDER (files), QUEUE_PREFIX, and DURABLE_TASKS
+By default it requires no server: SQLite and a folder of messages under `var`. Environment variables
+change this: DATABASE_URL, BROKER_URL, BILLING_FOLDER (files), QUEUE_PREFIX, and DURABLE_TASKS
 (JSON).
 """
 
@@ -62,13 +62,13 @@ DATABASES = {"default": database(os.environ.get("DATABASE_URL", ""), FOLDER)}
 
 MAIL_FOLDER = FOLDER / "mails"
 _BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-if VERSION >= (6, 1):  # which deprecates the settings that older versions need
+if VERSION >= (6, 1):  # which deprecates the settings that older versions require
     MAILERS = {"default": {"BACKEND": _BACKEND, "OPTIONS": {"file_path": MAIL_FOLDER}}}
 else:
     EMAIL_BACKEND, EMAIL_FILE_PATH = _BACKEND, MAIL_FOLDER
 DEFAULT_FROM_EMAIL = "Billing <billing@example.com>"
 
-# The carrier. Without BROKER_URL messages are files in a folder that all processes share.
+# Without BROKER_URL, messages are files in a folder that all processes share.
 CELERY_BROKER_URL = os.environ.get("BROKER_URL") or "durable-filesystem://"
 if CELERY_BROKER_URL.startswith("durable-filesystem"):
     CELERY_BROKER_TRANSPORT_OPTIONS = {"data_folder": str(FOLDER / "messages")}
@@ -85,7 +85,7 @@ CELERY_TASK_QUEUES = [
 ]
 CELERY_TASK_ROUTES = {"billing.tasks.build_usage_report": {"queue": f"{_prefix}reports"}}
 
-# The atomic bodies here take milliseconds, so that SQLite's only writer is soon free again.
+# The atomic tasks take milliseconds, so that the single writer of SQLite is soon available again.
 SILENCED_SYSTEM_CHECKS = ["durable_tasks.W011"]
 DURABLE_TASKS = json.loads(os.environ.get("DURABLE_TASKS", "{}"))
 

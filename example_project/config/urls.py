@@ -1,4 +1,4 @@
-"""The site: an overview, two buttons, and the admin."""
+"""The URLs of the site: an overview, two buttons, and the admin."""
 
 from billing import views
 from django.contrib import admin

@@ -1,3 +1,3 @@
-"""Starts, watches, kills and stops the platform's processes, for `manage.py demo` and `manage.py
+"""Starts, monitors, kills and stops the platform's processes, for `manage.py demo` and `manage.py
 run`.
 """

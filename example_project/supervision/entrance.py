@@ -1,6 +1,4 @@
-"""How a command gets a folder of its own: it starts itself anew, with the settings that its
-children get too.
-"""
+"""Restarts a command in a separate folder, with the settings that its child processes get too."""
 
 import json
 import os
@@ -10,10 +8,10 @@ from pathlib import Path
 
 
 def enter(folder: Path, durable_tasks: Mapping[str, float], **more: str) -> None:
-    """Return at once in a process that works in this folder; else become one. Settings are read
-    only once.
+    """Return at once in a process that works in this folder; otherwise restart in it. Settings are
+    read only once.
 
-    ``more`` are variables of the environment that this process and its children get.
+    ``more`` are environment variables for this process and its children.
     """
     if os.environ.get("BILLING_ENTERED") == str(folder):
         return

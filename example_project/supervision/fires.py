@@ -1,8 +1,7 @@
-"""What became of each fire time of the recurring jobs: what the timetables alone expect, against
-ledger and runs.
+"""Compares the fire times of the timetables with the ledger and the tasks.
 
-From the first tick to the last; a fire is seen when the ledger tells it, and, where the ledger says
-that it ran, when its task has one success.
+It covers the time from the first tick to the last. A fire is correct if the ledger has an entry,
+and, if the entry has a task, this task has one success.
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ class Fires:
 
 @dataclass(frozen=True)
 class _Books:
-    """What the database says of one job."""
+    """The data of one job."""
 
     row: RecurringTask
     lines: list[tuple[datetime, datetime, str, UUID | None]]
@@ -44,7 +43,7 @@ class _Books:
 
 
 def read(leaderless: tuple[datetime, datetime] | None) -> Fires:
-    """Read everything back; the caller knows from when to when nobody led."""
+    """Read everything from the database; the caller provides the time without a leader."""
     ledger = OccurrenceRecord.objects.order_by()
     jobs = [_books(row) for row in RecurringTask.objects.order_by("name")]
     times = {job.row.name: _expected(job.row) for job in jobs}
@@ -76,9 +75,9 @@ def _books(row: RecurringTask) -> _Books:
 
 
 def _expected(row: RecurringTask) -> list[datetime]:
-    """Return the fire times up to the last tick, by the timetable and not by the ledger."""
+    """Return the fire times up to the last tick, from the timetable and not from the ledger."""
     running = copy(row)
-    running.status = "ACTIVE"  # the demo has paused its jobs by now
+    running.status = "ACTIVE"  # the demo has paused its jobs before
     found, after = list[datetime](), row.start_time
     while page := [fire.nominal for fire in running.next_fire_times(PAGE, after=after)]:
         found += [time for time in page if time <= row.watermark_at]

@@ -1,6 +1,4 @@
-"""What became of the workflows: each run to its end, and no task of them started before what it
-waits for had ended.
-"""
+"""Checks the workflows: each run has ended, and no task started before its upstreams had ended."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ class Graphs:
 
 
 def read() -> Graphs:
-    """Read everything back."""
+    """Read everything from the database."""
     roots = WorkflowRun.objects.filter(parent=None)
     return Graphs(
         started=roots.count(),
@@ -47,7 +45,7 @@ def read() -> Graphs:
 
 
 def _early() -> Iterator[str]:
-    """Tasks whose first attempt started before an upstream that they need had succeeded."""
+    """Tasks whose first attempt started before a required upstream had succeeded."""
     logs = TaskExecutionLog.objects.filter(
         task__workflow__isnull=False, started_at__isnull=False
     ).order_by()
@@ -67,9 +65,7 @@ def _early() -> Iterator[str]:
 
 
 def _wrong() -> Iterator[str]:
-    """Runs that have not ended or whose counts are not those of their tasks, and fires that started
-    two.
-    """
+    """Runs that have not ended or whose counters are wrong, and fires that started two runs."""
     for run in WorkflowRun.objects.all():
         stands = dict(
             Task.objects.filter(workflow=run).order_by().values_list("status").annotate(Count("pk"))

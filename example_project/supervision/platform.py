@@ -1,4 +1,4 @@
-"""The platform as it runs in production, small: the site, two schedulers, two workers."""
+"""A small production setup: the site, two schedulers, two workers."""
 
 import itertools
 import signal
@@ -20,11 +20,11 @@ STARTING = 60.0
 
 
 class NotStarted(Exception):
-    """A process did not come up; the message ends with what it said."""
+    """A process did not start; the message ends with its output."""
 
 
 class Platform:
-    """All processes, as a context: whatever happens inside, none of them outlives it."""
+    """All processes, as a context manager that ends them in any case."""
 
     def __init__(self, patience: Patience, say: Callable[[str], None], port: int = 0) -> None:
         self.patience, self.say, self.port = patience, say, free_port(port)
@@ -52,13 +52,11 @@ class Platform:
 
     @property
     def address(self) -> str:
-        """Where the site answers."""
+        """The URL of the site."""
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self) -> None:
-        """Start everything and wait until it says that it is there; raises NotStarted and
-        Interrupted.
-        """
+        """Start everything and wait until it is ready; raises NotStarted and Interrupted."""
         self._run("site", "manage.py", "runserver", "--noreload", f"127.0.0.1:{self.port}")
         for _ in range(2):
             self.add_scheduler()
@@ -97,7 +95,7 @@ class Platform:
         return program
 
     def wait_ready(self, program: Program) -> None:
-        """Wait until a process says that it is there; raises NotStarted and Interrupted."""
+        """Wait until a process is ready; raises NotStarted and Interrupted."""
 
         def there() -> bool:
             return not program.alive or self.is_ready(program)
@@ -108,15 +106,15 @@ class Platform:
             )
 
     def is_ready(self, program: Program) -> bool:
-        """Return whether a process serves."""
+        """Return whether a process is ready."""
         return listens(self.port) if program.name == "site" else self.node_of(program) is not None
 
     def node_of(self, program: Program) -> Node | None:
-        """Return the row under which a scheduler or worker says that it lives."""
+        """Return the Node of a scheduler or worker."""
         return Node.objects.alive().filter(pid=program.pid).order_by("-started_at").first()
 
     def leader(self) -> tuple[Program | None, int]:
-        """Return the scheduler that leads, and its term."""
+        """Return the scheduler that is the leader, and its term."""
         lease = SchedulerLease.objects.get(name="leader")
         node = (
             Node.objects.filter(pk=lease.holder).first()
@@ -129,7 +127,7 @@ class Platform:
         ), lease.term
 
     def busy_worker(self) -> Program | None:
-        """Return a worker that is in the middle of a long run."""
+        """Return a worker that is executing a long run."""
         before = timezone.now() - timedelta(seconds=0.5)
         long_run = (
             Task.objects.running()
@@ -149,7 +147,7 @@ class Platform:
         return Task.objects.running().filter(node=node.pk).count() if node else 0
 
     def fallen(self) -> list[Program]:
-        """Return the processes that ended although nobody killed them."""
+        """Return the processes that ended without being killed."""
         return [program for program in self.programs if not program.alive and not program.killed]
 
     def kill(self) -> None:
@@ -158,7 +156,9 @@ class Platform:
             program.signal_group(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop everything: politely, then by force; `problems` says where force was needed."""
+        """Stop everything: with SIGTERM, then by force; `problems` lists where force was
+        required.
+        """
         for program in self.programs:
             program.ask_to_stop()
         deadline = time.monotonic() + STOPPING

@@ -1,4 +1,4 @@
-"""The report as the demo prints it, and whether it is good."""
+"""The report of the demo as text, and whether it is good."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ DEFAULTS = (
 
 
 def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
-    """Give each figure with its name."""
+    """Yield each figure with its name."""
     status = report.statuses
     yield "tasks created", f"{report.created}"
     yield "attempts started", f"{report.started}"
@@ -65,7 +65,7 @@ def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
 
 
 def fire_figures(fires: Fires) -> Iterator[tuple[str, str]]:
-    """Give the figures of the recurring jobs."""
+    """Yield the figures of the recurring jobs."""
     told = ", ".join(f"{number} {fate}" for fate, number in sorted(fires.fates.items()))
     yield "recurring jobs", f"{fires.jobs}"
     yield (
@@ -78,7 +78,7 @@ def fire_figures(fires: Fires) -> Iterator[tuple[str, str]]:
 
 
 def graph_figures(graphs: Graphs) -> Iterator[tuple[str, str]]:
-    """Give the figures of the workflows."""
+    """Yield the figures of the workflows."""
     yield (
         "workflows started",
         f"{graphs.started}; {graphs.skipped} fires found one open and were left out",
@@ -89,7 +89,7 @@ def graph_figures(graphs: Graphs) -> Iterator[tuple[str, str]]:
 
 
 def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list[str]:
-    """Return everything that should not be; the demo fails unless this is empty."""
+    """Return all problems; the demo fails unless the list is empty."""
     found = [
         *(f"lost: {one}" for one in report.lost),
         *(f"doubled: {one}" for one in report.doubled),
@@ -118,7 +118,7 @@ def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list
 
 
 def lines(report: Report, fires: Fires, graphs: Graphs, story: Story) -> Iterator[str]:
-    """Give the report line by line."""
+    """Yield the report line by line."""
     yield "Read back from the database"
     yield ""
     for name, figure in (*figures(report, story), *fire_figures(fires), *graph_figures(graphs)):

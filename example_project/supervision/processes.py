@@ -1,6 +1,4 @@
-"""One process group a program, so that a worker is killed with its children and nothing is left
-behind.
-"""
+"""One process group per program, so that a worker is killed with its children."""
 
 import ctypes
 import os
@@ -15,17 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-# Celery's prefork pool waits half a minute for a child whose first word was not heard before
-# SIGTERM came.
+# Celery's prefork pool waits half a minute for a child that did not report before SIGTERM.
 STOPPING = 45.0
 
 
 class Interrupted(Exception):
-    """Somebody pressed Ctrl-C, or the terminal went away."""
+    """Ctrl-C was pressed, or the terminal was closed."""
 
 
 class Patience:
-    """Waits that end at once when the process is told to stop; a second signal calls `hurry`."""
+    """Waits that end at once when the process receives a signal; a second signal calls `hurry`."""
 
     def __init__(self) -> None:
         self.hurry: Callable[[], None] | None = None
@@ -33,7 +30,7 @@ class Patience:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (
                 number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-            ):  # nohup means it
+            ):  # ignored by nohup
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:
@@ -47,7 +44,7 @@ class Patience:
             raise Interrupted
 
     def until(self, condition: Callable[[], bool], within: float) -> bool:
-        """Wait for a condition and return whether it came true in time (seconds); raises
+        """Wait for a condition and return whether it became true in time (seconds); raises
         Interrupted.
         """
         deadline = time.monotonic() + within
@@ -59,14 +56,12 @@ class Patience:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send us SIGTERM when our parent ends, even by SIGKILL, which leaves it no
-    time to tell us.
-    """
+    """Make the kernel send SIGTERM to this process when its parent ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class Program:
-    """A process with its children; what it says goes to a log file."""
+    """A process with its children; its output goes to a log file."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], logs: Path
@@ -96,7 +91,7 @@ class Program:
         return self.process.poll() is None
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Send a signal to whatever is left of the group; return whether something was."""
+        """Send a signal to the remaining processes of the group; return whether there were any."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
             return True
@@ -109,13 +104,13 @@ class Program:
         self.process.wait(STOPPING)
 
     def ask_to_stop(self) -> None:
-        """Ask as an operator does: finish what is in hand, then end."""
+        """Send SIGTERM: finish the running tasks, then end."""
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self, until: float) -> str:
-        """Wait until the monotonic time for the end, then use force; return what went wrong, empty
-        when nothing did.
+        """Wait until the monotonic time for the end, then use force; return the problem, empty if
+        there is none.
         """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, until - time.monotonic()))
@@ -127,7 +122,7 @@ class Program:
 
 
 def free_port(wish: int = 0) -> int:
-    """Return the wished port of 127.0.0.1 if it is free, else any free one."""
+    """Return the requested port of 127.0.0.1 if it is free, otherwise another free one."""
     with socket.socket() as listener:
         try:
             listener.bind(("127.0.0.1", wish))
@@ -138,7 +133,7 @@ def free_port(wish: int = 0) -> int:
 
 
 def listens(port: int) -> bool:
-    """Return whether something answers on this port of 127.0.0.1."""
+    """Return whether a server responds on this port of 127.0.0.1."""
     with socket.socket() as caller:
         caller.settimeout(1)
         return caller.connect_ex(("127.0.0.1", port)) == 0

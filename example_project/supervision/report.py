@@ -1,4 +1,4 @@
-"""What the database says when all is over. Nothing here was counted along the way."""
+"""The figures of the demo, read from the database after its end."""
 
 import uuid
 from collections import Counter
@@ -44,15 +44,15 @@ class Report:
         return sum(self.statuses.values())
 
     def lag(self, share: float) -> float:
-        """Return the start lag below which this share of the tasks stayed."""
+        """Return the start lag that this share of the tasks did not exceed."""
         return self.lags[min(len(self.lags) - 1, int(share * len(self.lags)))] if self.lags else 0.0
 
 
 def read(
     committed: set[uuid.UUID], rolled_back: set[uuid.UUID], killed: Sequence[uuid.UUID]
 ) -> Report:
-    """Read everything back; the caller knows what was committed, what was rolled back, and which
-    nodes were killed.
+    """Read everything from the database; the caller provides the committed tasks, the rolled back
+    ones, and the killed nodes.
     """
     logs = TaskExecutionLog.objects.order_by()
     lost_runs = logs.filter(status="LOST", node__in=killed)
@@ -75,7 +75,7 @@ def read(
 
 
 def _lost(committed: set[uuid.UUID]) -> Iterator[str]:
-    """Tasks that vanished after their commit, and tasks that have no end."""
+    """Tasks that disappeared after their commit, and tasks that have not ended."""
     known = set(Task.objects.values_list("pk", flat=True))
     for task_id in committed - known:
         yield f"{task_id} vanished"
@@ -92,9 +92,7 @@ def _lost(committed: set[uuid.UUID]) -> Iterator[str]:
 
 
 def _doubled() -> Iterator[str]:
-    """Tasks that succeeded twice, attempts that were started twice, and effects that happened
-    twice.
-    """
+    """Tasks that succeeded twice, attempts that were started twice, and duplicate effects."""
     logs = TaskExecutionLog.objects.order_by()
     for row in (
         logs.filter(status="SUCCESS")
@@ -124,8 +122,8 @@ def _doubled() -> Iterator[str]:
 
 
 def _lags() -> Iterator[float]:
-    """From when a task was to start to when its first attempt started; what waits for other tasks
-    has no such time.
+    """Return the times between the due time of a task and its first attempt; a task that waits for
+    other tasks has no due time.
     """
     first: dict[uuid.UUID, datetime] = dict(
         TaskExecutionLog.objects.order_by()

@@ -1,5 +1,5 @@
-"""A rolling restart under load: every scheduler and worker ended and replaced in turn, again and
-again.
+"""A rolling restart under load: every scheduler and worker is stopped and replaced in turn,
+repeatedly.
 """
 
 import itertools
@@ -21,7 +21,7 @@ SETTLED = 30.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What became of it, as the database says; restarts by SIGTERM and by SIGKILL."""
+    """The result, from the database; restarts by SIGTERM and by SIGKILL."""
 
     jobs: int
     nodes: int
@@ -39,7 +39,7 @@ class Figures:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was missed, doubled, left behind, or had to be forced."""
+        """Whether nothing was missed, duplicated, left behind, or stopped by force."""
         same = self.expected == self.seen and not self.left_open
         return same and not (self.missing or self.doubled or self.problems)
 
@@ -49,9 +49,7 @@ class Figures:
 
 
 class Restarts:
-    """Restarts each node in turn, by SIGTERM and SIGKILL alternately; two neighbours begin with the
-    same, two not.
-    """
+    """Restarts each node in turn, by SIGTERM and SIGKILL alternately."""
 
     def __init__(self, platform: Platform, say: Callable[[str], None]) -> None:
         self.platform, self.say = platform, say
@@ -59,15 +57,15 @@ class Restarts:
         self.ended = {"SIGTERM": 0, "SIGKILL": 0}
 
     def start(self, each: int) -> None:
-        """Start so many schedulers and workers; raises NotStarted and Interrupted."""
+        """Start ``each`` schedulers and ``each`` workers; raises NotStarted and Interrupted."""
         for _ in range(each):
             self.nodes += [self.platform.add_scheduler(), self.platform.add_worker()]
         for node in self.nodes:
             self.platform.wait_ready(node)
 
     def play(self, rounds: int) -> None:
-        """Restart every node so many times while the jobs fire, then let everything run
-        to its end.
+        """Restart every node ``rounds`` times while the jobs fire, then wait until all tasks have
+        ended.
         """
         jobs = schedules.sync()
         self.say(
@@ -106,7 +104,7 @@ class Restarts:
         )
 
     def _wait_for_births(self) -> None:
-        """Wait until more is born: the jobs fire."""
+        """Wait until new tasks are created, which shows that the jobs fire."""
         before = Task.objects.count()
         self.platform.patience.until(
             lambda: Task.objects.count() > before + len(self.nodes), SETTLED
@@ -118,7 +116,7 @@ class Restarts:
         )
 
     def figures(self) -> Figures:
-        """Read everything back from the database."""
+        """Read the result from the database."""
         found, logs = fires.read(None), TaskExecutionLog.objects
         told = found.fates.total()
         return Figures(

@@ -1,6 +1,4 @@
-"""What the person at the terminal sees: lines that stay, and below them a bar and a table that
-move.
-"""
+"""The terminal output: lines that stay, and below them a bar and a table that are redrawn."""
 
 import shutil
 import time
@@ -12,7 +10,7 @@ LIVE_SECONDS, QUIET_SECONDS = 0.25, 2.0
 
 
 class Screen:
-    """On a terminal the moving part is redrawn in place; elsewhere it becomes one line every two
+    """On a terminal the dynamic part is redrawn in place; otherwise it is one line every two
     seconds.
     """
 
@@ -21,7 +19,7 @@ class Screen:
         self._began, self._drawn, self._next = time.monotonic(), 0, 0.0
 
     def say(self, text: str) -> None:
-        """Write a line that stays, with the seconds since the beginning."""
+        """Write a permanent line, with the seconds since the beginning."""
         self._erase()
         self._write(f"{time.monotonic() - self._began:6.1f} s  {text}\n")
 
@@ -30,7 +28,7 @@ class Screen:
         return time.monotonic() >= self._next
 
     def show(self, share: float, lines: Sequence[str]) -> None:
-        """Draw the moving part: how much is done (0 to 1), and some lines."""
+        """Draw the dynamic part: the progress (0 to 1), and some lines."""
         self._next = time.monotonic() + (LIVE_SECONDS if self._live else QUIET_SECONDS)
         filled = round(WIDTH * min(share, 1.0))
         bar = f"[{'#' * filled}{'-' * (WIDTH - filled)}] {100 * min(share, 1.0):3.0f} %"
@@ -46,7 +44,7 @@ class Screen:
             )
 
     def close(self) -> None:
-        """Take the moving part away."""
+        """Remove the dynamic part."""
         self._erase()
 
     def _erase(self) -> None:

@@ -1,5 +1,5 @@
-"""The demo: half a minute of business, two processes killed in the middle, and a report on what
-became of it.
+"""The demo: half a minute of business, during which two processes are killed, and a report of the
+result.
 """
 
 import http.client
@@ -32,9 +32,7 @@ OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 
 
 class Story:
-    """Plays the demo on a platform that runs, and remembers what cannot be read from the
-    database.
-    """
+    """Runs the demo on a started platform, and records what cannot be read from the database."""
 
     def __init__(self, platform: Platform, screen: Screen) -> None:
         self.platform, self.screen, self.workload = platform, screen, Workload()
@@ -47,8 +45,8 @@ class Story:
         self._worker_killed = self._leader_killed = False
 
     def play(self) -> None:
-        """Do the business, kill, replace and replay on the way, then wait until all is drained;
-        raises Interrupted.
+        """Do the business, kill, replace and replay, then wait until all tasks have ended; raises
+        Interrupted.
         """
         jobs = schedules.sync()
         self.screen.say(f"{len(jobs)} recurring jobs begin, each every two to seven seconds.")
@@ -92,7 +90,7 @@ class Story:
         victim = self.platform.busy_worker()
         if victim is None:
             return
-        # Frozen it cannot end its runs between our look and the kill.
+        # A suspended process cannot end its runs between the check and the kill.
         victim.signal_group(signal.SIGSTOP)
         runs = self.platform.runs_of(victim)
         if not runs:
@@ -132,7 +130,7 @@ class Story:
         self.screen.say(f"{self.platform.add_scheduler().name} was started in its place.")
 
     def _replay_one(self) -> None:
-        """What an operator does in the admin: mend the cause, then replay the dead letter."""
+        """Do what an operator does in the admin: correct the cause, then replay the dead letter."""
         letter = DeadLetter.objects.open().select_related("task").order_by("pk").first()
         if letter is None:
             return
@@ -147,12 +145,12 @@ class Story:
         )
 
     def show(self, share: float) -> None:
-        """Draw where things stand."""
+        """Draw the present state."""
         if self.screen.is_due():
             self.screen.show(share, table(self.platform))
 
     def _site_answers(self) -> bool:
-        """Return whether the admin's login page is served."""
+        """Return whether the admin's login page responds."""
         site = http.client.HTTPConnection("127.0.0.1", self.platform.port, timeout=10)
         try:
             site.request("GET", "/admin/login/")
@@ -164,7 +162,7 @@ class Story:
 
 
 def table(platform: Platform) -> list[str]:
-    """Return what the moving part of the screen says."""
+    """Return the content of the dynamic part of the screen."""
     number = dict(Task.objects.order_by().values_list("status").annotate(Count("pk")))
     retrying = Task.objects.retrying().count()
     leader, term = platform.leader()

@@ -20,7 +20,7 @@ class _ChangedMind(Exception):
 
 
 class Workload:
-    """Makes work, and remembers each task that was committed, and each that was rolled back."""
+    """Creates work, and records each task that was committed, and each that was rolled back."""
 
     def __init__(self) -> None:
         self.committed: set[uuid.UUID] = set()
@@ -74,7 +74,7 @@ class Workload:
         self.committed.update(task.pk for task in tasks)
 
     def _renew_troubled(self) -> None:
-        """Two customers whose bank is down, and two whose card is declined."""
+        """Create two customers whose bank is unavailable, and two whose card is declined."""
         for card in (Card.BANK_DOWN, Card.DECLINED):
             self._renew(list(self._due.filter(customer__card=card)[:2]))
 
@@ -88,7 +88,7 @@ class Workload:
         self._note(Task.objects.get(key=event.reminder_key))
 
     def _change_mind(self) -> None:
-        """Rolled back means gone."""
+        """Create tasks and roll the transaction back."""
         try:
             with transaction.atomic():
                 late = list(self._due.order_by("-pk")[:10])
@@ -98,7 +98,7 @@ class Workload:
             return
 
     def _send_too_late(self) -> None:
-        """Dunning mails that an outage held up for so long that they must not be sent any more."""
+        """Create reminders that an outage delayed for so long that they have expired."""
         for _ in range(3):
             self._note(
                 send_dunning_mail.using(expires_at=timezone.now() - timedelta(minutes=1)).schedule(

@@ -3,9 +3,9 @@
     extract ─┬─ a statement for each customer ─┬─ reports: revenue by plan ── total ── summary
              └─ ... as many as there are       ─┘
 
-How many customers there are is known only when `extract` runs, so it adds their statements to its
-own workflow; what waits for it waits for them too. The reports are a workflow of their own inside.
-Each body writes under a unique key.
+The number of customers is known only when `extract` runs, so it adds their statements to its own
+workflow; tasks that wait for it then wait for the statements too. The reports are a sub-workflow.
+Each task writes under a unique key.
 """
 
 from datetime import timedelta
@@ -19,7 +19,7 @@ from billing.models import Customer, Figure, Payment, Plan, Statement
 from django_durable_tasks import Workflow, durable_task
 
 MOST = 12
-"""So many statements of one closing: more would only make the demo longer."""
+"""The maximum number of statements of one closing, to keep the demo short."""
 
 
 @durable_task(bind=True)
@@ -42,7 +42,7 @@ def close_month(self: Any) -> Workflow:
 
 
 def reports(month: str) -> Workflow:
-    """Return the workflow of the reports: one for each plan, and what they come to."""
+    """Return the workflow of the reports: one for each plan, and their total."""
     found = Workflow("reports")
     plans = [
         found.add(sum_revenue, plan.pk, month, step=f"revenue of {plan}")
@@ -54,8 +54,8 @@ def reports(month: str) -> Workflow:
 
 @durable_task(bind=True)
 def extract(self: Any, month: str) -> dict[str, int]:
-    """Find who paid, and add a statement for each to the workflow; they are born with this success,
-    or not at all.
+    """Find the customers who paid, and add a statement for each to the workflow. The statements are
+    created with this task's success, or not at all.
     """
     payers = (
         Customer.objects.filter(subscriptions__invoices__payments__isnull=False)
@@ -72,8 +72,8 @@ def extract(self: Any, month: str) -> dict[str, int]:
 
 @durable_task
 def write_statement(customer_id: int, month: str) -> int:
-    """Write what a customer has paid. The constraint on (customer, month) makes a second start
-    harmless.
+    """Write the total of a customer's payments. The constraint on (customer, month) makes a second
+    start harmless.
     """
     amount = _paid(invoice__subscription__customer=customer_id)
     Statement.objects.update_or_create(
@@ -84,7 +84,7 @@ def write_statement(customer_id: int, month: str) -> int:
 
 @durable_task
 def sum_revenue(plan_id: int, month: str) -> int:
-    """Note what the customers of a plan have paid."""
+    """Record the total of the payments for a plan."""
     amount = _paid(invoice__subscription__plan=plan_id)
     Figure.objects.update_or_create(
         name=f"revenue of plan {plan_id}", period=month, defaults={"value": amount}
@@ -94,7 +94,7 @@ def sum_revenue(plan_id: int, month: str) -> int:
 
 @durable_task
 def sum_up(month: str, amounts: list[int]) -> int:
-    """Note what all plans come to; the amounts are the results of other tasks, looked up when this
+    """Record the total of all plans; the amounts are the results of other tasks, resolved when this
     one starts.
     """
     Figure.objects.update_or_create(
@@ -105,14 +105,14 @@ def sum_up(month: str, amounts: list[int]) -> int:
 
 @durable_task(bind=True)
 def send_summary(self: Any, month: str, statements: int, total: int) -> None:
-    """Tell the office that the month is closed."""
+    """Notify the office that the month is closed."""
     text = f"{statements} statements, {total / 100:.2f} in all."
     mails.tell_office(f"{month} is closed", text, key=self.durable.idempotency_key)
 
 
 @durable_task(bind=True)
 def tell_unclosed(self: Any, run_id: str) -> None:
-    """Tell the office that a closing failed, or was not done by its deadline."""
+    """Notify the office that a closing failed, or was not done by its deadline."""
     mails.tell_office(
         "A month could not be closed",
         f"See workflow run {run_id}.",

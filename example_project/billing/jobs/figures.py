@@ -1,4 +1,4 @@
-"""Jobs that take the figures the office follows."""
+"""Jobs that record the figures of the business."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -34,13 +34,13 @@ PERIODS: dict[str, Callable[[datetime], str]] = {
 
 @durable_task(bind=True)
 def take_figure(self: Any, name: str, period: str = "day") -> int:
-    """Take a figure for the period of the fire time."""
+    """Record a figure for the period of the fire time."""
     return _take(name, PERIODS[period](fire_time(self)), FIGURES[name]())
 
 
 @durable_task(bind=True)
 def close_books(self: Any, period: str) -> int:
-    """Note what was taken in by the end of a month, quarter or year."""
+    """Record the revenue up to the end of a month, quarter or year."""
     return _take(
         f"revenue of the {period}",
         PERIODS[period](fire_time(self)),
@@ -50,8 +50,8 @@ def close_books(self: Any, period: str) -> int:
 
 @durable_task(bind=True)
 def report_usage_of(self: Any, plan: str) -> str:
-    """Have the usage report of a plan built for the month before the fire time; asked for twice it
-    is built once.
+    """Schedule the usage report of a plan for the month before the fire time; requested twice it is
+    created once.
     """
     month = f"{month_before(fire_day(self)):%Y-%m}"
     for found in Plan.objects.filter(name=plan):
@@ -61,7 +61,7 @@ def report_usage_of(self: Any, plan: str) -> str:
 
 @durable_task(bind=True)
 def read_feed_in(self: Any, site: str) -> int:
-    """Read the meter of the panels on a customer's roof, at a time that the sun says."""
+    """Read the meter of the panels on a customer's roof, at a time that depends on the sun."""
     return _take(
         f"feed-in of {site}",
         PERIODS["minute"](fire_time(self)),
@@ -71,7 +71,7 @@ def read_feed_in(self: Any, site: str) -> int:
 
 @durable_task(bind=True)
 def look_for_gaps(self: Any, name: str) -> int:
-    """Note a finding if a figure was not taken on the day before."""
+    """Record a finding if a figure of the previous day is missing."""
     day = fire_day(self) - timedelta(days=1)
     if Figure.objects.filter(name=name, period=f"{day}").exists():
         return 0

@@ -1,4 +1,4 @@
-"""Jobs that throw away what nobody needs, and do what was left lying."""
+"""Jobs that delete old data and complete unfinished work."""
 
 import time
 from datetime import timedelta
@@ -25,7 +25,7 @@ OLD: dict[str, tuple[type[Model], str]] = {
 
 @durable_task
 def forget(what: str, days: int, most: int = 1_000) -> int:
-    """Delete rows older than so many days, some at a time."""
+    """Delete rows older than ``days``, in batches."""
     model, column = OLD[what]
     old = model._default_manager.filter(**{f"{column}__lt": timezone.now() - timedelta(days=days)})
     numbers = list(old.order_by("pk").values_list("pk", flat=True)[:most])
@@ -54,7 +54,7 @@ def forget_mails(days: int) -> int:
 
 @durable_task
 def publish_forgotten() -> int:
-    """Publish posts whose own task is not there any more, an hour after their time."""
+    """Publish posts whose task no longer exists, an hour after their time."""
     late = Post.objects.filter(
         published_at=None, publish_at__lt=timezone.now() - timedelta(hours=1)
     )
@@ -66,7 +66,7 @@ def publish_forgotten() -> int:
 
 @durable_task(timeout=60)
 def rehearse_restore() -> dict[str, int]:
-    """Count what a restored copy would have to have."""
+    """Count the rows that a restored copy would have to contain."""
     return {
         model.__name__: model._default_manager.count() for model in (Customer, Invoice, Post, Event)
     }
@@ -74,7 +74,7 @@ def rehearse_restore() -> dict[str, int]:
 
 @durable_task(bind=True, timeout=600)
 def verify_archive(self: Any, pages: int = 20) -> int:
-    """Read the paid invoices page by page; stops when somebody, or the next run, asks it to."""
+    """Read the paid invoices page by page; stops on request of an operator or of the next run."""
     seen = 0
     for page in range(pages):
         self.durable.check()
@@ -89,7 +89,7 @@ def verify_archive(self: Any, pages: int = 20) -> int:
 
 @durable_task
 def look_at_queue(most: int = 10_000) -> int:
-    """Note a finding when too many tasks wait."""
+    """Record a finding if too many tasks wait."""
     waiting = Task.objects.filter(status="PENDING").count()
     if waiting > most:
         Finding.objects.get_or_create(check_name="too many tasks wait", subject=f"more than {most}")
@@ -98,5 +98,5 @@ def look_at_queue(most: int = 10_000) -> int:
 
 @durable_task
 def try_out(name: str) -> str:
-    """Stand for the work of a schedule that is only tried out."""
+    """Replace the work of a schedule that is only tested."""
     return name

@@ -1,5 +1,5 @@
-"""Jobs that write to customers and to the office. The key of a mail is that of its fire: a second
-start is known.
+"""Jobs that send mails to customers and to the office. The key of a mail is derived from the fire
+time, so that a second start is detected.
 """
 
 from datetime import timedelta
@@ -16,7 +16,7 @@ from django_durable_tasks.models import DeadLetter
 
 @durable_task(bind=True, expires_in=timedelta(hours=4))
 def tell_figures(self: Any, office: str) -> int:
-    """Send an office the figures of its day; four hours late is too late."""
+    """Send an office the figures of its day, at most four hours late."""
     day = fire_day(self)
     lines = [str(figure) for figure in Figure.objects.order_by("-taken_at")[:50]]
     mails.tell_office(
@@ -27,7 +27,7 @@ def tell_figures(self: Any, office: str) -> int:
 
 @durable_task(bind=True)
 def tell_findings(self: Any) -> int:
-    """Send the office what reconciliations found; no mail where there is nothing."""
+    """Send the office the findings of the reconciliations; no mail if there are none."""
     lines = [str(finding) for finding in Finding.objects.order_by("pk")[:200]]
     if lines:
         mails.tell_office(
@@ -38,7 +38,7 @@ def tell_findings(self: Any) -> int:
 
 @durable_task(bind=True)
 def tell_dead_letters(self: Any) -> int:
-    """Send the office how many tasks gave up."""
+    """Send the office the number of open dead letters."""
     number = DeadLetter.objects.open().count()
     if number:
         mails.tell_office(
@@ -49,7 +49,7 @@ def tell_dead_letters(self: Any) -> int:
 
 @durable_task(bind=True)
 def announce_renewals(self: Any, days: int, most: int = 100) -> int:
-    """Tell customers that they will be charged in so many days."""
+    """Notify customers that they will be charged in ``days`` days."""
     day = timezone.now() + timedelta(days=days)
     coming = Subscription.objects.filter(
         renews_at__range=(day, day + timedelta(days=1))

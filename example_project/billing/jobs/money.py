@@ -1,4 +1,4 @@
-"""Jobs that move money, or look whether it went where it should."""
+"""Jobs that move money, or reconcile it."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,8 +15,8 @@ from django_durable_tasks import durable_task
 
 @durable_task
 def renew_due(most: int = 100) -> int:
-    """Have due subscriptions renewed; the key of a renewal is its period, so nobody is renewed
-    twice.
+    """Schedule the renewal of due subscriptions; the key of a renewal is its period, so that each
+    is renewed once.
     """
     return len(
         [
@@ -28,9 +28,7 @@ def renew_due(most: int = 100) -> int:
 
 @durable_task
 def charge_forgotten(most: int = 100) -> int:
-    """Charge invoices that have been open for a day. The key is the one they were first charged
-    under.
-    """
+    """Charge invoices that have been open for a day, with the key of the first charge."""
     old = Invoice.objects.filter(
         state=Invoice.State.OPEN, issued_at__lt=timezone.now() - timedelta(days=1)
     )
@@ -42,7 +40,7 @@ def charge_forgotten(most: int = 100) -> int:
 
 @durable_task
 def dun(level: str, days: int, most: int = 100) -> int:
-    """Remind of invoices that are overdue for so many days, once for each level."""
+    """Remind of invoices that are overdue for ``days`` days, once for each level."""
     old = Invoice.objects.filter(
         state=Invoice.State.OVERDUE, issued_at__lt=timezone.now() - timedelta(days=days)
     )
@@ -54,7 +52,7 @@ def dun(level: str, days: int, most: int = 100) -> int:
 
 @durable_task(bind=True, max_attempts=8)
 def fetch_rate(self: Any, currency: str) -> str:
-    """Note what a currency is worth on the day of the fire time, also when the job comes late."""
+    """Record the rate of a currency on the day of the fire time, also if the job is late."""
     day = fire_day(self)
     rate = outside.exchange_rate(currency, day)
     ExchangeRate.objects.update_or_create(currency=currency, day=day, defaults={"rate": rate})

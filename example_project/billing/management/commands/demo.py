@@ -1,5 +1,5 @@
-"""``manage.py demo``: half a minute of business, with a worker and the leading scheduler killed in
-the middle.
+"""``manage.py demo``: half a minute of business, in which a worker and the leading scheduler are
+killed.
 """
 
 import os
@@ -23,7 +23,7 @@ from billing.management.commands.seed import seed
 
 
 class Command(BaseCommand):
-    """Run the demo; exit with 0 when nothing was lost and nothing doubled."""
+    """Run the demo; exit with 0 if nothing was lost or duplicated."""
 
     help = (
         "Run the platform for half a minute, kill two of its processes, and report what the"
@@ -31,14 +31,12 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options."""
         parser.add_argument("--customers", type=int, default=3_000, help="how many (default: 3000)")
         parser.add_argument(
             "--folder", type=Path, help="an empty folder, kept (default: a temporary one, removed)"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Play."""
         given = options["folder"]
         entered = os.environ.get("BILLING_ENTERED")
         folder = (given or Path(entered or tempfile.mkdtemp(prefix="billing-demo-"))).resolve()

@@ -1,5 +1,5 @@
-"""``manage.py rolling_restart``: the fifty jobs on several schedulers and workers, each restarted
-again and again.
+"""``manage.py rolling_restart``: the fifty jobs on several schedulers and workers that are
+restarted repeatedly.
 """
 
 import json
@@ -23,7 +23,7 @@ from billing.management.commands.seed import seed
 
 
 class Command(BaseCommand):
-    """Restart every node in turn; exit with 0 when no fire was missed and none doubled."""
+    """Restart every node in turn; exit with 0 if no fire was missed or duplicated."""
 
     help = (
         "Restart each of several schedulers and workers in turn while fifty jobs fire, and count"
@@ -31,7 +31,6 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--nodes", type=int, default=3, help="schedulers, and as many workers (default: 3)"
         )
@@ -45,7 +44,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Play."""
         given = options["folder"]
         entered = os.environ.get("BILLING_ENTERED")
         folder = (given or Path(entered or tempfile.mkdtemp(prefix="billing-rolling-"))).resolve()

@@ -29,7 +29,6 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--port", type=int, default=8000, help="of the site, if it is free (default: 8000)"
         )
@@ -41,7 +40,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run."""
         enter(options["folder"].resolve(), {})
         patience = Patience()
         self.stdout.write("Preparing the database, then starting five processes ...")

@@ -1,5 +1,5 @@
-"""``manage.py seed``: thousands of customers with subscriptions, and the recurring jobs, in a
-second or two.
+"""``manage.py seed``: creates thousands of customers with subscriptions, and the recurring jobs, in
+a second or two.
 """
 
 from argparse import ArgumentParser
@@ -13,7 +13,9 @@ from billing.models import Customer, Plan, Subscription
 
 
 def seed(number: int) -> None:
-    """Make so many customers, each with a subscription, in one transaction of a few statements."""
+    """Create ``number`` customers, each with a subscription, in one transaction of a few
+    statements.
+    """
     factories.begin()
     with transaction.atomic():
         Plan.objects.bulk_create(
@@ -34,16 +36,14 @@ def seed(number: int) -> None:
 
 
 class Command(BaseCommand):
-    """Fill the tables."""
+    """Create example data."""
 
     help = "Make customers with subscriptions that are due for renewal; the same ones in every run."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options."""
         parser.add_argument("--customers", type=int, default=3_000, help="how many (default: 3000)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Seed."""
         seed(options["customers"])
         jobs = schedules.sync()
         customers, subscriptions = Customer.objects.count(), Subscription.objects.count()

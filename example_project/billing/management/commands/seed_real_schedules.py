@@ -1,5 +1,5 @@
-"""``manage.py seed_real_schedules PATH``: the periodic jobs of a real project, to try the package
-out on.
+"""``manage.py seed_real_schedules PATH``: imports the periodic jobs of a real project, to evaluate
+the package.
 """
 
 import csv
@@ -16,13 +16,13 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
 
 PREFIX = "real:"
-EVERY = 50  # rows between two lines of progress
+EVERY = 50  # rows between two progress messages
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|m|s))+")
 
 
 def seconds(duration: str) -> float:
-    """Read a duration as Go writes it, such as ``1h30m``; raises ValueError."""
+    """Parse a duration in the format of Go, such as ``1h30m``; raises ValueError."""
     if not _DURATION.fullmatch(duration):
         raise ValueError(f"{duration!r} is no duration such as 1h30m.")
     return sum(
@@ -32,7 +32,7 @@ def seconds(duration: str) -> float:
 
 
 def timing(row: dict[str, str]) -> dict[str, Any]:
-    """Return when a job runs; a minimum interval is the interval where there is no other."""
+    """Return when a job runs; a minimum interval is used as the interval if there is no other."""
     if row["cron"]:
         return {"cron": row["cron"]}
     return {"interval": seconds(row["interval"] or row["minimum_interval"])}
@@ -47,14 +47,12 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options."""
         parser.add_argument("path", type=Path, help="the table")
         parser.add_argument(
             "--active", action="store_true", help="let them fire (default: paused, to be looked at)"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Declare them, and name those that are refused."""
         rows = list(_rows(options["path"]))
         refused = []
         for number, row in enumerate(rows, 1):
