@@ -91,7 +91,9 @@ class InstantField(forms.CharField):
 
 
 def in_zone(form: forms.Form, zone: str | None) -> None:
-    """Interpret the instants of the form as wall times of this zone; None is the site's time zone."""
+    """Interpret the instants of the form as wall times of this zone; None is the site's
+    time zone.
+    """
     for field in form.fields.values():
         if isinstance(field, InstantField):
             field.zone = zone
