@@ -102,11 +102,11 @@ class Command(BaseCommand):
         except (DurableTasksError, InvalidSetting) as refused:
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:
-            told = (
+            message = (
                 reason_of(error)
                 if is_unmigrated(error)
                 else f"The database refused or does not answer: {error}"
             )
-            raise CommandError(told, returncode=UNHEALTHY) from error
+            raise CommandError(message, returncode=UNHEALTHY) from error
         if code:
             sys.exit(code)

@@ -97,9 +97,9 @@ class Command(BaseCommand):
         """
         try:
             load()
-            told = sync.waiting(sync.diff())
+            warning = sync.waiting(sync.diff())
         except (DurableTasksError, Error) as error:
             reason = reason_of(error) if is_unmigrated(error) else error
-            told = f"Declared schedules were not compared with the rows: {reason}"
-        if told:
-            self.stderr.write(told)
+            warning = f"Declared schedules were not compared with the rows: {reason}"
+        if warning:
+            self.stderr.write(warning)

@@ -47,9 +47,9 @@ def dst_report(options: Options, out: Output) -> int:
     end = start + timedelta(weeks=options["weeks"])
     changes = {name: found for name in _zones() if (found := list(clock_changes(name, start, end)))}
     rows = [
-        told
+        found_fire
         for row, calendars in _wall_rows(changes)
-        for told in _touched(row, changes[row.time_zone], calendars, out)
+        for found_fire in _touched(row, changes[row.time_zone], calendars, out)
     ]
     notes = [f"  {row['name']}: {row['note']}" for row in rows]
     out.emit(
@@ -117,10 +117,10 @@ def _wall_rows(zones: Any) -> Iterator[tuple[RecurringTask, Calendars]]:
 def _touched(
     row: RecurringTask, changes: list[ClockChange], calendars: Calendars, out: Output
 ) -> Iterator[dict[str, Any]]:
-    open_handed = copy.copy(row)
-    open_handed.dst_gap, open_handed.dst_overlap = DstGap.RUN_AFTER, DstOverlap.BOTH
+    running_all = copy.copy(row)
+    running_all.dst_gap, running_all.dst_overlap = DstGap.RUN_AFTER, DstOverlap.BOTH
     try:
-        every, real = unkept_agenda(open_handed, calendars), unkept_agenda(row, calendars)
+        every, real = unkept_agenda(running_all, calendars), unkept_agenda(row, calendars)
     except (InvalidSchedule, InvalidCalendar) as error:
         out.note(f"{row.name} cannot be computed: {error}")
         return

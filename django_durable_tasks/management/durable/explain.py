@@ -6,10 +6,10 @@ from argparse import ArgumentParser
 
 from django_durable_tasks.management.durable.output import Output, clean, table
 from django_durable_tasks.management.durable.recurring import (
-    LINE,
-    LINE_SHOWN,
+    LEDGER_COLUMNS,
+    LEDGER_SHOWN,
     add_name,
-    lines_of,
+    ledger_of,
     named,
 )
 from django_durable_tasks.management.durable.schedule_arguments import moment
@@ -21,20 +21,20 @@ from django_durable_tasks.rules.recurring.policies import Fate
 def explain(options: Options, out: Output) -> int:
     """Show the result or the expected result of one fire time."""
     row = named(options["name"], options["tenant"])
-    told = clean(row.explain(options["at"]))
-    out.emit({"name": row.name, "at": options["at"], "account": told}, told)
+    account = clean(row.explain(options["at"]))
+    out.emit({"name": row.name, "at": options["at"], "account": account}, account)
     return OK
 
 
 def ledger(options: Options, out: Output) -> int:
     """Show the ledger entries, the newest first."""
-    lines = lines_of(named(options["name"], options["tenant"]))
+    entries = ledger_of(named(options["name"], options["tenant"]))
     if options["outcome"]:
-        lines = lines.filter(outcome=options["outcome"])
+        entries = entries.filter(outcome=options["outcome"])
     if options["before"] is not None:
-        lines = lines.filter(fire_time__lt=options["before"])
-    rows = list(lines.values(*LINE)[: options["limit"]])
-    out.emit(rows, table(LINE_SHOWN, rows, "no ledger entries"))
+        entries = entries.filter(fire_time__lt=options["before"])
+    rows = list(entries.values(*LEDGER_COLUMNS)[: options["limit"]])
+    out.emit(rows, table(LEDGER_SHOWN, rows, "no ledger entries"))
     if len(rows) == options["limit"]:
         out.note(f"There may be more: add --before {rows[-1]['fire_time'].isoformat()}")
     return OK
@@ -50,13 +50,13 @@ def _explain_arguments(parser: ArgumentParser) -> None:
 def _ledger_arguments(parser: ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument(
-        "--outcome", choices=[fate.value for fate in Fate], help="only lines of this outcome"
+        "--outcome", choices=[fate.value for fate in Fate], help="only entries with this outcome"
     )
     parser.add_argument(
         "--before", metavar="INSTANT", type=moment, help="only fire times before this instant"
     )
     parser.add_argument(
-        "--limit", type=count, default=50, help="how many lines at most (default: 50)"
+        "--limit", type=count, default=50, help="maximum number of entries (default: 50)"
     )
 
 

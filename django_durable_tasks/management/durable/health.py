@@ -13,7 +13,7 @@ from django_durable_tasks.management.durable.output import Output, table
 from django_durable_tasks.management.durable.subcommand import OK, UNHEALTHY, Options, Subcommand
 from django_durable_tasks.models import Node
 
-_PATIENCE = Patience(statement=2.0, lock=1.0, idle=2.0)
+_TIMEOUTS = Patience(statement=2.0, lock=1.0, idle=2.0)
 _SHOWN = ("name", "kind", "host", "pid", "state", "fault")
 
 
@@ -32,7 +32,7 @@ def run(options: Options, out: Output) -> int:
     name = options["node"]
     wanted = {"name": name} if name else {"host": platform.node()}
     try:
-        with dedicated_connection(_PATIENCE):
+        with dedicated_connection(_TIMEOUTS):
             found = vitals(Node.objects.filter(**wanted))
     except Error as error:
         out.note(f"The database is not available, so the state of the nodes is unknown: {error}")

@@ -101,7 +101,7 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
         return found
     found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
     found.differences = (*become.remarks, *comparison.differences)
-    found.begins = _hold(row, options, durable=durable) or "ACTIVE"
+    found.begins = _pause_reason(row, options, durable=durable) or "ACTIVE"
     if before is not None and not row.enabled:
         found.act, found.begins, found.reason = (
             OURS,
@@ -132,7 +132,7 @@ def _compared(row: BeatRow, become: Import, now: datetime) -> Comparison:
     return compare.compared(row, agenda_from(draft, None), now)
 
 
-def _hold(row: BeatRow, options: Options, *, durable: bool) -> str:
+def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
     """Return why the imported schedule starts paused; empty if it does not."""
     if not row.enabled:
         return DISABLED

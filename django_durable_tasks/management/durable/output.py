@@ -24,9 +24,9 @@ class Output:
 
     def emit(self, data: Any, text: str) -> None:
         """Write the answer: the data as JSON, or the text."""
-        told = json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text
+        content = json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text
         # Bytes of Redis that are not UTF-8 are surrogates here, which a UTF-8 stream cannot encode.
-        self.stdout.write(told.encode(errors="backslashreplace").decode())
+        self.stdout.write(content.encode(errors="backslashreplace").decode())
 
     def note(self, text: str) -> None:
         """Write a remark to stderr."""

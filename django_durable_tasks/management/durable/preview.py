@@ -82,30 +82,36 @@ def run(options: Options, out: Output) -> int:
     )
 
 
-def planned(told: Draft, start: datetime, options: Options) -> Iterator[Planned]:
+def planned(schedule_draft: Draft, start: datetime, options: Options) -> Iterator[Planned]:
     """Yield the runs from ``start`` on, ascending, or those before it, descending."""
     end, backwards = options["end"], options["previous"]
-    ask, cursor = (told.agenda.previous, start) if backwards else (told.agenda.next, start - TICK)
+    ask, cursor = (
+        (schedule_draft.agenda.previous, start)
+        if backwards
+        else (schedule_draft.agenda.next, start - TICK)
+    )
     while (run := ask(cursor)) is not None and (end is None or backwards or run.at <= end):
         yield run
         cursor = run.at
 
 
-def fires(told: Draft, start: datetime, options: Options) -> Fires:
+def fires(schedule_draft: Draft, start: datetime, options: Options) -> Fires:
     """Return the fires as they are printed: nominal and effective in UTC, local time with its
     offset, remarks.
     """
     most = min(options["count"] or (_FEW if options["end"] is None else _MOST), _MOST)
-    return [fire(told, run) for run in islice(planned(told, start, options), most)]
+    return [
+        fire(schedule_draft, run) for run in islice(planned(schedule_draft, start, options), most)
+    ]
 
 
-def fire(told: Draft, run: Planned) -> dict[str, Any]:
+def fire(schedule_draft: Draft, run: Planned) -> dict[str, Any]:
     """Return one fire as it is printed. The jitter of a schedule that is not stored yet is an
     example.
     """
-    row, at = told.row, run.at
+    row, at = schedule_draft.row, run.at
     if row.jitter or row.jitter_percent:
-        following = told.agenda.next(run.at)
+        following = schedule_draft.agenda.next(run.at)
         seed = row.name if row._state.adding else str(row.pk)
         at = effective(
             run, None if following is None else following.at, seed, row.jitter, row.jitter_percent
@@ -130,11 +136,11 @@ def listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([table(columns, shown, "no fire"), *(["", "notes:", *notes] if notes else [])])
 
 
-def _show(told: Draft, start: datetime, options: Options, out: Output) -> int:
-    found = fires(told, start, options)
+def _show(schedule_draft: Draft, start: datetime, options: Options, out: Output) -> int:
+    found = fires(schedule_draft, start, options)
     out.emit(found, listed(_SHOWN, found))
     if found and not options["previous"]:
-        for stretch in told.agenda.closed(start - TICK, found[-1]["nominal"]):
+        for stretch in schedule_draft.agenda.closed(start - TICK, found[-1]["nominal"]):
             many = f"{'' if stretch.exact else 'at least '}{stretch.count}"
             out.note(
                 f"left out: {many} from {plain(stretch.first)} to {plain(stretch.last)}:"

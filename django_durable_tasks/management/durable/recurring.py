@@ -18,7 +18,7 @@ from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
 from django_durable_tasks.rules.recurring.timetables.describe import words
 
-LINE = (
+LEDGER_COLUMNS = (
     "fire_time",
     "last_fire_time",
     "count",
@@ -32,7 +32,7 @@ LINE = (
     "term",
     "created_at",
 )
-LINE_SHOWN = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
+LEDGER_SHOWN = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
 FIRE_SHOWN = ("nominal", "effective", "notes")
 _ROW = (
     "name",
@@ -175,19 +175,19 @@ def _in_words(timetable: Any) -> str:
         return f"not readable: {timetable}"
 
 
-def lines_of(row: RecurringTask) -> OccurrenceQuerySet:
+def ledger_of(row: RecurringTask) -> OccurrenceQuerySet:
     """Return the ledger of a recurring task, the newest entry first."""
-    lines: OccurrenceQuerySet = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(
+    entries: OccurrenceQuerySet = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(
         recurring_task=row.pk
     )
-    return lines.order_by("-fire_time", "-pk")
+    return entries.order_by("-fire_time", "-pk")
 
 
 def show(row: RecurringTask, out: Output) -> int:
     """Show the row, its next fires, its overrides and the last entries of its ledger."""
-    told = {name: getattr(row, name) for name in _FACTS if name != "schedule"}
-    told |= {"args": hidden(row.args), "kwargs": hidden(row.kwargs), "options": hidden(row.options)}
-    told |= {
+    data = {name: getattr(row, name) for name in _FACTS if name != "schedule"}
+    data |= {"args": hidden(row.args), "kwargs": hidden(row.kwargs), "options": hidden(row.options)}
+    data |= {
         "error": clean(row.error),
         "schedule": _in_words(row.timetable),
         "tenant": _tenant(row),
@@ -195,10 +195,10 @@ def show(row: RecurringTask, out: Output) -> int:
     overrides = OccurrenceOverride.objects.using(conf.settings().DATABASE).filter(
         recurring_task=row.pk
     )
-    told["overrides"] = list(overrides.order_by("fire_time").values(*_OVERRIDE))
-    told["next_fires"], told["problem"] = _next_fires(row)
-    told["ledger"] = list(lines_of(row).values(*LINE)[:_SOME])
-    out.emit(told, _text(told))
+    data["overrides"] = list(overrides.order_by("fire_time").values(*_OVERRIDE))
+    data["next_fires"], data["problem"] = _next_fires(row)
+    data["ledger"] = list(ledger_of(row).values(*LEDGER_COLUMNS)[:_SOME])
+    out.emit(data, _text(data))
     return OK
 
 
@@ -216,16 +216,16 @@ def _next_fires(row: RecurringTask) -> tuple[list[dict[str, Any]], str]:
         return [], str(broken)
 
 
-def _text(told: dict[str, Any]) -> str:
-    facts = [(name, told[name]) for name in (*_FACTS, "tenant", "problem") if name != "timetable"]
+def _text(data: dict[str, Any]) -> str:
+    facts = [(name, data[name]) for name in (*_FACTS, "tenant", "problem") if name != "timetable"]
     lines = [
         f"{name.replace('_', ' '):>20}  {value if isinstance(value, dict | list) else cell(value)}"
         for name, value in facts
         if value not in (None, "", [], {}) or name in ("args", "kwargs")
     ]
-    when = "next fires" if told["status"] == "ACTIVE" else "next fires, were it resumed"
-    lines += ["", f"{when}:", table(FIRE_SHOWN, told["next_fires"])]
-    if told["overrides"]:
-        lines += ["", "overrides:", table(_OVERRIDE, told["overrides"])]
-    lines += ["", "last ledger entries:", table(LINE_SHOWN, told["ledger"])]
+    when = "next fires" if data["status"] == "ACTIVE" else "next fires, were it resumed"
+    lines += ["", f"{when}:", table(FIRE_SHOWN, data["next_fires"])]
+    if data["overrides"]:
+        lines += ["", "overrides:", table(_OVERRIDE, data["overrides"])]
+    lines += ["", "last ledger entries:", table(LEDGER_SHOWN, data["ledger"])]
     return "\n".join(lines)

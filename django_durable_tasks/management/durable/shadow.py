@@ -124,12 +124,12 @@ def _text(found: Sequence[Shadow], everything: bool) -> str:
 
 
 def _line(found: Shadow) -> str:
-    told = [
+    sentences = [
         f"{who} alone: {_some(times)}"
         for who, times in (("here", found.only_here), ("beat", found.only_beat))
         if times
     ]
-    return f"{found.name}: {'; '.join([*told, *([found.remark] if found.remark else [])])}"
+    return f"{found.name}: {'; '.join([*sentences, *([found.remark] if found.remark else [])])}"
 
 
 def _some(times: Sequence[datetime]) -> str:

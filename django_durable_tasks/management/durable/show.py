@@ -99,9 +99,9 @@ def facts_of(task: Task) -> dict[str, Any]:
     row["last_error"] = clean(task.last_error)
     attempts = []
     for log in task.executions.using(task._state.db).order_by("pk"):
-        told = {name: getattr(log, name) for name in _LOG}
-        told |= {"error_message": clean(log.error_message), "traceback": clean(log.traceback)}
-        attempts.append({**told, "seconds": log.duration})
+        attempt = {name: getattr(log, name) for name in _LOG}
+        attempt |= {"error_message": clean(log.error_message), "traceback": clean(log.traceback)}
+        attempts.append({**attempt, "seconds": log.duration})
     row["tenant"] = str(getattr(task.tenant, "slug", task.tenant))
     row["graph"] = workflow_pages.graph_of(task)
     row["executions"] = attempts
@@ -173,8 +173,8 @@ def run(options: Options, out: Output) -> int:
         return recurring.show(row, out) if row is not None else _refuse(options["id"])
     why = sentences(task)
     facts = facts_of(task)
-    told = {"why": why[0].text, "sentences": [sentence.text for sentence in why], **facts}
-    out.emit(told, _text(facts, why))
+    data = {"why": why[0].text, "sentences": [sentence.text for sentence in why], **facts}
+    out.emit(data, _text(facts, why))
     return OK
 
 

@@ -29,7 +29,7 @@ from django_durable_tasks.rules.recurring.policies import Fate
 
 _TICKS = 20  # maximum number of rounds of the trigger
 _RUNS = ("nominal", "effective", "starts", "caught_up")
-_LEFT = ("outcome", "count", "first", "last", "reason")
+_LEFT_OUT_COLUMNS = ("outcome", "count", "first", "last", "reason")
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -64,23 +64,23 @@ def run(options: Options, out: Output) -> int:
         before = stored(options)
         after = edited(before, options, start)
         schedules = {"schedule": before} if after is None else {"before": before, "after": after}
-    told = {title: _simulated(one, start, end) for title, one in schedules.items()}
+    results = {title: _simulated(one, start, end) for title, one in schedules.items()}
     out.emit(
-        {"outage": {"from": start, "to": end}, **told},
-        "\n\n".join(_text(title, one, schedules[title]) for title, one in told.items()),
+        {"outage": {"from": start, "to": end}, **results},
+        "\n\n".join(_text(title, one, schedules[title]) for title, one in results.items()),
     )
     return OK
 
 
-def _simulated(told: Draft, start: datetime, end: datetime) -> dict[str, Any]:
-    choices = list(_ticks(told, start - TICK, end))
-    missed = told.agenda.count(start - TICK, end)
-    runs = [_run(told, chosen, end) for choice in choices for chosen in choice.runs]
-    closed = told.agenda.closed(start - TICK, choices[-1].through)
+def _simulated(schedule_draft: Draft, start: datetime, end: datetime) -> dict[str, Any]:
+    choices = list(_ticks(schedule_draft, start - TICK, end))
+    missed = schedule_draft.agenda.count(start - TICK, end)
+    runs = [_run(schedule_draft, chosen, end) for choice in choices for chosen in choice.runs]
+    closed = schedule_draft.agenda.closed(start - TICK, choices[-1].through)
     following = choices[-1].following
     return {
         "due": {"count": missed.number, "exact": missed.exact},
-        "runs": [run for run in runs if not run.pop("expired")][: _left_to_run(told)],
+        "runs": [run for run in runs if not run.pop("expired")][: _remaining_runs(schedule_draft)],
         "left_out": [
             *({**plain(one), "outcome": one.outcome} for one in closed),
             *(
@@ -88,54 +88,58 @@ def _simulated(told: Draft, start: datetime, end: datetime) -> dict[str, Any]:
                 for choice in choices
                 for one in choice.missed
             ),
-            *_expired(told, choices, end),
+            *_expired(schedule_draft, choices, end),
         ],
-        "next": None if following is None else fire(told, following),
+        "next": None if following is None else fire(schedule_draft, following),
         "complete": choices[-1].through >= end,
     }
 
 
-def _left_to_run(told: Draft) -> int | None:
-    return None if told.row.max_runs is None else max(0, told.row.max_runs - told.row.runs_count)
+def _remaining_runs(schedule_draft: Draft) -> int | None:
+    return (
+        None
+        if schedule_draft.row.max_runs is None
+        else max(0, schedule_draft.row.max_runs - schedule_draft.row.runs_count)
+    )
 
 
-def _ticks(told: Draft, watermark: datetime, now: datetime) -> Iterator[Choice]:
+def _ticks(schedule_draft: Draft, watermark: datetime, now: datetime) -> Iterator[Choice]:
     """Yield the decisions of the trigger, one per round, from the end of the outage on."""
-    policy = policy_of(told.row)
+    policy = policy_of(schedule_draft.row)
     for _ in range(_TICKS):
-        choice = choose(told.agenda, watermark, now, policy)
+        choice = choose(schedule_draft.agenda, watermark, now, policy)
         yield choice
         if choice.through >= now:
             return
         watermark = choice.through
 
 
-def _too_late(told: Draft, chosen: Chosen, now: datetime) -> bool:
-    expires_in = told.row.expires_in
+def _too_late(schedule_draft: Draft, chosen: Chosen, now: datetime) -> bool:
+    expires_in = schedule_draft.row.expires_in
     return expires_in is not None and chosen.planned.at + timedelta(seconds=expires_in) <= now
 
 
-def _run(told: Draft, chosen: Chosen, now: datetime) -> dict[str, Any]:
-    found = fire(told, chosen.planned)
+def _run(schedule_draft: Draft, chosen: Chosen, now: datetime) -> dict[str, Any]:
+    found = fire(schedule_draft, chosen.planned)
     starts = max(found["effective"], now + timedelta(seconds=chosen.delay))
     return {
         **found,
         "starts": starts,
         "caught_up": chosen.caught_up,
-        "expired": _too_late(told, chosen, now),
+        "expired": _too_late(schedule_draft, chosen, now),
     }
 
 
-def _expired(told: Draft, choices: list[Choice], now: datetime) -> list[dict[str, Any]]:
+def _expired(schedule_draft: Draft, choices: list[Choice], now: datetime) -> list[dict[str, Any]]:
     late = [
         one.planned.nominal
         for choice in choices
         for one in choice.runs
-        if _too_late(told, one, now)
+        if _too_late(schedule_draft, one, now)
     ]
     if not late:
         return []
-    reason = f"expires_in {told.row.expires_in:g} s"
+    reason = f"expires_in {schedule_draft.row.expires_in:g} s"
     return [
         {
             "first": min(late),
@@ -148,9 +152,9 @@ def _expired(told: Draft, choices: list[Choice], now: datetime) -> list[dict[str
     ]
 
 
-def _text(title: str, told: dict[str, Any], schedule: Draft) -> str:
-    row, due = schedule.row, told["due"]
-    following = told["next"]
+def _text(title: str, result: dict[str, Any], schedule: Draft) -> str:
+    row, due = schedule.row, result["due"]
+    following = result["next"]
     lines = [
         (
             f"{title}: {row.name}, {row.catch_up_mode}, grace {row.misfire_grace:g} s, overlap"
@@ -158,15 +162,15 @@ def _text(title: str, told: dict[str, Any], schedule: Draft) -> str:
         ),
         f"due in the outage: {'' if due['exact'] else 'at least '}{due['count']}",
         "",
-        f"runs at its end: {len(told['runs'])}",
-        table(_RUNS, told["runs"], "none"),
+        f"runs at its end: {len(result['runs'])}",
+        table(_RUNS, result["runs"], "none"),
         "",
         "left out:",
-        table(_LEFT, told["left_out"]),
+        table(_LEFT_OUT_COLUMNS, result["left_out"]),
         "",
         f"next: {'never again' if following is None else plain(following['effective'])}",
     ]
-    if not told["complete"]:
+    if not result["complete"]:
         lines.append(f"More follows: the trigger takes more than {_TICKS} rounds for all of it.")
     return "\n".join(lines)
 

@@ -51,7 +51,7 @@ _NODE = (
     "last_seen_at",
     "state",
 )
-_TOLD = (
+_STATES = (
     "region",
     "shards",
     "versions",
@@ -79,7 +79,7 @@ def problems(seen: Overview) -> list[str]:
             " republished."
         )
     for node in seen.nodes:
-        found += telling_of(node, seen)
+        found += node_problems(node, seen)
     for depth in seen.depths:
         waited = _waited(depth, seen)
         if depth.rejected:
@@ -100,7 +100,7 @@ def problems(seen: Overview) -> list[str]:
     return found
 
 
-def telling_of(node: Node, seen: Overview) -> list[str]:
+def node_problems(node: Node, seen: Overview) -> list[str]:
     """Return the problems of a live node: it makes no progress, or the clock of its host differs
     too much.
     """
@@ -200,8 +200,13 @@ def _differences(seen: Overview) -> list[str]:
     """Return a warning if the live nodes use different releases of the package or of the time zone
     database.
     """
-    told = [node.versions for node in seen.nodes if node.versions and not seen.is_silent(node)]
-    parts = {part: sorted({str(one.get(part)) for one in told}) for part in ("package", "tzdata")}
+    node_versions = [
+        node.versions for node in seen.nodes if node.versions and not seen.is_silent(node)
+    ]
+    parts = {
+        part: sorted({str(one.get(part)) for one in node_versions})
+        for part in ("package", "tzdata")
+    }
     return [
         f"The nodes have different releases of {part}: {', '.join(found)}."
         for part, found in parts.items()
@@ -265,7 +270,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(node, name, None) for name in (*_NODE, *_TOLD)}
+    row: dict[str, Any] = {name: getattr(node, name, None) for name in (*_NODE, *_STATES)}
     row["running"] = None if node.active is None else node.active.get("number")
     row["skew"] = None if node.skew is None else round(node.skew, 3)
     return {"id": node.pk, **row, "state": _state(node, seen)}
@@ -314,25 +319,25 @@ def report(seen: Overview, broker: str | None) -> dict[str, Any]:
     }
 
 
-def _text(told: dict[str, Any], seen: Overview) -> str:
-    leader = f"{told['leader']['name']}, term {seen.term}" if told["leader"] else "nobody"
-    depth = ", ".join(f"{status} {number}" for status, number in told["depth"].items())
+def _text(data: dict[str, Any], seen: Overview) -> str:
+    leader = f"{data['leader']['name']}, term {seen.term}" if data["leader"] else "nobody"
+    depth = ", ".join(f"{status} {number}" for status, number in data["depth"].items())
     lines = [
-        f"{'healthy' if told['healthy'] else 'UNHEALTHY'} at {cell(seen.now)}",
-        *(f"  problem: {text}" for text in told["problems"]),
-        *(f"  warning: {text}" for text in told["warnings"]),
+        f"{'healthy' if data['healthy'] else 'UNHEALTHY'} at {cell(seen.now)}",
+        *(f"  problem: {text}" for text in data["problems"]),
+        *(f"  warning: {text}" for text in data["warnings"]),
         "",
-        f"depth: {depth}; oldest due: {ago(told['oldest_due'])}",
+        f"depth: {depth}; oldest due: {ago(data['oldest_due'])}",
         f"dead letters: {seen.dead_letters} open",
         f"leader: {leader}",
-        f"broker: {told['broker']}",
+        f"broker: {data['broker']}",
         _arithmetic(seen),
         "",
-        table(_QUEUE, [_shown(row) for row in told["queues"]], "no queue has work or workers"),
+        table(_QUEUE, [_shown(row) for row in data["queues"]], "no queue has work or workers"),
         "",
-        table(_NODE, told["nodes"], "no node is alive"),
+        table(_NODE, data["nodes"], "no node is alive"),
     ]
-    reach = [row for row in told["nodes"] if row["index_state"] or row["wakeups_state"]]
+    reach = [row for row in data["nodes"] if row["index_state"] or row["wakeups_state"]]
     lines += ["", table(_REACH, reach)] if reach else []
     return "\n".join(lines)
 
@@ -343,9 +348,9 @@ def run(options: Options, out: Output) -> int:
     if problem is not None:
         out.note(f"The modules of tasks cannot be imported: {problem}")
     seen = overview(registry.names())
-    told = report(seen, inspect.broker_problem())
-    out.emit(told, _text(told, seen))
-    return OK if told["healthy"] else UNHEALTHY
+    data = report(seen, inspect.broker_problem())
+    out.emit(data, _text(data, seen))
+    return OK if data["healthy"] else UNHEALTHY
 
 
 STATUS = Subcommand(

@@ -76,11 +76,11 @@ def _done(step: Step, only_shown: bool) -> bool:
 
 
 def _what(step: Step) -> str:
-    told = [
+    parts = [
         f"{column}: {old!r} -> {new!r}" for column, (old, new) in hidden(dict(step.changes)).items()
     ]
-    told += [f"{', '.join(step.edited)}: an operator's own value stays"] if step.edited else []
-    return "; ".join([*([step.reason] if step.reason else []), *told])
+    parts += [f"{', '.join(step.edited)}: an operator's own value stays"] if step.edited else []
+    return "; ".join([*([step.reason] if step.reason else []), *parts])
 
 
 def after_migrate(*, using: str, verbosity: int = 1, stdout: Any = None, **_: Any) -> None:

@@ -68,17 +68,22 @@ def run(options: Options, out: Output) -> int:
             f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
             " with --yes."
         )
-    deeds = REPAIR.perform(answers, **by_and_reason(options)).value if mends else []
+    repairs = REPAIR.perform(answers, **by_and_reason(options)).value if mends else []
     out.emit(
-        _told(answers, deeds), _text(answers, deeds, would=options["repair"] and options["dry_run"])
+        _as_data(answers, repairs),
+        _text(answers, repairs, would=options["repair"] and options["dry_run"]),
     )
-    return _code(answers, deeds, mends=mends)
+    return _code(answers, repairs, mends=mends)
 
 
-def _code(answers: Sequence[Answer], deeds: Sequence[Deed], *, mends: bool) -> int:
+def _code(answers: Sequence[Answer], repairs: Sequence[Deed], *, mends: bool) -> int:
     if any(answer.error for answer in answers):
         return REFUSED
-    left = any(deed.left for deed in deeds) if mends else any(answer.findings for answer in answers)
+    left = (
+        any(outcome.left for outcome in repairs)
+        if mends
+        else any(answer.findings for answer in answers)
+    )
     return UNHEALTHY if left or any(answer.more for answer in answers) else OK
 
 
@@ -97,9 +102,9 @@ def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _told(answers: Sequence[Answer], deeds: Sequence[Deed]) -> dict[str, Any]:
-    repaired = Counter(deed.finding.check for deed in deeds if deed.done)
-    became = {id(deed.finding): deed for deed in deeds}
+def _as_data(answers: Sequence[Answer], repairs: Sequence[Deed]) -> dict[str, Any]:
+    repaired = Counter(outcome.finding.check for outcome in repairs if outcome.done)
+    became = {id(outcome.finding): outcome for outcome in repairs}
     return {
         "verb": "verify",
         "checks": [_row(answer, repaired) for answer in answers],
@@ -110,14 +115,14 @@ def _told(answers: Sequence[Answer], deeds: Sequence[Deed]) -> dict[str, Any]:
     }
 
 
-def _as_json(one: Finding, deed: Deed | None) -> dict[str, Any]:
-    told = {
+def _as_json(one: Finding, outcome: Deed | None) -> dict[str, Any]:
+    facts = {
         name: getattr(one, name)
         for name in ("check", "severity", "table", "key", "field", "found", "right")
     }
-    became = {"repaired": deed.done, "left": deed.left} if deed else {}
+    became = {"repaired": outcome.done, "left": outcome.left} if outcome else {}
     return {
-        **told,
+        **facts,
         "right": clean(one.right),
         "text": clean(one.text),
         "repair": one.repair,
@@ -126,29 +131,29 @@ def _as_json(one: Finding, deed: Deed | None) -> dict[str, Any]:
     }
 
 
-def _text(answers: Sequence[Answer], deeds: Sequence[Deed], *, would: bool) -> str:
-    told = _told(answers, deeds)
+def _text(answers: Sequence[Answer], repairs: Sequence[Deed], *, would: bool) -> str:
+    report_data = _as_data(answers, repairs)
     lines = [
         table(
             _SHOWN,
             [
                 {**row, "findings": f"{row['findings']}{'+' * row['more']}"}
-                for row in told["checks"]
+                for row in report_data["checks"]
             ],
         )
     ]
-    for row in told["findings"]:
+    for row in report_data["findings"]:
         lines += ["", f"{row['severity']} {row['text']}", *_remarks(row, would)]
     lines += [
         "",
         *(
             f"{row['check']} could not look: {row['error']}"
-            for row in told["checks"]
+            for row in report_data["checks"]
             if row["error"]
         ),
     ]
-    lines += (f"{row['check']}: {row['note']}" for row in told["checks"] if row["note"])
-    return "\n".join([*lines, _summary(told)])
+    lines += (f"{row['check']}: {row['note']}" for row in report_data["checks"] if row["note"])
+    return "\n".join([*lines, _summary(report_data)])
 
 
 def _remarks(row: dict[str, Any], would: bool) -> list[str]:
@@ -161,10 +166,12 @@ def _remarks(row: dict[str, Any], would: bool) -> list[str]:
     return [f"  {row['advice']}"] if row["advice"] else []
 
 
-def _summary(told: dict[str, Any]) -> str:
-    repaired = sum(1 for row in told["findings"] if row.get("repaired"))
-    number = f"{len(told['findings'])} finding{'' if len(told['findings']) == 1 else 's'}"
-    more = "" if told["complete"] else "; some checks could not look at everything"
+def _summary(report_data: dict[str, Any]) -> str:
+    repaired = sum(1 for row in report_data["findings"] if row.get("repaired"))
+    number = (
+        f"{len(report_data['findings'])} finding{'' if len(report_data['findings']) == 1 else 's'}"
+    )
+    more = "" if report_data["complete"] else "; some checks could not look at everything"
     return f"{number}{f', {repaired} repaired' if repaired else ''}{more}"
 
 

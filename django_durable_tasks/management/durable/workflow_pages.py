@@ -219,8 +219,8 @@ def graph_text(graph: dict[str, Any]) -> list[str]:
             table(_EDGE, graph["waits_for"]),
         ]
     if graph["dependents"]:
-        told = ", ".join(
+        dependents = ", ".join(
             f"{number} {status}" for status, number in sorted(graph["dependents"].items())
         )
-        lines += ["", f"waited for by: {told}"]
+        lines += ["", f"waited for by: {dependents}"]
     return lines
