@@ -29,14 +29,14 @@ from django_durable_tasks.rules.tasks.explanations import ago
 logger = logging.getLogger("django_durable_tasks.notifier")
 _NAMES = {"mysql": "this database", "sqlite": "SQLite"}
 _UNTESTED = "not tested yet"
-_GLANCE = 0.1
+_MAX_WAIT = 0.1
 _GAP = 0.01
 _ECHO = 1.2 * INTERVAL
 _TEST_EVERY, _TEST_WITHIN = 30.0, 3.0
-_SHORTEST_PAUSE, _LONGEST_PAUSE, _DEAF_PAUSE = 0.5, 5.0, 60.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _FAILED_TEST_PAUSE = 0.5, 5.0, 60.0
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """One transport of notifications. Every method may raise the errors of its driver."""
 
     name: str
@@ -66,67 +66,74 @@ class Listener(threading.Thread):
     """
 
     def __init__(
-        self, way: Way, wake: Callable[[datetime], None], duties: Callable[[], None]
+        self, transport: Transport, wake: Callable[[datetime], None], duties: Callable[[], None]
     ) -> None:
-        super().__init__(name=f"durable-wakeups-{way.name}", daemon=True)
+        super().__init__(name=f"durable-wakeups-{transport.name}", daemon=True)
         self.listening, self.why = False, _UNTESTED
-        self._way, self._wake, self._wake_duties = way, wake, duties
-        self._stop_asked = threading.Event()
+        self._transport, self._wake, self._wake_duties = transport, wake, duties
+        self._stop_requested = threading.Event()
         self._pause = _SHORTEST_PAUSE
-        self._word, self._word_sent, self._test_at = "", 0.0, 0.0
-        self._echo_at: float | None = None
+        self._token, self._token_sent_at, self._test_at = "", 0.0, 0.0
+        self._repeat_at: float | None = None
         self._first: datetime | None = None
         self._passed_at = 0.0
         self._woke_at, self._waking = 0.0, False
         self._duties_at: float | None = None
-        self._duties_woke_at, self._duties_anew = 0.0, False
+        self._duties_woke_at, self._repeat_duties = 0.0, False
 
     def run(self) -> None:
         """Receive notifications; never raises if the server is unavailable."""
-        while not self._stop_asked.is_set():
+        while not self._stop_requested.is_set():
             try:
-                self._way.open()
-                self._test_at, self._word = 0.0, ""
+                self._transport.open()
+                self._test_at, self._token = 0.0, ""
                 self._listen()
             except (
                 Exception
             ) as error:  # drivers raise different exceptions, and this thread must not end
-                self._lost(f"{self._way.name} does not serve ({type(error).__name__})")
+                self._lost(f"{self._transport.name} does not serve ({type(error).__name__})")
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-                logger.debug("Listening by %s failed.", self._way.name, exc_info=True)
+                logger.debug("Listening by %s failed.", self._transport.name, exc_info=True)
             finally:
-                self._hang_up()
-            self._stop_asked.wait(self._pause)
+                self._close()
+            self._stop_requested.wait(self._pause)
 
-    def _hang_up(self) -> None:
+    def _close(self) -> None:
         try:
-            self._way.close()
+            self._transport.close()
         except Exception:  # closing a broken connection may fail, and this thread must not end
-            logger.debug("Closing the connection to %s failed.", self._way.name, exc_info=True)
+            logger.debug(
+                "Closing the connection to %s failed.", self._transport.name, exc_info=True
+            )
 
     @property
     def told(self) -> str:
         """When the last self-test of this transport passed, or why it receives nothing."""
         if not self.listening:
-            return self.why if self._way.name in self.why else f"{self._way.name}: {self.why}"
-        return f"{self._way.name} (self-test passed {ago(time.monotonic() - self._passed_at)} ago)"
+            return (
+                self.why
+                if self._transport.name in self.why
+                else f"{self._transport.name}: {self.why}"
+            )
+        passed = ago(time.monotonic() - self._passed_at)
+        return f"{self._transport.name} (self-test passed {passed} ago)"
 
     def stop(self, wait: float = 2.0) -> None:
         """Request the thread to end, and wait for it at most ``wait`` seconds."""
-        self._stop_asked.set()
+        self._stop_requested.set()
         if self.is_alive():
             self.join(timeout=wait)
 
     def _listen(self) -> None:
-        while not self._stop_asked.is_set():
+        while not self._stop_requested.is_set():
             if not self._proved():
-                self._lost(self._way.unheard)
-                self._pause = _LONGEST_PAUSE if self._way.doubtful() else _DEAF_PAUSE
+                self._lost(self._transport.unheard)
+                self._pause = _LONGEST_PAUSE if self._transport.doubtful() else _FAILED_TEST_PAUSE
                 return
-            self._hear(
+            self._process(
                 [
                     notification
-                    for text in self._way.wait(self._patience())
+                    for text in self._transport.wait(self._wait_time())
                     if (notification := read(text))
                 ]
             )
@@ -134,43 +141,43 @@ class Listener(threading.Thread):
     def _proved(self) -> bool:
         """Test the transport if a test is due; return False if the last test failed."""
         now = time.monotonic()
-        if self._word:
-            return now - self._word_sent < _TEST_WITHIN
-        if now >= self._test_at or self._way.doubtful():
-            self._word, self._word_sent = uuid.uuid4().hex, now
-            return self._way.send(Notification(Kind.TEST, datetime.now(UTC), self._word))
+        if self._token:
+            return now - self._token_sent_at < _TEST_WITHIN
+        if now >= self._test_at or self._transport.doubtful():
+            self._token, self._token_sent_at = uuid.uuid4().hex, now
+            return self._transport.send(Notification(Kind.TEST, datetime.now(UTC), self._token))
         return True
 
-    def _patience(self) -> float:
-        wanted = [_GLANCE]
+    def _wait_time(self) -> float:
+        waits = [_MAX_WAIT]
         if self._waking:
-            wanted.append(self._woke_at + _GAP - time.monotonic())
-        wanted += [
-            at - time.monotonic() for at in (self._echo_at, self._duties_at) if at is not None
+            waits.append(self._woke_at + _GAP - time.monotonic())
+        waits += [
+            at - time.monotonic() for at in (self._repeat_at, self._duties_at) if at is not None
         ]
-        return max(0.0, min(wanted))
+        return max(0.0, min(waits))
 
-    def _hear(self, notifications: Sequence[Notification]) -> None:
+    def _process(self, notifications: Sequence[Notification]) -> None:
         rows = [notification.at for notification in notifications if notification.kind == Kind.ROWS]
         now = time.monotonic()
         if rows:
             # The limiter of the notifying process may have suppressed notifications of further
             # tasks: wake once more after its interval.
-            self._first, self._waking, self._echo_at = min(rows), True, now + _ECHO
-        echo = self._echo_at is not None and now >= self._echo_at
-        if echo:
-            self._echo_at = None
-        if self._first is not None and (echo or (self._waking and now >= self._woke_at + _GAP)):
+            self._first, self._waking, self._repeat_at = min(rows), True, now + _ECHO
+        repeated = self._repeat_at is not None and now >= self._repeat_at
+        if repeated:
+            self._repeat_at = None
+        if self._first is not None and (repeated or (self._waking and now >= self._woke_at + _GAP)):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
-        self._hear_of_duties(
+        self._process_duties(
             now, any(notification.kind == Kind.DUTIES for notification in notifications)
         )
         if any(
-            notification.kind == Kind.TEST and notification.word == self._word
+            notification.kind == Kind.TEST and notification.word == self._token
             for notification in notifications
         ):
-            self._word, self._test_at, self._pause, self._passed_at = (
+            self._token, self._test_at, self._pause, self._passed_at = (
                 "",
                 now + _TEST_EVERY,
                 _SHORTEST_PAUSE,
@@ -178,26 +185,29 @@ class Listener(threading.Thread):
             )
             if not self.listening:
                 self.listening, self.why = True, ""
-                logger.info("Notifications are received through %s.", self._way.name)
+                logger.info("Notifications are received through %s.", self._transport.name)
 
-    def _hear_of_duties(self, now: float, told: bool) -> None:
+    def _process_duties(self, now: float, notified: bool) -> None:
         """Process endings and schedules of the leader at once, at most once per INTERVAL seconds,
         and repeat it once as for tasks.
         """
-        if told:
-            self._duties_anew = True
+        if notified:
+            self._repeat_duties = True
             soonest = max(now, self._duties_woke_at + INTERVAL)
             self._duties_at = soonest if self._duties_at is None else min(soonest, self._duties_at)
         if self._duties_at is not None and now >= self._duties_at:
             self._duties_woke_at = now
-            self._duties_at, self._duties_anew = now + _ECHO if self._duties_anew else None, False
+            self._duties_at, self._repeat_duties = (
+                now + _ECHO if self._repeat_duties else None,
+                False,
+            )
             self._wake_duties()
 
     def _lost(self, why: str) -> None:
         if self.listening or self.why != why:
             logger.warning(
                 "No notifications through %s: %s. Due tasks are found by polling every %g s.",
-                self._way.name,
+                self._transport.name,
                 why,
                 conf.settings().POLL,
             )
@@ -217,8 +227,10 @@ class Wakeups:
     def __init__(
         self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None
     ) -> None:
-        ways, self._why = _ways()
-        self._listeners = [Listener(way, wake, duties or _nothing) for way in ways]
+        transports, self._why = _transports()
+        self._listeners = [
+            Listener(transport, wake, duties or _nothing) for transport in transports
+        ]
 
     @property
     def listening(self) -> bool:
@@ -228,7 +240,7 @@ class Wakeups:
     @property
     def state(self) -> str:
         """``listening`` with the transports, or ``polling`` with the interval and the reason."""
-        by = [listener._way.name for listener in self._listeners if listener.listening]
+        by = [listener._transport.name for listener in self._listeners if listener.listening]
         if by:
             return f"listening ({', '.join(by)})"
         why = "; ".join(listener.why for listener in self._listeners) or self._why
@@ -243,9 +255,9 @@ class Wakeups:
         """
         if not self._listeners:
             return f"none, polling every {conf.settings().POLL:g} s: {self._why}"
-        said = "; ".join(listener.told for listener in self._listeners)
+        states = "; ".join(listener.told for listener in self._listeners)
         fine = self.listening or any(listener.why == _UNTESTED for listener in self._listeners)
-        return said if fine else f"polling every {conf.settings().POLL:g} s: {said}"
+        return states if fine else f"polling every {conf.settings().POLL:g} s: {states}"
 
     def start(self) -> None:
         """Start the listeners."""
@@ -255,7 +267,7 @@ class Wakeups:
     def stop(self, wait: float = 2.0) -> None:
         """Stop the listeners; waits for each of them at most ``wait`` seconds."""
         for listener in self._listeners:
-            listener._stop_asked.set()
+            listener._stop_requested.set()
         for listener in self._listeners:
             listener.stop(wait)
 
@@ -264,9 +276,9 @@ def _nothing() -> None:
     """Ignore a notification for the leader."""
 
 
-def _ways() -> tuple[list[Way], str]:
+def _transports() -> tuple[list[Transport], str]:
     """Return the available transports, and the reason if there is none."""
-    settings, found, why = conf.settings(), list[Way](), ""
+    settings, found, why = conf.settings(), list[Transport](), ""
     database: Any = connections[settings.DATABASE]
     if redis_client.url() is not None:
         found.append(ChannelWay())
@@ -280,7 +292,7 @@ def _ways() -> tuple[list[Way], str]:
     ):
         why = (
             "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may"
-            " name a direct way"
+            " name a direct connection"
         )
     elif database.Database.__version__.startswith("2"):
         why = "psycopg 3 is needed to listen"

@@ -66,19 +66,19 @@ class Limiter:
 class _Batch:
     """The on-commit hook of a transaction (and savepoint), with the changes of that transaction."""
 
-    def __init__(self, teller: OnCommitNotifier, savepoints: frozenset[str]) -> None:
-        self.teller, self.savepoints = teller, savepoints
-        self.born: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
+    def __init__(self, owner: OnCommitNotifier, savepoints: frozenset[str]) -> None:
+        self.owner, self.savepoints = owner, savepoints
+        self.created: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
         self.moved: list[uuid.UUID] = []
         self.moved_to: list[datetime] = []
         self.duties: list[datetime | None] = []
-        self.told = False
+        self.sent = False
 
     def __call__(self) -> None:
         # A test may run the hooks of a transaction that continues. Later changes need another
         # batch.
-        self.told = True
-        self.teller.tell(self)
+        self.sent = True
+        self.owner.announce(self)
 
 
 class OnCommitNotifier:
@@ -87,29 +87,29 @@ class OnCommitNotifier:
     def __init__(self) -> None:
         self._rows, self._duties = Limiter(INTERVAL), Limiter(INTERVAL)
         self._index: RedisDueIndex | None = None
-        self._index_door: redis_client.Door | None = None
+        self._index_connection: redis_client.Door | None = None
 
     def born(self, rows: Sequence[NewTask]) -> None:
         """Record new tasks; those that are PENDING and due within the horizon are announced after
         the commit.
         """
         waiting = [task for task in rows if task.status == Status.PENDING]
-        if not waiting or not _anybody():
+        if not waiting or not _has_listeners():
             return
         latest = (
             timezone.now() + _horizon() + _SKEW
         )  # approximate: the database's clock decides after the commit
         found = [soon for task in waiting if (soon := _soon(task, latest)) is not None]
         if found and (batch := self._batch()) is not None:
-            batch.born += found
+            batch.created += found
             self._unless_in_transaction(batch)
 
     def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
         """Record that tasks have another due time. Without ``at`` (retries, tasks returned to
         PENDING) no scheduler is notified.
         """
-        heard = _anybody() if at is not None else redis_client.url() is not None
-        if not ids or not heard or (batch := self._batch()) is None:
+        listened = _has_listeners() if at is not None else redis_client.url() is not None
+        if not ids or not listened or (batch := self._batch()) is None:
             return
         batch.moved += ids
         if at is not None:
@@ -124,7 +124,7 @@ class OnCommitNotifier:
 
     def duties(self, at: datetime | None = None) -> None:
         """Record work for the leader: ending events to process, or a fire time ``at``."""
-        if not _anybody() or (
+        if not _has_listeners() or (
             at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW
         ):
             return
@@ -132,13 +132,13 @@ class OnCommitNotifier:
             batch.duties.append(at)
             self._unless_in_transaction(batch)
 
-    def tell(self, batch: _Batch) -> None:
+    def announce(self, batch: _Batch) -> None:
         """Announce the changes of a committed batch; never raises if a server is unavailable."""
         try:
             now = estimated_now()
             rows = [
                 Due(at or now, queue, task_id, priority, shard)
-                for at, queue, task_id, priority, shard in batch.born
+                for at, queue, task_id, priority, shard in batch.created
             ]
             index = self._shared_index()
             if index is not None:
@@ -159,8 +159,8 @@ class OnCommitNotifier:
         door = redis_client.door()
         if door is None:
             return None
-        if self._index is None or self._index_door is not door:
-            self._index, self._index_door = RedisDueIndex(door), door
+        if self._index is None or self._index_connection is not door:
+            self._index, self._index_connection = RedisDueIndex(door), door
         return self._index
 
     def _batch(self) -> _Batch | None:
@@ -172,7 +172,7 @@ class OnCommitNotifier:
             return _Batch(self, frozenset()) if connection.get_autocommit() else None
         savepoints = frozenset(connection.savepoint_ids)
         for _, hook, *_ in reversed(connection.run_on_commit):
-            if isinstance(hook, _Batch) and hook.savepoints == savepoints and not hook.told:
+            if isinstance(hook, _Batch) and hook.savepoints == savepoints and not hook.sent:
                 return hook
         batch = _Batch(self, savepoints)
         transaction.on_commit(batch, using=conf.settings().DATABASE, robust=True)
@@ -190,7 +190,7 @@ def _horizon() -> timedelta:
     )
 
 
-def _anybody() -> bool:
+def _has_listeners() -> bool:
     return redis_client.url() is not None or _notifies()
 
 

@@ -14,7 +14,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.notifier.message import CHANNEL, Notification
 from django_durable_tasks.notifier.notify_on_commit import send_by_postgresql
 
-_PATIENCE = {
+_TIMEOUTS = {
     "connect_timeout": 3,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
@@ -38,10 +38,10 @@ class NotificationWay:
         """Connect and execute LISTEN."""
         settings = conf.settings()
         alias = settings.LISTEN_DATABASE or settings.DATABASE
-        wanted = copy.deepcopy(connections.settings[alias])
-        wanted["OPTIONS"] = {**_PATIENCE, **(wanted.get("OPTIONS") or {})}
-        wanted["OPTIONS"].pop("pool", None)
-        wrapper: Any = load_backend(wanted["ENGINE"]).DatabaseWrapper(wanted, alias)
+        parameters = copy.deepcopy(connections.settings[alias])
+        parameters["OPTIONS"] = {**_TIMEOUTS, **(parameters.get("OPTIONS") or {})}
+        parameters["OPTIONS"].pop("pool", None)
+        wrapper: Any = load_backend(parameters["ENGINE"]).DatabaseWrapper(parameters, alias)
         self._driver = wrapper.Database.connect(**wrapper.get_connection_params(), autocommit=True)
         self._driver.execute(f"LISTEN {CHANNEL}")
 

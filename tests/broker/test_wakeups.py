@@ -208,7 +208,7 @@ def test_behind_a_pooler_by_djangos_own_mark_nobody_listens(
     rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-    assert "LISTEN_DATABASE may name a direct way" in Wakeups(lambda at: None).state
+    assert "LISTEN_DATABASE may name a direct connection" in Wakeups(lambda at: None).state
     settings.DURABLE_TASKS = {**SHORT, "LISTEN_DATABASE": "default"}
     assert "not tested yet" in Wakeups(lambda at: None).state
     assert "polling" not in Wakeups(lambda at: None).told
