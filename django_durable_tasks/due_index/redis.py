@@ -147,12 +147,12 @@ class RedisDueIndex:
         """Add these entries; while Redis is unavailable they are left to the poll."""
         life = str(life_ms())
         for batch in _batches(rows):
-            told = [
+            fields = [
                 part
                 for due in batch
                 for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)))
             ]
-            self._tell("add", [life, *told])
+            self._tell("add", [life, *fields])
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
         """Remove the entries of these tasks."""
@@ -168,9 +168,9 @@ class RedisDueIndex:
         """Remove and return due entries; each entry is returned to one node only."""
         if limit < 1:
             return []
-        wanted = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
+        allowed_shards = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
         past = math.floor((now - _EPOCH) / timedelta(milliseconds=1))
-        answer = self._ask("pop", [past, limit, max(_FARTHEST, 2 * limit), wanted])
+        answer = self._ask("pop", [past, limit, max(_FARTHEST, 2 * limit), allowed_shards])
         read = {answer[n]: _due_of(answer[n], answer[n + 1]) for n in range(1, len(answer), 2)}
         self._removed([member for member, due in read.items() if due is None])
         return [due for due in read.values() if due is not None]

@@ -101,7 +101,7 @@ class RedisEntries:
         """
         done: set[uuid.UUID] = set()
         for some in _batches(list(rows)):
-            told = [
+            arguments_ = [
                 part
                 for due in some
                 for part in (
@@ -111,7 +111,9 @@ class RedisEntries:
                     seen.get(due.task_id, ""),
                 )
             ]
-            done |= {uuid.UUID(written) for written in self._run("mend", [str(life_ms()), *told])}
+            done |= {
+                uuid.UUID(written) for written in self._run("mend", [str(life_ms()), *arguments_])
+            }
         return done
 
     def drop(self, entries: Mapping[str, int]) -> set[str]:

@@ -38,7 +38,7 @@ from django_durable_tasks.rules.verify import Finding, Severity, shown
 
 _MARGIN = timedelta(seconds=5)
 """Tasks that are due this soon may have been popped already, to be claimed."""
-_WHOSE = (
+_FOREIGN_ENTRY = (
     "It goes by itself when it is due. If another installation with a database of this name uses"
     " this Redis, give it another one, or another REGION."
 )
@@ -108,9 +108,11 @@ class EntryCheck(UnlockedCheck):
 
 def stale(look: Look, entries: Any) -> list[Finding]:
     """Find entries of tasks that are deleted, not PENDING, or due at another instant."""
-    wanted = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
+    task_ids = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
     columns = ("pk", "status", "due_at", "updated_at")
-    rows = {pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=wanted).values_list(*columns)}
+    rows = {
+        pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=task_ids).values_list(*columns)
+    }
     right = {
         member: _right(look, rows.get(id_of(member)), score)
         for member, score in entries.scores.items()
@@ -124,19 +126,23 @@ def stale(look: Look, entries: Any) -> list[Finding]:
             from_ms(entries.scores[member]),
             text,
             severity=Severity.LATE,
-            **_deed(member, rows),
+            **_remedy(member, rows),
         )
         for member, text in right.items()
         if text
     ]
 
 
-def _deed(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
+def _remedy(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
     """Return the repair or the advice for an entry. If the task does not exist, the entry may
     belong to another installation.
     """
     task_id = id_of(member)
-    return {"repair": "remove it"} if task_id is None or task_id in rows else {"advice": _WHOSE}
+    return (
+        {"repair": "remove it"}
+        if task_id is None or task_id in rows
+        else {"advice": _FOREIGN_ENTRY}
+    )
 
 
 def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
