@@ -26,54 +26,54 @@ def check_celery(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         return [FINDINGS["E011"](found=".".join(map(str, inspect.kombu_version())))]
     if not inspect.is_configured():
         return [FINDINGS["E007"]()]
-    told = inspect.read()
-    return [*_broker(told), *_serializers(told), *_eager(told), *_worker(told)]
+    wiring = inspect.read()
+    return [*_broker(wiring), *_serializers(wiring), *_eager(wiring), *_worker(wiring)]
 
 
-def _broker(told: inspect.Wiring) -> Iterator[CheckMessage]:
+def _broker(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
     settings = valid_settings()
-    if not told.broker_is_set:
+    if not wiring.broker_is_set:
         yield FINDINGS["W009"]()
-    if told.transport == "filesystem":
+    if wiring.transport == "filesystem":
         yield FINDINGS["E010"]()
-    if told.folder_problem is not None:
-        yield FINDINGS["E019"](reason=told.folder_problem)
-    if settings is None or told.visibility_timeout is None:
+    if wiring.folder_problem is not None:
+        yield FINDINGS["E019"](reason=wiring.folder_problem)
+    if settings is None or wiring.visibility_timeout is None:
         return
     longest = max(
         [settings.LEASE, *(task.lease for task in registered_options() if task.lease is not None)]
     )
-    if told.visibility_timeout < longest:
-        yield FINDINGS["W001"](visible=told.visibility_timeout, lease=longest)
+    if wiring.visibility_timeout < longest:
+        yield FINDINGS["W001"](visible=wiring.visibility_timeout, lease=longest)
 
 
-def _serializers(told: inspect.Wiring) -> Iterator[CheckMessage]:
-    for setting, kinds in told.serializers.items():
+def _serializers(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
+    for setting, kinds in wiring.serializers.items():
         for kind in kinds:
             if kind in UNSAFE:
                 yield FINDINGS["E008"](setting=setting, kind=kind)
-    if not told.accepted & {"json", "application/json"}:
-        yield FINDINGS["E009"](accepted=", ".join(sorted(told.accepted)))
+    if not wiring.accepted & {"json", "application/json"}:
+        yield FINDINGS["E009"](accepted=", ".join(sorted(wiring.accepted)))
 
 
-def _eager(told: inspect.Wiring) -> Iterator[CheckMessage]:
-    if told.eager:
+def _eager(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
+    if wiring.eager:
         yield FINDINGS["W002"]()
-        if told.eager_propagates:
+        if wiring.eager_propagates:
             yield FINDINGS["W003"]()
 
 
-def _worker(told: inspect.Wiring) -> Iterator[CheckMessage]:
+def _worker(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
     limited = [
         task.name
         for task in registered_options()
         if task.timeout is not None or task.soft_timeout is not None
     ]
-    if limited and told.pool in UNTIMED_POOLS:
-        yield FINDINGS["W004"](pool=told.pool, names=listed(limited))
-    if told.prefetch_multiplier != 1:
-        yield FINDINGS["W005"](found=told.prefetch_multiplier)
-    if told.acks_late:
+    if limited and wiring.pool in UNTIMED_POOLS:
+        yield FINDINGS["W004"](pool=wiring.pool, names=listed(limited))
+    if wiring.prefetch_multiplier != 1:
+        yield FINDINGS["W005"](found=wiring.prefetch_multiplier)
+    if wiring.acks_late:
         yield FINDINGS["W006"]()
-    if told.reject_on_worker_lost:
+    if wiring.reject_on_worker_lost:
         yield FINDINGS["W007"]()
