@@ -160,22 +160,28 @@ def wrong_counts(run: RunFacts) -> list[Wrong]:
     """
     if run.status == WorkflowStatus.STARTING:
         return []
-    told = {column: run.counted[column] + run.noted.get(column, 0) for column in COUNTS.values()}
+    expected = {
+        column: run.counted[column] + run.noted.get(column, 0) for column in COUNTS.values()
+    }
     there = {column: run.present.get(status, 0) for status, column in COUNTS.items()}
     if sum(there.values()) + run.open == run.total:
         return [
-            _count(run, column, there[column]) for column in there if told[column] != there[column]
+            _count(run, column, there[column])
+            for column in there
+            if expected[column] != there[column]
         ]
-    wrong = [_count(run, column, there[column]) for column in there if told[column] < there[column]]
-    if not wrong and run.total - sum(told.values()) != run.open:
-        right = sum(told.values()) + run.open
+    wrong = [
+        _count(run, column, there[column]) for column in there if expected[column] < there[column]
+    ]
+    if not wrong and run.total - sum(expected.values()) != run.open:
+        right = sum(expected.values()) + run.open
         wrong = [
             Wrong(
                 "total",
                 run.total,
-                f"{right}: {sum(told.values())} ended and {run.open} open",
+                f"{right}: {sum(expected.values())} ended and {run.open} open",
                 right,
-                safe=told == there,
+                safe=expected == there,
             )
         ]
     return wrong

@@ -90,27 +90,27 @@ class Report:
 
 
 def step(
-    fire_time: datetime, closed: Stretch | None, told: Told | None, reprocess: Reprocess
+    fire_time: datetime, closed: Stretch | None, entry: Told | None, reprocess: Reprocess
 ) -> Step:
     """Return the action for a fire time; ``closed`` is the reason if the current schedule does not
     run it.
     """
-    if told is None or told.task_id is None:
+    if entry is None or entry.task_id is None:
         if closed is not None:
             return Step(fire_time, Deed.UNCHANGED, closed.reason)
-        return Step(fire_time, Deed.CREATED, f"was {told.outcome}" if told else "had no run")
-    if not told.status:
-        return Step(fire_time, Deed.UNCHANGED, "it ran; its task is no longer kept", told.task_id)
-    if told.run is not None and (told.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
+        return Step(fire_time, Deed.CREATED, f"was {entry.outcome}" if entry else "had no run")
+    if not entry.status:
+        return Step(fire_time, Deed.UNCHANGED, "it ran; its task is no longer kept", entry.task_id)
+    if entry.run is not None and (entry.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
         return Step(
             fire_time,
             Deed.UNCHANGED,
-            f"its workflow run {told.run[0]} is {told.run[1]}",
-            told.task_id,
+            f"its workflow run {entry.run[0]} is {entry.run[1]}",
+            entry.task_id,
         )
-    if _again(told.status, reprocess):
-        return Step(fire_time, Deed.REPLAYED, f"was {told.status}", told.task_id)
-    return Step(fire_time, Deed.UNCHANGED, f"its task is {told.status}", told.task_id)
+    if _again(entry.status, reprocess):
+        return Step(fire_time, Deed.REPLAYED, f"was {entry.status}", entry.task_id)
+    return Step(fire_time, Deed.UNCHANGED, f"its task is {entry.status}", entry.task_id)
 
 
 def _again(status: str, reprocess: Reprocess) -> bool:

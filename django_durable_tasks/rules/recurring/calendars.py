@@ -226,9 +226,9 @@ def _joined(day: date, calendars: Sequence[BusinessDays]) -> SpecialDay:
     ]
     if shut:
         return SpecialDay(day, DayKind.CLOSED, " / ".join(dict.fromkeys(shut)))
-    told = [special for one in calendars if (special := one._by_date.get(day)) is not None]
-    name = " / ".join(dict.fromkeys(special.name for special in told if special.name))
-    hours = [special.until for special in told if special.until is not None]
+    specials = [special for one in calendars if (special := one._by_date.get(day)) is not None]
+    name = " / ".join(dict.fromkeys(special.name for special in specials if special.name))
+    hours = [special.until for special in specials if special.until is not None]
     return SpecialDay(day, DayKind.HALF if hours else DayKind.OPEN, name, min(hours, default=None))
 
 

@@ -103,7 +103,7 @@ class Facts:
 
 def account(it: Facts) -> str:
     """Return the explanation of the instant: what happened or will happen, and the reason."""
-    own = next((line for line in it.lines if line.last is None), None)
+    own = next((entry for entry in it.lines if entry.last is None), None)
     if own is not None:
         return _own(it, own)
     if it.planned is None:
@@ -113,7 +113,7 @@ def account(it: Facts) -> str:
         return f"{when(it.at)} {verb}: {it.planned.reason}."
     if it.planned.at > it.now:
         return _to_come(it, it.planned)
-    return _told_in_range(it) or _untold(it, it.planned)
+    return _in_range(it) or _without_entry(it, it.planned)
 
 
 def when(instant: datetime) -> str:
@@ -128,29 +128,31 @@ def _because(reason: str) -> str:
 # An entry of this fire time -----------------------------------------------------------------------
 
 
-def _own(it: Facts, line: Line) -> str:
+def _own(it: Facts, entry: Line) -> str:
     at = when(it.at)
-    told = {
-        Fate.DISPATCHED: f"{at} was dispatched{_because(line.reason)}",
-        Fate.ROLLED: f"{at} was rolled and dispatched{_because(line.reason)}",
-        Fate.MANUAL: f"{at} was run by hand{_because(line.reason)}",
-        Fate.SKIPPED_OVERLAP: f"{at} was skipped: {_blocker(line)} was still open",
-        Fate.EXPIRED: f"{at} came too late: it expired after {line.reason}",
-        Fate.OVERRIDDEN: f"{at} did not run: {line.reason}",
-        Fate.FAILED_TO_CREATE: f"{at} could not be created: {line.reason}",
+    sentences = {
+        Fate.DISPATCHED: f"{at} was dispatched{_because(entry.reason)}",
+        Fate.ROLLED: f"{at} was rolled and dispatched{_because(entry.reason)}",
+        Fate.MANUAL: f"{at} was run by hand{_because(entry.reason)}",
+        Fate.SKIPPED_OVERLAP: f"{at} was skipped: {_blocker(entry)} was still open",
+        Fate.EXPIRED: f"{at} came too late: it expired after {entry.reason}",
+        Fate.OVERRIDDEN: f"{at} did not run: {entry.reason}",
+        Fate.FAILED_TO_CREATE: f"{at} could not be created: {entry.reason}",
     }
-    said = told.get(Fate(line.outcome), f"{at} did not run: {line.outcome}{_because(line.reason)}")
-    return f"{said}.{_story(line)}"
+    sentence = sentences.get(
+        Fate(entry.outcome), f"{at} did not run: {entry.outcome}{_because(entry.reason)}"
+    )
+    return f"{sentence}.{_story(entry)}"
 
 
-def _blocker(line: Line) -> str:
-    if line.reason.startswith(RUN):
-        return f"{RUN} {line.blocked_by} of an earlier fire"
-    return f"task {line.blocked_by} of an earlier run"
+def _blocker(entry: Line) -> str:
+    if entry.reason.startswith(RUN):
+        return f"{RUN} {entry.blocked_by} of an earlier fire"
+    return f"task {entry.blocked_by} of an earlier run"
 
 
-def _story(line: Line) -> str:
-    story = line.story
+def _story(entry: Line) -> str:
+    story = entry.story
     if story is None:
         return ""
     if not story.status:
@@ -177,17 +179,17 @@ def _run(run: Run | None) -> str:
 # An entry of a range ------------------------------------------------------------------------------
 
 
-def _told_in_range(it: Facts) -> str:
-    line = next((one for one in it.lines if one.outcome in (Fate.MISSED, Fate.PAUSED)), None)
-    if line is None or line.last is None:
+def _in_range(it: Facts) -> str:
+    entry = next((one for one in it.lines if one.outcome in (Fate.MISSED, Fate.PAUSED)), None)
+    if entry is None or entry.last is None:
         return ""
-    number = f"{'' if line.exact else 'at least '}{line.count}"
-    among = f"one of {number} fire times from {when(line.first)} to {when(line.last)}"
-    if line.outcome == Fate.PAUSED:
+    number = f"{'' if entry.exact else 'at least '}{entry.count}"
+    among = f"one of {number} fire times from {when(entry.first)} to {when(entry.last)}"
+    if entry.outcome == Fate.PAUSED:
         return (
-            f"{when(it.at)} did not run: the schedule was paused{_because(line.reason)}; {among}."
+            f"{when(it.at)} did not run: the schedule was paused{_because(entry.reason)}; {among}."
         )
-    return f"{when(it.at)} was missed, {among}: {_MISSED.get(line.reason, line.reason)}."
+    return f"{when(it.at)} was missed, {among}: {_MISSED.get(entry.reason, entry.reason)}."
 
 
 _MISSED = {
@@ -244,12 +246,12 @@ def _near(around: tuple[datetime | None, datetime | None], what: str) -> str:
 
 
 def _no_fire_time(it: Facts) -> str:
-    told = not_a_fire_time(it.name, it.at, (it.start, it.end), (it.before, it.after))
+    text = not_a_fire_time(it.name, it.at, (it.start, it.end), (it.before, it.after))
     if it.runs_then is not None:
-        told += f" The fire time {when(it.runs_then)} was put there: ask about that one."
+        text += f" The fire time {when(it.runs_then)} was put there: ask about that one."
     if it.at <= it.edited_at and it.edited_at > it.declared_at:
-        told += f" It was changed at {when(it.edited_at)}; the account is by what it says since."
-    return told
+        text += f" It was changed at {when(it.edited_at)}; the account is by what it says since."
+    return text
 
 
 def _to_come(it: Facts, planned: Planned) -> str:
@@ -279,13 +281,13 @@ def _paused(it: Facts) -> str:
     return f"it is paused{since}{by}{until}{_because(it.status_reason)}"
 
 
-def _untold(it: Facts, planned: Planned) -> str:
+def _without_entry(it: Facts, planned: Planned) -> str:
     """Explain a fire time in the past that has no ledger entry."""
     at = when(it.at)
     if it.ledger_from is not None and it.at < it.ledger_from:
         return f"{at} is before {when(it.ledger_from)}: its ledger entry has been deleted."
     if planned.at > it.watermark:
-        return _not_looked_at(it, planned)
+        return _not_processed(it, planned)
     if it.at <= it.declared_at:
         return (
             f"{at} did not run: the schedule did not exist before {when(it.declared_at)}."
@@ -297,7 +299,7 @@ def _untold(it: Facts, planned: Planned) -> str:
     )
 
 
-def _not_looked_at(it: Facts, planned: Planned) -> str:
+def _not_processed(it: Facts, planned: Planned) -> str:
     if it.status == RecurringStatus.CANCELLED:
         return f"{when(it.at)} did not run: the schedule had ended{_because(it.status_reason)}."
     if it.status == RecurringStatus.PAUSED:

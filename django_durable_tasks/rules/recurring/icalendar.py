@@ -76,8 +76,8 @@ def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
             if day.year in years:
                 names.setdefault(day, []).append(event.text("SUMMARY"))
     return tuple(
-        SpecialDay(day, DayKind.CLOSED, " / ".join(dict.fromkeys(filter(None, told)))[:200])
-        for day, told in sorted(names.items())
+        SpecialDay(day, DayKind.CLOSED, " / ".join(dict.fromkeys(filter(None, texts)))[:200])
+        for day, texts in sorted(names.items())
     )
 
 
@@ -101,9 +101,9 @@ def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
     if event.get("RECURRENCE-ID") is not None or not lines:
         yield start
         return
-    told = [f"DTSTART:{start:%Y%m%d}", f"RDATE:{start:%Y%m%d}", *map(_recurrence, lines)]
+    rule = [f"DTSTART:{start:%Y%m%d}", f"RDATE:{start:%Y%m%d}", *map(_recurrence, lines)]
     try:
-        parts = checked([{"rrule": "\n".join(told)}])
+        parts = checked([{"rrule": "\n".join(rule)}])
     except InvalidSchedule as error:
         raise InvalidCalendar(f"line {lines[0].number}: {error}") from error
     recurring = timetable(parts, zone="UTC", anchor=_midnight(start))

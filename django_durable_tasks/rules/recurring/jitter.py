@@ -26,6 +26,6 @@ def effective(
     span = timedelta(seconds=seconds) if seconds or way is None else way * (percent / 100)
     if way is not None:
         span = min(span, max(way - _MILLISECOND, timedelta()))
-    told = f"{seed}|{planned.nominal.astimezone(UTC).isoformat()}".encode()
-    share = int.from_bytes(blake2b(told, digest_size=8).digest(), "big") / _WHOLE
+    seed_bytes = f"{seed}|{planned.nominal.astimezone(UTC).isoformat()}".encode()
+    share = int.from_bytes(blake2b(seed_bytes, digest_size=8).digest(), "big") / _WHOLE
     return planned.at + span * share

@@ -90,7 +90,7 @@ def judge(outcome: Outcome, row: Budgets) -> Verdict:
     if outcome.kind is Kind.SUCCEEDED:
         return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
     if outcome.kind is Kind.CRASHED:
-        return _judge_crash(row)
+        return _verdict_of_crash(row)
     if outcome.kind in (Kind.IGNORED, Kind.REVOKED):
         return Verdict(
             transition="cancel",
@@ -117,7 +117,7 @@ def judge(outcome: Outcome, row: Budgets) -> Verdict:
     )
 
 
-def _judge_crash(row: Budgets) -> Verdict:
+def _verdict_of_crash(row: Budgets) -> Verdict:
     status, reason = Status.PENDING, ""
     if row.cancel_requested:
         status, reason = Status.CANCELLED, "CANCELLED"

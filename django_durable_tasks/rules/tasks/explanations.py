@@ -83,8 +83,8 @@ def explain(it: Situation) -> list[Sentence]:
     """Return what prevents the next step of the task, the most severe reason first; at least one
     sentence.
     """
-    told = _TOLD[Status(it.status)](it)
-    return sorted(told, key=lambda sentence: list(Level).index(sentence.level), reverse=True)
+    sentences = _BY_STATUS[Status(it.status)](it)
+    return sorted(sentences, key=lambda sentence: list(Level).index(sentence.level), reverse=True)
 
 
 def _trouble(text: str) -> Sentence:
@@ -229,7 +229,7 @@ def _ended(it: Situation) -> list[Sentence]:
     ]
 
 
-_TOLD = {
+_BY_STATUS = {
     Status.BLOCKED: _blocked,
     Status.PENDING: _pending,
     Status.QUEUED: _queued,

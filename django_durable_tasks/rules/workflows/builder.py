@@ -144,7 +144,7 @@ class Builder:
         not. Its result contains what its last tasks returned, by step. Sub-workflows may contain
         sub-workflows.
         """
-        if not isinstance(sub, Builder) or sub is self or sub._holds(self):
+        if not isinstance(sub, Builder) or sub is self or sub._contains(self):
             raise InvalidOption(
                 f"add_workflow({sub!r}): give another workflow, one that does not hold this one."
             )
@@ -157,8 +157,8 @@ class Builder:
         self._subs.append((place, sub))
         return Step(place, self, label)
 
-    def _holds(self, other: Builder) -> bool:
-        return any(sub is other or sub._holds(other) for _, sub in self._subs)
+    def _contains(self, other: Builder) -> bool:
+        return any(sub is other or sub._contains(other) for _, sub in self._subs)
 
     def _label(self, step: str | None, name: str) -> str:
         if step is not None:

@@ -25,7 +25,7 @@ from django_durable_tasks.rules.recurring.effective.types import (
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
 
 _SEARCHED = 2_000  # segments examined per answer
-_TOLD = 400  # segments examined to count fires and to list closed ranges
+_MOST_CLOSED = 400  # segments examined to count fires and to list closed ranges
 _ONE_BY_ONE = 400  # rolled fires examined one by one per answer
 _NOTED = 6
 
@@ -198,7 +198,7 @@ class OnOpenDays:
         if there are more.
         """
         found: list[tuple[Fire, Piece]] = []
-        while len(found) < _TOLD:
+        while len(found) < _MOST_CLOSED:
             fire = self.fires.next(after)
             if fire is None or fire.nominal > until:
                 return found, True
@@ -216,10 +216,10 @@ class OnOpenDays:
         reasons = list(
             dict.fromkeys(why for fire, piece in left for why in self._reasons(fire, piece, until))
         )
-        told = ", ".join(reasons[:_NOTED]) + (", …" if len(reasons) > _NOTED else "")
+        listed = ", ".join(reasons[:_NOTED]) + (", …" if len(reasons) > _NOTED else "")
         exact = complete and all(one.exact for one in counts)
         number = sum(one.number for one in counts)
-        reason = f"{self._closed_by()}: {told}"
+        reason = f"{self._closed_by()}: {listed}"
         return Stretch(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
 
     def _reasons(self, fire: Fire, piece: Piece, until: datetime) -> list[str]:
@@ -230,7 +230,7 @@ class OnOpenDays:
     def _not_rolled(
         self, left: list[tuple[Fire, Piece]], until: datetime, complete: bool
     ) -> list[Stretch]:
-        told: dict[str, list[datetime]] = {}
+        by_kind: dict[str, list[datetime]] = {}
         exact = complete
         for fire, piece in left:
             fires, whole = self._some(
@@ -240,7 +240,7 @@ class OnOpenDays:
             for one in fires:
                 kind, run = self._rolled(one)
                 if run is None:
-                    told.setdefault(kind, []).append(one.nominal)
+                    by_kind.setdefault(kind, []).append(one.nominal)
         return [
             Stretch(
                 fires[0],
@@ -250,7 +250,7 @@ class OnOpenDays:
                 SKIPPED_CALENDAR,
                 f"{self._closed_by()}{kind}",
             )
-            for kind, fires in told.items()
+            for kind, fires in by_kind.items()
         ]
 
     def _some(self, fire: Fire, until: datetime, most: int) -> tuple[list[Fire], bool]:

@@ -58,19 +58,19 @@ class Overridden:
         """Return the number of runs in (after, until]."""
         found = self.rest.count(after, until)
         own = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
-        return replace(found, number=found.number + sum(not self._taken(at) for at in own))
+        return replace(found, number=found.number + sum(not self._is_taken(at) for at in own))
 
     def closed(self, after: datetime, until: datetime) -> list[Stretch]:
         """Return the fire times in (after, until] that do not run."""
-        told: dict[str, list[datetime]] = {}
+        by_reason: dict[str, list[datetime]] = {}
         for fire_time, reason in self._left_out():
             if after < fire_time <= until:
-                told.setdefault(reason, []).append(fire_time)
+                by_reason.setdefault(reason, []).append(fire_time)
         return [
             *self.rest.closed(after, until),
             *(
                 Stretch(min(times), max(times), len(times), True, OVERRIDDEN, reason)
-                for reason, times in told.items()
+                for reason, times in by_reason.items()
             ),
         ]
 
@@ -86,13 +86,13 @@ class Overridden:
 
     def _left_out(self) -> list[tuple[datetime, str]]:
         skipped = [(one.fire_time, f"skipped by hand{_because(one)}") for one in self.skipped]
-        met = [*self.met, *(run for run in self.runs if self._taken(run.at))]
+        met = [*self.met, *(run for run in self.runs if self._is_taken(run.at))]
         return [
             *skipped,
             *((run.nominal, f"{run.notes[-1]}; it meets a fire that runs") for run in met),
         ]
 
-    def _taken(self, at: datetime) -> bool:
+    def _is_taken(self, at: datetime) -> bool:
         found = self.rest.next(at - TICK)
         return found is not None and found.at == at
 

@@ -36,20 +36,20 @@ class Cuts:
 
     days: BusinessDays
     roll: Roll
-    walls: Walls
+    clock: Walls
 
     def why_closed(self, moment: datetime) -> str:
         """Return why this instant is closed; "" if it is open."""
-        return self.days.why_closed(self.walls.shown(moment))
+        return self.days.why_closed(self.clock.shown(moment))
 
     def landing(self, moment: datetime) -> Landing:
         """Return the target of a fire at this closed instant."""
-        wall = self.walls.shown(moment)
+        wall = self.clock.shown(moment)
         return landing(self.days, wall.date(), wall.time(), self.roll)
 
     def piece(self, moment: datetime) -> Piece:
         """Return the segment that contains an instant."""
-        wall = self.walls.shown(moment)
+        wall = self.clock.shown(moment)
         day, hour = wall.date(), wall.time()
         if self.days.open_at(day, hour):
             return self._run(moment, day, opened=True)
@@ -64,28 +64,28 @@ class Cuts:
         """Return the run of a fire, rolled to this day unless ``day`` is None."""
         if day is None:
             return Planned(fire.nominal, fire.nominal, fire.notes)
-        wall = self.walls.shown(fire.nominal)
+        wall = self.clock.shown(fire.nominal)
         wanted = datetime.combine(day, wall.time())
-        at = self.walls.lands(wanted)
+        at = self.clock.lands(wanted)
         notes = [f"rolled from {wall:%Y-%m-%d %H:%M} ({self.days.why_closed(wall)}) by {self.roll}"]
-        if (landed := self.walls.shown(at)) != wanted:
+        if (landed := self.clock.shown(at)) != wanted:
             notes.append(
-                f"DST gap: {wanted:%H:%M} does not exist on {day} in {self.walls.name}; runs right"
+                f"DST gap: {wanted:%H:%M} does not exist on {day} in {self.clock.name}; runs right"
                 f" after it, at {landed:%H:%M}"
             )
         return Planned(fire.nominal, at, (*fire.notes, *notes), rolled=True)
 
     def beyond(self, fire: Fire, day: date, moment: datetime) -> timedelta:
         """Return the distance from an instant's rolled wall time to the limit of its range."""
-        return self.walls.reach(moment) - datetime.combine(
-            day, self.walls.shown(fire.nominal).time()
+        return self.clock.reach(moment) - datetime.combine(
+            day, self.clock.shown(fire.nominal).time()
         )
 
     def calm(self, first: datetime, last: datetime) -> bool:
         """Return whether no fire is rolled into this range, because it and the days around it are
         open. The test is cheap and may return False in other cases.
         """
-        day, end = self.walls.shown(first).date() - ONE_DAY, self.walls.shown(last).date() + ONE_DAY
+        day, end = self.clock.shown(first).date() - ONE_DAY, self.clock.shown(last).date() + ONE_DAY
         if (end - day).days > _CALM:
             return False
         return all(self._whole(day + n * ONE_DAY, opened=True) for n in range((end - day).days + 1))
@@ -94,23 +94,23 @@ class Cuts:
         """Return an instant before which no fire can be rolled to ``at`` or later."""
         if self.roll is Roll.PRECEDING:
             return at - TICK
-        day = self._nearest_whole(self.walls.shown(at).date(), -ONE_DAY)
+        day = self._nearest_whole(self.clock.shown(at).date(), -ONE_DAY)
         if (
-            self.walls.lands(datetime.combine(day, time.max)) >= at
+            self.clock.lands(datetime.combine(day, time.max)) >= at
         ):  # the clock was put forward over the end of this day
             day = self._nearest_whole(day, -ONE_DAY)
-        return self.walls.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
+        return self.clock.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
 
     def sources_before(self, at: datetime) -> datetime:
         """Return an instant after which no fire can be rolled to ``at`` or earlier."""
         if self.roll is Roll.FOLLOWING:
             return at + TICK
-        day = self._nearest_whole(self.walls.shown(at).date(), ONE_DAY)
+        day = self._nearest_whole(self.clock.shown(at).date(), ONE_DAY)
         if (
-            self.walls.lands(datetime.combine(day, time.min)) <= at
+            self.clock.lands(datetime.combine(day, time.min)) <= at
         ):  # the clock was put back over this midnight
             day = self._nearest_whole(day, ONE_DAY)
-        return self.walls.leaves(datetime.combine(day, time.min))
+        return self.clock.leaves(datetime.combine(day, time.min))
 
     def _run(self, moment: datetime, day: date, *, opened: bool) -> Piece:
         """Return the segment of whole days that are all open or all closed; it may end within a
@@ -125,7 +125,7 @@ class Cuts:
     def _between(
         self, moment: datetime, low: datetime, high: datetime, day: date | None, *, opened: bool
     ) -> Piece:
-        return Piece(self.walls.since(moment, low), self.walls.until(moment, high), opened, day)
+        return Piece(self.clock.since(moment, low), self.clock.until(moment, high), opened, day)
 
     def _alike(self, day: date, step: timedelta, *, opened: bool) -> date:
         """Return the last day of the uninterrupted range of entirely open, or entirely closed,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.types import OpenDays, Setting
-from django_durable_tasks.rules.recurring.timetables.wall_times import Bounded, DaySlots
+from django_durable_tasks.rules.recurring.timetables.wall_times import Bounded, DailyWallTimes
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import DAY, reading
 from django_durable_tasks.rules.recurring.timetables.zones import zone
@@ -38,7 +38,7 @@ _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 _MOST = 1_000
 
 
-class _Wanted(NamedTuple):
+class _Day(NamedTuple):
     """Which day of a period: the n-th (from the end if negative) of its days, working days or
     weekdays.
     """
@@ -53,7 +53,7 @@ class _Rhythm:
     every: int
     origin: int  # the index of the period that contains the start
     month: int  # the month of the period, from 1; 0 is the whole period
-    wanted: _Wanted
+    wanted: _Day
     open_days: OpenDays
 
     def days(self, year: int) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     if part.get("month") is not None:
         canonical["month"] = _checked_month(unit, part["month"])
     if part.get("day") is not None:
-        _wanted(unit, part["day"])
+        _parsed_day(unit, part["day"])
         canonical["day"] = part["day"]
     if part.get("time") is not None:
         _second_of_day(part["time"])
@@ -85,12 +85,12 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
     """Return the timetable of a checked part."""
-    return WallTimetable(_slots(part, setting), setting.zone, setting.gap, setting.overlap)
+    return WallTimetable(_wall_times(part, setting), setting.zone, setting.gap, setting.overlap)
 
 
 def never(part: Mapping[str, Any], setting: Setting) -> str:
     """Return why no period has such a day, or an empty text."""
-    if _slots(part, setting).first(0) is not None:
+    if _wall_times(part, setting).first(0) is not None:
         return ""
     return (
         f"every={part['every']!r}, day={part.get('day')!r} can never fire: no such period has this"
@@ -98,13 +98,15 @@ def never(part: Mapping[str, Any], setting: Setting) -> str:
     )
 
 
-def _slots(part: Mapping[str, Any], setting: Setting) -> Bounded:
+def _wall_times(part: Mapping[str, Any], setting: Setting) -> Bounded:
     start = setting.anchor.astimezone(zone(setting.zone))
     unit, month = part["every"], part.get("month", 0)
-    wanted = _wanted(unit, part["day"]) if "day" in part else _own_day(unit, month, start.date())
+    wanted = (
+        _parsed_day(unit, part["day"]) if "day" in part else _own_day(unit, month, start.date())
+    )
     rhythm = _Rhythm(unit, part["count"], _index(unit, start.date()), month, wanted, setting.days)
     times = (_second_of_day(part["time"]) if "time" in part else reading(start) % DAY,)
-    return Bounded(DaySlots(rhythm.days, lambda day: times), reading(start))
+    return Bounded(DailyWallTimes(rhythm.days, lambda day: times), reading(start))
 
 
 @lru_cache(maxsize=1024)
@@ -154,16 +156,16 @@ def _span(unit: str, index: int, month: int) -> range:
     return range(*(date(number // 12, number % 12 + 1, 1).toordinal() for number in (first, end)))
 
 
-def _own_day(unit: str, month: int, start: date) -> _Wanted:
+def _own_day(unit: str, month: int, start: date) -> _Day:
     """Return the position of the start's day in its period, or in its month if a month was
     given.
     """
     if month:
-        return _Wanted(start.day)
-    return _Wanted(start.toordinal() - _span(unit, _index(unit, start), 0)[0] + 1)
+        return _Day(start.day)
+    return _Day(start.toordinal() - _span(unit, _index(unit, start), 0)[0] + 1)
 
 
-def _wanted(unit: str, day: object) -> _Wanted:
+def _parsed_day(unit: str, day: object) -> _Day:
     refusal = InvalidSchedule(
         f"day={day!r}: a {unit} has no such day; give a number from 1 (-1 is the last), 'last',"
         " 'first working', 'last working', '3rd working', '2nd tuesday' or 'last friday'."
@@ -173,17 +175,17 @@ def _wanted(unit: str, day: object) -> _Wanted:
     if isinstance(day, int) and not isinstance(day, bool):
         if not 1 <= abs(day) <= _UNITS[unit]:
             raise refusal
-        return _Wanted(day)
+        return _Day(day)
     text = day.strip().lower() if isinstance(day, str) else ""
     if text in _WEEKDAYS and unit == "week":
-        return _Wanted(1, text)
+        return _Day(1, text)
     found = _DAY_TEXT.fullmatch(text)
     if not found:
         raise refusal
     number = {"first": 1, "last": -1}.get(found[1]) or int(found[1][:-2])
     if not 1 <= abs(number) <= _UNITS[unit]:
         raise refusal
-    return _Wanted(number, found[2] or "day")
+    return _Day(number, found[2] or "day")
 
 
 def _checked_month(unit: str, month: object) -> int:

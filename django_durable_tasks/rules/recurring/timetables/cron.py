@@ -21,7 +21,7 @@ from django_durable_tasks.rules.recurring.timetables.cron_syntax import (
     parsed,
 )
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Setting
-from django_durable_tasks.rules.recurring.timetables.wall_times import DaySlots, spaced
+from django_durable_tasks.rules.recurring.timetables.wall_times import DailyWallTimes, spaced
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 
 _EVERY_KIND_OF_YEAR = range(2001, 2029)  # leap or not, for each first weekday
@@ -44,8 +44,8 @@ def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
     """Return the timetable of a checked part."""
     rule = parsed(part["cron"], part.get("seconds", ""), setting.seed)
     if rule.real_clock:
-        return WallTimetable(slots(rule), setting.zone, DstGap.SKIP, DstOverlap.BOTH)
-    return WallTimetable(slots(rule), setting.zone, setting.gap, setting.overlap)
+        return WallTimetable(rule_wall_times(rule), setting.zone, DstGap.SKIP, DstOverlap.BOTH)
+    return WallTimetable(rule_wall_times(rule), setting.zone, setting.gap, setting.overlap)
 
 
 def never(part: Mapping[str, Any], setting: Setting) -> str:
@@ -56,10 +56,10 @@ def never(part: Mapping[str, Any], setting: Setting) -> str:
     return f"cron={part['cron']!r} can never fire: no year has such a day."
 
 
-def slots(rule: CronRule) -> DaySlots:
+def rule_wall_times(rule: CronRule) -> DailyWallTimes:
     """Return the wall times of a cron expression."""
     times = _times(rule.hours, rule.minutes, rule.seconds)
-    return DaySlots(partial(_days, rule.days), lambda day: times)
+    return DailyWallTimes(partial(_days, rule.days), lambda day: times)
 
 
 @lru_cache(maxsize=1024)

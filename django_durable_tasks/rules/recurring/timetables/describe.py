@@ -47,8 +47,8 @@ def words(parts: Sequence[Part]) -> str:
 
 def _part(part: Part) -> str:
     try:
-        kind = next(kind for kind in _TOLD if kind in part)
-        return _TOLD[kind](part)
+        kind = next(kind for kind in _BY_KIND if kind in part)
+        return _BY_KIND[kind](part)
     except (StopIteration, LookupError, TypeError, ValueError, AttributeError):
         return str(part)
 
@@ -112,9 +112,9 @@ def _named_day(day: str) -> str:
 def _cron(part: Part) -> str:
     text = str(part["cron"])
     fields = _NICKNAMES.get(text.lower(), text).split()
-    told = None if part.get("seconds") or len(fields) != 5 else _five(*fields)
+    described = None if part.get("seconds") or len(fields) != 5 else _five(*fields)
     beside = f" (seconds {part['seconds'].lower()})" if part.get("seconds") else ""
-    return told or f"cron {text}{beside}"
+    return described or f"cron {text}{beside}"
 
 
 def _five(minute: str, hour: str, date: str, month: str, weekday: str) -> str | None:
@@ -192,7 +192,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-_TOLD: dict[str, Callable[[Part], str]] = {
+_BY_KIND: dict[str, Callable[[Part], str]] = {
     "interval": _interval,
     "cron": _cron,
     "rrule": _rrule,

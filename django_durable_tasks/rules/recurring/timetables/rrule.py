@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.rrule_days import rule_slots
+from django_durable_tasks.rules.recurring.timetables.rrule_days import rule_wall_times
 from django_durable_tasks.rules.recurring.timetables.rrule_syntax import Rule, parsed
 from django_durable_tasks.rules.recurring.timetables.types import Count, Setting
-from django_durable_tasks.rules.recurring.timetables.wall_times import Slots
+from django_durable_tasks.rules.recurring.timetables.wall_times import WallTimes
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 
-_WALKED = 10_000
+_MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,20 @@ class Dates:
 class Combined:
     """The wall times of all ``included``, without those of any exception; distinct."""
 
-    inside: tuple[Slots, ...]
-    outside: tuple[Slots, ...]
+    included: tuple[WallTimes, ...]
+    excluded: tuple[WallTimes, ...]
 
     def first(self, start: int) -> int | None:
         """Return the first wall time at or after. Raises InvalidSchedule after ten thousand
         exceptions.
         """
-        for _ in range(_WALKED):
-            found = [slot for slots in self.inside if (slot := slots.first(start)) is not None]
-            if not found or not self._taken_out(min(found)):
+        for _ in range(_MOST):
+            found = [
+                found_second
+                for source in self.included
+                if (found_second := source.first(start)) is not None
+            ]
+            if not found or not self._is_excluded(min(found)):
                 return min(found, default=None)
             start = min(found) + 1
         raise _too_many()
@@ -66,9 +70,13 @@ class Combined:
         """Return the last wall time before. Raises InvalidSchedule after ten thousand
         exceptions.
         """
-        for _ in range(_WALKED):
-            found = [slot for slots in self.inside if (slot := slots.last(end)) is not None]
-            if not found or not self._taken_out(max(found)):
+        for _ in range(_MOST):
+            found = [
+                found_second
+                for source in self.included
+                if (found_second := source.last(end)) is not None
+            ]
+            if not found or not self._is_excluded(max(found)):
                 return max(found, default=None)
             end = max(found)
         raise _too_many()
@@ -78,20 +86,20 @@ class Combined:
         the number is a lower bound.
         """
         number = 0
-        while number < _WALKED:
-            slot = self.first(start)
-            if slot is None or slot >= end:
+        while number < _MOST:
+            found_second = self.first(start)
+            if found_second is None or found_second >= end:
                 return Count(number)
-            number, start = number + 1, slot + 1
+            number, start = number + 1, found_second + 1
         return Count(number, exact=False)
 
-    def _taken_out(self, slot: int) -> bool:
-        return any(slots.first(slot) == slot for slots in self.outside)
+    def _is_excluded(self, found_second: int) -> bool:
+        return any(source.first(found_second) == found_second for source in self.excluded)
 
 
 def _too_many() -> InvalidSchedule:
     return InvalidSchedule(
-        f"rrule: {_WALKED} times in a row are taken out; say it without EXRULE, or with fewer."
+        f"rrule: {_MOST} times in a row are taken out; say it without EXRULE, or with fewer."
     )
 
 
@@ -103,25 +111,25 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
     """Return the timetable of a checked part."""
-    return WallTimetable(_slots(part, setting), setting.zone, setting.gap, setting.overlap)
+    return WallTimetable(_wall_times(part, setting), setting.zone, setting.gap, setting.overlap)
 
 
 def never(part: Mapping[str, Any], setting: Setting) -> str:
     """Return why the rule has no fire at all, or an empty text."""
     return (
         ""
-        if _slots(part, setting).first(0) is not None
+        if _wall_times(part, setting).first(0) is not None
         else f"rrule={part['rrule']!r} can never fire."
     )
 
 
-def _slots(part: Mapping[str, Any], setting: Setting) -> Slots:
+def _wall_times(part: Mapping[str, Any], setting: Setting) -> WallTimes:
     found = parsed(part["rrule"], setting)
-    inside = _all(found.rules, found.dates)
-    outside = _all(found.excluded_rules, found.excluded_dates)
-    return inside[0] if len(inside) == 1 and not outside else Combined(inside, outside)
+    included = _all(found.rules, found.dates)
+    excluded = _all(found.excluded_rules, found.excluded_dates)
+    return included[0] if len(included) == 1 and not excluded else Combined(included, excluded)
 
 
-def _all(rules: Iterable[Rule], dates: set[int]) -> tuple[Slots, ...]:
-    single: tuple[Slots, ...] = (Dates(tuple(sorted(dates))),) if dates else ()
-    return (*map(rule_slots, rules), *single)
+def _all(rules: Iterable[Rule], dates: set[int]) -> tuple[WallTimes, ...]:
+    single: tuple[WallTimes, ...] = (Dates(tuple(sorted(dates))),) if dates else ()
+    return (*map(rule_wall_times, rules), *single)

@@ -12,38 +12,42 @@ from functools import lru_cache, partial
 from itertools import groupby, product
 
 from django_durable_tasks.rules.recurring.timetables.rrule_syntax import Rule
-from django_durable_tasks.rules.recurring.timetables.wall_times import Bounded, DaySlots, spaced
+from django_durable_tasks.rules.recurring.timetables.wall_times import (
+    Bounded,
+    DailyWallTimes,
+    spaced,
+)
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import DAY
 
 _UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
 
 
-def rule_slots(rule: Rule) -> Bounded:
+def rule_wall_times(rule: Rule) -> Bounded:
     """Return the wall times of one rule, from its start to its end."""
-    slots = Bounded(_unbounded(replace(rule, count=None, until=None)), rule.start)
+    unbounded = Bounded(_unbounded(replace(rule, count=None, until=None)), rule.start)
     if rule.until is not None:
-        return replace(slots, end=rule.until + 1)
+        return replace(unbounded, end=rule.until + 1)
     if rule.count is None:
-        return slots
+        return unbounded
     last: int | None = rule.start - 1
     for _ in range(rule.count):
-        last = None if last is None else slots.first(last + 1)
-    return slots if last is None else replace(slots, end=last + 1)
+        last = None if last is None else unbounded.first(last + 1)
+    return unbounded if last is None else replace(unbounded, end=last + 1)
 
 
-def _unbounded(rule: Rule) -> DaySlots:
+def _unbounded(rule: Rule) -> DailyWallTimes:
     if rule.positions:
-        return DaySlots(
-            lambda year: tuple(_picked(rule, year)), partial(_picked_on, rule), uniform=False
+        return DailyWallTimes(
+            lambda year: tuple(_selected(rule, year)), partial(_selected_on, rule), uniform=False
         )
     if rule.frequency not in _UNITS:
         times = _times_of_day(rule)
-        return DaySlots(partial(_days, rule), lambda day: times)
+        return DailyWallTimes(partial(_days, rule), lambda day: times)
     unit = _UNITS[rule.frequency]
     same = (DAY // unit) % rule.interval == 0
     if same and not _phased(rule, _phase(rule, 0, unit)):
-        return DaySlots(lambda year: (), lambda day: ())  # the steps never match the hours
-    return DaySlots(
+        return DailyWallTimes(lambda year: (), lambda day: ())  # the steps never match the hours
+    return DailyWallTimes(
         partial(_days, rule), lambda day: _phased(rule, _phase(rule, day, unit)), uniform=same
     )
 
@@ -149,7 +153,7 @@ def _week(rule: Rule, day: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _picked(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
+def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
     """Return the days of a year with the times that BYSETPOS selects from each period."""
     times, picked = _times_of_day(rule), dict[int, list[int]]()
     days = [day for number in (year - 1, year, year + 1) for day in _days(rule, number)]
@@ -163,8 +167,8 @@ def _picked(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
     }
 
 
-def _picked_on(rule: Rule, day: int) -> tuple[int, ...]:
-    return _picked(rule, date.fromordinal(day).year).get(day, ())
+def _selected_on(rule: Rule, day: int) -> tuple[int, ...]:
+    return _selected(rule, date.fromordinal(day).year).get(day, ())
 
 
 def _period(rule: Rule, day: int) -> object:

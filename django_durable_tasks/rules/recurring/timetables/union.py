@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
 
-_WALKED = 1_000
+_MOST_ITERATED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Union:
         of ranges at once.
         """
         counts = [part.count(after, until) for part in self.parts]
-        if sum(one.number for one in counts) > _WALKED:
+        if sum(one.number for one in counts) > _MOST_ITERATED:
             return Count(max(one.number for one in counts), exact=False)
         number, fire = 0, self.next(after)
         while fire is not None and fire.nominal <= until:

@@ -19,7 +19,7 @@ _COUNTED_DAYS = 100_000  # maximum number of days examined one by one, if they d
 _FIRST_DAY, _LAST_DAY = date(FIRST_YEAR, 1, 1).toordinal(), date(LAST_YEAR, 12, 31).toordinal()
 
 
-class Slots(Protocol):
+class WallTimes(Protocol):
     """Wall times in order."""
 
     def first(self, start: int) -> int | None:
@@ -33,7 +33,7 @@ class Slots(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DaySlots:
+class DailyWallTimes:
     """``days(year)`` returns the ordinals of its days, ascending; ``times(day)`` the seconds of
     that day, ascending.
 
@@ -119,23 +119,23 @@ class DaySlots:
 class Bounded:
     """The wall times of another object in [start, end)."""
 
-    slots: Slots
+    inner: WallTimes
     start: int
     end: int = (_LAST_DAY + 1) * DAY
 
     def first(self, start: int) -> int | None:
         """Return the first wall time at or after the wall second, inside the bounds."""
-        slot = self.slots.first(max(start, self.start))
-        return slot if slot is not None and slot < self.end else None
+        second = self.inner.first(max(start, self.start))
+        return second if second is not None and second < self.end else None
 
     def last(self, end: int) -> int | None:
         """Return the last wall time before the wall second, inside the bounds."""
-        slot = self.slots.last(min(end, self.end))
-        return slot if slot is not None and slot >= self.start else None
+        second = self.inner.last(min(end, self.end))
+        return second if second is not None and second >= self.start else None
 
     def count(self, start: int, end: int) -> Count:
         """Return the number of wall times in [start, end) and inside the bounds."""
-        return self.slots.count(max(start, self.start), min(end, self.end))
+        return self.inner.count(max(start, self.start), min(end, self.end))
 
 
 def spaced(times: Sequence[int]) -> Sequence[int]:

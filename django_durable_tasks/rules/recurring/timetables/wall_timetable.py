@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 
 from django_durable_tasks.rules.recurring.timetables.types import Count, DstGap, DstOverlap, Fire
-from django_durable_tasks.rules.recurring.timetables.wall_times import Slots
+from django_durable_tasks.rules.recurring.timetables.wall_times import WallTimes
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import (
     DAY,
     Stretch,
@@ -33,7 +33,7 @@ _TICK = timedelta(microseconds=1)
 class WallTimetable:
     """Fires when the clock of the zone shows one of the wall times, under the two policies."""
 
-    slots: Slots
+    wall_times: WallTimes
     zone: str
     gap: DstGap
     overlap: DstOverlap
@@ -46,10 +46,10 @@ class WallTimetable:
             if low == stretch.start and self._jumped(stretch):
                 return self._fire(stretch, low)
             bottom = max(low + stretch.offset, self._bottom(stretch))
-            slot = self.slots.first(bottom)
-            if slot is not None and slot < self._top(stretch):
-                return self._fire(stretch, slot - stretch.offset)
-            if slot is None and self.slots.first(bottom - _MOVED) is None:
+            wall_second = self.wall_times.first(bottom)
+            if wall_second is not None and wall_second < self._top(stretch):
+                return self._fire(stretch, wall_second - stretch.offset)
+            if wall_second is None and self.wall_times.first(bottom - _MOVED) is None:
                 return None
         return None
 
@@ -58,12 +58,12 @@ class WallTimetable:
         end = _second(before - _TICK) + 1
         for stretch in downwards(self.zone, end - 1):
             top = min(end + stretch.offset, self._top(stretch))
-            slot = self.slots.last(top)
-            if slot is not None and slot >= self._bottom(stretch):
-                return self._fire(stretch, slot - stretch.offset)
+            wall_second = self.wall_times.last(top)
+            if wall_second is not None and wall_second >= self._bottom(stretch):
+                return self._fire(stretch, wall_second - stretch.offset)
             if self._jumped(stretch):
                 return self._fire(stretch, stretch.start)
-            if slot is None and self.slots.last(top + _MOVED) is None:
+            if wall_second is None and self.wall_times.last(top + _MOVED) is None:
                 return None
         return None
 
@@ -79,18 +79,19 @@ class WallTimetable:
                 lambda stretch: stretch.start < min(end, limit), upwards(self.zone, start)
             )
         ]
-        exact = end <= limit or self.slots.first(limit - _MOVED) is None
+        exact = end <= limit or self.wall_times.first(limit - _MOVED) is None
         return Count(
             sum(count.number for count in counts), exact and all(count.exact for count in counts)
         )
 
     def _count(self, stretch: Stretch, start: int, end: int) -> Count:
         bottom = max(start + stretch.offset, self._bottom(stretch))
-        count = self.slots.count(bottom, min(end + stretch.offset, self._top(stretch)))
+        count = self.wall_times.count(bottom, min(end + stretch.offset, self._top(stretch)))
         if stretch.start < start or not self._jumped(stretch):
             return count
         return Count(
-            count.number + (self.slots.first(bottom) != stretch.start + stretch.offset), count.exact
+            count.number + (self.wall_times.first(bottom) != stretch.start + stretch.offset),
+            count.exact,
         )
 
     def _bottom(self, stretch: Stretch) -> int:
@@ -106,8 +107,8 @@ class WallTimetable:
         landing = stretch.start + stretch.offset
         if self.gap is DstGap.SKIP or landing <= stretch.floor:
             return False
-        slot = self.slots.first(stretch.floor)
-        return slot is not None and slot < landing
+        wall_second = self.wall_times.first(stretch.floor)
+        return wall_second is not None and wall_second < landing
 
     def _fire(self, stretch: Stretch, second: int) -> Fire:
         return Fire(instant(second), self._notes(stretch, second))
@@ -128,7 +129,11 @@ class WallTimetable:
         )
 
     def _gap_note(self, floor: int, landing: int) -> str:
-        first, last, place = self.slots.first(floor), self.slots.last(landing), wall(landing)
+        first, last, place = (
+            self.wall_times.first(floor),
+            self.wall_times.last(landing),
+            wall(landing),
+        )
         lost, end = wall(first or floor), wall(last or floor)
         what = f"{lost:%H:%M} does" if lost == end else f"{lost:%H:%M} to {end:%H:%M} do"
         when = f"{place:%H:%M}" if place.date() == lost.date() else f"{place:%Y-%m-%d %H:%M}"

@@ -91,13 +91,13 @@ def stretches(name: str, year: int) -> tuple[Stretch, ...]:
     ceilings = [*list(accumulate(reversed(begins), min))[-2::-1], end + 2 * _MARGIN]
     whole = zip(edges, ends, offsets, floors, ceilings, strict=False)
     return tuple(
-        _cut(Stretch(*values), start, end)
+        _within(Stretch(*values), start, end)
         for values in whole
         if values[0] < end and values[1] > start
     )
 
 
-def _cut(stretch: Stretch, start: int, end: int) -> Stretch:
+def _within(stretch: Stretch, start: int, end: int) -> Stretch:
     """Return the part inside the year. The division is not a clock change, so the wall time
     continues over it.
     """
