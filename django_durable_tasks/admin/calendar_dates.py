@@ -45,11 +45,11 @@ def _read(number: int, words: list[str]) -> SpecialDay:
         kind = DayKind(rest.pop(0)) if rest and rest[0] in set(DayKind) else DayKind.CLOSED
         until = time.fromisoformat(rest.pop(0)) if kind == DayKind.HALF else None
     except (ValueError, IndexError):
-        told = _(
+        message = _(
             "Line %(number)d, %(line)r: write 2026-12-25 Christmas, 2026-12-24 HALF 14:00 or"
             " 2026-05-02 OPEN."
         )
-        raise InvalidCalendar(told % {"number": number, "line": " ".join(words)[:60]}) from None
+        raise InvalidCalendar(message % {"number": number, "line": " ".join(words)[:60]}) from None
     return SpecialDay(day, kind, " ".join(rest)[:200], until)
 
 

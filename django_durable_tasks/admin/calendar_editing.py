@@ -23,7 +23,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Calendar
 from django_durable_tasks.operations.calendars import SAVE
 
-_TOLD = 200
+_MOST_SHOWN = 200
 
 
 def _known(screen: Any, request: HttpRequest, object_id: int | None) -> Calendar | None:
@@ -39,7 +39,7 @@ def _known(screen: Any, request: HttpRequest, object_id: int | None) -> Calendar
     return found
 
 
-def _taken(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
+def _name_in_use(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
     """Refuse to add a calendar under the name of an existing one."""
     if form.known is not None:
         return False
@@ -73,7 +73,7 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
         if request.method != "POST":
             return _page(screen, request, CalendarForm(known=known, days=special))
         form = CalendarForm(request.POST, request.FILES, known=known, days=special)
-        if not form.is_valid() or _taken(form, screen, request):
+        if not form.is_valid() or _name_in_use(form, screen, request):
             return _page(screen, request, form)
         if "_take" in request.POST:
             return _page(screen, request, *_with_taken(form, request))
@@ -81,7 +81,9 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
             return _page(screen, request, form)
         saved = _saved(form, actions.who(request))
         return (
-            _page(screen, request, form) if saved is None else _told(screen, request, saved, form)
+            _page(screen, request, form)
+            if saved is None
+            else _saved_response(screen, request, saved, form)
         )
 
     return view
@@ -99,20 +101,23 @@ def _with_taken(form: CalendarForm, request: HttpRequest) -> tuple[CalendarForm,
     return filled, taken
 
 
-def _told(screen: Any, request: HttpRequest, saved: Calendar, form: CalendarForm) -> HttpResponse:
+def _saved_response(
+    screen: Any, request: HttpRequest, saved: Calendar, form: CalendarForm
+) -> HttpResponse:
     actions.remember(screen, request, [saved.pk], form.summary())
     number = len(calendars.naming(saved.name, saved.tenant_id))
-    told = (
+    effect = (
         ngettext(
             "%d schedule follows it from now on.", "%d schedules follow it from now on.", number
         )
         % number
     )
     screen.message_user(
-        request, _("Calendar %(name)s is saved. %(effect)s") % {"name": saved.name, "effect": told}
+        request,
+        _("Calendar %(name)s is saved. %(effect)s") % {"name": saved.name, "effect": effect},
     )
-    may_look = screen.has_view_permission(request)
-    return HttpResponseRedirect(display.page_of("calendar", saved.pk) if may_look else request.path)
+    may_view = screen.has_view_permission(request)
+    return HttpResponseRedirect(display.page_of("calendar", saved.pk) if may_view else request.path)
 
 
 def _page(
@@ -127,8 +132,8 @@ def _page(
         "media": screen.media,
         "form": form,
         "taken": taken,
-        "added": taken.added[:_TOLD] if taken else (),
-        "changed": taken.changed[:_TOLD] if taken else (),
+        "added": taken.added[:_MOST_SHOWN] if taken else (),
+        "changed": taken.changed[:_MOST_SHOWN] if taken else (),
         "months": picture(form.value(), year) if shown else [],
         "year": year,
         "title": _("Edit calendar %s") % known.name if known else _("Add a calendar"),

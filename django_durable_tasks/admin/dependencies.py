@@ -53,12 +53,12 @@ class StandingFilter(_AmongNewest):
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the edges in this state."""
-        asked = {
+        conditions = {
             "waits": Q(resolved_at=None),
             "met": Q(resolved_at__isnull=False, met=True),
             "unmet": Q(met=False),
         }
-        return rows.filter(asked[value]) if value in asked else rows.none()
+        return rows.filter(conditions[value]) if value in conditions else rows.none()
 
 
 class KindFilter(_AmongNewest):
@@ -246,10 +246,10 @@ def _attach(edges: list[Any]) -> None:
     known = dependencies_cell.named(
         [key for edge in edges for key in (edge.task_id, edge.depends_on_id)]
     )
-    wanted = {task.tenant_id for task in known.values()}
+    tenant_ids = {task.tenant_id for task in known.values()}
     tenants = {
         row.pk: str(row)
-        for row in Tenant.objects.using(conf.settings().DATABASE).filter(pk__in=wanted)
+        for row in Tenant.objects.using(conf.settings().DATABASE).filter(pk__in=tenant_ids)
     }
     for edge in edges:
         task = known.get(edge.task_id)

@@ -56,11 +56,11 @@ def named(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
     """Return these tasks with only their names and statuses; one statement, none if there are no
     keys.
     """
-    wanted = {key for key in keys if key is not None}
-    if not wanted:
+    known_keys = {key for key in keys if key is not None}
+    if not known_keys:
         return {}
     found: dict[uuid.UUID, Task] = (
-        Task.objects.using(conf.settings().DATABASE).only(*_NAMED).in_bulk(wanted)
+        Task.objects.using(conf.settings().DATABASE).only(*_NAMED).in_bulk(known_keys)
     )
     return found
 

@@ -56,7 +56,7 @@ _SIGNS = {
 _SIGN = '<span class="durable-mark durable-{0}" role="img" aria-label="{1}" title="{1}">{2}</span>'
 
 
-def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
+def marks(outcomes: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
     """Return one small badge for each outcome, with the outcome, its instant and its count as a
     tooltip and for screen readers.
     """
@@ -66,7 +66,7 @@ def marks(told: Iterable[tuple[str, datetime, int]]) -> SafeString | str:
             f"{word} {instant(moment)}{f' ({count:,})' if count > 1 else ''}",
             _SIGNS.get(word, "–"),
         )
-        for word, moment, count in told
+        for word, moment, count in outcomes
     ]
     if not signs:
         return NOTHING

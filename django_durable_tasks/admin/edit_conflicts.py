@@ -136,13 +136,13 @@ class EditForm(forms.Form):
                 " again."
             )
             if changed:
-                self.add_error(None, [_who(row, opened.at), *changed, advice])
+                self.add_error(None, [_authors(row, opened.at), *changed, advice])
 
     def _changed(self, before: dict[str, Any]) -> list[str]:
         """Return a sentence for each field that changed, and show the new value in fields that this
         user did not change.
         """
-        told, merged = list[str](), cast("QueryDict", self.data).copy()
+        sentences, merged = list[str](), cast("QueryDict", self.data).copy()
         for name, now in self._values().items():
             field, was = self.fields[name], before.get(name)
             if was == now:
@@ -150,13 +150,13 @@ class EditForm(forms.Form):
             key = self.add_prefix(name)
             mine = field.widget.value_from_datadict(self.data, self.files, key)
             touched = self._differs(name, was, mine)
-            told.append(_sentence(str(self[name].label), was, now, mine if touched else None))
+            sentences.append(_sentence(str(self[name].label), was, now, mine if touched else None))
             if not touched:
                 _put(merged, key, now)
         merged[self.add_prefix(OPENED)] = self._sealed()
-        if told:
+        if sentences:
             self.data = merged
-        return told
+        return sentences
 
 
 class EditModelForm(EditForm, _ModelForm):
@@ -203,18 +203,18 @@ def _put(data: Any, name: str, value: Any) -> None:
 
 def _sentence(label: str, was: Any, now: Any, mine: Any) -> str:
     if isinstance(was, str) and isinstance(now, str) and len(was) + len(now) > _SHOWN:
-        told = _("%(label)s: %(lines)s.") % {"label": label, "lines": _lines(was, now)}
+        sentence = _("%(label)s: %(lines)s.") % {"label": label, "lines": _lines(was, now)}
     else:
-        told = _("%(label)s: was %(was)s, is now %(now)s.") % {
+        sentence = _("%(label)s: was %(was)s, is now %(now)s.") % {
             "label": label,
             "was": _quoted(was),
             "now": _quoted(now),
         }
     return (
-        told
+        sentence
         if mine is None
         else _("%(conflict)s Your value %(mine)s is kept in the form.")
-        % {"conflict": told, "mine": _quoted(mine)}
+        % {"conflict": sentence, "mine": _quoted(mine)}
     )
 
 
@@ -235,7 +235,7 @@ def _lines(was: str, now: str) -> str:
     )
 
 
-def _who(row: Model, since: datetime) -> str:
+def _authors(row: Model, since: datetime) -> str:
     """Return who changed the row in the admin since this instant; otherwise that it was changed
     outside of the admin.
     """
@@ -243,7 +243,7 @@ def _who(row: Model, since: datetime) -> str:
     entries = LogEntry.objects.filter(
         content_type=kind, object_id=str(row.pk), action_time__gte=since
     )
-    told = [
+    authors = [
         _("by %(who)s at %(at)s (%(what)s)")
         % {
             "who": entry.user.get_username(),
@@ -252,5 +252,5 @@ def _who(row: Model, since: datetime) -> str:
         }
         for entry in entries.select_related("user").order_by("-action_time")[:_ENTRIES]
     ]
-    by = "; ".join(told) or _("outside the admin: by code, settings or the command line")
+    by = "; ".join(authors) or _("outside the admin: by code, settings or the command line")
     return _("Nothing was saved: this was changed after you opened the page, %s.") % by

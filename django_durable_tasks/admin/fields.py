@@ -38,8 +38,8 @@ class JsonField(forms.CharField):
         except ValueError as error:
             raise forms.ValidationError(_("This is not JSON: %s") % error) from None
         if not isinstance(found, self.kind):
-            wanted = _("a list: [1, 2]") if self.kind is list else _('an object: {"name": 1}')
-            raise forms.ValidationError(_("Give %s") % wanted)
+            expected = _("a list: [1, 2]") if self.kind is list else _('an object: {"name": 1}')
+            raise forms.ValidationError(_("Give %s") % expected)
         return found
 
 
@@ -64,10 +64,10 @@ class InstantField(forms.CharField):
         try:
             found = datetime.fromisoformat(text)
         except ValueError:
-            told = _(
+            message = _(
                 "Give a time as 2026-03-08 02:30, or with its offset as 2026-03-08T02:30:00-05:00."
             )
-            raise forms.ValidationError(told) from None
+            raise forms.ValidationError(message) from None
         return found if found.tzinfo is not None else self._in_zone(found)
 
     def _in_zone(self, wall: datetime) -> datetime:
@@ -76,7 +76,7 @@ class InstantField(forms.CharField):
         before, after = (one.utcoffset() or timedelta() for one in (first, second))
         if before == after:
             return first
-        told = (
+        message = (
             _("The clocks of %(zone)s show this time twice: say which, as %(first)s or %(second)s.")
             if before > after
             else _(
@@ -85,7 +85,7 @@ class InstantField(forms.CharField):
             )
         )
         raise forms.ValidationError(
-            told
+            message
             % {"zone": self.zone or zone, "first": first.isoformat(), "second": second.isoformat()}
         )
 

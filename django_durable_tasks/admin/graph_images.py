@@ -39,7 +39,7 @@ def inline(diagram: Diagram) -> SafeString:
     return mark_safe(draw(linked(diagram), "svg"))  # noqa: S308
 
 
-def may_look(request: HttpRequest) -> bool:
+def may_view_tasks(request: HttpRequest) -> bool:
     """Return whether this user may view tasks, because a diagram contains their names."""
     return bool(request.user.has_perm("django_durable_tasks.view_task"))
 
@@ -57,7 +57,7 @@ def file_view(
     kinds = {ending: kind for kind, ending in _ENDINGS.items() if kind in FORMATS}
 
     def view(request: HttpRequest, object_id: uuid.UUID, ending: str) -> HttpResponse:
-        if not screen.has_view_permission(request) or not may_look(request):
+        if not screen.has_view_permission(request) or not may_view_tasks(request):
             raise PermissionDenied
         row = screen.get_queryset(request).filter(pk=object_id).first()
         if row is None or ending not in kinds:

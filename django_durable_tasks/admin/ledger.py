@@ -106,21 +106,21 @@ def _newest_of(row: RecurringTask, until: datetime | None) -> tuple[list[int], d
     """Return the newest entries up to this fire time, and the fire time at which the next page
     begins.
     """
-    told = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
+    entries = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
     single, other = (
-        told.single().order_by("-unique_fire_time"),
-        told.filter(unique_fire_time=None).order_by("-fire_time"),
+        entries.single().order_by("-unique_fire_time"),
+        entries.filter(unique_fire_time=None).order_by("-fire_time"),
     )
     if until is not None:
         single, other = (
             single.filter(unique_fire_time__lte=until),
             other.filter(fire_time__lte=until),
         )
-    lines = [
+    found = [
         *single.values_list("fire_time", "pk")[:OF_ONE],
         *other.values_list("fire_time", "pk")[:OF_ONE],
     ]
-    newest = sorted(lines, reverse=True)[:OF_ONE]
+    newest = sorted(found, reverse=True)[:OF_ONE]
     return [pk for _fire_time, pk in newest], newest[-1][0] if len(newest) == OF_ONE else None
 
 
@@ -178,62 +178,62 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
         """Read the entry, its schedule and its task."""
-        line = super().get_object(request, object_id, from_field)
-        if line is not None:
-            _attach([line])
-        return line
+        entry = super().get_object(request, object_id, from_field)
+        if entry is not None:
+            _attach([entry])
+        return entry
 
     @admin.display(description=_("fire time"))
-    def at(self, line: Any) -> SafeString | str:
+    def at(self, entry: Any) -> SafeString | str:
         """Show the fire time, or the first and the last of a range."""
         return display.beneath(
-            display.instant(line.fire_time),
-            f"to {display.instant(line.last_fire_time)}" if line.last_fire_time else "",
+            display.instant(entry.fire_time),
+            f"to {display.instant(entry.last_fire_time)}" if entry.last_fire_time else "",
         )
 
     @admin.display(description=_("schedule"))
-    def schedule(self, line: Any) -> SafeString | str:
+    def schedule(self, entry: Any) -> SafeString | str:
         """Link the schedule; a deleted one is shown by its id."""
-        if not line.schedule_name:
-            return display.short(line.recurring_task_id)
+        if not entry.schedule_name:
+            return display.short(entry.recurring_task_id)
         return display.link(
-            display.page_of("recurringtask", line.recurring_task_id), line.schedule_name
+            display.page_of("recurringtask", entry.recurring_task_id), entry.schedule_name
         )
 
     @admin.display(description=_("outcome"))
-    def state(self, line: OccurrenceRecord) -> SafeString:
+    def state(self, entry: OccurrenceRecord) -> SafeString:
         """Show the outcome."""
-        return display.badge(line.outcome, line.outcome)
+        return display.badge(entry.outcome, entry.outcome)
 
     @admin.display(description=_("how many"))
-    def how_many(self, line: OccurrenceRecord) -> str:
+    def how_many(self, entry: OccurrenceRecord) -> str:
         """Show the number of fire times of the entry."""
-        return f"{'' if line.count_is_exact else '≥ '}{line.count:,}"
+        return f"{'' if entry.count_is_exact else '≥ '}{entry.count:,}"
 
     @admin.display(description=_("task"))
-    def task_link(self, line: Any) -> Any:
+    def task_link(self, entry: Any) -> Any:
         """Link the task, or the one that blocked it."""
-        return fire_table.task_link(line, line.task_status)
+        return fire_table.task_link(entry, entry.task_status)
 
     @admin.display(description=_("reason"))
-    def why(self, line: OccurrenceRecord) -> str:
+    def why(self, entry: OccurrenceRecord) -> str:
         """Show the reason."""
-        return display.clean(line.reason) or display.NOTHING
+        return display.clean(entry.reason) or display.NOTHING
 
 
-def _attach(lines: list[Any]) -> None:
+def _attach(entries: list[Any]) -> None:
     """Read names of schedules and statuses of tasks: two statements for any number of entries."""
     database = conf.settings().DATABASE
     schedules = RecurringTask.objects.using(database).filter(
-        pk__in={line.recurring_task_id for line in lines}
+        pk__in={entry.recurring_task_id for entry in entries}
     )
     tasks = Task.objects.using(database).filter(
-        pk__in={line.task_id for line in lines if line.task_id}
+        pk__in={entry.task_id for entry in entries if entry.task_id}
     )
     names, statuses = (
         dict(schedules.values_list("pk", "name")),
         dict(tasks.values_list("pk", "status")),
     )
-    for line in lines:
-        line.schedule_name = names.get(line.recurring_task_id, "")
-        line.task_status = statuses.get(line.task_id)
+    for entry in entries:
+        entry.schedule_name = names.get(entry.recurring_task_id, "")
+        entry.task_status = statuses.get(entry.task_id)

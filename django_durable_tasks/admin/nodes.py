@@ -122,23 +122,23 @@ class NodeAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
-        asked = {
+        node_columns = {
             "seen_at": DatabaseNow(),
             "leads": Exists(leads),
             "term": Subquery(leads.values("term")[:1]),
         }
-        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
+        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**node_columns))
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         everybody = list(self.get_queryset(request).filter(stopped_at__isnull=True))
         still = health.stalled(everybody, everybody[0].seen_at) if everybody else {}
-        told = {
+        context = {
             "leading": next((node for node in everybody if node.leads), None),
             "stalled": [(node, still[node.pk]) for node in everybody if node.pk in still],
         }
-        return super().changelist_view(request, {**(extra_context or {}), **told})
+        return super().changelist_view(request, {**(extra_context or {}), **context})
 
     @admin.display(description=_("state"))
     def state(self, node: Any) -> SafeString | str:
@@ -214,8 +214,8 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         names = Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
-        asked = {"seen_at": DatabaseNow(), "holder_name": Subquery(names)}
-        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**asked))
+        holder_columns = {"seen_at": DatabaseNow(), "holder_name": Subquery(names)}
+        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**holder_columns))
 
     @admin.display(description=_("owner"))
     def held(self, lease: Any) -> SafeString | str:

@@ -53,17 +53,18 @@ def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, Rece
     """Return the outcomes of the last fire times of each of these schedules; three statements."""
     if not rows:
         return {}
-    lines: dict[uuid.UUID, list[Any]] = defaultdict(list)
-    for line in _lines([row.pk for row in rows]).values_list(*_COLUMNS, named=True):
-        lines[line.recurring_task_id].append(line)
+    entries: dict[uuid.UUID, list[Any]] = defaultdict(list)
+    for entry in _newest_entries([row.pk for row in rows]).values_list(*_COLUMNS, named=True):
+        entries[entry.recurring_task_id].append(entry)
     newest = {
-        pk: sorted(found, key=lambda line: (line.fire_time, line.id)) for pk, found in lines.items()
+        pk: sorted(found, key=lambda entry: (entry.fire_time, entry.id))
+        for pk, found in entries.items()
     }
-    statuses = _statuses(line.task_id for found in newest.values() for line in found[-MARKS:])
+    statuses = _statuses(entry.task_id for found in newest.values() for entry in found[-MARKS:])
     return {pk: _recent(found, statuses, now - _DAY) for pk, found in newest.items()}
 
 
-def _lines(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
+def _newest_entries(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
     """Return the newest entries of each schedule: of single fire times, and of ranges and manual
     runs.
     """
@@ -71,7 +72,7 @@ def _lines(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
     ledger = OccurrenceRecord.objects.filter(recurring_task=OuterRef("pk"))
     single = ledger.single().order_by("-unique_fire_time").values("unique_fire_time")
     other = ledger.filter(unique_fire_time__isnull=True).order_by("-fire_time").values("fire_time")
-    floors = (
+    lower_bounds = (
         RecurringTask.objects.using(database)
         .filter(pk__in=keys)
         .annotate(
@@ -79,34 +80,39 @@ def _lines(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
             other_from=Subquery(other[LOOKED_AT - 1 : LOOKED_AT]),
         )
     )
-    told = list(floors.order_by().values_list("pk", "single_from", "other_from"))
-    asked = [
+    bounds = list(lower_bounds.order_by().values_list("pk", "single_from", "other_from"))
+    conditions = [
         *_from(
-            {pk: single for pk, single, _other in told},
+            {pk: single for pk, single, _other in bounds},
             "unique_fire_time__gte",
             unique_fire_time__isnull=False,
         ),
         *_from(
-            {pk: other for pk, _single, other in told},
+            {pk: other for pk, _single, other in bounds},
             "fire_time__gte",
             unique_fire_time__isnull=True,
         ),
     ]
     return (
         OccurrenceRecord.objects.using(database)
-        .filter(functools.reduce(operator.or_, asked))
+        .filter(functools.reduce(operator.or_, conditions))
         .order_by()
     )
 
 
-def _from(floors: dict[uuid.UUID, datetime | None], above: str, **kind: Any) -> Iterator[Q]:
+def _from(lower_bounds: dict[uuid.UUID, datetime | None], above: str, **kind: Any) -> Iterator[Q]:
     """Yield one query per lower bound by the index of this kind of entries, and one for all
     schedules without a bound.
     """
-    yield Q(recurring_task__in=[key for key, floor in floors.items() if floor is None], **kind)
-    for key, floor in floors.items():
-        if floor is not None:
-            yield Q(recurring_task=key, **{above: floor}, **kind)
+    yield Q(
+        recurring_task__in=[
+            key for key, lower_bound in lower_bounds.items() if lower_bound is None
+        ],
+        **kind,
+    )
+    for key, lower_bound in lower_bounds.items():
+        if lower_bound is not None:
+            yield Q(recurring_task=key, **{above: lower_bound}, **kind)
 
 
 def _statuses(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, str]:
@@ -116,14 +122,14 @@ def _statuses(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, str]:
     return dict(tasks.values_list("pk", "status"))
 
 
-def _recent(lines: list[Any], statuses: dict[uuid.UUID, str], since: datetime) -> Recent:
-    today = [line for line in lines if (line.last_fire_time or line.fire_time) >= since]
+def _recent(entries: list[Any], statuses: dict[uuid.UUID, str], since: datetime) -> Recent:
+    today = [entry for entry in entries if (entry.last_fire_time or entry.fire_time) >= since]
     return Recent(
         tuple(
-            Mark(statuses.get(line.task_id, line.outcome), line.fire_time, line.count)
-            for line in lines[-MARKS:]
+            Mark(statuses.get(entry.task_id, entry.outcome), entry.fire_time, entry.count)
+            for entry in entries[-MARKS:]
         ),
-        sum(line.count for line in today if line.outcome in MISSED),
-        sum(line.count for line in today if line.outcome in SKIPPED),
+        sum(entry.count for entry in today if entry.outcome in MISSED),
+        sum(entry.count for entry in today if entry.outcome in SKIPPED),
         len(today) < LOOKED_AT,
     )

@@ -53,15 +53,15 @@ def troubles(seen: Overview) -> Iterator[str]:
 
 def _troubles_of_node(node: Node, seen: Overview) -> Iterator[str]:
     if node.pk in seen.stalled:
-        told = {"name": node.name, "why": seen.stalled[node.pk]}
-        yield _("Node %(name)s has stalled: %(why)s. Restart it.") % told
+        values = {"name": node.name, "why": seen.stalled[node.pk]}
+        yield _("Node %(name)s has stalled: %(why)s. Restart it.") % values
     if (
         node.skew is not None
         and abs(node.skew) > conf.settings().SKEW_MAX
         and not seen.is_silent(node)
     ):
-        told = {"name": node.name, "skew": f"{abs(node.skew):.1f}"}
-        yield _("Node %(name)s: the clock of its host is %(skew)s s from the database's.") % told
+        values = {"name": node.name, "skew": f"{abs(node.skew):.1f}"}
+        yield _("Node %(name)s: the clock of its host is %(skew)s s from the database's.") % values
 
 
 def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
 
 def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
     number = depth.due + depth.queued
-    told = {
+    values = {
         "queue": depth.queue,
         "number": number,
         "tasks": ngettext("%d task", "%d tasks", number) % number,
@@ -96,20 +96,20 @@ def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
     if depth.rejected:
         yield _(
             "Queue %(queue)s: the broker rejects its messages (%(why)s): %(tasks)s to publish."
-        ) % {**told, "why": depth.rejected}
+        ) % {**values, "why": depth.rejected}
     if depth.misrouted_at is not None and now - depth.misrouted_at < MISROUTED_FOR:
         yield _(
             "Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and started"
             " nothing."
-        ) % {**told, "other": depth.misrouted_from}
+        ) % {**values, "other": depth.misrouted_from}
     late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
     if depth.paused_at:
-        yield _("Queue %(queue)s is paused and holds %(tasks)s.") % told
-    elif told["number"] and not depth.workers:
-        yield _("Queue %(queue)s has %(tasks)s to start and no live worker.") % told
+        yield _("Queue %(queue)s is paused and holds %(tasks)s.") % values
+    elif values["number"] and not depth.workers:
+        yield _("Queue %(queue)s has %(tasks)s to start and no live worker.") % values
     elif late > conf.settings().OLDEST_DUE_MAX:
         yield _("Queue %(queue)s is late: its oldest task could have started %(late)s ago.") % {
-            **told,
+            **values,
             "late": ago(late),
         }
 

@@ -28,12 +28,12 @@ def counted(run: WorkflowRun) -> list[tuple[str, int]]:
 
 def words(run: WorkflowRun) -> str:
     """Return the numbers as text: ``12 of 20 ended: 10 SUCCESS, 2 FAILED``."""
-    told = _("%(ended)s of %(total)s ended") % {
+    totals = _("%(ended)s of %(total)s ended") % {
         "ended": f"{run.ended:,}",
         "total": f"{run.total:,}",
     }
     parts = ", ".join(f"{number:,} {status}" for status, number in counted(run))
-    return f"{told}: {parts}" if parts else told
+    return f"{totals}: {parts}" if parts else totals
 
 
 def bar(run: WorkflowRun) -> SafeString:

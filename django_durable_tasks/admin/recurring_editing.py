@@ -23,7 +23,7 @@ from django_durable_tasks.rules.recurring.policies import RecurringStatus
 SHOWN = 10
 
 
-def _looked(form: RecurringForm) -> Preview | None:
+def _preview(form: RecurringForm) -> Preview | None:
     """Return a preview of the schedule; None if it was refused, which the form shows."""
     try:
         return preview(number=SHOWN, **form.keywords())
@@ -62,7 +62,7 @@ def _row(screen: Any, request: HttpRequest, object_id: uuid.UUID | None) -> Recu
     return row
 
 
-def _taken(form: RecurringForm, screen: Any, request: HttpRequest) -> bool:
+def _name_in_use(form: RecurringForm, screen: Any, request: HttpRequest) -> bool:
     """Refuse to add a schedule under the name of an existing one."""
     if form.row is not None:
         return False
@@ -83,25 +83,25 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
             request.POST if posted else None, row=row, secrets=display.reads_secrets(request)
         )
         looked = None
-        if posted and form.is_valid() and not _taken(form, screen, request):
+        if posted and form.is_valid() and not _name_in_use(form, screen, request):
             if "_look" in request.POST:
-                looked = _looked(form)
+                looked = _preview(form)
             elif saved := _saved(form):
-                return _told(screen, request, saved, form)
+                return _saved_response(screen, request, saved, form)
         return _page(screen, request, form, looked)
 
     return view
 
 
-def _told(
+def _saved_response(
     screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm
 ) -> HttpResponse:
     actions.remember(screen, request, [saved.pk], form.summary())
-    told = _("Schedule %s is saved. Nothing of the past fires.") % saved.name
-    screen.message_user(request, told)
-    may_look = screen.has_view_permission(request)
+    message = _("Schedule %s is saved. Nothing of the past fires.") % saved.name
+    screen.message_user(request, message)
+    may_view = screen.has_view_permission(request)
     return HttpResponseRedirect(
-        display.page_of("recurringtask", saved.pk) if may_look else request.path
+        display.page_of("recurringtask", saved.pk) if may_view else request.path
     )
 
 

@@ -46,7 +46,7 @@ def of_page(screen: Any, request: HttpRequest, row: RecurringTask) -> dict[str, 
         "sentences": _sentences(row, now, problem),
         "buttons": _buttons(screen, request, row),
         "fires": planned,
-        "lines": _lines(request, row),
+        "lines": _ledger_entries(request, row),
         "ledger": display.list_of("occurrencerecord", schedule=row.pk),
         "overrides": _overrides(row, now),
         "why": form,
@@ -104,9 +104,9 @@ def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence
         return [*found, Sentence(Level.TROUBLE, _("It is active and has no next fire."))]
     late = (now - row.next_run_at).total_seconds()
     if late > LATE.total_seconds():
-        told = _("Its fire time of %(at)s was not looked at for %(late)s: does a scheduler lead?")
+        text = _("Its fire time of %(at)s was not looked at for %(late)s: does a scheduler lead?")
         values = {"at": display.instant(row.next_run_at), "late": display.duration(late)}
-        return [*found, Sentence(Level.TROUBLE, told % values)]
+        return [*found, Sentence(Level.TROUBLE, text % values)]
     return [
         *found,
         Sentence(Level.FINE, _("It fires next %s.") % display.since(row.next_run_at, now)),
@@ -115,8 +115,8 @@ def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence
 
 def _paused(row: RecurringTask, now: datetime) -> Sentence:
     if row.status_reason == QUARANTINED:
-        told = _("It is QUARANTINED: it could not be triggered (%s). Mend it, then resume it.")
-        return Sentence(Level.TROUBLE, told % display.clean(row.error or "-"))
+        text = _("It is QUARANTINED: it could not be triggered (%s). Mend it, then resume it.")
+        return Sentence(Level.TROUBLE, text % display.clean(row.error or "-"))
     by = _(" by %s") % row.status_by if row.status_by else ""
     why = f" ({row.status_reason})" if row.status_reason else ""
     since = _(" since %s") % display.instant(row.paused_at) if row.paused_at else ""
@@ -161,33 +161,35 @@ def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
 # The ledger ---------------------------------------------------------------------------------------
 
 
-def _lines(request: HttpRequest, row: RecurringTask) -> list[dict[str, Any]]:
+def _ledger_entries(request: HttpRequest, row: RecurringTask) -> list[dict[str, Any]]:
     """Return the last entries by fire time: single ones by their index, ranges and manual runs by
     theirs.
     """
     if not request.user.has_perm("django_durable_tasks.view_occurrencerecord"):
         return []
-    told = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
-    single = told.single().order_by("-unique_fire_time")[:LINES]
-    other = told.filter(unique_fire_time__isnull=True).order_by("-fire_time")[:LINES]
-    newest = sorted([*single, *other], key=lambda line: (line.fire_time, line.pk), reverse=True)[
+    entries = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
+    single = entries.single().order_by("-unique_fire_time")[:LINES]
+    other = entries.filter(unique_fire_time__isnull=True).order_by("-fire_time")[:LINES]
+    newest = sorted([*single, *other], key=lambda entry: (entry.fire_time, entry.pk), reverse=True)[
         :LINES
     ]
     tasks = Task.objects.using(row._state.db).filter(
-        pk__in=[line.task_id for line in newest if line.task_id]
+        pk__in=[entry.task_id for entry in newest if entry.task_id]
     )
     statuses = dict(tasks.values_list("pk", "status"))
-    return [_shown(line, row.time_zone, statuses.get(line.task_id)) for line in newest]
+    return [_shown(entry, row.time_zone, statuses.get(entry.task_id)) for entry in newest]
 
 
-def _shown(line: OccurrenceRecord, zone_name: str, status: str | None) -> dict[str, Any]:
+def _shown(entry: OccurrenceRecord, zone_name: str, status: str | None) -> dict[str, Any]:
     return {
-        "line": line,
-        "outcome": display.badge(line.outcome, line.outcome),
-        "at": fire_table.local_of(line.fire_time, zone_name),
-        "to": fire_table.local_of(line.last_fire_time, zone_name) if line.last_fire_time else "",
-        "count": f"{'' if line.count_is_exact else '≥ '}{line.count:,}" if line.count != 1 else "",
-        "started": display.instant(line.effective_at),
-        "task": fire_table.task_link(line, status),
-        "why": display.clean(line.reason),
+        "line": entry,
+        "outcome": display.badge(entry.outcome, entry.outcome),
+        "at": fire_table.local_of(entry.fire_time, zone_name),
+        "to": fire_table.local_of(entry.last_fire_time, zone_name) if entry.last_fire_time else "",
+        "count": f"{'' if entry.count_is_exact else '≥ '}{entry.count:,}"
+        if entry.count != 1
+        else "",
+        "started": display.instant(entry.effective_at),
+        "task": fire_table.task_link(entry, status),
+        "why": display.clean(entry.reason),
     }

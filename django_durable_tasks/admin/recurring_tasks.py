@@ -208,10 +208,10 @@ class RecurringTaskAdmin(ScreenAdmin):
     @admin.display(description=_("when"))
     def when(self, row: RecurringTask) -> SafeString | str:
         """Show the timetable as text, and its zone."""
-        told = words(row.timetable)
+        text = words(row.timetable)
         calendars = f" · {', '.join(row.calendars)}" if row.calendars else ""
         return display.beneath(
-            told if len(told) < 100 else f"{told[:100]}…", f"{row.time_zone}{calendars}"
+            text if len(text) < 100 else f"{text[:100]}…", f"{row.time_zone}{calendars}"
         )
 
     @admin.display(description=_("when"))
@@ -270,16 +270,16 @@ class RecurringTaskAdmin(ScreenAdmin):
     def not_run(self, row: Any) -> SafeString | str:
         """Show how many fire times of the last day were missed or skipped."""
         found, least = row.recent, "" if row.recent.exact else "≥ "
-        told = [
+        counts = [
             f"{least}{number:,} {word}"
             for number, word in ((found.missed, "missed"), (found.skipped, "skipped"))
             if number
         ]
-        if not told:
+        if not counts:
             return display.NOTHING
         return display.link(
             display.list_of("occurrencerecord", schedule=row.pk, outcome="unrun"),
-            display.lines(told),
+            display.lines(counts),
         )
 
     @admin.display(description=_("runs"))

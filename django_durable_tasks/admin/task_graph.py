@@ -61,20 +61,20 @@ def sentences(
             yield Sentence(Level.WAIT, _gate(edge))
     cause = None if task.cause is None else known.get(task.cause)
     if cause is not None:
-        told = _("It ended because of %(name)s (%(id)s), which is %(status)s.")
+        sentence = _("It ended because of %(name)s (%(id)s), which is %(status)s.")
         given = {
             "name": dependencies_cell.title(cause),
             "id": display.short(cause.pk),
             "status": cause.status,
         }
-        yield Sentence(Level.WAIT, told % given)
+        yield Sentence(Level.WAIT, sentence % given)
 
 
 def _gate(edge: TaskDependency) -> str:
-    asked = _("It waits for an approval") if edge.gate == Gate.APPROVAL else _("It is on hold")
+    condition = _("It waits for an approval") if edge.gate == Gate.APPROVAL else _("It is on hold")
     by = _(", asked for by %s") % edge.placed_by if edge.placed_by else ""
     note = f": {display.clean(edge.note)}" if edge.note else "."
-    return f"{asked}{by}{note}"
+    return f"{condition}{by}{note}"
 
 
 def _line(
@@ -141,9 +141,9 @@ def who(edge: TaskDependency) -> str:
     """Return who added an edge or a gate, who opened it, and their comments."""
     placed = _("placed by %s") % edge.placed_by if edge.placed_by else ""
     opened = _("opened by %s") % edge.resolved_by if edge.resolved_by else ""
-    said = ", ".join(part for part in (placed, opened) if part)
+    authors = ", ".join(part for part in (placed, opened) if part)
     note = display.clean(edge.note)
-    return f"{said}: {note}" if said and note else said or note
+    return f"{authors}: {note}" if authors and note else authors or note
 
 
 def _add(request: HttpRequest, task: Task) -> list[dict[str, str]]:

@@ -34,17 +34,17 @@ _HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
 
 def of_page(request: HttpRequest, run: Any) -> dict[str, Any]:
     """Return the context of the page of a run, except its columns."""
-    looks = graph_images.may_look(request)
+    may_view = graph_images.may_view_tasks(request)
     return {
         "sentences": sentences(run),
         "buttons": graph_actions.buttons_of_run(request, run),
         "bar": progress.bar(run),
         "words": progress.words(run),
-        "looks": looks,
+        "looks": may_view,
         "callbacks": _callbacks(run),
         "family": _family(run),
         "family_more": display.list_of("workflowrun", root__exact=run.root),
-        **(_graph(request, run) if looks else {}),
+        **(_graph(request, run) if may_view else {}),
         "forces": graph_actions.may_force(request),
         "chosen_operations": graph_actions.buttons_of_chosen(),
     }
@@ -139,8 +139,8 @@ def _in_order(diagram: Diagram, keys: list[uuid.UUID]) -> list[uuid.UUID]:
     }
     for edge in diagram.edges:
         above.setdefault(edge.target, []).append(edge.source)
-    told = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
-    return told + sorted(set(keys) - set(told))
+    ordered = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
+    return ordered + sorted(set(keys) - set(ordered))
 
 
 def _whole(text: str) -> int:
@@ -174,7 +174,7 @@ def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
     rows = Task.objects.using(run._state.db).filter(
         tenant_id=run.tenant_id, idempotency_key__in=list(keys)
     )
-    born = {
+    created = {
         keys[task.idempotency_key]: task
         for task in rows.only("name", "status", "idempotency_key")
         if keys
@@ -183,9 +183,11 @@ def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
         {
             "kind": kind,
             "name": name,
-            "task": born.get(kind),
-            "state": dependencies_cell.task_link(born[kind].pk, {born[kind].pk: born[kind]})
-            if kind in born
+            "task": created.get(kind),
+            "state": dependencies_cell.task_link(
+                created[kind].pk, {created[kind].pk: created[kind]}
+            )
+            if kind in created
             else "",
         }
         for kind, name in run.callbacks.items()

@@ -117,7 +117,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         """Show the name, the end of the id, and whether it is an inner run."""
         part = _("part of %s") % display.short(run.parent) if run.parent else ""
         return display.beneath(
-            run.name, " · ".join(str(told) for told in (display.short(run.pk), part) if told)
+            run.name, " · ".join(str(text) for text in (display.short(run.pk), part) if text)
         )
 
     @admin.display(description=_("status"))
