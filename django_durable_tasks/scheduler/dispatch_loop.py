@@ -218,49 +218,51 @@ class DispatchLoop:
                 break
             most = _BATCHES_PER_PASS * batch
             part = max(_MIN_PER_QUEUE, most // len(left))
-            asked = [
+            queue_demands = [
                 left[queue]._replace(limit=min(left[queue].limit, part))
                 for queue in self._rotation.ordered(left)
             ]
             done = Dispatched()
-            self._serve(done, asked, now, most)
+            self._serve(done, queue_demands, now, most)
             self._rotation.served(done.taken)
             for queue, number in done.sent.items():
                 self._throughput.record_sent(queue, number)
             sent.update(done.sent)
             left = {
                 one.queue: whole._replace(limit=whole.limit - done.claimed[one.queue])
-                for one in asked
+                for one in queue_demands
                 if (whole := left[one.queue]).limit > done.claimed[one.queue]
                 and (one.queue in done.cut or done.taken[one.queue] >= one.limit)
             }
         return sent.total(), bool(left) or any(number >= batch for number in sent.values())
 
-    def _serve(self, done: Dispatched, asked: list[Demand], now: datetime, most: int) -> None:
+    def _serve(
+        self, done: Dispatched, queue_demands: list[Demand], now: datetime, most: int
+    ) -> None:
         """Dispatch these queues together, except those that failed the last time."""
-        together = [one for one in asked if one.queue not in self._failed_queues]
-        apart = [one for one in asked if one.queue in self._failed_queues]
+        together = [one for one in queue_demands if one.queue not in self._failed_queues]
+        apart = [one for one in queue_demands if one.queue in self._failed_queues]
         if together:
             self._serve_together(done, together, now, most)
         for one in apart:
-            self._serve_alone(done, one, now)
+            self._serve_single(done, one, now)
 
     def _serve_together(
-        self, done: Dispatched, asked: list[Demand], now: datetime, most: int
+        self, done: Dispatched, queue_demands: list[Demand], now: datetime, most: int
     ) -> None:
         """Dispatch these queues; on failure retry in halves to isolate the failing queue."""
-        if len(asked) == 1:
-            self._serve_alone(done, asked[0], now)
+        if len(queue_demands) == 1:
+            self._serve_single(done, queue_demands[0], now)
             return
         failed = list[Exception]()
 
         def act() -> int:
             try:
-                return self._dispatch_of(done, asked, now, most - done.taken.total())
+                return self._dispatch_of(done, queue_demands, now, most - done.taken.total())
             except Exception as error:
                 logger.debug(
                     "Dispatching %d queues together failed; trying halves.",
-                    len(asked),
+                    len(queue_demands),
                     exc_info=True,
                 )
                 failed.append(error)
@@ -270,11 +272,11 @@ class DispatchLoop:
         if failed:
             with dedicated_connection():
                 database_now()  # raises in an outage, so that the halves are not tried
-            middle = len(asked) // 2
-            for half in (asked[:middle], asked[middle:]):
+            middle = len(queue_demands) // 2
+            for half in (queue_demands[:middle], queue_demands[middle:]):
                 self._serve_together(done, half, now, most)
 
-    def _serve_alone(self, done: Dispatched, one: Demand, now: datetime) -> None:
+    def _serve_single(self, done: Dispatched, one: Demand, now: datetime) -> None:
         """Dispatch this queue; after a failure it is claimed separately until it succeeds."""
 
         def act() -> int:
@@ -285,12 +287,14 @@ class DispatchLoop:
 
         self._attempt(f"Dispatching queue {one.queue!r}", act, _TIME_LIMIT)
 
-    def _dispatch_of(self, done: Dispatched, asked: list[Demand], now: datetime, limit: int) -> int:
+    def _dispatch_of(
+        self, done: Dispatched, queue_demands: list[Demand], now: datetime, limit: int
+    ) -> int:
         # A joint claim that failed may have published some tasks: a repetition must not exceed
         # the windows.
         rest = [
             one._replace(limit=number)
-            for one in asked
+            for one in queue_demands
             if (number := one.limit - done.claimed[one.queue]) > 0
         ]
         dispatcher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
@@ -300,19 +304,19 @@ class DispatchLoop:
         """Return how many tasks of a queue may be published; if its window is full, only urgent
         ones, within a small reserve.
         """
-        room = self._room(queue)
-        if room:
-            return Demand(queue, room)
+        capacity = self._capacity(queue)
+        if capacity:
+            return Demand(queue, capacity)
         urgent = self._picture.urgent_room(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
         return Demand(queue, max(0, urgent), URGENT)
 
-    def _room(self, queue: str) -> int:
-        room = self._picture.room(
+    def _capacity(self, queue: str) -> int:
+        capacity = self._picture.room(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
-        return max(0, min(room, broker_outage.capacity_of(queue)))
+        return max(0, min(capacity, broker_outage.capacity_of(queue)))
 
     def _look_ahead(self, queues: list[str], now: datetime, soon: datetime) -> int:
         with dedicated_connection():
@@ -331,8 +335,8 @@ class DispatchLoop:
         if not found:
             return 0
         going = Counter(due.queue for due in found)
-        room = {queue: self._room(queue) for queue in going}
-        ids = [due.task_id for due in found if going[due.queue] <= room[due.queue]]
+        capacity = {queue: self._capacity(queue) for queue in going}
+        ids = [due.task_id for due in found if going[due.queue] <= capacity[due.queue]]
         claim = partial(dispatcher.dispatch_these, ids, self.now, self.node)
         sent = (
             self._attempt("Dispatching tasks at their due time", claim, _TIME_LIMIT) if ids else 0
