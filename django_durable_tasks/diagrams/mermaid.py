@@ -44,9 +44,9 @@ def _head(outline: Outline) -> Iterator[str]:
     yield f"title: {_yaml(shortened(title, 90))}"
     yield "---"
     yield f"flowchart {'LR' if _reads_rightwards(outline) else 'TB'}"
-    for told in (outline.summary, outline.warning, *outline.notes):
-        if told:
-            yield f"  %% {_encoded(shortened(told, 120))}"
+    for comment in (outline.summary, outline.warning, *outline.notes):
+        if comment:
+            yield f"  %% {_encoded(shortened(comment, 120))}"
 
 
 def _reads_rightwards(outline: Outline) -> bool:

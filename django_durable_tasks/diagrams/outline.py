@@ -243,8 +243,10 @@ def _warning(graph: Layered) -> str:
         return ""
     labels = {node.id: shortened(clean(node.label), _ROOM) for node in graph.nodes}
     closing = (graph.edges[place] for place in sorted(graph.broken))
-    told = listed((f"{labels[edge.source]} → {labels[edge.target]}" for edge in closing), 3)
-    return f"This graph holds a cycle, which can never run; for the drawing it is broken at {told}."
+    shown = listed((f"{labels[edge.source]} → {labels[edge.target]}" for edge in closing), 3)
+    return (
+        f"This graph holds a cycle, which can never run; for the drawing it is broken at {shown}."
+    )
 
 
 def _notes(graph: Layered, boxes: Sequence[Box], implied: int) -> Iterator[str]:

@@ -62,7 +62,8 @@ def _told(outline: Outline) -> Iterator[str]:
         inset = "│   " if group else "│ "
         yield _headline(box, inset)
         yield from (
-            f"{inset}    {told}" for told in _waits(outline, upstream.get(place, []), missing, box)
+            f"{inset}    {waiting}"
+            for waiting in _waits(outline, upstream.get(place, []), missing, box)
         )
         if box.alone and box.nodes[0].reason:
             yield f"{inset}    because: {clean(box.nodes[0].reason)}"
@@ -81,15 +82,15 @@ def _ruled(outline: Outline, layer: int) -> str:
 
 def _headline(box: Box, inset: str) -> str:
     if box.alone:
-        told = f"{box.status:<9}  {box.duration}"
+        right_text = f"{box.status:<9}  {box.duration}"
     else:
-        told = "  ".join(
+        right_text = "  ".join(
             f"{SIGNS[status]} {number:,} {status}" for status, number in in_order(box.counts)
         )
     signs = f"{inset}{SIGNS[box.status]}{'*' if box.critical else ' '} "
-    room = max(_LEAST_LABEL, min(_LABEL, WIDTH - columns(told) - 1) - columns(signs))
+    room = max(_LEAST_LABEL, min(_LABEL, WIDTH - columns(right_text) - 1) - columns(signs))
     label = shortened_columns(box.label, room)
-    return f"{signs}{label}{' ' * (room - columns(label))} {told}"
+    return f"{signs}{label}{' ' * (room - columns(label))} {right_text}"
 
 
 def _waits(

@@ -29,8 +29,8 @@ def of_line(outline: Outline, line: Line) -> str:
     else:
         state = f"{line.count:,} dependencies, {line.unresolved:,} not resolved yet"
     broken = "closes a cycle" if line.broken else ""
-    told = (" → ".join(ends), f"{line.kind}: {state}", shortened(line.outcome, _ROOM), broken)
-    return "\n".join(part for part in told if part)
+    parts = (" → ".join(ends), f"{line.kind}: {state}", shortened(line.outcome, _ROOM), broken)
+    return "\n".join(part for part in parts if part)
 
 
 def _of_one(box: Box) -> Iterator[str]:

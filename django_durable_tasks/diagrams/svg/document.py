@@ -56,11 +56,11 @@ def as_svg(diagram: Diagram) -> str:
         stroke=palette.PANEL_EDGE,
     )
     body = moved((across - drawing.width) // 2, top, *_body(drawing))
-    told = (element("title", outline.title), element("desc", _described(outline)))
+    descriptions = (element("title", outline.title), element("desc", _described(outline)))
     linked = any(box.alone and safe_link(box.nodes[0].href) for box in outline.boxes)
     return element(
         "svg",
-        *told,
+        *descriptions,
         panel,
         *head,
         body,
