@@ -156,7 +156,7 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
         return Comparison(
             here, None, ("SOLAR: beat's fire times are unknown here, the package ephem is missing",)
         )
-    found = [*_owed(beat, here, now)]
+    found = [*_overdue(beat, here, now)]
     if row.solar is not None:
         found += _times(beat, here, tolerance=timedelta(minutes=2))
     if row.crontab is not None:
@@ -190,9 +190,9 @@ def _runs(agenda: Agenda, now: datetime) -> Iterator[datetime]:
         planned = agenda.next(planned.at)
 
 
-def _owed(beat: Sequence[datetime], here: Sequence[datetime], now: datetime) -> Iterator[str]:
+def _overdue(beat: Sequence[datetime], here: Sequence[datetime], now: datetime) -> Iterator[str]:
     if beat and beat[0] == now and now not in here:
-        first = _told(here[0]) if here else "never"
+        first = _instant(here[0]) if here else "never"
         yield (
             "OWED: a run is due since before now, and beat would send it at once; here the first"
             f" is {first}"
@@ -223,7 +223,7 @@ def _times(
 ) -> Iterator[str]:
     apart = [pair for pair in zip(beat, here, strict=False) if abs(pair[0] - pair[1]) > tolerance]
     if apart:
-        yield f"TIMES: beat fires at {_told(apart[0][0])}, here it is {_told(apart[0][1])}"
+        yield f"TIMES: beat fires at {_instant(apart[0][0])}, here it is {_instant(apart[0][1])}"
     elif len(beat) != len(here) and not tolerance:
         yield f"TIMES: {len(beat)} fires of beat are {len(here)} here"
 
@@ -233,18 +233,20 @@ def _around(
 ) -> str:
     way = "forward" if change.shift > timedelta(0) else "back"
     theirs, ours = sorted(set(beat) - set(here)), sorted(set(here) - set(beat))
-    told = [
+    gap_rules = [
         f"{who} alone fires at {_some(times)}"
         for who, times in (("beat", theirs), ("here it", ours))
         if times
     ]
-    return f"DST: when the clock of {name} goes {way}, {_told(change.at)}, {'; '.join(told)}"
+    return (
+        f"DST: when the clock of {name} goes {way}, {_instant(change.at)}, {'; '.join(gap_rules)}"
+    )
 
 
 def _some(times: Sequence[datetime]) -> str:
     more = f" and {len(times) - _SHOWN} times more" if len(times) > _SHOWN else ""
-    return ", ".join(map(_told, times[:_SHOWN])) + more
+    return ", ".join(map(_instant, times[:_SHOWN])) + more
 
 
-def _told(at: datetime) -> str:
+def _instant(at: datetime) -> str:
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -135,12 +135,12 @@ def imported(row: BeatRow, setting: Setting) -> Import:
 
 def _refuse_over(row: BeatRow, now: datetime) -> None:
     if row.expires is not None and row.expires <= now:
-        raise Over(f"It expired at {_told(row.expires)}; beat would switch it off.")
+        raise Over(f"It expired at {_instant(row.expires)}; beat would switch it off.")
     if row.one_off and row.total_run_count > 0:
         raise Over("It is a one-off task and has run; beat would switch it off.")
     if row.clocked is not None and row.clocked <= now:
-        owed = "would run it at its next start" if row.enabled else "has switched it off"
-        raise Over(f"Its time, {_told(row.clocked)}, has passed; beat {owed}.")
+        effect = "would run it at its next start" if row.enabled else "has switched it off"
+        raise Over(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
 
 
 # Schedule -----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _interval(
     seconds = number * _UNITS[unit]
     remarks.append(
         f"INTERVAL: beat counts {seconds:g} s from its last send, so that it drifts; here from"
-        f" {_told(anchor)} on, without drift"
+        f" {_instant(anchor)} on, without drift"
     )
     return {"interval": seconds, "start_time": anchor}
 
@@ -304,5 +304,5 @@ def _message(row: BeatRow) -> dict[str, Any]:
     return {option: value for option, value in found.items() if value is not None and value != ""}
 
 
-def _told(at: datetime) -> str:
+def _instant(at: datetime) -> str:
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

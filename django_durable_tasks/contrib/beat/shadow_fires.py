@@ -49,8 +49,8 @@ def hear(name: str, task: str, celery_id: str) -> None:
     """Record a message of beat. An error is logged and never stops beat."""
     try:
         with dedicated_connection():
-            heard = ShadowFire(name=name[:200], task=task[:200], celery_id=celery_id[:200])
-            ShadowFire.objects.using(tables.database()).bulk_create([heard])
+            record = ShadowFire(name=name[:200], task=task[:200], celery_id=celery_id[:200])
+            ShadowFire.objects.using(tables.database()).bulk_create([record])
     except (DatabaseError, InterfaceError):
         logger.exception("A fire time of beat was not recorded: %s", name)
 
@@ -75,19 +75,19 @@ def compare(
 
     ``live`` are the names that are enabled in beat; None if they are unknown.
     """
-    heard = _heard(start - tolerance, end + tolerance)
+    fired_at = _recorded(start - tolerance, end + tolerance)
     wanted, fired = set(names), None if live is None else set(live)
     rows = RecurringTask.objects.using(tables.database()).for_tenant(DEFAULT_TENANT_ID)
     mine = {row.name: row for row in rows.filter(source=BEAT) if fired is None or row.name in fired}
-    mine |= {row.name: row for row in rows.filter(name__in=heard)}
-    chosen = {name for name in {*heard, *mine} if not wanted or name in wanted}
+    mine |= {row.name: row for row in rows.filter(name__in=fired_at)}
+    chosen = {name for name in {*fired_at, *mine} if not wanted or name in wanted}
     return [
-        _shadow(name, mine.get(name), heard.get(name, []), start, end, tolerance)
+        _shadow(name, mine.get(name), fired_at.get(name, []), start, end, tolerance)
         for name in sorted(chosen)
     ]
 
 
-def _heard(start: datetime, end: datetime) -> dict[str, list[datetime]]:
+def _recorded(start: datetime, end: datetime) -> dict[str, list[datetime]]:
     rows = (
         ShadowFire.objects.using(tables.database())
         .filter(heard_at__range=(start, end))
@@ -102,13 +102,13 @@ def _heard(start: datetime, end: datetime) -> dict[str, list[datetime]]:
 def _shadow(
     name: str,
     row: RecurringTask | None,
-    heard: list[datetime],
+    fired_at: list[datetime],
     start: datetime,
     end: datetime,
     tolerance: timedelta,
 ) -> Shadow:
     if row is None:
-        alone = [at for at in heard if start <= at <= end]
+        alone = [at for at in fired_at if start <= at <= end]
         return Shadow(
             name, 0, [], alone, None, None, "there is no recurring task of this name: import it"
         )
@@ -117,7 +117,7 @@ def _shadow(
     try:
         here = list(_would_fire(row, start - tolerance, end))
     except InvalidSchedule as error:
-        return Shadow(name, 0, [], heard, None, None, str(error))
+        return Shadow(name, 0, [], fired_at, None, None, str(error))
     remark = ""
     if len(here) > MOST:
         here, remark = (
@@ -125,7 +125,7 @@ def _shadow(
             f"more than {MOST:,} fires: only the first were compared, narrow the range",
         )
         end = here[-1]
-    match = matched(here, heard, tolerance)
+    match = matched(here, fired_at, tolerance)
     lags = sorted(lag for at, lag in match.lags.items() if begin <= at <= end)
     median, most = (lags[len(lags) // 2], lags[-1]) if lags else (None, None)
     here, beat = (
