@@ -292,5 +292,5 @@ class RecurringTask(GuardedModel):
         """Return sentences that explain what happened or will happen at this fire time (aware), and
         why.
         """
-        told: str = ports.schedules.explain(self, at)
-        return told
+        explanation: str = ports.schedules.explain(self, at)
+        return explanation
