@@ -62,12 +62,12 @@ def read(leaderless: tuple[datetime, datetime] | None) -> Fires:
 
 def _books(row: RecurringTask) -> _Books:
     lines = OccurrenceRecord.objects.filter(recurring_task=row).order_by("fire_time")
-    told = lines.values_list("fire_time", "last_fire_time", "outcome", "task_id")
+    entries = lines.values_list("fire_time", "last_fire_time", "outcome", "task_id")
     mine = Task.objects.filter(recurring_task=row)
     successes = TaskExecutionLog.objects.filter(task__in=mine, status="SUCCESS")
     return _Books(
         row,
-        [(first, last or first, outcome, task_id) for first, last, outcome, task_id in told],
+        [(first, last or first, outcome, task_id) for first, last, outcome, task_id in entries],
         Counter(mine.values_list("fire_time", flat=True)),
         Counter(successes.values_list("task_id", flat=True)),
         set(mine.filter(status__in=REPLACED).values_list("pk", flat=True)),
@@ -99,9 +99,9 @@ def _missing(job: _Books, times: list[datetime]) -> Iterator[str]:
 def _doubled(job: _Books, times: list[datetime]) -> Iterator[str]:
     wanted = set(times)
     for time in times:
-        told = sum(first <= time <= last for first, last, _, _ in job.lines)
-        if told > 1:
-            yield f"{job.row} at {time:%H:%M:%S.%f} is told {told} times"
+        entries = sum(first <= time <= last for first, last, _, _ in job.lines)
+        if entries > 1:
+            yield f"{job.row} at {time:%H:%M:%S.%f} is told {entries} times"
     for first, last, _, _ in job.lines:
         if first == last and first not in wanted:
             yield f"{job.row} fired at {first:%H:%M:%S.%f}, which is no fire time"

@@ -66,13 +66,13 @@ def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
 
 def fire_figures(fires: Fires) -> Iterator[tuple[str, str]]:
     """Yield the figures of the recurring jobs."""
-    told = ", ".join(f"{number} {fate}" for fate, number in sorted(fires.fates.items()))
+    by_fate = ", ".join(f"{number} {fate}" for fate, number in sorted(fires.fates.items()))
     yield "recurring jobs", f"{fires.jobs}"
     yield (
         "recurring fires expected",
         f"{fires.expected}, of which {fires.leaderless} while nobody led",
     )
-    yield "recurring fires seen", f"{fires.fates.total()}: {told}"
+    yield "recurring fires seen", f"{fires.fates.total()}: {by_fate}"
     yield "recurring fires missing", f"{len(fires.missing)}"
     yield "recurring fires doubled", f"{len(fires.doubled)}"
 

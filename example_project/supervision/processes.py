@@ -26,7 +26,7 @@ class Patience:
 
     def __init__(self) -> None:
         self.hurry: Callable[[], None] | None = None
-        self._told = threading.Event()
+        self._requested = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (
                 number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
@@ -34,13 +34,13 @@ class Patience:
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:
-        if self._told.is_set() and self.hurry is not None:
+        if self._requested.is_set() and self.hurry is not None:
             self.hurry()
-        self._told.set()
+        self._requested.set()
 
     def pause(self, seconds: float) -> None:
         """Wait; raises Interrupted."""
-        if self._told.wait(seconds):
+        if self._requested.wait(seconds):
             raise Interrupted
 
     def until(self, condition: Callable[[], bool], within: float) -> bool:

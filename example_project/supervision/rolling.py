@@ -72,10 +72,10 @@ class Restarts:
             f"{len(jobs)} recurring jobs begin; {len(self.nodes)} nodes are restarted {rounds}"
             " times each."
         )
-        self._wait_for_births()
+        self._wait_for_new_tasks()
         for turn, place in itertools.product(range(rounds), range(len(self.nodes))):
             self._restart(place, gently=(turn + place // 2) % 2 == 0)
-        self._wait_for_births()
+        self._wait_for_new_tasks()
         for job in RecurringTask.objects.active():
             job.pause("the restarts are over", by="rolling restart")
         self.platform.patience.until(self._drained, DRAINING)
@@ -103,7 +103,7 @@ class Restarts:
             " place."
         )
 
-    def _wait_for_births(self) -> None:
+    def _wait_for_new_tasks(self) -> None:
         """Wait until new tasks are created, which shows that the jobs fire."""
         before = Task.objects.count()
         self.platform.patience.until(
@@ -118,14 +118,14 @@ class Restarts:
     def figures(self) -> Figures:
         """Read the result from the database."""
         found, logs = fires.read(None), TaskExecutionLog.objects
-        told = found.fates.total()
+        seen_fires = found.fates.total()
         return Figures(
             jobs=found.jobs,
             nodes=len(self.nodes),
             terminated=self.ended["SIGTERM"],
             killed=self.ended["SIGKILL"],
             expected=found.expected,
-            seen=told,
+            seen=seen_fires,
             missing=found.missing,
             doubled=found.doubled,
             tasks=Task.objects.count(),

@@ -98,7 +98,7 @@ class Story:
             return
         self._kill(victim)
         self._worker_killed = True
-        self._note_kill(victim, f"which had {runs} in progress")
+        self._record_kill(victim, f"which had {runs} in progress")
         self.screen.say(f"{self.platform.add_worker().name} was started in its place.")
 
     def _kill_leader(self) -> None:
@@ -107,14 +107,14 @@ class Story:
             return
         self._kill(victim)
         self._leader_killed, self._leader_killed_at, self._term = True, timezone.now(), term
-        self._note_kill(victim, f"the leader of term {term}")
+        self._record_kill(victim, f"the leader of term {term}")
 
     def _kill(self, victim: Program) -> None:
         node = self.platform.node_of(victim)
         self.killed_nodes += [node.pk] if node else []
         victim.kill()
 
-    def _note_kill(self, victim: Program, what: str) -> None:
+    def _record_kill(self, victim: Program, what: str) -> None:
         self.killed.append(f"{victim.name} (process group {victim.pid}), {what}")
         self.screen.say(f"SIGKILL to {victim.name}, {what}.")
 
