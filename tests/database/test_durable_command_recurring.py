@@ -347,4 +347,4 @@ def test_words_that_cannot_be_read_are_refused_before_anything_is_looked_at() ->
     assert (
         "are not weekdays" in durable("calendars", "import", "weekdays", "--working-days", "8").err
     )
-    assert "says no offset" in durable("explain", "nightly", "2026-03-02T09:00:00").err
+    assert "has no offset" in durable("explain", "nightly", "2026-03-02T09:00:00").err

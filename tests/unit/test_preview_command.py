@@ -304,7 +304,7 @@ def test_what_cannot_be_previewed_is_refused_with_the_remedy(
     ("text", "why"),
     [
         ("9999-12-31T00:00:00Z", "is not within the years 1900 to 2500"),
-        ("2026-01-02", "says no offset; write it as 2026-01-02T00:00:00Z"),
+        ("2026-01-02", "has no offset; write it as 2026-01-02T00:00:00Z"),
         ("tomorrow", "'tomorrow' is no instant"),
     ],
 )

@@ -80,7 +80,7 @@ def moment(text: str) -> datetime:
         ) from None
     if found.tzinfo is None:
         raise ArgumentTypeError(
-            f"{text!r} says no offset; write it as {found.isoformat()}Z, or with +01:00"
+            f"{text!r} has no offset; write it as {found.isoformat()}Z, or with +01:00"
         )
     if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
         raise ArgumentTypeError(f"{text!r} is not within the years {_FIRST_YEAR} to {_LAST_YEAR}")

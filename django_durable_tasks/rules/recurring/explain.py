@@ -250,7 +250,9 @@ def _no_fire_time(it: Facts) -> str:
     if it.runs_then is not None:
         text += f" The fire time {when(it.runs_then)} was put there: ask about that one."
     if it.at <= it.edited_at and it.edited_at > it.declared_at:
-        text += f" It was changed at {when(it.edited_at)}; the account is by what it says since."
+        text += (
+            f" It was changed at {when(it.edited_at)}; the explanation uses the present schedule."
+        )
     return text
 
 

@@ -59,7 +59,7 @@ MEANINGS = [
 REFUSALS = [
     ("", "give five fields"),
     ("* * * *", "4 fields; five are needed"),
-    ("* * * * * *", "If one of them is seconds, say so"),
+    ("* * * * * *", "If one of them is seconds, give its position"),
     ("* * * * * * *", "7 fields"),
     ("R * * * *", "R is another time on every node; write H"),
     ("0 R(2-4) * * *", "R is another time"),
@@ -148,7 +148,7 @@ def test_six_fields_are_read_where_seconds_are_announced_first_or_last() -> None
     ]
     assert fires(first, 9) == fires(last, 9)
     for seconds in ("MIDDLE", ["LAST"], 1):
-        with pytest.raises(InvalidSchedule, match="say FIRST or LAST"):
+        with pytest.raises(InvalidSchedule, match="write FIRST or LAST"):
             checked([{"cron": "* * * * * *", "seconds": seconds}])
 
 

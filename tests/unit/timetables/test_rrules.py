@@ -222,7 +222,7 @@ def test_a_rule_that_takes_out_all_it_gives_is_refused_instead_of_walked() -> No
         ("FREQ=DAILY;UNTIL=soon", "UNTIL='SOON'"),
         ("RDATE:20260101T000000,x", "write it as"),
         ("VEVENT:1", "a line begins with"),
-        ("EXDATE:20260101T000000", "no line says when"),
+        ("EXDATE:20260101T000000", "no line defines when"),
         ("DTSTART:20260101T000000Z\nFREQ=DAILY", "leave the Z out"),
         (
             "DTSTART;TZID=America/New_York:20260101T000000\nFREQ=DAILY",

@@ -152,13 +152,13 @@ def _nickname(text: str, word: str) -> str:
 def _count_fields(text: str, found: list[str], seconds: str) -> None:
     if seconds not in ("", "FIRST", "LAST"):
         raise InvalidSchedule(
-            f"seconds={seconds!r}: say FIRST or LAST, where the field of seconds stands."
+            f"seconds={seconds!r}: write FIRST or LAST, where the field of seconds stands."
         )
     if len(found) == (6 if seconds else 5):
         return
     hint = ""
     if len(found) == 6:
-        hint = " If one of them is seconds, say so: seconds='FIRST' or seconds='LAST'."
+        hint = " If one of them is seconds, give its position: seconds='FIRST' or seconds='LAST'."
     raise InvalidSchedule(
         f"cron={text!r}: {len(found)} fields; {'six' if seconds else 'five'} are needed.{hint}"
     )

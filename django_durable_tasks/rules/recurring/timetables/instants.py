@@ -62,7 +62,7 @@ def _moment(value: object) -> datetime:
             )
         if moment.utcoffset() is None:
             raise InvalidSchedule(
-                f"at: {value!r} is naive; say its offset, for example '2026-03-08T07:00:00Z'."
+                f"at: {value!r} is naive; add its offset, for example '2026-03-08T07:00:00Z'."
             )
         return moment.astimezone(UTC)
     except InvalidSchedule:

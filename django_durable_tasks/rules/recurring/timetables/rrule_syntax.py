@@ -109,7 +109,7 @@ def parsed(text: object, setting: Setting) -> Recurrence:
             )
     if not found.rules and not found.dates:
         raise InvalidSchedule(
-            "rrule: no line says when to fire; give for example 'FREQ=MONTHLY;BYDAY=-1FR'."
+            "rrule: no line defines when it fires; give for example 'FREQ=MONTHLY;BYDAY=-1FR'."
         )
     return found
 
