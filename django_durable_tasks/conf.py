@@ -50,7 +50,9 @@ class Settings:
     HEARTBEAT: float = _duration(
         15, "How often a process renews the leases of all its runs with one UPDATE."
     )
-    NODE_HEARTBEAT: float = _duration(5, "How often a scheduler or a worker says that it lives.")
+    NODE_HEARTBEAT: float = _duration(
+        5, "The interval of the heartbeats of schedulers and workers."
+    )
     NODE_TIMEOUT: float | None = _duration(
         None,
         "A node without a heartbeat for this time is declared dead: its runs are marked LOST, its"
@@ -169,7 +171,7 @@ class Settings:
         " first.",
     )
     UNKNOWN_TASK_DELAY: float = _duration(
-        30, "How long a row waits after a worker did not know its task."
+        30, "How long a task waits after a worker without its function received it."
     )
     ACCEPT_PLAIN_MESSAGES: bool = _value(
         False,

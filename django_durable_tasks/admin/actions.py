@@ -27,7 +27,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.operations.operation import Operation
 
 AT_MOST = 1_000
-"""How many rows one action changes. If more are selected, the message says so."""
+"""How many rows one action changes. If more are selected, the message reports it."""
 
 CONFIRMED = "durable_confirmed"
 ROWS = "durable_rows"

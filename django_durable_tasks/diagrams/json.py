@@ -96,9 +96,9 @@ def _edges(graph: Layered) -> list[dict[str, Any]]:
             "kind": str(edge.kind),
             "resolved": edge.resolved,
             "outcome": edge.outcome,
-            **said,
+            **values,
         }
-        for edge, said in inside + outside
+        for edge, values in inside + outside
     ]
 
 

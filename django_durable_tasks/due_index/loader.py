@@ -1,6 +1,6 @@
 """Loads the due index in Redis from the database, on the leader, in bounded steps.
 
-After each step a mark in Redis says until which instant the index is complete.
+After each step a mark in Redis contains the instant up to which the index is complete.
 """
 
 from __future__ import annotations

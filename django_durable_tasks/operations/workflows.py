@@ -93,7 +93,7 @@ FORCE_RUN = Operation(
     name="force_run",
     title=_("Force-run tasks"),
     help=_(
-        "BLOCKED and SKIPPED tasks run now, whatever their dependencies, approvals and holds say."
+        "BLOCKED and SKIPPED tasks run now, without waiting for dependencies, approvals and holds."
     ),
     permission="force_workflowrun",
     perform=reported(operations.force_run),

@@ -55,7 +55,7 @@ def terms() -> tuple[float, float]:
 
 
 class Leader(threading.Thread):
-    """Takes, renews and releases the leader's lease; ``leading()`` says whether it can be trusted.
+    """Takes, renews and releases the leader's lease; ``leading()`` returns whether it is valid.
 
     ``on_lead`` is called on this thread when this process becomes the leader.
     """

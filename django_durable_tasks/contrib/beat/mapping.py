@@ -180,7 +180,7 @@ def _interval(
 ) -> dict[str, Any]:
     number, unit = interval
     if unit not in _UNITS:
-        raise InvalidSchedule(f"Its period is {unit!r}; beat knows {', '.join(_UNITS)}.")
+        raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
     anchor = later or row.last_run_at or row.date_changed or now
     seconds = number * _UNITS[unit]
     remarks.append(
@@ -199,8 +199,8 @@ def _crontab(crontab: Crontab, fields: Fields, remarks: list[str]) -> dict[str, 
         texts = [_field(*field) for field in zip(crontab.texts, fields, WHOLE, strict=True)]
         return {"cron": " ".join(texts)}
     remarks.append(
-        "DAYS: beat wants day of month and day of week both, crontab(5) either; kept as a"
-        " recurrence rule, which wants both"
+        "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as a"
+        " recurrence rule, which requires both"
     )
     minutes, hours, days, months, weekdays = fields
     parts = {

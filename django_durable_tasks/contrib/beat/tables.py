@@ -4,7 +4,7 @@ installed and any version works.
 Older versions have fewer columns; a missing column has its default.
 """
 
-# ruff: noqa: DJ008 - these models are shown to nobody
+# ruff: noqa: DJ008 - these models are not displayed
 
 from __future__ import annotations
 

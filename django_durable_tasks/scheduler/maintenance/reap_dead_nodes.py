@@ -18,7 +18,7 @@
    * ``mark_lost_runs``: runs whose lease did not change for as long as it lasts, on any node.
 
 4. A run marked LOST is an attempt that crashed. ``engine/tasks/attempts.py`` retries the task or
-   opens a dead letter, as its options say. The task's epoch and run id change, so a worker that
+   opens a dead letter, as configured. The task's epoch and run id change, so a worker that
    was only frozen cannot write a result any more.
 
 If only a child process of a prefork pool dies, its parent ends the run at once
