@@ -244,7 +244,7 @@ class ReportTests(TestCase):
             start_time=FIRE, watermark_at=FIRE + timedelta(hours=4)
         )
 
-    def tell(self, hours: int, *, last: int | None = None, **more: Any) -> None:
+    def write_entry(self, hours: int, *, last: int | None = None, **more: Any) -> None:
         """Write a ledger entry, as if the job had fired ``hours`` hours after its start."""
         OccurrenceRecord.objects.unguarded().create(
             recurring_task=self.row,
@@ -260,8 +260,8 @@ class ReportTests(TestCase):
         return fires.read((FIRE + timedelta(hours=1), FIRE + timedelta(hours=3)))
 
     def test_what_is_told_once_is_neither_missing_nor_doubled(self) -> None:
-        self.tell(1)
-        self.tell(2, last=4, outcome="MISSED")
+        self.write_entry(1)
+        self.write_entry(2, last=4, outcome="MISSED")
         found = self.read()
         self.assertEqual(
             (found.jobs, found.expected, found.leaderless, found.fates.total()), (1, 4, 1, 4)
@@ -269,22 +269,22 @@ class ReportTests(TestCase):
         self.assertEqual((found.missing, found.doubled), ([], []))
 
     def test_a_fire_without_a_line_is_missing(self) -> None:
-        self.tell(1)
-        self.tell(3, last=4)
+        self.write_entry(1)
+        self.write_entry(3, last=4)
         self.assertEqual(self.read().missing, ["hourly at 09:00:00.000000 is not in the ledger"])
 
     def test_a_fire_that_never_ran_is_missing(self) -> None:
         task = money.match_payments.using(run_at=timezone.now() + timedelta(days=1)).schedule()
-        self.tell(1, task_id=task.pk, outcome="DISPATCHED")
-        self.tell(2, last=4)
+        self.write_entry(1, task_id=task.pk, outcome="DISPATCHED")
+        self.write_entry(2, last=4)
         self.assertEqual(
             self.read().missing, ["hourly at 08:00:00.000000 was DISPATCHED and never ran"]
         )
 
     def test_a_fire_told_twice_and_one_that_was_none_are_doubled(self) -> None:
-        self.tell(1, last=4)
-        self.tell(2)
-        self.tell(5)
+        self.write_entry(1, last=4)
+        self.write_entry(2)
+        self.write_entry(5)
         self.assertEqual(
             self.read().doubled,
             [
@@ -294,7 +294,7 @@ class ReportTests(TestCase):
         )
 
     def test_two_tasks_of_one_fire_are_doubled(self) -> None:
-        self.tell(1, last=4)
+        self.write_entry(1, last=4)
         for _ in range(2):
             task = money.match_payments.using(run_at=timezone.now() + timedelta(days=1)).schedule()
             Task.objects.unguarded().filter(pk=task.pk).update(
@@ -313,11 +313,11 @@ class RealScheduleTests(TestCase):
                 "name,cron,interval,minimum_interval\na,0 3 * * *,,\nb,,1h30m,\nc,,,2h\noff,0 0 31"
                 " 2 *,,\nbad,,soon,\n"
             )
-            said, complained = StringIO(), StringIO()
-            call_command("seed_real_schedules", str(table), stdout=said, stderr=complained)
+            stdout, stderr = StringIO(), StringIO()
+            call_command("seed_real_schedules", str(table), stdout=stdout, stderr=stderr)
         rows = {row.name: row for row in RecurringTask.objects.all()}
         self.assertEqual(set(rows), {"real:a", "real:b", "real:c", "real:off"})
         self.assertEqual({row.status for row in rows.values()}, {"PAUSED"})
         self.assertEqual([rows[f"real:{name}"].interval_seconds for name in "bc"], [5_400, 7_200])
-        self.assertIn("refused: bad: 'soon' is no duration", complained.getvalue())
-        self.assertIn("4 schedules declared, new ones paused; 1 refused", said.getvalue())
+        self.assertIn("refused: bad: 'soon' is no duration", stderr.getvalue())
+        self.assertIn("4 schedules declared, new ones paused; 1 refused", stdout.getvalue())

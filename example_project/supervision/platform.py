@@ -26,8 +26,8 @@ class NotStarted(Exception):
 class Platform:
     """All processes, as a context manager that ends them in any case."""
 
-    def __init__(self, patience: Patience, say: Callable[[str], None], port: int = 0) -> None:
-        self.patience, self.say, self.port = patience, say, free_port(port)
+    def __init__(self, patience: Patience, log: Callable[[str], None], port: int = 0) -> None:
+        self.patience, self.log, self.port = patience, log, free_port(port)
         self.programs: list[Program] = []
         self.problems: list[str] = []
         self._logs = Path(settings.FOLDER) / "logs"
@@ -45,7 +45,7 @@ class Platform:
         at: TracebackType | None,
     ) -> None:
         if kind is Interrupted:
-            self.say(
+            self.log(
                 "Stopping: runs in progress may end. A second Ctrl-C kills everything at once."
             )
         self.stop()

@@ -51,8 +51,8 @@ class Figures:
 class Restarts:
     """Restarts each node in turn, by SIGTERM and SIGKILL alternately."""
 
-    def __init__(self, platform: Platform, say: Callable[[str], None]) -> None:
-        self.platform, self.say = platform, say
+    def __init__(self, platform: Platform, log: Callable[[str], None]) -> None:
+        self.platform, self.log = platform, log
         self.nodes: list[Program] = []
         self.ended = {"SIGTERM": 0, "SIGKILL": 0}
 
@@ -68,7 +68,7 @@ class Restarts:
         ended.
         """
         jobs = schedules.sync()
-        self.say(
+        self.log(
             f"{len(jobs)} recurring jobs begin; {len(self.nodes)} nodes are restarted {rounds}"
             " times each."
         )
@@ -98,7 +98,7 @@ class Restarts:
         )
         self.platform.wait_ready(fresh)
         self.nodes[place] = fresh
-        self.say(
+        self.log(
             f"{node.name} was {'stopped' if gently else 'killed'}, {fresh.name} stands in its"
             " place."
         )

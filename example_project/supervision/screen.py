@@ -18,7 +18,7 @@ class Screen:
         self._out, self._live = out, out.isatty()
         self._began, self._drawn, self._next = time.monotonic(), 0, 0.0
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a permanent line, with the seconds since the beginning."""
         self._erase()
         self._write(f"{time.monotonic() - self._began:6.1f} s  {text}\n")

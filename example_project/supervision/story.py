@@ -49,7 +49,9 @@ class Story:
         Interrupted.
         """
         jobs = schedules.sync()
-        self.screen.say(f"{len(jobs)} recurring jobs begin, each every two to seven seconds.")
+        self.screen.write_line(
+            f"{len(jobs)} recurring jobs begin, each every two to seven seconds."
+        )
         for step in range(STEPS):
             self.workload.step(step)
             until = time.monotonic() + PACE
@@ -59,7 +61,7 @@ class Story:
                 self.platform.patience.pause(TICK)
         for job in RecurringTask.objects.active():
             job.pause("business is over", by="demo")
-        self.screen.say("Business is over; waiting until the last task has ended.")
+        self.screen.write_line("Business is over; waiting until the last task has ended.")
         self.platform.patience.until(self._drained, DRAINING)
         self.screen.close()
         self.site_served = self._site_answers()
@@ -99,7 +101,7 @@ class Story:
         self._kill(victim)
         self._worker_killed = True
         self._record_kill(victim, f"which had {runs} in progress")
-        self.screen.say(f"{self.platform.add_worker().name} was started in its place.")
+        self.screen.write_line(f"{self.platform.add_worker().name} was started in its place.")
 
     def _kill_leader(self) -> None:
         victim, term = self.platform.leader()
@@ -116,7 +118,7 @@ class Story:
 
     def _record_kill(self, victim: Program, what: str) -> None:
         self.killed.append(f"{victim.name} (process group {victim.pid}), {what}")
-        self.screen.say(f"SIGKILL to {victim.name}, {what}.")
+        self.screen.write_line(f"SIGKILL to {victim.name}, {what}.")
 
     def _see_takeover(self) -> None:
         leader, term = self.platform.leader()
@@ -124,10 +126,10 @@ class Story:
             return
         self.leaderless = self._leader_killed_at, timezone.now()
         self.takeover = (self.leaderless[1] - self.leaderless[0]).total_seconds()
-        self.screen.say(
+        self.screen.write_line(
             f"{leader.name} took over after {self.takeover:.1f} s, as the leader of term {term}."
         )
-        self.screen.say(f"{self.platform.add_scheduler().name} was started in its place.")
+        self.screen.write_line(f"{self.platform.add_scheduler().name} was started in its place.")
 
     def _replay_one(self) -> None:
         """Do what an operator does in the admin: correct the cause, then replay the dead letter."""
@@ -140,7 +142,7 @@ class Story:
             by="demo", reason="the customer gave a new card"
         )
         self.replayed += 1
-        self.screen.say(
+        self.screen.write_line(
             f"A dead letter was replayed: {letter.error_message.strip()} for {invoice}, new card."
         )
 

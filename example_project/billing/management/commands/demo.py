@@ -57,19 +57,21 @@ class Command(BaseCommand):
 
     def _play(self, screen: Screen, customers: int) -> Story:
         patience = Patience()
-        screen.say(f"Migrating a fresh database and making {customers} customers.")
+        screen.write_line(f"Migrating a fresh database and making {customers} customers.")
         call_command("migrate", verbosity=0)
         seed(customers)
-        screen.say("Starting the site, two schedulers and two workers with two processes each.")
-        with Platform(patience, screen.say) as platform:
+        screen.write_line(
+            "Starting the site, two schedulers and two workers with two processes each."
+        )
+        with Platform(patience, screen.write_line) as platform:
             platform.start()
-            screen.say(f"Business begins. The site: {platform.address}")
+            screen.write_line(f"Business begins. The site: {platform.address}")
             story = Story(platform, screen)
             try:
                 story.play()
             finally:
                 screen.close()
-            screen.say("Stopping all processes.")
+            screen.write_line("Stopping all processes.")
         return story
 
     def _report(self, story: Story) -> bool:
