@@ -1,11 +1,9 @@
-"""Enforces concurrency and rate limits during a claim. A task without capacity waits for the scope
-that refused it.
+"""Applies limits at the claim: tasks that exceed a limit are parked under its scope.
 
-One transaction claims the tasks, counts the usage and sets the refused tasks to wait. If a limit
-other than a tenant's fair share can refuse, the transaction first locks the one row of all limits.
-So limited claims of all nodes are serial, and each counts what the others have committed (READ
-COMMITTED). While it has this lock it does not wait for task rows: locked ones are left out. A claim
-without limits takes no lock.
+Counting, claiming and parking are one transaction. If a limit other than a fair share applies, the
+transaction first locks the row of limits, so that the limited claims of all nodes are serial and
+each one counts what the others committed (READ COMMITTED). A transaction that has this lock never
+waits for a task: locked tasks are skipped. Tasks without a limit need no lock.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from datetime import datetime
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, waitlist
-from django_durable_tasks.engine.limits import usage as holding
+from django_durable_tasks.engine.limits import backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import Book
-from django_durable_tasks.engine.limits.usage import Holders
+from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import LimitBucket
 from django_durable_tasks.rules.limits import admission
@@ -44,9 +41,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A task that requests admission, with the scopes that may refuse it and the fair share of its
-    tenant, if there are several tenants.
-    """
+    """A claimed or due task, the scopes that may refuse it, and the share of its tenant, if any."""
 
     task_id: uuid.UUID
     name: str
@@ -55,7 +50,7 @@ class _Bound:
     limit_key: str | None
     asking: Asking
     share: str | None
-    has_its_turn: bool
+    is_selected: bool
 
     @property
     def scopes(self) -> Sequence[str]:
@@ -64,30 +59,29 @@ class _Bound:
 
 
 class Gate:
-    """The admission of one claim, inside its transaction. Used for claims of queues and of single
-    tasks.
-    """
+    """The admission of one claim, inside its transaction; used only if limits can apply."""
 
     def __init__(self, book: Book, queues: Iterable[str] = ()) -> None:
         self._book = book
         self._wide = {scope for queue in queues for scope in book.wide(queue)}
         self._room, self._buckets = Room(), dict[str, Bucket]()
-        self._holders: Holders | None = None
+        self._usage: Usage | None = None
         self._now: datetime | None = None
-        self._lined: dict[str, bool] = {}
-        self._headed: set[str] = set()
+        self._shares_waiting: dict[str, bool] = {}
+        self._heads_read: set[str] = set()
         self._paused: frozenset[str] | None = None
         if self._wide:
-            self._look(())
+            self._count_usage(())
             self._open({scope: book.of(scope) for scope in sorted(self._wide)})
-            self._put_ahead(self._wide)
+            self._reserve_for_heavy(self._wide)
 
-    def free(self, asked: Sequence[Demand], limit: int) -> tuple[list[Demand], int]:
-        """Return these demands, and the joint limit, reduced to the capacity of queue-wide and
-        global limits.
+    def free(self, demands: Sequence[Demand], limit: int) -> tuple[list[Demand], int]:
+        """Reduce the demand of each queue, and the total ``limit``, to what the limits of whole
+        queues admit.
         """
         parts = [
-            one._replace(limit=self._at_most(one.limit, rules.of_queue(one.queue))) for one in asked
+            one._replace(limit=self._at_most(one.limit, rules.of_queue(one.queue)))
+            for one in demands
         ]
         return [one for one in parts if one.limit > 0], self._at_most(limit, rules.GLOBAL)
 
@@ -96,9 +90,7 @@ class Gate:
         return number if left is None else max(0, min(number, left))
 
     def let_in(self, claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the claimed tasks that fit, in their order. The others are set to wait for their
-        limit.
-        """
+        """Return the claimed tasks that are admitted, in their order, and park the others."""
         if not self._book.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
         before = {task.id: task.waiting_for_limit for task in claimed}
@@ -108,9 +100,7 @@ class Gate:
         return [task for task in claimed if task.id not in refused]
 
     def admit(self, ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
-        """Return the due tasks that fit, in their order. The others are set to wait for their
-        limit, without a claim.
-        """
+        """Return the due tasks that are admitted, in their order, and park the others."""
         bound = self._bound(ids)
         refused = self._refused(
             [bound[task_id] for task_id in ids if task_id in bound], claimed=False
@@ -119,8 +109,8 @@ class Gate:
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
     def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
-        """Set the next due tasks that would be refused as well to wait, so that the next claim sees
-        the tasks behind them.
+        """Park the next due tasks that would be refused too, so that the next claim reads the tasks
+        behind them.
         """
         full = {
             row.task_id: scope
@@ -131,7 +121,7 @@ class Gate:
         return transitions.park_due(full, now)
 
     def close(self) -> None:
-        """Write the tokens that were used."""
+        """Write the buckets whose tokens were used."""
         rows = [
             LimitBucket(
                 scope=scope, tokens=self._room.tokens[scope], refilled_at=self._buckets[scope].at
@@ -139,36 +129,34 @@ class Gate:
             for scope in sorted(self._room.spent)
         ]
         if rows:
-            holding.write(rows)
+            usage.write(rows)
 
-    def _refused(
-        self, candidates: Sequence[_Bound], *, claimed: bool = True
-    ) -> dict[uuid.UUID, str]:
-        """Decide on these tasks in their order; return the scope that each refused one has to wait
-        for.
+    def _refused(self, bound: Sequence[_Bound], *, claimed: bool = True) -> dict[uuid.UUID, str]:
+        """Judge these tasks in their order; return the scope under which each refused task is
+        parked.
         """
-        if not any(row.scopes for row in candidates):
+        if not any(row.scopes for row in bound):
             return {}
-        self._look(candidates if claimed else (), strict=_strict(candidates))
-        self._open(self._allowed(candidates), candidates)
-        self._put_ahead({scope for row in candidates for scope in row.scopes})
+        self._count_usage(bound if claimed else (), strict=_strict(bound))
+        self._open(self._allowed(bound), bound)
+        self._reserve_for_heavy({scope for row in bound for scope in row.scopes})
         refused = {
             row.task_id: row.share
-            for row in candidates
-            if row.share is not None and self._waits_behind(row)
+            for row in bound
+            if row.share is not None and self._waits_for_its_share(row)
         }
         answers = admission.admitted(
-            [row.asking for row in candidates if row.task_id not in refused], self._room
+            [row.asking for row in bound if row.task_id not in refused], self._room
         )
         return refused | {
-            row.task_id: self._line(row, answers[row.task_id])
-            for row in candidates
+            row.task_id: self._parking_scope(row, answers[row.task_id])
+            for row in bound
             if row.task_id in answers
         }
 
-    def _line(self, row: _Bound, scope: str) -> str:
-        """Return the scope that a refused task waits for: its tenant's share if tenants are served
-        round-robin, else the scope that refused it.
+    def _parking_scope(self, row: _Bound, scope: str) -> str:
+        """Return the scope to park a task under: its tenant's share if the queue serves tenants
+        round-robin.
         """
         if (
             row.share is not None
@@ -178,68 +166,71 @@ class Gate:
             return row.share
         return scope
 
-    def _waits_behind(self, row: _Bound) -> bool:
-        """Whether tenants are served round-robin in the task's queue, others wait there, and it is
-        not this tenant's turn.
+    def _waits_for_its_share(self, row: _Bound) -> bool:
+        """Return whether the queue serves tenants round-robin, other tasks wait, and this one is
+        not selected yet.
         """
-        if row.has_its_turn or not self._book.takes_turns(row.queue):
+        if row.is_selected or not self._book.takes_turns(row.queue):
             return False
-        if row.queue not in self._lined:
-            self._lined[row.queue] = bool(shares_in_line(row.queue, 10))
-        return self._lined[row.queue]
+        if row.queue not in self._shares_waiting:
+            self._shares_waiting[row.queue] = bool(waiting_shares(row.queue, 10))
+        return self._shares_waiting[row.queue]
 
     def _bound(
         self, ids: Sequence[uuid.UUID], marks: Mapping[uuid.UUID, str | None] | None = None
     ) -> dict[uuid.UUID, _Bound]:
-        """Return these tasks as candidates. ``marks`` contains the scopes they waited for before
-        the claim.
+        """Read these tasks with the scopes that may refuse them.
+
+        ``marks`` contains the scopes for which they waited before the claim.
         """
         rows, book, found = tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS), self._book, {}
         for task_id, name, queue, tenant_id, key, weight, priority, waiting_for_limit in rows:
             scopes = [*book.wide(queue), *book.narrow(name, tenant_id, key)]
             share = rules.of_share(queue, tenant_id) if book.tenants else None
-            turn = share is not None and share == (
+            selected = share is not None and share == (
                 waiting_for_limit if marks is None else marks.get(task_id)
             )
-            if share is not None and not turn:
+            if share is not None and not selected:
                 scopes.append(share)
             asking = waitlist.asking(task_id, scopes, weight, priority)
-            found[task_id] = _Bound(task_id, name, queue, tenant_id, key, asking, share, turn)
+            found[task_id] = _Bound(task_id, name, queue, tenant_id, key, asking, share, selected)
         return found
 
-    def _allowed(self, candidates: Iterable[_Bound]) -> dict[str, Allowance]:
-        """Return the limits of the scopes of these tasks; the strictest if tasks differ."""
+    def _allowed(self, tasks: Iterable[_Bound]) -> dict[str, Allowance]:
+        """Return the allowances of the scopes of these tasks; if tasks differ, the strictest."""
         names: dict[str, set[str]] = {}
-        for row in candidates:
+        for row in tasks:
             for scope in row.scopes:
                 names.setdefault(scope, set()).add(row.name)
         return {scope: self._book.among(scope, names[scope]) for scope in sorted(names)}
 
-    def _look(self, own: Sequence[_Bound], *, strict: bool = True) -> None:
-        """Count the usage once, without these tasks. If a limit other than a share can refuse,
-        count it under the lock.
+    def _count_usage(self, own: Sequence[_Bound], *, strict: bool = True) -> None:
+        """Count the usage once, without the tasks ``own``.
+
+        If ``strict``, which means that a limit other than a share can refuse, this takes the lock
+        of limits.
         """
-        if self._holders is not None and (self._now is not None or not strict):
+        if self._usage is not None and (self._now is not None or not strict):
             return
         if strict:
-            holding.hold_lock()
+            usage.hold_lock()
             self._now = database_now()
-        found = holding.holders(running=strict)
+        found = usage.holders(running=strict)
         for row in own:
             found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.asking.weight)
-        self._holders = found
+        self._usage = found
 
     def _open(self, scopes: Mapping[str, Allowance], own: Sequence[_Bound] = ()) -> None:
-        """Read the free capacity of these scopes unless it is known."""
+        """Compute the free capacity of these scopes, unless it is computed already."""
         new = {scope: allowed for scope, allowed in scopes.items() if scope not in self._room.known}
         self._room.known |= new.keys()
         rates = {scope: allowed.rate for scope, allowed in new.items() if allowed.rate is not None}
         if self._now is not None and rates:
-            fresh = holding.buckets(rates, self._now)
+            fresh = usage.buckets(rates, self._now)
             self._buckets |= fresh
             self._room.rates |= rates
             self._room.tokens |= {scope: bucket.tokens for scope, bucket in fresh.items()}
-        found = self._holders
+        found = self._usage
         if found is None:
             return
         owners: dict[str, set[int]] = {}
@@ -248,30 +239,33 @@ class Gate:
         for scope, allowed in new.items():
             share = rules.shared(scope)
             if share is not None:
-                everybody = found.tenants(share[0]) | owners.get(share[0], set())
-                self._room.places[scope] = free_of_share(share, self._book, found, everybody)
+                tenants = found.tenants(share[0]) | owners.get(share[0], set())
+                self._room.places[scope] = free_of_share(share, self._book, found, tenants)
             elif allowed.places is not None:
                 self._room.places[scope] = allowed.places - found.under_way[scope]
             if allowed.heaviest is not None:
                 self._room.heaviest[scope] = allowed.heaviest
 
-    def _put_ahead(self, scopes: Collection[str]) -> None:
-        """Reserve capacity for the next heavy task of each scope, so that lighter ones do not use
-        it.
+    def _reserve_for_heavy(self, scopes: Collection[str]) -> None:
+        """Reserve capacity in each scope for its most urgent parked task, if that is heavier than
+        1.
 
-        Not for a task that could not run anyway: its queue is paused or its window full, or another
-        limit refuses it.
+        Lighter tasks then leave the capacity that it needs. Nothing is reserved for a task that
+        could not be released anyway, because its queue is paused or full or another limit refuses
+        it.
         """
         new = sorted(
-            scope for scope in scopes if scope not in self._headed and rules.shared(scope) is None
+            scope
+            for scope in scopes
+            if scope not in self._heads_read and rules.shared(scope) is None
         )
-        self._headed.update(new)
+        self._heads_read.update(new)
         if self._now is None or not new:
             return
-        asked = {scope: tables.tasks().in_line_for(scope) for scope in new}
+        waitlists = {scope: tables.tasks().in_line_for(scope) for scope in new}
         for row in {
             row.waiting_for_limit: row
-            for row in reversed(waitlist.able(asked, lambda _: 1, self._could_go))
+            for row in reversed(waitlist.able(waitlists, lambda _: 1, self._is_eligible))
         }.values():
             if row.weight == 1:
                 continue
@@ -288,9 +282,9 @@ class Gate:
             ):
                 self._room.ahead[row.waiting_for_limit] = asking
 
-    def _could_go(self, row: waitlist.Waiting) -> bool:
-        """Return whether the task has not expired, its queue has capacity, and its weight does not
-        exceed the limit.
+    def _is_eligible(self, row: waitlist.Waiting) -> bool:
+        """Return whether the task has not expired, its queue admits it, and its weight is within
+        the whole limit.
         """
         if row.expires_at is not None and self._now is not None and row.expires_at <= self._now:
             return False
@@ -298,22 +292,22 @@ class Gate:
             return False
         if self._paused is None:
             self._paused = backpressure.paused_queues()
-        full = self._holders is not None and self._holders.window(
+        full = self._usage is not None and self._usage.window(row.queue) >= backpressure.window_of(
             row.queue
-        ) >= backpressure.window_of(row.queue)
+        )
         return row.queue not in self._paused and (not full or row.priority >= waitlist.URGENT)
 
 
-def _strict(candidates: Iterable[_Bound]) -> bool:
-    return any(rules.shared(scope) is None for row in candidates for scope in row.scopes)
+def _strict(bound: Iterable[_Bound]) -> bool:
+    return any(rules.shared(scope) is None for row in bound for scope in row.scopes)
 
 
 def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:
-    """Return at most ``limit`` due tasks of these queues, an equal part of each, the most urgent
-    first.
+    """Return the next due tasks of these queues by priority, at most ``limit`` in equal parts per
+    queue.
     """
     due, part = tables.tasks().due(now).order_by("due_at"), max(1, limit // len(queues))
-    # One short index scan per priority. A single ORDER BY would sort all due tasks.
+    # One short index scan per priority; a single ORDER BY would sort all due tasks.
     scans = [
         (due.filter(queue=queue, priority=level), part)
         for queue in queues
@@ -323,10 +317,8 @@ def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID
     return [row[0] for row in sorted(rows, key=lambda row: (-row[1], row[2]))[:limit]]
 
 
-def shares_in_line(queue: str, most: int, past: str = "") -> list[str]:
-    """Return at most ``most`` tenant shares of a queue for which tasks wait, those after ``past``
-    first.
-    """
+def waiting_shares(queue: str, most: int, past: str = "") -> list[str]:
+    """Return at most ``most`` shares of a queue that have parked tasks, starting after ``past``."""
     found: list[str] = []
     for start in dict.fromkeys((past or rules.before_shares(queue), rules.before_shares(queue))):
         scopes = waitlist.parked_past(start, most) if len(found) < most else []
@@ -338,10 +330,11 @@ def shares_in_line(queue: str, most: int, past: str = "") -> list[str]:
     return found[:most]
 
 
-def free_of_share(share: tuple[str, int], current: Book, found: Holders, tenants: set[int]) -> int:
-    """Return how many more tasks one of these tenants may have published in a queue.
+def free_of_share(share: tuple[str, int], current: Book, found: Usage, tenants: set[int]) -> int:
+    """Return how many more tasks of a queue one of these tenants may have QUEUED.
 
-    If the queue has a concurrency limit, the share is a part of it and running tasks count too.
+    If the whole queue has a concurrency limit, the share is a part of it and counts RUNNING tasks
+    too.
     """
     queue, tenant_id = share
     wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]

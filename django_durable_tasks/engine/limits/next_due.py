@@ -1,4 +1,7 @@
-"""Reads when the first task of each queue is due. Every dispatch round begins with it."""
+"""Reads when the first PENDING task of each queue is due, with index probes.
+
+Called first in every round of dispatch.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import statement
 
 AT_ONCE = 500
-"""Queues per statement. MySQL and MariaDB end a recursion after 1,000 steps, MariaDB without an
-error.
+"""The number of queues per statement. MySQL and MariaDB end a recursive query after 1,000 steps,
+MariaDB without an error.
 """
 
 
 def heads() -> dict[str, datetime]:
-    """Return when the first PENDING task of each queue is due, by index probes instead of a scan.
+    """Return when the first PENDING task of each queue is due, for the queues that have one.
 
-    One statement per 500 queues.
+    Executes one statement for 500 queues, which probes the index and never scans the tasks.
     """
     sql = statement("heads")
     if sql is None:
@@ -41,8 +44,8 @@ def heads() -> dict[str, datetime]:
 
 
 def late(queues: Collection[str], since: datetime) -> frozenset[str]:
-    """Return the queues in which a task has been due since before ``since``; one statement with ten
-    probes per queue.
+    """Return the queues in which a task has been due since before ``since``; ten index probes per
+    queue.
     """
     sql = statement("late")
     if sql is None:

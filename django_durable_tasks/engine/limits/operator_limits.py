@@ -1,5 +1,6 @@
-"""Sets and removes operators' limits, shows their usage, and explains why a task waits for a
-limit.
+"""Sets and removes an operator's limits, and describes limits and the tasks that wait for them.
+
+Called by the admin and the command line.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ def set_limit(
     reason: str = "",
     seen_at: datetime | None = None,
 ) -> None:
-    """Limit a scope, whatever code and settings say of it; in force within a second. Raises
-    InvalidOption.
+    """Set the limit of a scope, which overrides code and settings; effective within one second.
 
-    With ``seen_at`` it changes only the limit that was set at this time, else raises
-    TransitionRefused.
+    Raises InvalidOption. With ``seen_at``, raises TransitionRefused unless the limit was last set
+    at that time.
     """
     given = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
     rules.allowance_of(scope, {name: value for name, value in given.items() if value is not None})
@@ -56,8 +56,8 @@ def set_limit(
 
 
 def remove_limit(scope: str) -> bool:
-    """Remove an operator's limit, so that code and settings apply again. Return whether there was
-    one.
+    """Remove an operator's limit, so that code and settings apply again; return False if there was
+    none.
     """
     removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
     config.forget()
@@ -65,18 +65,18 @@ def remove_limit(scope: str) -> bool:
 
 
 def waiting_for(scope: str) -> int:
-    """Return how many tasks wait for a scope."""
+    """Return the number of tasks parked for a scope."""
     return tasks().parked_for(scope).count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A limit and its usage. ``taken`` is the weight of QUEUED and RUNNING tasks. ``parked`` tasks
-    wait.
+    """A limit and its usage: ``taken`` is the weight of QUEUED and RUNNING tasks, ``parked`` the
+    number of waiting tasks.
 
-    ``too_heavy`` is the weight of the heaviest waiting task if it exceeds the limit, so that it can
-    never run. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` of code), TENANT_SHARE (a tenant's
-    share of a queue) or REMOVED.
+    ``too_heavy`` is the weight of the heaviest waiting task, if it exceeds the whole limit, so that
+    the task can never start. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` in code), TENANT_SHARE
+    (a tenant's share of a queue) or REMOVED.
     """
 
     scope: str
@@ -90,25 +90,25 @@ class Standing:
 
 
 def standings() -> list[Standing]:
-    """Return every limit, and every scope for which tasks wait, ordered by scope."""
+    """Return every configured limit and every scope with parked tasks, ordered by scope."""
     book, found, now = config.read(), usage.holders(), database_now()
-    lines = (
+    counts = (
         tasks()
         .parked()
         .order_by()
         .values_list("waiting_for_limit")
         .annotate(number=Count("pk"), most=Max("weight"))
     )
-    waiting = {scope: (number, most) for scope, number, most in lines if scope is not None}
+    waiting = {scope: (number, most) for scope, number, most in counts if scope is not None}
     scopes = sorted({*book.scopes, *waiting})
     allowed = {scope: release.allowed(scope, book) for scope in scopes}
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
     buckets = usage.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
-    shown = []
+    result = []
     for scope in scopes:
         one, (parked, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
-        shown.append(
+        result.append(
             Standing(
                 scope=scope,
                 source=_source(scope, book, operators),
@@ -128,11 +128,11 @@ def standings() -> list[Standing]:
                 ),
             )
         )
-    return shown
+    return result
 
 
 def crowded() -> list[Standing]:
-    """Return the limits for which tasks wait; one statement if there are none."""
+    """Return the limits with parked tasks; one statement if there are none."""
     return (
         [standing for standing in standings() if standing.parked]
         if tasks().parked().exists()
@@ -151,7 +151,7 @@ def _source(scope: str, book: config.Book, operators: set[str]) -> str:
 
 
 def why(task: Task) -> str:
-    """Return why a PENDING task waits for a limit, as a sentence; empty if it does not."""
+    """Return a sentence with what a PENDING task waits for; empty if no limit delays it."""
     if task.status != Status.PENDING:
         return ""
     book = config.read()
@@ -174,23 +174,23 @@ def why(task: Task) -> str:
 
 
 def _sentence(scope: str, task: Task, book: config.Book) -> str:
-    found, one, says = usage.holders(), release.allowed(scope, book), []
+    found, one, parts = usage.holders(), release.allowed(scope, book), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (
             f"It can never start: it weighs {task.weight}, and the whole limit {scope} is"
             f" {one.heaviest}. Raise the limit, or give the task a smaller weight."
         )
     if one.places is not None:
-        says.append(f"{found.under_way[scope]} of {one.places} taken")
+        parts.append(f"{found.under_way[scope]} of {one.places} taken")
     if one.rate is not None:
         bucket = usage.seen_buckets({scope: one.rate}, database_now())[scope]
-        says.append(
+        parts.append(
             f"{rules.whole(min(bucket.tokens, one.rate.holds(task.weight)))} starts free at"
             f" {one.rate}"
         )
-    if not says:
+    if not parts:
         return (
             f"It waited for the limit {scope}, which no longer exists. A scheduler will release it."
         )
-    weighs = f"; it weighs {task.weight}" if task.weight > 1 else ""
-    return f"It waits for the limit {scope}, {', '.join(says)}{weighs}."
+    weight = f"; it weighs {task.weight}" if task.weight > 1 else ""
+    return f"It waits for the limit {scope}, {', '.join(parts)}{weight}."

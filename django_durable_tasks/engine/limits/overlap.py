@@ -1,13 +1,13 @@
-"""Overlap keys: of the tasks with one key, one runs at a time. The others wait as PENDING tasks
-with ``due_at`` NEVER.
+"""Admits one run at a time per overlap key. The other tasks of the key wait as PENDING with
+``due_at`` NEVER.
 
 A recurring task that does not allow overlaps gives its key to its occurrences. If an occurrence
 starts a workflow, the key stays in use until the workflow has ended.
 
 The claim decides. It commits first and then reads which tasks with the key are open, so of two
-concurrent claims of one key at least one reads the other and hands its task back. The maintenance
-job ``release_overlaps`` makes the oldest waiting task of each free key due. If two become due, the
-next claim hands one of them back.
+concurrent claims of one key at least one reads the other and returns its task to PENDING. The
+maintenance job ``release_overlaps`` makes the oldest waiting task of each free key due. If two
+become due, the next claim returns one of them to PENDING.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
 from django_durable_tasks.rules.recurring.overlaps import Open
 from django_durable_tasks.rules.states import Status
 
-_HOLDING = (Status.QUEUED, Status.RUNNING)
+_KEY_OWNING = (Status.QUEUED, Status.RUNNING)
 _OWN = re.compile(r"(?:recurring|backfill):([0-9a-f-]{36})")
 
 
@@ -38,7 +38,7 @@ def open_runs(keys: Iterable[Any]) -> dict[Any, list[Open]]:
     """Return the open workflow runs and tasks of each overlap key, the oldest first; at most three
     statements.
     """
-    wanted, behind = list(keys), defaultdict[Any, list[Open]](list)
+    wanted, found = list(keys), defaultdict[Any, list[Open]](list)
     rows = (
         tables.tasks()
         .with_overlap_keys(wanted)
@@ -46,14 +46,14 @@ def open_runs(keys: Iterable[Any]) -> dict[Any, list[Open]]:
     )
     for overlap_key, task_id, status, due_at in rows:
         held = status == Status.PENDING and due_at is not None and due_at >= NEVER
-        behind[overlap_key].append(Open(task_id, running=status == Status.RUNNING, held=held))
+        found[overlap_key].append(Open(task_id, running=status == Status.RUNNING, held=held))
     # Read after the tasks: between a task that succeeds and the workflow that it starts there is no
     # gap.
     for overlap_key, roots in occupied_by_workflows(wanted).items():
-        behind[overlap_key] = [Open(root, running=True, workflow=True) for root in roots] + behind[
+        found[overlap_key] = [Open(root, running=True, workflow=True) for root in roots] + found[
             overlap_key
         ]
-    return behind
+    return found
 
 
 def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[uuid.UUID]]:
@@ -74,13 +74,13 @@ def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[u
         roots[recurring_task, fire_time].add(root)
     if not roots:
         return {}
-    born_of = tables.tasks().filter(
+    starters = tables.tasks().filter(
         recurring_task__in={key for key, _ in roots},
         fire_time__in={time for _, time in roots},
         overlap_key__isnull=False,
     )
     found: dict[str, list[uuid.UUID]] = defaultdict(list)
-    for recurring_task, fire_time, overlap_key in born_of.values_list(
+    for recurring_task, fire_time, overlap_key in starters.values_list(
         "recurring_task", "fire_time", "overlap_key"
     ):
         if overlap_key is not None and (wanted is None or overlap_key in wanted):
@@ -97,22 +97,22 @@ def _schedule_of(overlap_key: str) -> uuid.UUID | None:
 
 
 def admitted(claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-    """Return those of the tasks that may run; hand the others back to wait for their overlap
-    key.
+    """Return the tasks that may run; return the others to PENDING, where they wait for their
+    overlap key.
     """
-    mine: dict[str, list[ClaimedTask]] = defaultdict(list)
+    by_key: dict[str, list[ClaimedTask]] = defaultdict(list)
     for task in claimed:
         if task.overlap_key is not None:
-            mine[task.overlap_key].append(task)
-    if not mine:
+            by_key[task.overlap_key].append(task)
+    if not by_key:
         return list(claimed)
-    ids = {task.id for several in mine.values() for task in several}
-    owners = tables.tasks().with_overlap_keys(mine).filter(status__in=_HOLDING)
+    ids = {task.id for several in by_key.values() for task in several}
+    owners = tables.tasks().with_overlap_keys(by_key).filter(status__in=_KEY_OWNING)
     taken = {key for key, task_id in owners.values_list("overlap_key", "pk") if task_id not in ids}
-    taken |= occupied_by_workflows(mine).keys()
+    taken |= occupied_by_workflows(by_key).keys()
     refused = {
         task.id: task.epoch
-        for key, several in mine.items()
+        for key, several in by_key.items()
         for task in (several if key in taken else several[1:])
     }
     hand_back(refused)
@@ -120,8 +120,8 @@ def admitted(claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
 
 
 def hand_back(epochs: dict[uuid.UUID, int]) -> int:
-    """Hand QUEUED tasks of these epochs back; they are PENDING and wait for their overlap key.
-    Return how many.
+    """Return QUEUED tasks of these epochs to PENDING, where they wait for their overlap key; return
+    how many.
     """
     return (
         transitions.hand_back(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
@@ -146,9 +146,11 @@ def release(limit: int) -> int:
     free = [
         tasks[0].task_id for tasks in open_runs(keys).values() if all(task.held for task in tasks)
     ]
-    going = tables.tasks().waiting_for_overlap().filter(pk__in=free)
+    releasable = tables.tasks().waiting_for_overlap().filter(pk__in=free)
     return (
-        transitions.edit(going, len(free), due_at=Greatest("run_at", DatabaseNow())) if free else 0
+        transitions.edit(releasable, len(free), due_at=Greatest("run_at", DatabaseNow()))
+        if free
+        else 0
     )
 
 

@@ -1,9 +1,9 @@
-"""Re-queues tasks that wait for a limit once it has capacity, round-robin over scopes, in a
-constant number of statements.
+"""Re-queues parked tasks once their limit has capacity, round-robin over scopes.
 
-This only makes tasks eligible. The claim enforces the limit. An eligible task keeps the name of its
-scope until it is claimed, so that capacity for a heavy task stays reserved and the round-robin
-order is kept.
+The number of statements does not depend on the number of tasks. This module only makes tasks
+eligible; the claim enforces the limit. An eligible task keeps the name of its scope until it is
+claimed, so that the capacity that a heavy task waited for stays reserved for it. Called by the
+dispatch loop and the claim.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.limits import admission, backpressure, waitlist
-from django_durable_tasks.engine.limits import usage as holding
+from django_durable_tasks.engine.limits import admission, backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import Book, book
-from django_durable_tasks.engine.limits.usage import Holders
+from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.limits.waitlist import Waiting
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits import admission as limit_admission
@@ -31,29 +30,33 @@ from django_durable_tasks.rules.limits.options import Allowance
 _WIDE_SHARE = 1_000_000_000
 _PASSES, _AHEAD = 2, 2_000
 
-_walk = waitlist.Walk()
-_MARK = "\n"
-"""Separates a scope from the number of its limits, if tasks have different limits for a key. No
-scope contains it.
+_scan = waitlist.ScopeCursor()
+_SEPARATOR = "\n"
+"""Separates a scope from the index of an allowance, if tasks declare different limits for one key.
+No scope contains a newline.
+"""
+_last_turn: dict[str, str] = {}
+"""The tenant share of each queue that this process served last. Each scheduler has its own
+round-robin position.
 """
 _last_turn: dict[str, str] = {}
 """The tenant share of each queue that this process served last."""
 
 
 def let_go(now: datetime, limit: int) -> int:
-    """Make waiting tasks eligible, round-robin over scopes, as far as these have capacity; return
-    how many.
+    """Make parked tasks eligible, round-robin over their scopes, as far as these have capacity;
+    return how many.
 
-    Called in every dispatch round. Costs one probe if no task waits.
+    Call it in every round of dispatch. If no task is parked, it executes one index probe.
     """
-    scopes = _walk.next(limit)
+    scopes = _scan.next(limit)
     return len(_let_go(scopes, now, limit)) if scopes else 0
 
 
 def _let_go(
     scopes: Sequence[str], now: datetime, limit: int, given: Mapping[str, int] | None = None
 ) -> list[uuid.UUID]:
-    found = going(scopes, now, limit, given)
+    found = plan_release(scopes, now, limit, given)
     if found.late:
         transitions.expire(tables.tasks().filter(pk__in=found.late), limit)
     transitions.park_elsewhere(found.elsewhere)
@@ -67,12 +70,12 @@ def _let_go(
 
 
 def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.UUID] | None:
-    """If tenants are served round-robin: set due tasks to wait for their share, and return the
-    tasks whose turn it is.
+    """Select the due tasks of a queue whose tenants are served round-robin, and park the others.
 
-    Returns None if no task waits and all due tasks may run. Locks only the rows that it changes.
+    Return the ids of the tasks to claim, or None if no task waits and every due task may be
+    claimed. Locks only the tasks that it parks.
     """
-    shares = set(admission.shares_in_line(queue, limit, _last_turn.get(queue, "")))
+    shares = set(admission.waiting_shares(queue, limit, _last_turn.get(queue, "")))
     free, given = _tokens(current, queue, now), list[uuid.UUID]()
     for _ in range(_PASSES):
         due = admission.next_due([queue], now, _AHEAD)
@@ -100,15 +103,16 @@ def _tokens(current: Book, queue: str, now: datetime) -> int:
     rates = {
         scope: rate for scope in current.wide(queue) if (rate := current.of(scope).rate) is not None
     }
-    found = holding.buckets(rates, now)
+    found = usage.buckets(rates, now)
     return min(rules.whole(min(found[scope].tokens, rate.holds())) for scope, rate in rates.items())
 
 
 @dataclass(slots=True)
-class Going:
-    """Tasks that may run, with the scope they waited for, in their order. ``late`` have expired.
+class ReleasePlan:
+    """The result of a scan of waitlists, in round-robin order.
 
-    ``elsewhere`` are tasks whose scope has capacity but another limit has none, with that limit.
+    ``rows`` maps the tasks to release to the scope they waited for. ``elsewhere`` maps tasks whose
+    scope has capacity to another scope that has none. ``late`` are the tasks that have expired.
     """
 
     rows: dict[uuid.UUID, str] = field(default_factory=dict)
@@ -116,58 +120,65 @@ class Going:
     late: list[uuid.UUID] = field(default_factory=list)
 
 
-def going(
+def plan_release(
     scopes: Collection[str], now: datetime, limit: int, given: Mapping[str, int] | None = None
-) -> Going:
-    """Return at most ``limit`` tasks of these waitlists for which there is capacity and a queue.
+) -> ReleasePlan:
+    """Return at most ``limit`` tasks parked for these scopes that their limits and queues admit
+    now.
 
-    ``given`` is the number of tasks per queue that are eligible and not claimed. For other queues
-    all due tasks count as eligible.
+    ``given`` is the number of tasks per queue that were selected but not claimed yet. If a queue is
+    missing in it, its due tasks are counted instead.
     """
-    current, found = book(), holding.holders()
-    judge = _Judge(current, found, now, backpressure.paused_queues(), given or {})
+    current, found = book(), usage.holders()
+    judge = _FreeCapacity(current, found, now, backpressure.paused_queues(), given or {})
     judge.open(scopes)
-    asked = {
-        scope: line for scope in judge.order(scopes) if (line := judge.line(scope)) is not None
+    waitlists = {
+        scope: tasks
+        for scope in judge.order(scopes)
+        if (tasks := judge.waitlist_of(scope)) is not None
     }
-    most = max(1, 4 * limit // len(asked)) if asked else 0
+    most = max(1, 4 * limit // len(waitlists)) if waitlists else 0
     rows = waitlist.able(
-        asked, lambda scope: min(limit, most, judge.number(scope, limit)), judge.takes
+        waitlists, lambda scope: min(limit, most, judge.number(scope, limit)), judge.takes
     )
     late = {row.pk for row in rows if row.expires_at is not None and row.expires_at <= now}
     of: dict[Hashable, Waiting] = {row.pk: row for row in rows if row.pk not in late}
     judge.bind(of.values())
-    waiting: dict[str, list[Asking]] = {scope: [] for scope in asked}
+    waiting: dict[str, list[Asking]] = {scope: [] for scope in waitlists}
     for row in of.values():
         waiting[row.waiting_for_limit].append(judge.asking(row))
     chosen, elsewhere = limit_admission.going(waiting, judge.room, limit)
-    held_up = {
+    blocked = {
         of[task_id].pk: scope
         for task_id, full in elsewhere.items()
-        if (scope := _named(full)) is not None
+        if (scope := _parking_scope(full)) is not None
     }
-    return Going(
-        {of[task_id].pk: of[task_id].waiting_for_limit for task_id in chosen}, held_up, list(late)
+    return ReleasePlan(
+        {of[task_id].pk: of[task_id].waiting_for_limit for task_id in chosen}, blocked, list(late)
     )
 
 
-def _named(full: Sequence[str]) -> str | None:
-    """Return the first of these scopes for which a task may wait. The window of a queue is not one,
-    because its capacity returns at once.
+def _parking_scope(full: Sequence[str]) -> str | None:
+    """Return the first scope in which a task can be parked; not a window, which has capacity again
+    soon.
     """
     return next(
-        (scope.partition(_MARK)[0] for scope in full if not scope.startswith(rules.of_window(""))),
+        (
+            scope.partition(_SEPARATOR)[0]
+            for scope in full
+            if not scope.startswith(rules.of_window(""))
+        ),
         None,
     )
 
 
-class _Judge:
-    """The capacity in one round of releases."""
+class _FreeCapacity:
+    """The free capacity of the scopes in one round of release."""
 
     def __init__(
         self,
         current: Book,
-        found: Holders,
+        found: Usage,
         now: datetime,
         paused: Collection[str],
         given: Mapping[str, int],
@@ -183,7 +194,7 @@ class _Judge:
         self._differing: list[Allowance] = []
 
     def open(self, scopes: Collection[str]) -> None:
-        """Read the capacity of these scopes and of queues with several tenants."""
+        """Compute the free capacity of these scopes and of the queues whose tenants share them."""
         sharing: dict[str, set[int]] = {}
         for queue, tenant in filter(None, map(rules.shared, scopes)):
             sharing.setdefault(queue, set()).add(tenant)
@@ -195,12 +206,12 @@ class _Judge:
         }
         self._allow({scope: one for scope, one in allowed.items() if one is not None})
         if sharing and self._book.tenants:
-            self._part(sharing)
+            self._divide(sharing)
 
     def _allow(self, allowed: Mapping[str, Allowance], mark: str = "") -> None:
         rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
         self.room.rates |= {scope + mark: rate for scope, rate in rates.items()}
-        fresh = holding.buckets(rates, self._now)
+        fresh = usage.buckets(rates, self._now)
         self.room.tokens |= {scope + mark: bucket.tokens for scope, bucket in fresh.items()}
         for scope, one in allowed.items():
             self.room.known.add(scope + mark)
@@ -209,21 +220,21 @@ class _Judge:
             if one.heaviest is not None:
                 self.room.heaviest[scope + mark] = one.heaviest
 
-    def _part(self, sharing: Mapping[str, set[int]]) -> None:
-        """Divide the capacity of shared queues. Due tasks are served first, or have half of the
-        window.
+    def _divide(self, sharing: Mapping[str, set[int]]) -> None:
+        """Divide the capacity of shared queues between their tenants; due tasks come first, or get
+        half of the window.
 
-        The due tasks may belong to tenants without waiting tasks. A single waiting tenant has the
-        whole capacity of a limited queue. Of a window, half is enough to keep every worker busy.
+        Due tasks may belong to tenants without parked tasks. If only one tenant waits, it gets all
+        of a limited queue. Half of a window is enough to keep every worker busy.
         """
         due = tables.tasks().due(self._now).order_by()
-        asked = {queue: due.filter(queue=queue) for queue in sharing if queue not in self._given}
-        there = Counter(row[0] for row in waitlist.first(asked, self._turns, ("queue",))) + Counter(
-            self._given
-        )
+        queries = {queue: due.filter(queue=queue) for queue in sharing if queue not in self._given}
+        due_counts = Counter(
+            row[0] for row in waitlist.first(queries, self._relevant_due, ("queue",))
+        ) + Counter(self._given)
         for queue, tenants in sharing.items():
             number, wide, turns = (
-                there[queue],
+                due_counts[queue],
                 self._book.wide(queue),
                 self._book.takes_turns(queue),
             )
@@ -233,20 +244,24 @@ class _Judge:
             )
             for scope in wide if turns else ():
                 self._take(scope, number)
-            alone = len(tenants) == 1 and not number and bool(wide)
-            everybody = self._found.tenants(queue) | tenants
+            only_tenant = len(tenants) == 1 and not number and bool(wide)
+            all_tenants = self._found.tenants(queue) | tenants
             for tenant in tenants:
                 scope = rules.of_share(queue, tenant)
-                fair = admission.free_of_share((queue, tenant), self._book, self._found, everybody)
+                fair = admission.free_of_share(
+                    (queue, tenant), self._book, self._found, all_tenants
+                )
                 each = (
                     _WIDE_SHARE
                     if turns
                     else -(-self.room.places[rules.of_window(queue)] // len(tenants))
                 )
-                self.room.places[scope] = _WIDE_SHARE if alone else min(fair, each)
+                self.room.places[scope] = _WIDE_SHARE if only_tenant else min(fair, each)
 
-    def _turns(self, queue: str) -> int:
-        """Return how many due tasks of a queue have to be counted."""
+    def _relevant_due(self, queue: str) -> int:
+        """Return how many due tasks of a queue have to be read: more than the capacity are not
+        needed.
+        """
         left = [
             room for scope in self._book.wide(queue) if (room := self.room.left(scope)) is not None
         ]
@@ -264,25 +279,25 @@ class _Judge:
         return max(0, backpressure.window_of(queue) - self._found.window(queue))
 
     def order(self, scopes: Collection[str]) -> list[str]:
-        """Return the scopes in the round-robin order."""
+        """Return the scopes in round-robin order."""
         queues = sorted(
             {share[0] for scope in scopes if (share := rules.shared(scope)) is not None}
         )
         shares = []
         for queue in queues:
-            mine = [scope for scope in scopes if (rules.shared(scope) or ("",))[0] == queue]
-            shares += limit_admission.from_turn(mine, _last_turn.get(queue, ""))
+            own = [scope for scope in scopes if (rules.shared(scope) or ("",))[0] == queue]
+            shares += limit_admission.from_turn(own, _last_turn.get(queue, ""))
         return [*(scope for scope in scopes if rules.shared(scope) is None), *shares]
 
     def number(self, scope: str, limit: int) -> int:
-        """Return for how many tasks of weight 1 a scope has capacity; ``limit`` if it has no
-        limit.
+        """Return how many tasks of weight 1 a scope admits; ``limit`` if the scope is
+        not limited.
         """
         room = self.room.left(scope)
         return limit if room is None else room
 
-    def line(self, scope: str) -> TaskQuerySet | None:
-        """Return the query of a waitlist's tasks that a queue can accept; None if there is no
+    def waitlist_of(self, scope: str) -> TaskQuerySet | None:
+        """Return the parked tasks of a scope that may be released now, or None if it has no
         capacity.
         """
         if self.number(scope, 1) <= 0 or (rules.shared(scope) or ("",))[0] in self._paused:
@@ -295,8 +310,8 @@ class _Judge:
         )
 
     def takes(self, row: Waiting) -> bool:
-        """Return whether the task's queue accepts it and its weight does not exceed the limit it
-        waits for.
+        """Return whether the task's queue admits it now and its weight does not exceed the whole
+        limit.
         """
         if row.queue in self._paused or (
             row.priority < waitlist.URGENT and not self._window(row.queue)
@@ -306,10 +321,10 @@ class _Judge:
         return heaviest is None or row.weight <= heaviest
 
     def bind(self, rows: Iterable[Waiting]) -> None:
-        """Read the capacity of all limits of these tasks: one query, and one per differing limit of
-        a key.
+        """Compute the free capacity of all limits of these tasks.
 
-        So the limits of one task do not affect others on the same waitlist.
+        Executes one statement, and one for each key for which tasks declare different limits. The
+        allowance of one task is therefore not applied to another task in the same waitlist.
         """
         new: dict[str, dict[str, Allowance]] = {}
         for row in rows:
@@ -323,7 +338,7 @@ class _Judge:
             self._allow(allowed, mark)
 
     def asking(self, row: Waiting) -> Asking:
-        """Return the task with all capacity that it uses when it is released."""
+        """Return the task with all scopes whose capacity it uses when it is released."""
         wide = self._book.wide(row.queue) if rules.shared(row.waiting_for_limit) is not None else []
         others = [
             self._marked(scope, row.name)
@@ -343,21 +358,24 @@ class _Judge:
         return self._book.narrow(row.name, row.tenant_id, row.limit_key)
 
     def _marked(self, scope: str, name: str) -> str:
-        """Return the scope, with a number if tasks have different limits for this key."""
+        """Return the scope; with a marker for the allowance if tasks declare different limits for
+        its key.
+        """
         if self._book.by_anybody(scope) is not None:
             return scope
         allowed = self._book.among(scope, [name])
         if allowed not in self._differing:
             self._differing.append(allowed)
-        return f"{scope}{_MARK}{self._differing.index(allowed)}"
+        return f"{scope}{_SEPARATOR}{self._differing.index(allowed)}"
 
 
 def allowed(scope: str, current: Book) -> Allowance:
-    """Return the limits of a scope. If tasks have different limits for a key, those of its most
-    urgent waiting task.
+    """Return the allowance of a scope.
+
+    If tasks declare different limits for a key, the most urgent parked task decides.
     """
-    known = current.by_anybody(scope)
-    if known is not None:
-        return known
+    common = current.by_anybody(scope)
+    if common is not None:
+        return common
     name: Any = tables.tasks().parked_for(scope).values_list("name", flat=True).first()
     return current.among(scope, [] if name is None else [name])

@@ -1,5 +1,8 @@
-"""Counts the usage of limits by weight, reads and writes the tokens of rate limits, and takes the
-lock of all limits.
+"""Reads the usage of limits: the weight of QUEUED and RUNNING tasks by scope, and the tokens of
+rate limits.
+
+Also provides the lock that serializes limited claims. Called by ``admission``, ``release`` and
+``operator_limits``.
 """
 
 from __future__ import annotations
@@ -24,11 +27,10 @@ from django_durable_tasks.rules.limits.options import Bucket, Rate
 
 
 def hold_lock() -> None:
-    """Lock all limits until the end of the transaction. Creates the row of the lock if it is
-    missing.
+    """Lock the single row that serializes limited claims, until the end of the transaction.
 
-    Waiters time out after `lock_timeout`. PostgreSQL and MariaDB abort an idle transaction that
-    still holds the lock.
+    Inserts the row if it is missing. Waiters time out after ``lock_timeout``. PostgreSQL and
+    MariaDB abort an idle transaction that still has the lock.
     """
     bound_transaction()
     lock = LimitBucket.objects.using(tables.database())
@@ -37,20 +39,22 @@ def hold_lock() -> None:
 
 
 def write(rows: Sequence[LimitBucket]) -> None:
-    """Insert or update these rows by one statement. It locks them in both cases."""
-    named = connections[tables.database()].features.supports_update_conflicts_with_target
+    """Insert or update these rows with one statement, which locks them in both cases."""
+    supports_target = connections[tables.database()].features.supports_update_conflicts_with_target
     LimitBucket.objects.using(tables.database()).bulk_create(
         rows,
         update_conflicts=True,
         update_fields=["tokens", "refilled_at"],
-        unique_fields=["scope"] if named else None,
+        unique_fields=["scope"] if supports_target else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
-    """The weight of QUEUED and RUNNING tasks by scope, and the number of tasks per queue and
-    tenant, QUEUED and both.
+class Usage:
+    """The usage of limits at one moment.
+
+    ``under_way`` is the weight of QUEUED and RUNNING tasks by scope. ``queued`` counts the QUEUED
+    tasks, and ``of_tenants`` the QUEUED and RUNNING tasks, by queue and tenant.
     """
 
     under_way: Counter[str] = field(default_factory=Counter)
@@ -58,7 +62,7 @@ class Holders:
     of_tenants: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
     def window(self, queue: str) -> int:
-        """Return how many tasks of a queue are published and not started."""
+        """Return the number of QUEUED tasks of a queue."""
         return self.queued[queue].total()
 
     def tenants(self, queue: str) -> set[int]:
@@ -68,14 +72,14 @@ class Holders:
     def leave_out(
         self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
     ) -> None:
-        """Remove a QUEUED task from the counts."""
+        """Subtract a QUEUED task from the counts."""
         self.queued[queue][tenant_id] -= 1
         self.of_tenants[queue][tenant_id] -= 1
         self.under_way.subtract(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
 
 
 def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
-    """Return every scope, limited or not, in which a task counts."""
+    """Return every scope, limited or not, in which a task is counted."""
     keyed = [rules.of_key(limit_key)] if limit_key is not None else []
     return [
         rules.GLOBAL,
@@ -86,9 +90,13 @@ def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> l
     ]
 
 
-def holders(*, running: bool = True) -> Holders:
-    """Count QUEUED and RUNNING tasks with a grouped statement each, by their partial indexes."""
-    found = Holders()
+def holders(*, running: bool = True) -> Usage:
+    """Count the usage with one grouped statement for QUEUED and, if ``running``, one for RUNNING
+    tasks.
+
+    Each statement uses the partial index of its status.
+    """
+    found = Usage()
     for name, queue, tenant_id, key, number, weight in _grouped(tables.tasks().queued()):
         found.queued[queue][tenant_id] += number
         found.of_tenants[queue][tenant_id] += number
@@ -101,39 +109,39 @@ def holders(*, running: bool = True) -> Holders:
     return found
 
 
-def _grouped(question: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None, int, int]]:
-    groups = question.order_by().values_list("name", "queue", "tenant_id", "limit_key")
+def _grouped(tasks: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None, int, int]]:
+    groups = tasks.order_by().values_list("name", "queue", "tenant_id", "limit_key")
     for *group, number, weight in groups.annotate(rows=Count("pk"), weights=Sum("weight")):
         yield (*group, int(number), int(weight))
 
 
 def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
-    """Return the tokens of these rate limits as of ``now``.
+    """Return the token buckets of these scopes, refilled up to ``now`` and not yet capped at the
+    burst size.
 
-    If a bucket's time is ahead of the database's clock, for example after a fail-over, it is reset
-    to that clock at once. The clock is then read again under the lock of all limits, because
-    ``now`` may be old.
+    If the time of a stored bucket is ahead of the database clock, the bucket is first reset to the
+    clock, under the lock of limits. The clock is read again for this, because ``now`` may be old.
     """
     if not rates:
         return {}
-    known = _known(rates)
+    stored = _stored(rates)
     ahead = [
         scope
-        for scope, bucket in known.items()
+        for scope, bucket in stored.items()
         if rules.gathered(bucket, rates[scope], now).at < bucket.at
     ]
     if ahead:
-        _go_on(ahead)
-        known = _known(rates)
-    return _gathered(known, rates, now)
+        _reset_clock(ahead)
+        stored = _stored(rates)
+    return _refilled(stored, rates, now)
 
 
 def seen_buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
-    """Return the same as ``buckets`` for display, without writing."""
-    return _gathered(_known(rates), rates, now)
+    """Return the same as ``buckets`` for display; writes nothing."""
+    return _refilled(_stored(rates), rates, now)
 
 
-def _known(rates: Mapping[str, Rate]) -> dict[str, Bucket]:
+def _stored(rates: Mapping[str, Rate]) -> dict[str, Bucket]:
     rows = LimitBucket.objects.using(tables.database()).filter(
         pk__in=list(rates), refilled_at__isnull=False
     )
@@ -144,13 +152,13 @@ def _known(rates: Mapping[str, Rate]) -> dict[str, Bucket]:
     }
 
 
-def _gathered(
-    known: Mapping[str, Bucket], rates: Mapping[str, Rate], now: datetime
+def _refilled(
+    stored: Mapping[str, Bucket], rates: Mapping[str, Rate], now: datetime
 ) -> dict[str, Bucket]:
-    return {scope: rules.gathered(known.get(scope), rate, now) for scope, rate in rates.items()}
+    return {scope: rules.gathered(stored.get(scope), rate, now) for scope, rate in rates.items()}
 
 
-def _go_on(scopes: Collection[str]) -> None:
+def _reset_clock(scopes: Collection[str]) -> None:
     with tables.atomic():
         hold_lock()
         now = database_now()

@@ -1,5 +1,7 @@
-"""Waitlists: the tasks that wait for a limit, by scope. Reads the first tasks of many waitlists in
-one statement.
+"""Reads the waitlists of limits: the scopes with parked tasks, and the first tasks of each scope.
+
+One statement reads many scopes. Called by ``admission``, ``release``, ``priority_aging`` and the
+dispatch loop.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits.admission import Asking
 
 URGENT = 9
-"""Tasks of this priority are published although the window of their queue is full."""
+"""Tasks of this priority are released even if the window of their queue is full."""
 _SPARE, _FAR = 10, 1_000
-"""How many tasks of a waitlist are read in addition to the wanted ones, and how many if the first
-ones cannot run.
+"""``_SPARE`` more tasks of a waitlist are read than requested. If too few of these are eligible,
+the first ``_FAR`` are read.
 """
 
 
 class Waiting(NamedTuple):
-    """A task on a waitlist."""
+    """A parked task."""
 
     waiting_for_limit: str
     pk: uuid.UUID
@@ -40,69 +42,71 @@ class Waiting(NamedTuple):
 
 
 def able(
-    lines: Mapping[str, TaskQuerySet],
+    waitlists: Mapping[str, TaskQuerySet],
     number: Callable[[str], int],
     takes: Callable[[Waiting], bool],
 ) -> list[Waiting]:
-    """Return the first tasks of each waitlist that can run: ``number(scope)`` of each and some to
-    spare.
+    """Return the first eligible tasks of each waitlist, by scope: ``number(scope)`` or a few more.
 
-    If the first tasks of a waitlist cannot run, its first 1,000 are read and no more. So two
-    statements serve many waitlists, and the work does not grow with the number of waiting tasks.
+    ``takes`` decides which tasks are eligible. If too few of the first tasks are, the first 1,000
+    are read and no more. This takes at most two passes, and the work does not grow with the length
+    of a waitlist.
     """
 
-    def those(rows: Sequence[Any]) -> dict[str, list[Waiting]]:
+    def by_scope(rows: Sequence[Any]) -> dict[str, list[Waiting]]:
         found: dict[str, list[Waiting]] = {}
         for row in map(Waiting._make, rows):
             found.setdefault(row.waiting_for_limit, []).append(row)
         return found
 
-    wanted = {scope: number(scope) for scope in lines}
-    found = those(first(lines, lambda scope: wanted[scope] + _SPARE, Waiting._fields))
+    wanted = {scope: number(scope) for scope in waitlists}
+    found = by_scope(first(waitlists, lambda scope: wanted[scope] + _SPARE, Waiting._fields))
     chosen = {scope: list(filter(takes, rows)) for scope, rows in found.items()}
     short = {
-        scope: lines[scope]
+        scope: waitlists[scope]
         for scope, rows in found.items()
         if len(rows) == wanted[scope] + _SPARE and len(chosen[scope]) < wanted[scope]
     }
-    for scope, rows in those(first(short, lambda _: _FAR, Waiting._fields)).items():
+    for scope, rows in by_scope(first(short, lambda _: _FAR, Waiting._fields)).items():
         chosen[scope] = list(filter(takes, rows))[: wanted[scope] + _SPARE]
     return [row for rows in chosen.values() for row in rows]
 
 
 def first(
-    lines: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]
+    queries: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]
 ) -> list[Any]:
-    """Return these columns of the first ``number(name)`` rows of each query, in one statement for
-    many queries.
+    """Return these columns of the first ``number(key)`` rows of each query; one statement for many
+    queries.
     """
-    return tables.first_of_each(
-        ((question, number(name)) for name, question in lines.items()), columns
-    )
+    return tables.first_of_each(((query, number(name)) for name, query in queries.items()), columns)
 
 
-def turn(priority: int, key: Any) -> tuple[int, Any]:
-    """Return the sort key of a task on its waitlist: the most urgent first, then the oldest."""
+def waitlist_order(priority: int, key: Any) -> tuple[int, Any]:
+    """Return the sort key of a waitlist: the highest priority first, then the oldest task."""
     return (-priority, key)
 
 
 def asking(
     key: Any, scopes: Sequence[str], weight: int, priority: int, others: Sequence[str] = ()
 ) -> Asking:
-    """Return a task as a value for the rules."""
-    return Asking(key, scopes, weight, turn(priority, key), others)
+    """Return the task as the rules of admission expect it."""
+    return Asking(key, scopes, weight, waitlist_order(priority, key), others)
 
 
-class Walk:
-    """A cursor over the scopes with waiting tasks, so that each is served although there are very
-    many.
+class ScopeCursor:
+    """A cursor over the scopes with parked tasks.
+
+    If more scopes have parked tasks than one call returns, consecutive calls return all of them in
+    turn.
     """
 
     def __init__(self) -> None:
         self._past = ""
 
     def next(self, limit: int) -> list[str]:
-        """Return at most ``limit`` scopes with waiting tasks, after those of the last call."""
+        """Return at most ``limit`` scopes with parked tasks; each call continues after the last one
+        returned.
+        """
         found = parked_past(self._past, limit)
         if len(found) < limit and self._past:
             found += [scope for scope in parked_past("", limit - len(found)) if scope not in found]
@@ -123,9 +127,7 @@ def _by_pages(sql: str, past: str, limit: int) -> list[str]:
 
 
 def parked_past(past: str, limit: int) -> list[str]:
-    """Return at most ``limit`` scopes with waiting tasks, in the order of their names, after
-    ``past``.
-    """
+    """Return at most ``limit`` scopes with parked tasks, in the order of names, after ``past``."""
     sql = statement("parked")
     if sql is not None:
         return _by_pages(sql, past, limit)

@@ -1,5 +1,5 @@
-"""Checks of tasks that wait for a limit: the limit exists, has no capacity, and the columns
-agree.
+"""Checks of parked tasks: each waits for an existing limit without capacity, and its
+columns agree.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.verify import Finding, Severity
 
-_LATELY = 1_000
+_RECENT_ATTEMPTS = 1_000
 _NO_SCHEDULER = "No scheduler releases parked tasks: run `manage.py run_scheduler`."
 
 
 def half_parked(look: Look, rows: Rows) -> list[Finding]:
-    """Find tasks that name a limit without waiting, and waiting tasks that name neither a limit nor
-    an overlap key.
+    """Tasks that name a limit but are not PENDING, and parked tasks without a limit and overlap
+    key.
     """
     waits = Q(status=Status.PENDING)
     parked = waits & Q(due_at__gte=NEVER)
@@ -50,12 +50,12 @@ def half_parked(look: Look, rows: Rows) -> list[Finding]:
 def _unpark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
-    return dict.fromkeys(keys, "it waits for no limit any more")
+    return dict.fromkeys(keys, "it no longer waits for a limit")
 
 
-def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
-    """Find tasks that have waited for a while although their limit has capacity or does not exist,
-    and no task of the scope has ended or started.
+def stuck_on_limit(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks that stay parked although their limit has capacity or no longer exists, and no other
+    task uses it.
     """
     if not look.may_judge(PATIENCE):
         return []
@@ -68,8 +68,8 @@ def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
     ]
     if not found:
         return []
-    going = release.going(sorted({scope for _, scope in found}), look.now, len(found))
-    still = set(going.rows.values()) - _moving(look)
+    plan = release.plan_release(sorted({scope for _, scope in found}), look.now, len(found))
+    idle = set(plan.rows.values()) - _active_scopes(look)
     return [
         finding(
             "stuck-on-limit",
@@ -83,16 +83,14 @@ def parked_for_nobody(look: Look, rows: Rows) -> list[Finding]:
             advice="" if look.led else _NO_SCHEDULER,
         )
         for pk, scope in found
-        if scope in still
+        if scope in idle
     ]
 
 
-def _moving(look: Look) -> set[str]:
-    """Return the scopes in which an attempt has ended recently, or a task is published or
-    running.
-    """
-    lately = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
-    last = lately.values_list("task_id", "completed_at")[:_LATELY]
+def _active_scopes(look: Look) -> set[str]:
+    """Return the scopes of the attempts that ended during the last PATIENCE seconds."""
+    attempts = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
+    last = attempts.values_list("task_id", "completed_at")[:_RECENT_ATTEMPTS]
     ids = [task_id for task_id, ended in last if ended >= look.ago(PATIENCE)]
     columns = ("name", "queue", "tenant_id", "limit_key")
     moving: set[str] = set()
@@ -101,11 +99,11 @@ def _moving(look: Look) -> set[str]:
     return moving
 
 
-def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _release(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     batch = conf.settings().BATCH_SIZE
-    going = release.going(sorted({str(one.found) for one in findings}), look.now, batch)
-    transitions.let_go(tables.tasks().filter(pk__in=list(going.rows)), batch)
-    return {one.key: "the most urgent of its limit go on" for one in findings}
+    plan = release.plan_release(sorted({str(one.found) for one in findings}), look.now, batch)
+    transitions.let_go(tables.tasks().filter(pk__in=list(plan.rows)), batch)
+    return {one.key: "the most urgent tasks of its limit were released" for one in findings}
 
 
 CHECKS = tuple(
@@ -120,8 +118,8 @@ CHECKS = tuple(
         (
             "stuck-on-limit",
             "Does each parked task wait for a limit without capacity?",
-            parked_for_nobody,
-            _let_go,
+            stuck_on_limit,
+            _release,
         ),
     )
 )
