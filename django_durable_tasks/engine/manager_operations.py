@@ -1,5 +1,7 @@
-"""Implements the ports behind the managers of Task, DeadLetter and RecurringTask with the functions
-of the engine.
+"""Implements the ports behind the managers of Task, DeadLetter and RecurringTask with functions of
+the engine.
+
+``apps.py`` installs these classes when Django starts.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class EngineTaskOperations:
         )
 
     def retry(self, question: TaskQuerySet, *, by: str, reason: str) -> int:
-        """Make waiting retries due now."""
+        """Make tasks that wait for a retry due now."""
         return operator_actions.retry_now(_tasks_of(question), by=by, reason=reason)
 
     def cancel(self, question: TaskQuerySet, *, by: str, reason: str) -> int:
@@ -97,7 +99,7 @@ class EngineDeadLetterOperations:
 
 
 def _of_key(key: str, tenant: Any) -> TaskQuerySet:
-    """Return the open task that has this key, or will have it after the caller's commit."""
+    """Return the open task that owns this key, or will own it after the caller's commit."""
     tenant_id = getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID
     next_owner = requests.next_owner(RequestKind.KEY, tenant_id, key)
     if next_owner is not None:
@@ -115,7 +117,7 @@ def _tasks_of(question: TaskQuerySet) -> TaskQuerySet:
 
 
 class Doors:
-    """What the rows of recurring tasks can be asked to do."""
+    """The operations of RecurringTask and its manager."""
 
     pause = staticmethod(schedules.pause)
     snooze = staticmethod(schedules.snooze)
@@ -137,7 +139,7 @@ class Doors:
         return run_now.trigger_now(row, request_id=request_id, by=by, reason=reason)
 
     def explain(self, row: RecurringTask, at: datetime) -> str:
-        """Say what became of a fire time."""
+        """Describe the outcome of a fire time."""
         _load_for(row.task)
         return recurring_explain.explain(row, at)
 
@@ -151,13 +153,13 @@ class Doors:
     def override(
         self, row: RecurringTask, fire_time: datetime, action: str, **options: Any
     ) -> OccurrenceOverride:
-        """Decide about one fire time."""
+        """Skip, move or add one fire time."""
         return overrides.override(row, fire_time, action, **options)
 
 
 def _load_for(task: Any) -> None:
-    """Import the project's task modules if this process, a web process for instance, has not
-    imported this task's.
+    """Import the project's task modules if this process, for example a web process, has not
+    imported this task.
     """
     if isinstance(task, str) and registry.find(task) is None:
         ports.load_tasks()

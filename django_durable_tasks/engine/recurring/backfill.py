@@ -1,7 +1,8 @@
-"""Runs past fire times that have no run, in the requested order and concurrency.
+"""Creates the missing runs of past fire times, in a given order and with limited concurrency.
 
-The unique key of the ledger applies: a fire time whose entry has a task is never created again. The
-watermark and ``runs_count`` do not change.
+The unique key of the ledger still applies: a fire time whose entry has a task gets no second one.
+The watermark and ``runs_count`` do not change. Called by ``RecurringTask.backfill``, the admin and
+the command line.
 """
 
 from __future__ import annotations
@@ -55,20 +56,25 @@ def backfill(
     by: str = "",
     reason: str = "",
 ) -> Report:
-    """Run the fire times of [start, end] (aware; by the schedule as it is now) that have no run;
-    return the steps.
+    """Run the fire times in [start, end] (aware) of the current timetable that have no run; return
+    a report.
 
-    An ``end`` of whole seconds includes the only fire time within that second. ``reprocess`` FAILED
-    or ALL also replays the tasks that failed, or all that have ended. It does not create second
-    ones. A fire time that started a workflow is replayed under ALL only, after the workflow has
-    ended, and starts it again as a second run with its own id. Failed tasks inside a run are
-    replayed there. At most ``concurrency`` of the tasks run at a time, in addition to the
-    schedule's own runs, OLDEST or NEWEST first. Raises InvalidOption for a range that ends in the
-    future, begins before the ledger's retention or has more than ``limit`` fire times (1 to
-    10,000), and UniqueConflict if the task's unique key allows only one. Nothing is written then.
+    An ``end`` in whole seconds includes the only fire time within that second. With ``reprocess``
+    FAILED or ALL the failed, or all ended, tasks are replayed as well, without creating new tasks.
+    A fire time that started a workflow is repeated only with ALL and only if that workflow has
+    ended; it then starts a second workflow run with its own id. At most ``concurrency`` of these
+    tasks run at a time, in addition to the schedule's own runs. ``order`` is OLDEST or NEWEST
+    first.
+
+    Raises InvalidOption if the range ends in the future, starts before the ledger, or contains more
+    than ``limit`` (1 to 10,000) fire times, and UniqueConflict if the task's unique key is in use.
+    After an error nothing is written.
     """
     first, last = instant("start", start).astimezone(UTC), instant("end", end).astimezone(UTC)
-    wish, way = _word("reprocess", reprocess, Reprocess), _word("order", order, CatchUpOrder)
+    mode, direction = (
+        _choice("reprocess", reprocess, Reprocess),
+        _choice("order", order, CatchUpOrder),
+    )
     checked_count("concurrency", concurrency, 1, MOST)
     checked_count("limit", limit, 1, MOST)
     with tables.atomic():
@@ -77,19 +83,19 @@ def backfill(
         _refuse(found, first, last, now)
         last = min(now, max(last, fire_times.meant(found, last)))
         fires = _fire_times(found, first, last, limit)
-        lines = _lines(found, first, last)
-        steps = _steps(found, fires, lines, wish)
+        entries = _entries_of(found, first, last)
+        steps = _steps(found, fires, entries, mode)
         if not dry_run:
-            ordered = steps if way == CatchUpOrder.OLDEST else steps[::-1]
-            done = _Backfill(found, now, concurrency, by, reason).carry_out(ordered, lines)
+            ordered = steps if direction == CatchUpOrder.OLDEST else steps[::-1]
+            done = _Backfill(found, now, concurrency, by, reason).carry_out(ordered, entries)
             steps = sorted(done, key=lambda one: one.fire_time)
         remark = _remark(found, first, last, any_fires=bool(steps))
     return Report(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
 
 
 def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bool) -> str:
-    """Return why the range, or a part of it, has no fire time; empty if nothing needs an
-    explanation.
+    """Return why the range, or a part of it, contains no fire time; empty if no explanation is
+    needed.
     """
     if start < row.start_time:
         first = agenda_of(row).next(row.start_time - _INSTANT) if end < row.start_time else None
@@ -105,10 +111,10 @@ def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bo
     return no_fires_within(row.name, (start, end), (near[0], near[1]))
 
 
-def _word(option: str, value: str, words: Any) -> Any:
-    if value not in set(words):
-        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(words)}.")
-    return words(value)
+def _choice(option: str, value: str, choices: Any) -> Any:
+    if value not in set(choices):
+        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(choices)}.")
+    return choices(value)
 
 
 def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -> None:
@@ -127,8 +133,8 @@ def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -
 
 
 def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) -> list[datetime]:
-    """Return all fire times of the range, including those excluded by calendars and those that an
-    operator added.
+    """Return all fire times of the range, also those that a calendar or an override removes, and
+    added ones.
     """
     times = fire_times_of(row)
     first, last = (
@@ -151,25 +157,29 @@ def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) 
     return sorted(found)
 
 
-def _lines(row: RecurringTask, start: datetime, end: datetime) -> dict[datetime, OccurrenceRecord]:
+def _entries_of(
+    row: RecurringTask, start: datetime, end: datetime
+) -> dict[datetime, OccurrenceRecord]:
     found = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time__range=(start, end))
-    return {line.fire_time: line for line in found}
+    return {entry.fire_time: entry for entry in found}
 
 
 def _steps(
     row: RecurringTask,
     fires: Sequence[datetime],
-    lines: dict[datetime, OccurrenceRecord],
+    entries: dict[datetime, OccurrenceRecord],
     reprocess: Reprocess,
 ) -> list[Step]:
     status: dict[uuid.UUID, str] = {}
-    for ids in _bulks([line.task_id for line in lines.values() if line.task_id is not None]):
+    for ids in _bulks([entry.task_id for entry in entries.values() if entry.task_id is not None]):
         status |= dict(tables.tasks().filter(pk__in=ids).values_list("pk", "status"))
     agenda, steps, started = agenda_of(row), list[Step](), _started(row, fires)
     for fire_time in fires:
-        line, today = lines.get(fire_time), agenda.at_nominal(fire_time)
-        known = status.get(line.task_id, "") if line and line.task_id else ""
-        recorded = Told(line.outcome, line.task_id, known, started.get(fire_time)) if line else None
+        entry, today = entries.get(fire_time), agenda.at_nominal(fire_time)
+        known = status.get(entry.task_id, "") if entry and entry.task_id else ""
+        recorded = (
+            Told(entry.outcome, entry.task_id, known, started.get(fire_time)) if entry else None
+        )
         steps.append(
             step(fire_time, today if isinstance(today, Stretch) else None, recorded, reprocess)
         )
@@ -179,7 +189,7 @@ def _steps(
 def _started(
     row: RecurringTask, fires: Sequence[datetime]
 ) -> dict[datetime | None, tuple[uuid.UUID, str]]:
-    """Return the newest workflow run that each of these fire times started, with its status."""
+    """Return the id and status of the newest workflow run that each of these fire times started."""
     if not fires:
         return {}
     these = runs().filter(
@@ -194,36 +204,38 @@ def _bulks(several: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class _Backfill:
-    """A backfill in progress: its overlap keys, and what its transaction writes."""
+    """The overlap keys of one backfill, and the writes of its transaction."""
 
     def __init__(
         self, row: RecurringTask, now: datetime, concurrency: int, by: str, reason: str
     ) -> None:
         self.row, self.now, self.by, self.reason = row, now, by, reason
-        self._slots = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
+        self._overlap_keys = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
         self._taken = {
-            overlap_key for overlap_key, tasks in overlap.open_runs(self._slots).items() if tasks
+            overlap_key
+            for overlap_key, tasks in overlap.open_runs(self._overlap_keys).items()
+            if tasks
         }
 
     def carry_out(
-        self, steps: Sequence[Step], lines: dict[datetime, OccurrenceRecord]
+        self, steps: Sequence[Step], entries: dict[datetime, OccurrenceRecord]
     ) -> list[Step]:
-        """Create and replay the tasks of the steps in their order; return the steps with the ids of
-        the tasks.
+        """Create and replay the tasks of these steps in order; return the steps with their task
+        ids.
         """
         places = self._places([one for one in steps if one.deed != Deed.UNCHANGED])
-        born = {
+        created = {
             one.fire_time: self._new_task(one, places[one.fire_time])
             for one in steps
             if one.deed == Deed.CREATED
         }
-        new = self._write(born, lines)
-        self._bear([task for task in born.values() if task.id in new])
+        new = self._write(created, entries)
+        self._create([task for task in created.values() if task.id in new])
         self._replay([one for one in steps if one.deed == Deed.REPLAYED], places)
         return [
             (
-                Step(one.fire_time, one.deed, one.why, born[one.fire_time].id)
-                if one.fire_time in born
+                Step(one.fire_time, one.deed, one.why, created[one.fire_time].id)
+                if one.fire_time in created
                 else one
             )
             for one in steps
@@ -239,7 +251,7 @@ class _Backfill:
         number = 0
         while True:
             overlap_key, run_at = (
-                self._slots[number % len(self._slots)],
+                self._overlap_keys[number % len(self._overlap_keys)],
                 self.now + number * _INSTANT,
             )
             yield {
@@ -257,35 +269,36 @@ class _Backfill:
         return task._replace(**place)
 
     def _write(
-        self, born: dict[datetime, NewTask], lines: dict[datetime, OccurrenceRecord]
+        self, created: dict[datetime, NewTask], known: dict[datetime, OccurrenceRecord]
     ) -> set[Any]:
-        """Write the ledger first: an entry without a task gets one, a fire time without an entry
-        gets an entry.
+        """Write the ledger: set the task of entries that have none, and insert missing entries.
+
+        Return the ids of the tasks to create.
         """
         reason = comment("backfilled", self.by, self.reason)
         entries, empty = [], {}
-        for fire_time, task in born.items():
-            line, planned = lines.get(fire_time), Planned(fire_time, fire_time)
-            if line is None:
+        for fire_time, task in created.items():
+            entry, planned = known.get(fire_time), Planned(fire_time, fire_time)
+            if entry is None:
                 entries.append(
-                    occurrence_tasks.line(
+                    occurrence_tasks.entry(
                         self.row, planned, Fate.DISPATCHED, term=None, task=task, reason=reason
                     )
                 )
             else:
-                empty[line.pk] = (task.id, task.run_at or self.now)
+                empty[entry.pk] = (task.id, task.run_at or self.now)
         for some in _bulks(list(empty.items())):
-            # All writers of ledger entries lock the row of the schedule first, so no other process
-            # can have been faster.
+            # Every writer of entries of fire times locks the schedule first, as this transaction
+            # does, so no entry can have got a task since it was read.
             if ledger.fill(dict(some), Fate.DISPATCHED, reason) < len(some):
                 raise TransitionRefused(
                     f"The ledger of {self.row.name!r} changed under the backfill; try again."
                 )
         return {task_id for task_id, _ in empty.values()} | ledger.write(entries)
 
-    def _bear(self, tasks: Sequence[NewTask]) -> None:
+    def _create(self, created: Sequence[NewTask]) -> None:
         try:
-            transitions.create_many(tasks)
+            transitions.create_many(created)
         except IntegrityError as taken:
             raise UniqueConflict(
                 f"{self.row.task} may be open once (its option unique): backfill one fire time at a"

@@ -1,5 +1,7 @@
-"""Creates, changes and deletes calendars. All schedules that use one are updated in the same
+"""Writes calendars, and recomputes the next fire time of every schedule that uses one in the same
 transaction.
+
+Called by the admin and the command line.
 """
 
 from __future__ import annotations
@@ -44,20 +46,21 @@ def upsert(
     by: str = "",
     reason: str = "",
 ) -> Calendar:
-    """Create or change the calendar of this name. Arguments of None do not change it; a new one has
-    Monday to Friday.
+    """Create or change the calendar of this name; arguments that are None leave their column
+    unchanged.
 
-    ``days`` replaces all its dates. The schedules that use it get a new next run. Raises
-    InvalidCalendar for invalid days, for a calendar without a working day (also together with the
-    other calendars of a schedule), and if a schedule would never fire again. Nothing is written
-    then. With ``revision`` it changes the calendar only at this revision, otherwise raises
-    TransitionRefused.
+    ``days`` replaces all special days. A new calendar without ``working_days`` has Monday to
+    Friday. The active schedules that use the calendar get a new next fire time. Raises
+    InvalidCalendar if the days are invalid, if no working day is left (also in combination with
+    other calendars of a schedule), or if a schedule would never fire again. With ``revision``,
+    raises TransitionRefused if the calendar has another revision. After an error nothing is
+    written.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
     special = None if days is None else tuple(days)
-    texts = {"description": description, "origin": origin}
-    values: dict[str, Any] = {column: value for column, value in texts.items() if value is not None}
+    given = {"description": description, "origin": origin}
+    values: dict[str, Any] = {column: value for column, value in given.items() if value is not None}
     values |= {"updated_by": by[:200], "reason": reason[:500]}
     for _ in range(2):
         try:
@@ -82,8 +85,9 @@ def upsert(
 
 
 def _locked(name: str, tenant_id: int) -> int:
-    """Lock or create the calendar of this name. Raises IntegrityError if another process created it
-    first.
+    """Lock the calendar of this name, or insert it, and return its id.
+
+    Raises IntegrityError if a concurrent transaction inserted it first.
     """
     known = (
         _calendars()
@@ -107,7 +111,7 @@ def _write(
     known = business_days(calendar)
     special = known.special if days is None else tuple(days)
     week = known.working_days if working_days is None else tuple(working_days)
-    BusinessDays(name=name, working_days=week, special=special)  # refuses what cannot be used
+    BusinessDays(name=name, working_days=week, special=special)  # raises InvalidCalendar
     _calendars().filter(pk=pk).update(
         revision=F("revision") + 1, updated_at=DatabaseNow(), working_days=list(week), **values
     )
@@ -116,10 +120,10 @@ def _write(
 
 
 def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
-    """Delete a calendar; return False if there is none. Raises TransitionRefused while active
-    schedules use it.
+    """Delete a calendar; return False if it does not exist.
 
-    ``by`` and ``reason`` are logged, because no row remains that could store them.
+    Raises TransitionRefused if schedules that have not ended use it. ``by`` and ``reason`` are
+    logged, because no row remains to store them.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     with tables.atomic():
@@ -167,7 +171,9 @@ def _write_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
 
 
 def naming(name: str, tenant_id: int) -> list[Any]:
-    """Return the ids, in order, of schedules that have not ended and use this calendar."""
+    """Return the ids, in ascending order, of the schedules that use this calendar and have not
+    ended.
+    """
     rows = (
         recurring()
         .for_tenant(tenant_id)
@@ -182,7 +188,7 @@ def naming(name: str, tenant_id: int) -> list[Any]:
 
 
 def _replan(name: str, tenant_id: int) -> None:
-    """Set the next run of the active schedules that use a calendar, in batches."""
+    """Set the next fire time of the active schedules that use a calendar, ``_BULK`` at a time."""
     keys = naming(name, tenant_id)
     for first in range(0, len(keys), _BULK):
         rows = list(

@@ -1,5 +1,6 @@
-"""Explains what a schedule will do and what happened to a fire time, from schedule, ledger and
-task. Writes nothing.
+"""Explains the fire times of a schedule, past and future, from its row, the ledger and its tasks.
+
+Writes nothing. Called by the managers of RecurringTask, the admin and the command line.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from django_durable_tasks.rules.tasks.durations import instant
 from django_durable_tasks.rules.tasks.options import checked_count
 
 MOST_FIRES = 10_000
-_LINES = 20
+_MAX_ENTRIES = 20
 _INSTANT = timedelta(microseconds=1)
 
 
@@ -36,10 +37,11 @@ _INSTANT = timedelta(microseconds=1)
 def next_fire_times(
     row: RecurringTask, number: int = 5, *, after: datetime | None = None
 ) -> list[FireTime]:
-    """Return the next fire times after ``after`` (aware; by default now), including jitter.
+    """Return at most ``number`` fire times after ``after`` (aware, default now), with jitter.
 
-    Empty for a schedule that has ended or waits for ``resume``. One that is paused until an instant
-    continues after it. Raises InvalidOption for a number outside 1 to 10,000.
+    Returns an empty list if the schedule has ended or is paused without an end. If it is paused
+    until an instant, the fire times after that instant are returned. Raises InvalidOption if
+    ``number`` is not between 1 and 10,000.
     """
     checked_count("number", number, 1, MOST_FIRES)
     start = database_now() if after is None else instant("after", after).astimezone(UTC)
@@ -54,8 +56,8 @@ def next_fire_times(
 
 
 def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireTime]:
-    """Yield the fire times of this row, saved or not, after an instant, whatever its status;
-    including jitter.
+    """Yield the fire times of a saved or unsaved row after ``after``, with jitter; its status is
+    ignored.
     """
     check(row)
     planned = agenda.next(after)
@@ -72,9 +74,10 @@ def _fire(row: RecurringTask, planned: Planned, following: Planned | None) -> Fi
 
 
 def explain(row: RecurringTask, at: datetime) -> str:
-    """Explain what happened or will happen to the fire time at this instant (aware), and why.
+    """Describe the outcome, or the expected outcome, of the fire time at ``at`` (aware) and its
+    reason.
 
-    An instant of whole seconds means the only fire time within that second.
+    An instant in whole seconds refers to the only fire time within that second.
     """
     when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
     try:
@@ -89,7 +92,7 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
     agenda, now = agenda_of(row), database_now()
     before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
     meets = agenda.next(when - _INSTANT)
-    there = meets is not None and meets.at <= fire_times.end_of(when)
+    starts_then = meets is not None and meets.at <= fire_times.end_of(when)
     lease = SchedulerLease.objects.using(tables.database()).filter(
         name=lease_name(), expires_at__gt=now
     )
@@ -109,10 +112,10 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
         watermark=row.watermark_at,
         ledger_from=row.ledger_from,
         next_run_at=row.next_run_at,
-        lines=_lines(row, when),
+        lines=_ledger_lines(row, when),
         planned=planned,
         fire=_fire(row, planned, agenda.next(planned.at)) if isinstance(planned, Planned) else None,
-        runs_then=meets.nominal if meets and there else None,
+        runs_then=meets.nominal if meets and starts_then else None,
         start=row.start_time,
         end=row.end_time,
         before=before.nominal if before else None,
@@ -123,36 +126,36 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
     )
 
 
-def _lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
-    """Return the ledger entries that include this instant: its own, then ranges, the newest first,
-    then manual runs.
+def _ledger_lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
+    """Return the ledger entries of this instant: its own entry, then ranges from the newest, then a
+    manual run.
     """
     entries = ledger.ledger().filter(recurring_task=row.pk)
-    lines = list(entries.covering(when)[:_LINES])
-    lines += entries.filter(fire_time=when, request_id__isnull=False)[:1]
-    return tuple(_line(line) for line in lines)
+    found = list(entries.covering(when)[:_MAX_ENTRIES])
+    found += entries.filter(fire_time=when, request_id__isnull=False)[:1]
+    return tuple(_ledger_line(entry) for entry in found)
 
 
-def _line(line: OccurrenceRecord) -> Line:
+def _ledger_line(entry: OccurrenceRecord) -> Line:
     return Line(
-        outcome=line.outcome,
-        first=line.fire_time,
-        last=line.last_fire_time,
-        count=line.count,
-        exact=line.count_is_exact,
-        reason=line.reason,
-        effective=line.effective_at,
-        blocked_by=line.blocked_by,
-        story=_story(line),
+        outcome=entry.outcome,
+        first=entry.fire_time,
+        last=entry.last_fire_time,
+        count=entry.count,
+        exact=entry.count_is_exact,
+        reason=entry.reason,
+        effective=entry.effective_at,
+        blocked_by=entry.blocked_by,
+        story=_story(entry),
     )
 
 
-def _story(line: OccurrenceRecord) -> Story | None:
-    if line.task_id is None:
+def _story(entry: OccurrenceRecord) -> Story | None:
+    if entry.task_id is None:
         return None
-    task = tables.tasks().filter(pk=line.task_id).first()
+    task = tables.tasks().filter(pk=entry.task_id).first()
     if task is None:
-        return Story(task_id=line.task_id)
+        return Story(task_id=entry.task_id)
     since = task.completed_at or task.started_at
     first = overlap.open_runs([task.overlap_key])[task.overlap_key][:1] if task.is_waiting else []
     behind = next((named(first, one.task_id) for one in first if one.task_id != task.pk), "")
@@ -168,7 +171,7 @@ def _story(line: OccurrenceRecord) -> Story | None:
 
 
 def _run_of(task: Task) -> Run | None:
-    """Return the workflow run that this task started; the newest if it was replayed."""
+    """Return the newest workflow run that this task started, or None."""
     started = runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
     row = (
         started.filter(parent__isnull=True).order_by("-pk").first()

@@ -1,5 +1,7 @@
-"""Finds the fire time that a user means. Lists and pages print whole seconds, but schedules may
-fire within them.
+"""Resolves an instant in whole seconds, as users enter it, to the exact fire time within that
+second.
+
+The admin and the command line show whole seconds, but a schedule may fire between them.
 """
 
 from __future__ import annotations
@@ -15,32 +17,29 @@ from django_durable_tasks.models import OccurrenceOverride, RecurringTask
 from django_durable_tasks.rules.recurring.effective.types import TICK
 
 _TOO_MANY = 2
-"""Two fire times in one second are already ambiguous."""
+"""The search stops at two fire times, because the instant is then ambiguous."""
 
 
 def end_of(at: datetime) -> datetime:
-    """Return the last instant that ``at`` can mean: the end of its second if it has no fraction,
-    otherwise itself.
-    """
+    """Return the last instant of the second of ``at``, or ``at`` itself if it has a fraction."""
     return at if at.microsecond else at + timedelta(seconds=1) - TICK
 
 
 def meant(row: RecurringTask, at: datetime) -> datetime:
-    """Return the fire time that this instant (UTC) names: itself, or the only fire time within its
-    whole second.
+    """Return the only fire time within the second of ``at`` (UTC), or ``at`` itself.
 
-    Considers the timetable within the row's bounds, overrides and the ledger. Returns ``at``
-    unchanged if the second holds no fire time or several, or if ``at`` has a fraction. Raises
-    InvalidSchedule for a row that cannot be read.
+    Considers the timetable between the start and end of the schedule, its overrides and the ledger.
+    Returns ``at`` unchanged if the second contains no fire time or several, or if ``at`` has a
+    fraction. Raises InvalidSchedule if the row is corrupted.
     """
     last = end_of(at)
     if last == at:
         return at
-    found = _timed(row, at, last) | _recorded(row, at, last)
+    found = _from_timetable(row, at, last) | _from_ledger(row, at, last)
     return found.pop() if len(found) == 1 else at
 
 
-def _timed(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
+def _from_timetable(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
     last = last if row.end_time is None else min(last, row.end_time)
     times, found = fire_times_of(row), set[datetime]()
     fire = times.next(max(first, row.start_time) - TICK)
@@ -50,11 +49,11 @@ def _timed(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]
     return found
 
 
-def _recorded(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
+def _from_ledger(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
     overrides = OccurrenceOverride.objects.using(tables.database()).filter(
         fire_time__range=(first, last)
     )
-    # Two conditions, because the unique key and the partial index serve one each.
+    # Two conditions, because the unique key serves one and the partial index the other.
     entries = ledger.ledger().filter(
         Q(unique_fire_time__range=(first, last))
         | Q(

@@ -1,7 +1,7 @@
-"""The only writer of the ledger, which records what became of each fire time, once.
+"""The only writer of the ledger, which records the outcome of each fire time once.
 
 The unique key over (recurring task, fire time) decides which of several processes creates the task
-of a fire time, also while two schedulers lead.
+of a fire time. This is also true if two schedulers are leader.
 """
 
 from __future__ import annotations
@@ -46,21 +46,23 @@ class Entry:
 
     @property
     def unique_fire_time(self) -> datetime | None:
-        """The columns of the unique key. Ranges and manual runs have none."""
+        """The value of the unique key; None for ranges and manual runs, which the key does not
+        cover.
+        """
         return self.fire_time if self.last_fire_time is None and self.request_id is None else None
 
 
 def ledger() -> OccurrenceQuerySet:
-    """Return the query of all entries."""
-    questions: OccurrenceQuerySet = OccurrenceRecord.objects.using(tables.database()).unguarded()
-    return questions
+    """Return a queryset of all ledger entries."""
+    entries: OccurrenceQuerySet = OccurrenceRecord.objects.using(tables.database()).unguarded()
+    return entries
 
 
 def write(entries: Sequence[Entry]) -> set[uuid.UUID]:
-    """Insert the entries whose fire time (or request) has none yet; return the task ids of the
-    inserted ones.
+    """Insert the entries whose fire time or request has no entry yet.
 
-    Runs in the transaction that creates exactly these tasks.
+    Return the task ids of the inserted entries. Call it in the transaction that creates exactly
+    these tasks.
     """
     written: set[uuid.UUID] = set()
     for first in range(0, len(entries), _BULK):
@@ -93,38 +95,42 @@ def _columns(entry: Entry) -> dict[str, Any]:
 def _write(entries: Sequence[Entry]) -> set[uuid.UUID]:
     sql = statement("ledger")
     if sql is not None:
-        with cursor() as hand:
-            hand.execute(sql, {"rows": recordset(_columns(entry) for entry in entries)})
-            return {task_id for (task_id,) in hand.fetchall() if task_id is not None}
+        with cursor() as connection_cursor:
+            connection_cursor.execute(
+                sql, {"rows": recordset(_columns(entry) for entry in entries)}
+            )
+            return {task_id for (task_id,) in connection_cursor.fetchall() if task_id is not None}
     rows = [OccurrenceRecord(**_columns(entry)) for entry in entries]
     ledger().bulk_create(rows, ignore_conflicts=True)
     wanted = {entry.task_id for entry in entries if entry.task_id is not None}
     if not wanted:
         return set()
-    theirs = ledger().filter(recurring_task__in={entry.recurring_task_id for entry in entries})
+    stored = ledger().filter(recurring_task__in={entry.recurring_task_id for entry in entries})
     if all(entry.request_id is None for entry in entries):
-        theirs = theirs.filter(unique_fire_time__in={entry.fire_time for entry in entries})
+        stored = stored.filter(unique_fire_time__in={entry.fire_time for entry in entries})
     # An entry with another task was inserted first by another transaction.
-    return {found for found in theirs.values_list("task_id", flat=True) if found in wanted}
+    return {found for found in stored.values_list("task_id", flat=True) if found in wanted}
 
 
 def recorded(
     fires: Mapping[uuid.UUID, Sequence[datetime]],
 ) -> set[tuple[uuid.UUID, datetime | None]]:
-    """Return which of these fire times of schedules have an entry; one statement."""
+    """Return the fire times among ``fires`` that have an entry; executes one statement."""
     times = {fire_time for several in fires.values() for fire_time in several}
-    lines = ledger().filter(recurring_task__in=fires, unique_fire_time__in=times)
-    return set(lines.values_list("recurring_task", "unique_fire_time"))
+    entries = ledger().filter(recurring_task__in=fires, unique_fire_time__in=times)
+    return set(entries.values_list("recurring_task", "unique_fire_time"))
 
 
 def refuse(recurring_task_id: uuid.UUID, fire_time: datetime, reason: str) -> None:
-    """Record that the task of a fire time, whose entry was inserted, could not be created."""
-    line = ledger().filter(recurring_task=recurring_task_id, unique_fire_time=fire_time)
-    line.update(outcome=Fate.FAILED_TO_CREATE, task_id=None, effective_at=None, reason=reason)
+    """Record that the task of a fire time could not be created, in the entry inserted for it."""
+    entry = ledger().filter(recurring_task=recurring_task_id, unique_fire_time=fire_time)
+    entry.update(outcome=Fate.FAILED_TO_CREATE, task_id=None, effective_at=None, reason=reason)
 
 
 def fill(tasks: Mapping[int, tuple[uuid.UUID, datetime]], outcome: Fate, reason: str) -> int:
-    """Set the task and start of entries (by id) that have none; return how many had none."""
+    """Set the task and start of the entries (by id) that have no task; return the number of entries
+    changed.
+    """
     empty = ledger().filter(
         pk__in=list(tasks), task_id__isnull=True, unique_fire_time=F("fire_time")
     )

@@ -1,4 +1,7 @@
-"""Builds the task and the ledger entry of a fire time from a recurring task."""
+"""Builds the Task values and the ledger entry of one fire time of a schedule.
+
+Called by the tick, manual runs and backfills. Writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,27 @@ from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tasks.shards import shard_of
 
-_MOST = 200_000
-_kept: OrderedDict[tuple[uuid.UUID, int], NewTask] = OrderedDict()
+_CACHE_SIZE = 200_000
+_cache: OrderedDict[tuple[uuid.UUID, int], NewTask] = OrderedDict()
 
 
 def template(row: RecurringTask) -> NewTask:
-    """Return the values that all tasks of this schedule share. Raises UnknownTask,
-    InvalidArguments, InvalidOption.
+    """Return the values that all tasks of this schedule share, cached by revision.
+
+    Raises UnknownTask, InvalidArguments or InvalidOption.
     """
     key = (row.pk, row.revision)
-    found = _kept.get(key)
+    found = _cache.get(key)
     if found is None:
-        found = _kept[key] = unkept_template(row)
-        if len(_kept) > _MOST:
-            _kept.popitem(last=False)
+        found = _cache[key] = unkept_template(row)
+        if len(_cache) > _CACHE_SIZE:
+            _cache.popitem(last=False)
     return found
 
 
 @readable
 def unkept_template(row: RecurringTask) -> NewTask:
-    """Return the template of a row that is being changed. It must not be cached under its
-    revision.
-    """
+    """Return the template without the cache, for a row whose changes are not saved yet."""
     options = call_options(
         CallOptions(),
         {
@@ -78,8 +80,8 @@ def occurrence_task(
     verdict: Verdict,
     key: str | None = None,
 ) -> NewTask:
-    """Return the task of this fire time. It waits until ``effective`` or until its overlap key is
-    free.
+    """Return the task of this fire time; it starts at ``effective``, or waits for its overlap key
+    if ``verdict.held`` is set.
     """
     shared, task_id = template(row), new_task_id()
     expires_in = row.expires_in if row.expires_in is not None else shared.expires_in
@@ -95,16 +97,16 @@ def occurrence_task(
 
 
 def idempotency_key(recurring_task_id: uuid.UUID, fire_time: datetime) -> str:
-    """Return the idempotency key of a fire time: the schedule's id and the fire time."""
+    """Return the idempotency key of a fire time: the schedule's id and the fire time in UTC."""
     return f"{recurring_task_id}/{fire_time.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
 
 
 def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
-    """Return the idempotency key of a manual run: the schedule's id and the request's."""
+    """Return the idempotency key of a manual run: the schedule's id and the request id."""
     return f"{recurring_task_id}/request/{request_id}"
 
 
-def line(
+def entry(
     row: RecurringTask,
     planned: Planned,
     outcome: Fate,

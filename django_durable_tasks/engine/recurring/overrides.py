@@ -1,4 +1,7 @@
-"""Operators' overrides of single future fire times: skip, move, add, and removal of an override."""
+"""Skips, moves and adds single future fire times of a schedule, and removes such overrides.
+
+Called by the managers of RecurringTask.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,13 @@ def override(
     reason: str = "",
     by: str = "",
 ) -> OccurrenceOverride:
-    """SKIP a fire time, MOVE it to ``move_to``, or ADD one. A second override of a fire time
-    replaces the first.
+    """SKIP a fire time, MOVE it to ``move_to``, or ADD one; replaces an earlier override of the
+    same fire time.
 
-    Instants are aware. For SKIP and MOVE a ``fire_time`` of whole seconds means the only fire time
-    within that second. Raises TransitionRefused if it is too late or the schedule has ended,
-    InvalidSchedule if SKIP or MOVE names no fire time, or ADD an existing one.
+    Instants are aware. For SKIP and MOVE, a ``fire_time`` in whole seconds refers to the only fire
+    time within that second. Raises TransitionRefused if the fire time has passed or the schedule
+    has ended. Raises InvalidSchedule if SKIP or MOVE refers to no fire time, or ADD to an existing
+    one.
     """
     when, target = instant("fire_time", fire_time).astimezone(UTC), None
     if action not in set(Action):
@@ -47,7 +51,7 @@ def override(
         when = when if action == Action.ADD else fire_times.meant(found, when)
         _overrides(found).filter(fire_time=when).delete()
         _check(found, when, target, Action(action), now)
-        made = OccurrenceOverride(
+        created = OccurrenceOverride(
             recurring_task=found,
             fire_time=when,
             action=action,
@@ -55,28 +59,27 @@ def override(
             reason=reason[:200],
             by=by[:200],
         )
-        _overrides(found).bulk_create([made])
+        _overrides(found).bulk_create([created])
         _replan(row, found, now)
-    return made
+    return created
 
 
 def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
-    """Remove an override, so that the fire time follows the schedule again; return False if there
-    is none.
+    """Delete the override of a fire time; return False if there is none.
 
-    Raises TransitionRefused if its fire time has passed. Its effect stays recorded.
+    Raises TransitionRefused if the fire time has passed.
     """
     when = instant("fire_time", fire_time).astimezone(UTC)
     with tables.atomic():
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
         when = fire_times.meant(found, when)
-        made = _overrides(found).filter(fire_time=when).first()
-        if made is None:
+        existing = _overrides(found).filter(fire_time=when).first()
+        if existing is None:
             return False
         _refuse_past(found, when, now, "fire_time")
-        _overrides(found).filter(pk=made.pk).delete()
-        _refuse_born(found, when)
+        _overrides(found).filter(pk=existing.pk).delete()
+        _refuse_recorded(found, when)
         _replan(row, found, now)
     return True
 
@@ -92,28 +95,30 @@ def _overrides(row: RecurringTask) -> Any:
 def _check(
     row: RecurringTask, when: datetime, target: datetime | None, action: Action, now: datetime
 ) -> None:
-    """Refuse an override that is too late, or whose fire time does not exist (or, to be added,
-    exists).
+    """Raise an error if a fire time has passed, does not exist (SKIP, MOVE) or exists already
+    (ADD).
     """
     _refuse_past(row, when, now, "fire_time")
     if target is not None:
         _refuse_past(row, target, now, "move_to")
-    _refuse_born(row, when)
+    _refuse_recorded(row, when)
     agenda = unkept_agenda(row)
-    there = agenda.at_nominal(when)
-    if action == Action.ADD and there is not None:
+    existing = agenda.at_nominal(when)
+    if action == Action.ADD and existing is not None:
         raise InvalidSchedule(
             f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
         )
-    if action != Action.ADD and there is None:
+    if action != Action.ADD and existing is None:
         before, after = (
             one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
         )
-        problem = not_a_fire_time(row.name, when, (row.start_time, row.end_time), (before, after))
-        raise InvalidSchedule(f"fire_time={when.isoformat()}: {problem}")
-    if isinstance(there, Planned) and there.at <= row.watermark_at:
+        explanation = not_a_fire_time(
+            row.name, when, (row.start_time, row.end_time), (before, after)
+        )
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
+    if isinstance(existing, Planned) and existing.at <= row.watermark_at:
         raise TransitionRefused(
-            f"fire_time={when.isoformat()} of {row.name!r} has run, at {there.at.isoformat()}."
+            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."
         )
 
 
@@ -126,19 +131,21 @@ def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) 
         )
 
 
-def _refuse_born(row: RecurringTask, when: datetime) -> None:
-    """A fire that was rolled or moved forward has run before its fire time."""
-    line = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time=when).first()
-    if line is not None:
+def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
+    """Raise TransitionRefused if the fire time has an entry: if rolled or moved, it may have run
+    before its time.
+    """
+    entry = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time=when).first()
+    if entry is not None:
         raise TransitionRefused(
             f"fire_time={when.isoformat()} of {row.name!r} is already in the ledger:"
-            f" {line.outcome}."
+            f" {entry.outcome}."
         )
 
 
 def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
     if found.status == RecurringStatus.ACTIVE:
         following = unkept_agenda(found).next(found.watermark_at)
-        # If no fire time is left, the next tick records what was skipped and ends the schedule.
+        # If no fire time is left, the next tick records the skipped ones and ends the schedule.
         found.next_run_at = following.at if following else now
     keep(row, found, now)

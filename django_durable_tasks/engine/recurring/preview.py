@@ -1,5 +1,6 @@
-"""Previews a schedule as it would be saved now. It is checked like ``upsert``; nothing is
-written.
+"""Shows the schedule that ``upsert`` would save, and the next fire times of schedules.
+
+Validates as ``upsert`` does and writes nothing. Called by the admin and the command line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from django_durable_tasks.rules.tasks.options import checked_key, checked_name
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The row as it would be saved, the time of the request (UTC), and the next fire times."""
+    """The row as it would be saved, the time of the preview (UTC), and the fire times after it."""
 
     row: RecurringTask
     now: datetime
@@ -40,9 +41,11 @@ def preview(
     number: int = 10,
     **given: Any,
 ) -> Preview:
-    """Return the result of ``upsert`` with these arguments, and the next fire times.
+    """Return the schedule that ``upsert`` would save with these arguments, and its next ``number``
+    fire times.
 
-    Raises the errors of ``upsert``: InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask.
+    Raises the same errors as ``upsert``: InvalidSchedule, InvalidOption, InvalidArguments and
+    UnknownTask.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -64,7 +67,11 @@ def preview(
 
 
 def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
-    """Return the next fire times; for a paused schedule, those after a resume now."""
+    """Return at most ``number`` fire times after ``now``.
+
+    For a paused schedule, returns the fire times that it would have if it were resumed. An ended
+    schedule has none.
+    """
     if row.status == RecurringStatus.CANCELLED:
         return []
     left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))

@@ -18,10 +18,11 @@ _entries = Isolation[int]("ledger entry")
 
 
 def prune_ledger(now: datetime, limit: int) -> int:
-    """Delete ledger entries whose retention is over among the ``limit`` oldest; return how many.
+    """Delete the expired entries among the ``limit`` oldest of the ledger; return how many were
+    deleted.
 
-    Their schedules store up to when, so that no backfill creates the task of a deleted entry again.
-    Entries of a schedule that another transaction has locked are left out.
+    ``ledger_from`` of each schedule is set to the last deleted fire time, so that a backfill does
+    not repeat it. Entries of a schedule that another transaction has locked are skipped.
     """
     cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
     locked = set[uuid.UUID]()
@@ -47,42 +48,46 @@ def _forget_apart(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> 
 
 
 def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
-    """Delete the older ones of these entries. Add to ``locked`` the schedules that keep some of
-    them.
+    """Delete those of these entries that are older than ``cutoff``.
+
+    Add the schedules that another transaction has locked to ``locked``.
     """
     with tables.atomic():
-        lines = ledger().filter(pk__in=page, created_at__lt=cutoff)
-        gone = list(
-            lines.order_by("pk").values_list("pk", "recurring_task", "fire_time", "last_fire_time")
+        expired = ledger().filter(pk__in=page, created_at__lt=cutoff)
+        deleted_rows = list(
+            expired.order_by("pk").values_list(
+                "pk", "recurring_task", "fire_time", "last_fire_time"
+            )
         )
         schedules = (
             RecurringTask.objects.using(tables.database())
             .unguarded()
-            .filter(pk__in={line[1] for line in gone})
+            .filter(pk__in={entry[1] for entry in deleted_rows})
         )
-        held = set(
+        acquired = set(
             schedules.order_by("pk")
             .select_for_update(skip_locked=True)
             .values_list("pk", flat=True)
         )
-        locked |= set(schedules.values_list("pk", flat=True)) - held
-        gone = [line for line in gone if line[1] not in locked]
+        locked |= set(schedules.values_list("pk", flat=True)) - acquired
+        deleted_rows = [entry for entry in deleted_rows if entry[1] not in locked]
         forgotten: dict[uuid.UUID, datetime] = {}
-        for _, schedule, first, last in gone:
+        for _, schedule, first, last in deleted_rows:
             forgotten[schedule] = max(last or first, forgotten.get(schedule, first))
         if forgotten:
-            # Each schedule by its own entries, because another schedule may have deleted more.
+            # Each schedule has its own limit: another schedule may still need entries of the same
+            # time.
             own = Case(
                 *(
-                    When(pk=pk, then=Value(until, DateTimeField()))
-                    for pk, until in forgotten.items()
+                    When(pk=pk, then=Value(last_deleted, DateTimeField()))
+                    for pk, last_deleted in forgotten.items()
                 )
             )
             schedules.filter(pk__in=forgotten).update(
                 ledger_from=Greatest(Coalesce("ledger_from", own), own)
             )
-            ledger().filter(pk__in=[line[0] for line in gone]).delete()
-    return len(gone)
+            ledger().filter(pk__in=[entry[0] for entry in deleted_rows]).delete()
+    return len(deleted_rows)
 
 
 def prune_shadow_fires(now: datetime, limit: int) -> int:
@@ -91,9 +96,9 @@ def prune_shadow_fires(now: datetime, limit: int) -> int:
     """
     rows = ShadowFire.objects.using(tables.database())
     cutoff = now - timedelta(seconds=conf.settings().SHADOW_RETENTION)
-    gone = list(
+    deleted = list(
         rows.filter(heard_at__lt=cutoff).order_by("heard_at").values_list("pk", flat=True)[:limit]
     )
-    if gone:
-        rows.filter(pk__in=gone).delete()
-    return len(gone)
+    if deleted:
+        rows.filter(pk__in=deleted).delete()
+    return len(deleted)

@@ -1,4 +1,8 @@
-"""Runs a schedule once on request, regardless of its fire times, bounds and pauses."""
+"""Creates a manual run of a schedule, once per ``request_id``.
+
+Start and end of the schedule, its pauses and its fire times do not apply. Called by
+``RecurringTask.trigger_now``.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +39,14 @@ REQUEST_MAX = 150
 def trigger_now(
     row: RecurringTask, *, request_id: str | None = None, by: str = "", reason: str = ""
 ) -> Task:
-    """Run once now and return the task. The same ``request_id`` (at most 150 characters) runs once.
+    """Create a run that starts now and return its Task; a repeated ``request_id`` (at most 150
+    characters) returns the same task.
 
-    The run is not a fire time. The watermark and ``runs_count`` do not change, and a pause does not
-    prevent it. The overlap policy applies: under SKIP and QUEUE_* the task waits until the open
-    runs have ended; CANCEL_RUNNING and REPLACE_PENDING end them. Raises TransitionRefused for a
-    schedule that has ended or a request whose task was pruned, and UniqueConflict.
+    The watermark and ``runs_count`` do not change, and a pause does not delay the run. The overlap
+    policy applies. With SKIP or QUEUE_* the task waits until the open runs have ended. With
+    CANCEL_RUNNING or REPLACE_PENDING the open runs are cancelled as the policy requires. Raises
+    TransitionRefused if the schedule has ended or the task of the request was deleted, and
+    UniqueConflict if an open task has its unique key.
     """
     request = uuid.uuid4().hex if request_id is None else _checked(request_id)
     try:
@@ -51,7 +57,7 @@ def trigger_now(
             task_id = (
                 known.task_id
                 if known and known.task_id
-                else _bear(found, now, request, comment("", by, reason))
+                else _create(found, now, request, comment("", by, reason))
             )
     except IntegrityError as taken:
         raise UniqueConflict(
@@ -74,10 +80,10 @@ def _checked(request_id: str) -> str:
 
 
 @readable
-def _bear(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
+def _create(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
     overlap_key, planned = occurrence_tasks.template(row).overlap_key, Planned(now, now)
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
-    # This run was requested explicitly. Where a fire time would be skipped, it waits.
+    # An operator requested this run, so it waits where the run of a fire time would be skipped.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
     operator_actions.cancel(tables.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
     run_tree.request_cancel_runs(runs().filter(pk__in=verdict.replaces), "REPLACED")
@@ -87,7 +93,7 @@ def _bear(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.
     new = _queued_if_possible(new, verdict, now)
     ledger.write(
         [
-            occurrence_tasks.line(
+            occurrence_tasks.entry(
                 row,
                 planned,
                 Fate.MANUAL,

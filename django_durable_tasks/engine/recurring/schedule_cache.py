@@ -1,4 +1,4 @@
-"""Builds the agenda of a recurring task: once for each revision of its row and calendars."""
+"""Builds the agendas of schedules and caches them by the revisions of schedule and calendars."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from django_durable_tasks.rules.recurring.effective import Agenda, Override, age
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable
 
-_MOST = 200_000  # agendas of a busy leader; each is a few hundred bytes
-_MOST_CALENDARS = 1_000
+_MAX_AGENDAS = 200_000  # agendas of a busy leader; each is a few hundred bytes
+_MAX_CALENDARS = 1_000
 
 Version = tuple[int, int, datetime]
-"""Id, revision and last change of a calendar. A revision number that was rolled back is used again,
-so it alone is not sufficient.
+"""Id, revision and last change of a calendar. The last change is included because a revision that
+was rolled back is used again.
 """
 
-_kept: OrderedDict[tuple[object, ...], Agenda] = OrderedDict()
+_agendas: OrderedDict[tuple[object, ...], Agenda] = OrderedDict()
 _days: dict[Version, BusinessDays] = {}
 
 
@@ -60,8 +60,9 @@ def readable(
 
 
 class Calendars(dict[tuple[int, str], Version]):
-    """The versions of calendars by tenant and name, and the overrides, read once for several
-    rows.
+    """Maps (tenant id, name) to the version of a calendar, for a set of schedules.
+
+    Reads the overrides of all these schedules with one statement, when they are first needed.
     """
 
     def __init__(self, rows: Sequence[RecurringTask]) -> None:
@@ -70,7 +71,7 @@ class Calendars(dict[tuple[int, str], Version]):
         self._overrides: dict[uuid.UUID, list[Override]] | None = None
 
     def overrides(self, row: RecurringTask) -> Sequence[Override]:
-        """Return the overrides of this row."""
+        """Return the operator's overrides of single fire times of this schedule."""
         if row.pk not in self._rows:
             return _overrides([row.pk]).get(row.pk, ())
         if self._overrides is None:
@@ -79,7 +80,7 @@ class Calendars(dict[tuple[int, str], Version]):
 
 
 def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
-    """Return the calendars that these rows use; one statement, none if no row uses any."""
+    """Return the calendars that these rows refer to; no statement if no row refers to one."""
     found, names = Calendars(rows), {name for row in rows for name in row.calendars}
     if names:
         versions = Calendar.objects.using(tables.database()).filter(name__in=names)
@@ -95,23 +96,24 @@ def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
 
 @readable
 def agenda_of(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
-    """Return the agenda of this row. Raises InvalidSchedule for a row that cannot fire."""
+    """Return the agenda of this row, from the cache if possible.
+
+    Raises InvalidSchedule if the row is corrupted or refers to a missing calendar.
+    """
     calendars = calendars_of([row]) if calendars is None else calendars
     named = _named(row, calendars)
     key = (row.pk, row.revision, row.updated_at, named)
-    found = _kept.get(key)
+    found = _agendas.get(key)
     if found is None:
-        found = _kept[key] = agenda_from(row, _days_of(named), calendars.overrides(row))
-        if len(_kept) > _MOST:
-            _kept.popitem(last=False)
+        found = _agendas[key] = agenda_from(row, _days_of(named), calendars.overrides(row))
+        if len(_agendas) > _MAX_AGENDAS:
+            _agendas.popitem(last=False)
     return found
 
 
 @readable
 def unkept_agenda(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
-    """Return the agenda of a row that is being changed. It must not be cached under its
-    revision.
-    """
+    """Return the agenda without the cache, for a row whose changes are not saved yet."""
     calendars = calendars_of([row]) if calendars is None else calendars
     overrides = () if row._state.adding else calendars.overrides(row)
     return agenda_from(row, _days_of(_named(row, calendars)), overrides)
@@ -133,7 +135,7 @@ def _days_of(named: Sequence[Version]) -> BusinessDays | None:
 def agenda_from(
     row: RecurringTask, days: BusinessDays | None, overrides: Sequence[Override] = ()
 ) -> Agenda:
-    """Return the agenda of a row, saved or not, with these days and overrides. Executes no
+    """Return the agenda of a saved or unsaved row with these days and overrides; executes no
     statement.
     """
     return agenda(
@@ -149,7 +151,9 @@ def agenda_from(
 
 @readable
 def check(row: RecurringTask) -> None:
-    """Raise InvalidSchedule for a corrupted row whose timetable might never end."""
+    """Raise InvalidSchedule if the row is corrupted, so that computing its fire times might not
+    end.
+    """
     checked(
         row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name, allow_never=True
     )
@@ -157,7 +161,7 @@ def check(row: RecurringTask) -> None:
 
 @readable
 def fire_times_of(row: RecurringTask) -> Timetable:
-    """Return the timetable of the row, before calendars, bounds and overrides."""
+    """Return the timetable of the row without start, end, roll and overrides."""
     check(row)
     return _times(row, _days_of(_named(row, calendars_of([row]))))
 
@@ -174,10 +178,12 @@ def _times(row: RecurringTask, days: BusinessDays | None) -> Timetable:
     )
 
 
-def _overrides(rows: Iterable[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
-    kept = OccurrenceOverride.objects.using(tables.database()).filter(recurring_task__in=list(rows))
+def _overrides(row_ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
+    rows = OccurrenceOverride.objects.using(tables.database()).filter(
+        recurring_task__in=list(row_ids)
+    )
     found: dict[uuid.UUID, list[Override]] = {}
-    columns = kept.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
+    columns = rows.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
     for row, fire_time, action, move_to, reason in columns:
         found.setdefault(row, []).append(Override(fire_time, action, move_to, reason))
     return found
@@ -186,7 +192,7 @@ def _overrides(rows: Iterable[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
 def _business_days(version: Version) -> BusinessDays:
     found = _days.get(version)
     if found is None:
-        if len(_days) > _MOST_CALENDARS:
+        if len(_days) > _MAX_CALENDARS:
             _days.clear()
         calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
         found = _days[version] = business_days(calendar)
@@ -194,7 +200,7 @@ def _business_days(version: Version) -> BusinessDays:
 
 
 def business_days(calendar: Calendar) -> BusinessDays:
-    """Return the calendar as a value. Raises InvalidCalendar for one without a working day."""
+    """Return the calendar as BusinessDays. Raises InvalidCalendar if it has no working day."""
     rows = CalendarDay.objects.using(tables.database()).filter(calendar=calendar.pk)
     special = [
         SpecialDay(day, DayKind(kind), name, until)

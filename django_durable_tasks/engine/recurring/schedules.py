@@ -1,5 +1,7 @@
-"""Operations on recurring tasks: declare, pause, resume, end. A change never fires for a time in
-the past.
+"""Creates, changes, pauses, snoozes, resumes and ends schedules.
+
+A change never fires a time in the past. Called by the managers of RecurringTask, ``sync``, the
+admin and the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from django_durable_tasks.rules.tasks.durations import instant, seconds
 from django_durable_tasks.rules.tasks.options import checked_key, checked_name
 
 SNOOZED = "SNOOZED"
-"""The status reason of a pause that ``snooze`` made."""
+"""The status reason of a pause made by ``snooze``."""
 _WHEN = frozenset(
     {
         "timetable",
@@ -46,18 +48,17 @@ _WHEN = frozenset(
         "status",
     }
 )
-"""The columns of the timetable and of the status. A change of one of them restarts the watermark.
-"""
+"""The columns that determine fire times. A change of one of them sets the watermark to now."""
 
 
 def recurring() -> RecurringTaskQuerySet:
-    """Return the query of all recurring tasks."""
-    questions: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
-    return questions
+    """Return a queryset of all recurring tasks."""
+    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
+    return rows
 
 
 def locked(row: RecurringTask) -> RecurringTask:
-    """Return the locked current row, inside ``atomic()``."""
+    """Read the row again and lock it with SELECT FOR UPDATE; call it inside ``atomic()``."""
     found: RecurringTask = recurring().select_for_update().get(pk=row.pk)
     return found
 
@@ -72,11 +73,12 @@ def upsert(
     revision: int | None = None,
     **given: Any,
 ) -> RecurringTask:
-    """Create or change the schedule of this name. Options that are absent do not change.
+    """Create or change the schedule of this name; keywords that are absent leave their column
+    unchanged.
 
-    ``paused`` creates a row that waits for ``resume``. Its timetable may never fire. Raises
-    InvalidSchedule, InvalidOption, InvalidArguments, UnknownTask. Nothing is written then. With
-    ``revision`` it changes the schedule only at this revision, otherwise raises TransitionRefused.
+    ``paused`` creates the schedule as PAUSED, and its timetable may be one that never fires. Raises
+    InvalidSchedule, InvalidOption, InvalidArguments or UnknownTask. With ``revision``, raises
+    TransitionRefused if the schedule has another revision. After an error nothing is written.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
@@ -103,8 +105,9 @@ def upsert(
 def create(
     name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
 ) -> RecurringTask:
-    """Insert a row with these checked columns. Raises IntegrityError if another process inserted it
-    first.
+    """Insert a schedule with these validated columns.
+
+    Raises IntegrityError if a concurrent transaction inserted the name or key first.
     """
     now = database_now()
     row = RecurringTask(
@@ -119,7 +122,7 @@ def create(
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
     occurrence_tasks.unkept_template(row)
     _plan(row, now)
-    writes.bear(row)
+    writes.insert(row)
     return row
 
 
@@ -139,8 +142,9 @@ def _same_request(row: RecurringTask) -> RecurringTask | None:
 
 
 def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
-    """Write these checked columns into a locked row. If its timetable changes, no past time
-    fires.
+    """Write these validated columns to a locked row.
+
+    If a column that determines fire times changes, only times after now fire.
     """
     changed = {column for column, value in values.items() if getattr(row, column) != value}
     for column in changed:
@@ -156,9 +160,7 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
 
 
 def _plan(row: RecurringTask, now: datetime) -> None:
-    """Set watermark and next run as of now, so that no time in the past fires. A paused schedule
-    may have no next run.
-    """
+    """Set the watermark to ``now`` and, if the row is active, the next fire time after it."""
     row.watermark_at, row.tzdata_version = now, tzdata_version()
     if row.status != RecurringStatus.ACTIVE:
         return
@@ -171,14 +173,14 @@ def _plan(row: RecurringTask, now: datetime) -> None:
     row.next_run_at = following.at
 
 
-# An operator's hand -------------------------------------------------------------------------------
+# Operations ---------------------------------------------------------------------------------------
 
 
 def pause(
     row: RecurringTask, *, reason: str = "", until: datetime | None = None, by: str = ""
 ) -> None:
-    """Stop firing until ``resume``, or until ``until`` (aware). Raises TransitionRefused for a
-    schedule that has ended.
+    """Stop firing until ``resume`` or until ``until`` (aware). Raises TransitionRefused if the
+    schedule has ended.
     """
     wake = None if until is None else instant("until", until)
     with tables.atomic():
@@ -188,11 +190,11 @@ def pause(
 
 
 def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "") -> None:
-    """Pause until ``until`` (aware). Fire times up to it are not run; then the schedule continues.
+    """Pause until ``until`` (aware). Fire times up to it do not run; then the schedule continues.
 
-    An instant of whole seconds includes the only fire time within that second. A later snooze
-    replaces an earlier one. Raises TransitionRefused for a schedule that has ended or is paused
-    otherwise.
+    An instant in whole seconds includes the only fire time within that second. A later call
+    replaces an earlier one. Raises TransitionRefused if the schedule has ended or is paused for
+    another reason.
     """
     wake = instant("until", until).astimezone(UTC)
     with tables.atomic():
@@ -235,8 +237,10 @@ def resume(
     run_missed: bool = False,
     pace: float | None = None,
 ) -> None:
-    """Fire again from now on. Fire times during the pause are recorded as PAUSED, or with
-    ``run_missed`` caught up.
+    """Fire again from now on.
+
+    Fire times during the pause are recorded as PAUSED, or caught up if ``run_missed`` is set.
+    ``pace`` sets the schedule's catch-up pace.
     """
     with tables.atomic():
         now, found = database_now(), locked(row)
@@ -244,25 +248,23 @@ def resume(
         if found.status == RecurringStatus.ACTIVE:
             return
         check(found)
-        pause_entry = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
+        passed = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
         found.status, found.status_by, found.error = RecurringStatus.ACTIVE, by[:200], ""
         if pace is not None:
             found.catchup_pace = seconds("pace", pace)
         if run_missed:
             following = agenda_of(found).next(found.watermark_at)
-            # A schedule without another fire time is processed once more, which ends it.
+            # If no fire time is left, the next tick ends the schedule.
             found.next_run_at = following.at if following else now
         else:
-            ledger.write([pause_entry] if pause_entry else [])
+            ledger.write([passed] if passed else [])
             _plan(found, now)
         found.status_reason, found.paused_at, found.paused_until = reason[:200], None, None
         keep(row, found, now)
 
 
 def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
-    """End the schedule permanently. Its open tasks continue. No effect on a schedule that has
-    ended.
-    """
+    """End the schedule permanently. Its open tasks still run. Does nothing if it has ended."""
     with tables.atomic():
         now, found = database_now(), locked(row)
         if found.status == RecurringStatus.CANCELLED:
@@ -277,7 +279,7 @@ def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
 
 
 def refuse_ended(row: RecurringTask, verb: str) -> None:
-    """Raise TransitionRefused for a schedule that has ended. ``verb`` names the operation."""
+    """Raise TransitionRefused if the schedule has ended; ``verb`` completes the message."""
     if row.status == RecurringStatus.CANCELLED:
         raise TransitionRefused(
             f"Recurring task {row.name!r} has ended ({row.status_reason}): it cannot be {verb}."
@@ -285,7 +287,7 @@ def refuse_ended(row: RecurringTask, verb: str) -> None:
 
 
 def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
-    """Write the locked row, and update the caller's instance."""
+    """Write the locked row and copy its columns to the caller's object."""
     found.updated_at = now
     writes.rewrite(found)
     for spec in RecurringTask._meta.concrete_fields:

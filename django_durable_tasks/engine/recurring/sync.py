@@ -1,9 +1,10 @@
-"""Compares declared schedules with the rows and applies the differences, one transaction per
+"""Synchronizes the schedules declared in code and settings with their rows, one transaction per
 schedule.
 
-For columns that code or settings declare, the declaration takes precedence. Operators' pauses,
-operators' own values and rows of other sources stay. A schedule that is no longer declared is
-marked and paused, so that removed code does not fire.
+Declared values are written, except those that an operator has edited since. An operator's pause and
+schedules of other sources are not changed. A schedule that is no longer declared is marked and
+paused, so that removed code never fires. Called by ``durable sync``, the scheduler at its start and
+the system checks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NOTHING_DONE = (Act.CLASH, Act.REFUSE)
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A checked declaration: the columns that it sets."""
+    """A valid declaration and the columns that it sets."""
 
     name: str
     source: str
@@ -50,10 +51,10 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The change of one schedule. ``changes`` are old and new values of columns; ``edited`` columns
-    stay unchanged.
+    """The change that a sync makes to one schedule.
 
-    CLASH and REFUSE change nothing; ``reason`` explains why.
+    ``changes`` maps columns to their old and new values. ``edited`` names the columns that keep an
+    operator's value. The acts CLASH and REFUSE change nothing; ``reason`` contains the cause.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Step:
 def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
     """Return the valid declarations of code and settings, and the errors of the others, by name.
 
-    The task modules must have been imported.
+    The modules with tasks must be imported before this call.
     """
     good: dict[str, Declared] = {}
     bad: dict[str, str] = {}
@@ -86,12 +87,12 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
 
 def _of_settings() -> list[Declaration]:
     schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().VERIFY_CRON
-    ours = (
+    verify = (
         []
         if audit is None
         else [Declaration(VERIFY_TASK, VERIFY_TASK, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
     )
-    return ours + [
+    return verify + [
         Declaration(
             name,
             given["task"],
@@ -111,11 +112,13 @@ def _checked(declaration: Declaration) -> Declared:
     return Declared(name, declaration.source, values)
 
 
-# What differs -------------------------------------------------------------------------------------
+# Differences --------------------------------------------------------------------------------------
 
 
 def diff(*, prune: bool = False, adopt: bool = False) -> list[Step]:
-    """Return the steps of ``apply`` in the order of names; empty if there is no difference."""
+    """Return the steps that ``apply`` would perform, ordered by name; empty if all rows match their
+    declarations.
+    """
     good, bad = declarations()
     rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
     rows |= {row.name: row for row in _rows().filter(name__in=good)}
@@ -135,7 +138,7 @@ def _step(
     name: str, declared: Declared | None, row: RecurringTask | None, *, prune: bool, adopt: bool
 ) -> Step | None:
     if declared is None:
-        return None if row is None else _unclaimed(row, prune=prune)
+        return None if row is None else _undeclared_step(row, prune=prune)
     if row is None:
         return Step(name, Act.CREATE, declared.source)
     if row.source not in DECLARING and not adopt:
@@ -149,23 +152,23 @@ def _step(
     return _difference(row, declared)
 
 
-def _unclaimed(row: RecurringTask, *, prune: bool) -> Step | None:
+def _undeclared_step(row: RecurringTask, *, prune: bool) -> Step | None:
     if row.status == RecurringStatus.CANCELLED:
         return None
-    cause = f"neither code nor settings declare it; it calls {row.task}"
+    reason = f"neither code nor settings declare it; it calls {row.task}"
     if prune:
-        return Step(row.name, Act.CANCEL, row.source, reason=cause)
+        return Step(row.name, Act.CANCEL, row.source, reason=reason)
     return (
         None
         if row.undeclared_at is not None
-        else Step(row.name, Act.PAUSE, row.source, reason=cause)
+        else Step(row.name, Act.PAUSE, row.source, reason=reason)
     )
 
 
 def _difference(row: RecurringTask, declared: Declared) -> Step | None:
-    values, stands = kept(declared.values), _standing(row)
-    merge = merged(stands, row.declaration, values, _defaults())
-    changes = {column: (stands[column], value) for column, value in sorted(merge.changes.items())}
+    values, current = kept(declared.values), _current_values(row)
+    merge = merged(current, row.declaration, values, _defaults())
+    changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
     act, reason = Act.CHANGE, ""
     if row.source not in DECLARING:
         act = Act.ADOPT
@@ -178,14 +181,17 @@ def _difference(row: RecurringTask, declared: Declared) -> Step | None:
     return Step(row.name, act, declared.source, changes, merge.edited, reason)
 
 
-def _standing(row: RecurringTask) -> dict[str, Any]:
+def _current_values(row: RecurringTask) -> dict[str, Any]:
     return kept(
         {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
     )
 
 
 def _defaults() -> dict[str, Any]:
-    """Return the default of a column; columns without one cannot be reset."""
+    """Return the default of each column, used when a value is no longer declared.
+
+    A column without a default keeps its value.
+    """
     specs = (
         spec for spec in RecurringTask._meta.concrete_fields if spec.has_default() or spec.null
     )
@@ -194,24 +200,25 @@ def _defaults() -> dict[str, Any]:
     }
 
 
-# Making it so -------------------------------------------------------------------------------------
+# Apply --------------------------------------------------------------------------------------------
 
 
 def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[Step]:
-    """Apply the declarations; return the steps.
+    """Write the declarations to the rows and return the steps performed; one transaction per
+    schedule.
 
-    Each schedule is a transaction of its own. One that cannot be changed is returned as REFUSE and
-    does not prevent the others. Repeated or concurrent calls apply each difference once.
+    A schedule that cannot be written is returned with the act REFUSE and does not stop the others.
+    Repeated or concurrent calls have the same result as one call.
     """
     good, _ = declarations()
     done = []
     for step in diff(prune=prune, adopt=adopt):
-        applied = (
+        performed = (
             step
             if step.act in NOTHING_DONE
             else _do(step, good.get(step.name), prune=prune, adopt=adopt, by=by)
         )
-        done += [applied] if applied else []
+        done += [performed] if performed else []
     return done
 
 
@@ -225,7 +232,7 @@ def _do(step: Step, declared: Declared | None, *, prune: bool, adopt: bool, by: 
                     _write(found, declared, row, by)
                 return found
         except IntegrityError:
-            continue  # another sync made the row in this moment: look again
+            continue  # a concurrent sync inserted the row: read it again
         except DurableTasksError as refused:
             return Step(step.name, Act.REFUSE, step.source, reason=str(refused))
     return Step(
@@ -238,7 +245,7 @@ def _do(step: Step, declared: Declared | None, *, prune: bool, adopt: bool, by: 
 
 def _write(step: Step, declared: Declared | None, row: RecurringTask | None, by: str) -> None:
     if declared is None and row is not None:
-        _leave(row, step.act, by)
+        _mark_undeclared(row, step.act, by)
     elif declared is not None:
         own = {
             "source": declared.source,
@@ -265,7 +272,7 @@ def _declare(row: RecurringTask, values: dict[str, Any], by: str) -> None:
         schedules.resume(row, by=by)
 
 
-def _leave(row: RecurringTask, act: Act, by: str) -> None:
+def _mark_undeclared(row: RecurringTask, act: Act, by: str) -> None:
     row.undeclared_at = row.undeclared_at or database_now()
     writes.rewrite(row)
     if act == Act.CANCEL:
@@ -275,9 +282,9 @@ def _leave(row: RecurringTask, act: Act, by: str) -> None:
 
 
 def waiting(steps: Sequence[Step]) -> str:
-    """Return a description of these steps; empty if there is no difference."""
+    """Describe the pending steps in one sentence; empty if there are none."""
     if not steps:
         return ""
-    named = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])
+    names = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])
     more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
-    return f"Declared schedules differ from the rows: {named}{more}. Run `manage.py durable sync`."
+    return f"Declared schedules differ from the rows: {names}{more}. Run `manage.py durable sync`."

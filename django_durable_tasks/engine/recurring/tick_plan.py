@@ -1,4 +1,7 @@
-"""What one tick will write about a schedule, decided from what was read, without a statement."""
+"""Decides what one tick writes for each schedule, from values read before; executes no statement.
+
+Called by ``trigger``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ logger = logging.getLogger("django_durable_tasks.recurrence")
 
 @dataclass
 class Tick:
-    """What one transaction will write."""
+    """The writes of one transaction, collected before the first one is executed."""
 
     now: datetime
     term: int | None
@@ -47,7 +50,7 @@ class Tick:
 
 
 def policy_of(row: RecurringTask) -> Policy:
-    """Return how the row treats what it missed."""
+    """Return the schedule's policy for missed fire times."""
     return Policy(
         catch_up=CatchUp(row.catch_up_mode),
         grace=row.misfire_grace,
@@ -59,11 +62,11 @@ def policy_of(row: RecurringTask) -> Policy:
 
 
 def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -> None:
-    """Add to the tick what becomes of every fire time that was chosen, missed or closed, and the
-    new watermark.
-    """
-    for stretch in agenda.closed(row.watermark_at, choice.through):
-        tick.entries.append(_range(tick, row, stretch, Fate(stretch.outcome), stretch.reason))
+    """Add the outcome of each fire time of ``choice``, and the new watermark, to the tick."""
+    for closed_range in agenda.closed(row.watermark_at, choice.through):
+        tick.entries.append(
+            _range(tick, row, closed_range, Fate(closed_range.outcome), closed_range.reason)
+        )
     for missed in choice.missed:
         tick.entries.append(_range(tick, row, missed, Fate.MISSED, missed.reason))
         logger.warning(
@@ -98,12 +101,15 @@ def _range(tick: Tick, row: RecurringTask, fires: Any, outcome: Fate, reason: st
 
 
 def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | None) -> int:
-    """Create the task of one fire time, or record why not; return how many tasks were created."""
+    """Add the task of one fire time, or a ledger entry with the reason why it does not run.
+
+    Return the number of tasks added, 0 or 1.
+    """
     planned = chosen.planned
     when = _effective(tick, row, chosen, following)
     if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
         tick.entries.append(
-            occurrence_tasks.line(
+            occurrence_tasks.entry(
                 row, planned, Fate.EXPIRED, term=tick.term, reason=f"{row.expires_in:g} s"
             )
         )
@@ -112,10 +118,10 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
     all_missed = chosen.caught_up and row.catch_up_mode == CatchUp.RUN_ALL_MISSED
     verdict = decide(Overlap(row.overlap), opened, caught_up=all_missed)
-    blocker = _in_the_way(tick, row, opened, verdict)
+    blocker = _blocking_task(tick, row, opened, verdict)
     if blocker is not None:
         tick.entries.append(
-            occurrence_tasks.line(
+            occurrence_tasks.entry(
                 row,
                 planned,
                 Fate.SKIPPED_OVERLAP,
@@ -126,7 +132,7 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
         )
         return 0
     task = occurrence_tasks.occurrence_task(row, planned, when, verdict)
-    _make_room(tick, opened, verdict)
+    _remove_replaced(tick, opened, verdict)
     opened.append(Open(task.id, held=verdict.held))
     tick.new_tasks.append(task)
     if task.unique_key is not None:
@@ -136,12 +142,12 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
         : ledger.REASON_MAX
     ]
     tick.entries.append(
-        occurrence_tasks.line(row, planned, outcome, term=tick.term, task=task, reason=reason)
+        occurrence_tasks.entry(row, planned, outcome, term=tick.term, task=task, reason=reason)
     )
     return 1
 
 
-def _in_the_way(tick: Tick, row: RecurringTask, opened: Sequence[Open], verdict: Verdict) -> Any:
+def _blocking_task(tick: Tick, row: RecurringTask, opened: Sequence[Open], verdict: Verdict) -> Any:
     """Return the open task that prevents the run, by its overlap key or unique key, or None."""
     if not verdict.runs:
         return verdict.blocked_by
@@ -168,7 +174,7 @@ def _effective(
     )
 
 
-def _make_room(tick: Tick, opened: list[Open], verdict: Verdict) -> None:
+def _remove_replaced(tick: Tick, opened: list[Open], verdict: Verdict) -> None:
     tick.replaced += verdict.replaces
     opened[:] = [task for task in opened if task.task_id not in verdict.replaces or task.running]
 

@@ -86,8 +86,8 @@ def fire_due(now: datetime, limit: int, term: int | None = None) -> int:
 
 
 def _fire(keys: list[Any] | None, now: datetime, limit: int, term: int | None) -> int:
-    """Fire as if the ledger had no entry of these fire times; if it has (rare), repeat with its
-    entries.
+    """Fire assuming that the ledger has no entry of these fire times; if it has one, repeat and
+    read its entries first.
     """
     alone = keys is not None
     try:
@@ -119,19 +119,19 @@ def _locked(keys: list[Any] | None, now: datetime, limit: int) -> list[Recurring
         connections[tables.database()],
     )
     due = rows.due(now).exclude(pk__in=_isolation.postponed())
-    how: dict[str, Any] = {
+    lock_options: dict[str, Any] = {
         "skip_locked": True,
         "no_key": connection.features.has_select_for_no_key_update,
     }
     if keys is None and connection.vendor == "postgresql":
         # Locked by the statement that is limited, so that locked rows do not count as found.
-        return sorted(due.select_for_update(**how)[:limit], key=lambda row: row.pk)
+        return sorted(due.select_for_update(**lock_options)[:limit], key=lambda row: row.pk)
     found = keys if keys is not None else list(due.values_list("pk", flat=True)[:limit])
     if not found:
         return []
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
     # deadlock with them.
-    these = rows.filter(pk__in=found).order_by("pk").select_for_update(**how)
+    these = rows.filter(pk__in=found).order_by("pk").select_for_update(**lock_options)
     return [row for row in these if row.next_run_at is not None and row.next_run_at <= now]
 
 
@@ -153,7 +153,8 @@ def _plans(tick: Tick, rows: Sequence[RecurringTask]) -> list[Plan]:
         try:
             plans.append(_plan(tick, row, agenda_of(row, calendars)))
         except UnknownTask as error:
-            # Another release may have this task: nothing is lost, the catch-up comes later.
+            # Another release may have this task. The watermark stays, so the fire times are caught
+            # up later.
             logger.warning("Recurring task %s is postponed: %s", row.name, error)
             later = tick.now + timedelta(seconds=conf.settings().UNKNOWN_TASK_DELAY)
             waiting.append(Move(row, later, row.watermark_at))
@@ -204,8 +205,8 @@ def _end_pause(tick: Tick, row: RecurringTask, agenda: Agenda) -> None:
 
 
 def _overlap_keys(plans: Sequence[Plan]) -> set[str]:
-    wanted = (occurrence_tasks.template(row).overlap_key for row, choice, _ in plans if choice.runs)
-    return {overlap_key for overlap_key in wanted if overlap_key is not None}
+    keys = (occurrence_tasks.template(row).overlap_key for row, choice, _ in plans if choice.runs)
+    return {overlap_key for overlap_key in keys if overlap_key is not None}
 
 
 def _key_owners(plans: Sequence[Plan]) -> dict[tuple[int, str | None], Any]:
@@ -223,7 +224,7 @@ def _key_owners(plans: Sequence[Plan]) -> dict[tuple[int, str | None], Any]:
     return {(tenant, key): task_id for tenant, key, task_id in owners}
 
 
-# All rows -----------------------------------------------------------------------------------------
+# Writes -------------------------------------------------------------------------------------------
 
 
 def _write(tick: Tick) -> int:
@@ -237,7 +238,7 @@ def _write(tick: Tick) -> int:
     ids = {task.id for task in created}
     _replace([task_id for task_id in tick.replaced if task_id not in ids])
     if created and tick.alone:
-        created = [task for task in created if _insert_alone(task)]
+        created = [task for task in created if _insert_one(task)]
     elif created:
         transitions.create_many(created)
     _replace([task_id for task_id in tick.replaced if task_id in ids])
@@ -266,7 +267,7 @@ def _replace(stale: Sequence[Any]) -> None:
         run_tree.request_cancel_runs(runs().filter(pk__in=stale), "REPLACED")
 
 
-def _insert_alone(task: NewTask) -> bool:
+def _insert_one(task: NewTask) -> bool:
     """Insert one task; if another one acquired one of its keys first, record that in the ledger."""
     try:
         with tables.atomic():

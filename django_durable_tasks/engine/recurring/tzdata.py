@@ -1,5 +1,6 @@
-"""Updates schedules after a new release of the time zone database, which may move future fire
-times.
+"""Recomputes the next fire times of schedules after a new release of the time zone database.
+
+Called by the maintenance job ``recompute_fire_times`` and by ``durable dst``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ logger = logging.getLogger("django_durable_tasks.recurrence")
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A schedule whose next run differs by the time zone database of this process."""
+    """A schedule with its stored next fire time and the one that this process computes."""
 
     row: RecurringTask
     stored: datetime | None
@@ -32,7 +33,7 @@ class Moved:
 
 
 def computed_elsewhere() -> RecurringTaskQuerySet:
-    """Return the active schedules whose next run was computed with another time zone database."""
+    """Return the active schedules whose next fire time was computed with another tzdata release."""
     rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).active()
     return (
         rows.filter(next_run_at__isnull=False)
@@ -42,8 +43,10 @@ def computed_elsewhere() -> RecurringTaskQuerySet:
 
 
 def moved(limit: int) -> list[Moved]:
-    """Return the schedules among at most ``limit`` of these whose next run moves. Writes
-    nothing.
+    """Return the schedules whose next fire time changes, among at most ``limit`` computed with
+    another release.
+
+    Writes nothing.
     """
     return [one for one in _compared(list(computed_elsewhere()[:limit])) if one.stored != one.found]
 
@@ -52,10 +55,10 @@ _isolation = Isolation[uuid.UUID]("recurring task")
 
 
 def recompute(limit: int) -> int:
-    """Set the next run of at most ``limit`` of these schedules, and log those that moved; return
-    how many.
+    """Set the next fire time of at most ``limit`` such schedules and log each change; return how
+    many were written.
 
-    Rows that another transaction has locked are left to a later call.
+    Schedules that another transaction has locked are left to a later call.
     """
     these = computed_elsewhere().exclude(pk__in=_isolation.postponed())
     keys = list(these.values_list("pk", flat=True)[:limit])
@@ -68,8 +71,8 @@ def recompute(limit: int) -> int:
 
 def _recompute(keys: list[uuid.UUID]) -> int:
     with tables.atomic():
-        held = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
-        rows = list(held.select_for_update(skip_locked=True))
+        selected = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
+        rows = list(selected.select_for_update(skip_locked=True))
         for one in _compared(rows):
             if one.stored != one.found:
                 logger.warning(

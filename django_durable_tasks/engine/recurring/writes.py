@@ -1,7 +1,8 @@
-"""The only writer of recurring tasks: insert, change, advance by a tick, quarantine.
+"""The only writer of RecurringTask rows: inserts, changes, the progress of a tick and quarantine.
 
-Each UPDATE checks the revision that was read. A tick writes the watermark and the next run, and the
-status only if the schedule has ended.
+Each UPDATE checks the revision that was read. A tick writes only the watermark, the next time to
+process the schedule and its run count. It writes the status only when the schedule has ended by its
+own conditions.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _BULK = 200
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The progress of a schedule: next run, watermark, number of runs, and the status if it has
-    ended.
+    """The progress of one schedule in a tick.
+
+    ``next_run_at`` is when to process it again and ``watermark_at`` the last instant processed.
+    ``ran`` is the number of tasks created. ``status`` is set if the schedule has ended.
     """
 
     row: RecurringTask
@@ -45,18 +48,18 @@ class Move:
     reason: str = ""
 
 
-def bear(row: RecurringTask) -> None:
-    """Insert a row. Raises IntegrityError if its name or key exists."""
+def insert(row: RecurringTask) -> None:
+    """Insert a row. Raises IntegrityError if its name or key is taken."""
     RecurringTask.objects.using(tables.database()).unguarded().bulk_create([row])
-    _tell(row)
+    _notify_due(row)
 
 
 def rewrite(row: RecurringTask) -> None:
-    """Write all columns of a locked row under the revision that was read, and increment it.
+    """Write all columns of a locked row and increment its revision.
 
-    Raises TransitionRefused if the row has another revision.
+    Raises TransitionRefused if the revision changed since the row was read.
     """
-    shown = (
+    unchanged = (
         RecurringTask.objects.using(tables.database())
         .unguarded()
         .filter(pk=row.pk, revision=row.revision)
@@ -65,26 +68,26 @@ def rewrite(row: RecurringTask) -> None:
     columns = {
         spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields
     }
-    if not shown.update(
+    if not unchanged.update(
         **{name: value for name, value in columns.items() if name not in ("id", "created_at")}
     ):
         raise TransitionRefused(
             f"Recurring task {row.name!r} was changed by another writer; read it again."
         )
-    _tell(row)
+    _notify_due(row)
 
 
-def _tell(row: RecurringTask) -> None:
+def _notify_due(row: RecurringTask) -> None:
     if row.next_run_at is not None:
         ports.due.duties(row.next_run_at)
 
 
 def advance(moves: Sequence[Move]) -> None:
-    """Advance locked rows, each under the revision that was read."""
+    """Write the moves to locked rows, each only if its revision is the one that was read."""
     sql = statement("advance")
     if sql is not None and moves:
-        with cursor() as hand:
-            hand.execute(
+        with cursor() as connection_cursor:
+            connection_cursor.execute(
                 sql,
                 {
                     "id": [move.row.pk for move in moves],
@@ -100,10 +103,10 @@ def advance(moves: Sequence[Move]) -> None:
             _advance(moves[first : first + _BULK])
     for status, reason in {(move.status, move.reason) for move in moves if move.status is not None}:
         ended = [move.row for move in moves if (move.status, move.reason) == (status, reason)]
-        shown = reduce(or_, (Q(pk=row.pk, revision=row.revision) for row in ended))
-        RecurringTask.objects.using(tables.database()).unguarded().active().filter(shown).update(
-            status=status, status_reason=reason, updated_at=DatabaseNow()
-        )
+        unchanged = reduce(or_, (Q(pk=row.pk, revision=row.revision) for row in ended))
+        RecurringTask.objects.using(tables.database()).unguarded().active().filter(
+            unchanged
+        ).update(status=status, status_reason=reason, updated_at=DatabaseNow())
 
 
 def _advance(moves: Sequence[Move]) -> None:
@@ -132,20 +135,21 @@ def _advance(moves: Sequence[Move]) -> None:
     )
 
 
-def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
-    """Pause a schedule that cannot be triggered, with its error, until it is repaired and resumed.
+def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
+    """Pause a schedule that cannot be triggered and store its error, until an operator corrects and
+    resumes it.
 
-    Checks the revision that was read. A schedule that was changed meanwhile is tried again instead.
+    If the revision changed since it was read, nothing is written and the schedule is tried again.
     """
-    text = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
-    logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, text)
-    shown = {"pk": pk, "revision": revision}
-    RecurringTask.objects.using(tables.database()).unguarded().filter(**shown).exclude(
+    message = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
+    logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, message)
+    unchanged = {"pk": pk, "revision": revision}
+    RecurringTask.objects.using(tables.database()).unguarded().filter(**unchanged).exclude(
         status=RecurringStatus.CANCELLED
     ).update(
         status=RecurringStatus.PAUSED,
         status_reason=QUARANTINED,
-        error=text,
+        error=message,
         next_run_at=None,
         paused_until=None,
         paused_at=DatabaseNow(),
@@ -154,9 +158,9 @@ def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
 
 
 def wake(row: RecurringTask) -> None:
-    """Activate a locked, paused schedule whose ``paused_until`` has passed."""
-    shown = {"pk": row.pk, "revision": row.revision}
-    RecurringTask.objects.using(tables.database()).unguarded().paused().filter(**shown).update(
+    """Set a paused, locked schedule whose ``paused_until`` has passed to ACTIVE."""
+    unchanged = {"pk": row.pk, "revision": row.revision}
+    RecurringTask.objects.using(tables.database()).unguarded().paused().filter(**unchanged).update(
         status=RecurringStatus.ACTIVE,
         status_reason="",
         paused_at=None,
