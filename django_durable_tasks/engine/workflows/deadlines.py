@@ -1,9 +1,10 @@
-"""Cancels workflow runs whose deadline has passed, or that a newer run replaces.
+"""Cancels workflow runs whose deadline has passed, or that a newer run replaced.
 
-Cancelling sets one flag on the run and on all runs inside it, so that none of them grows any more.
-Their open tasks are cancelled afterwards in batches; running ones are requested to stop. If the
-process dies in between, the flag remains and the next batch continues. The run ends by the ordinary
-count: FAILED after its deadline, otherwise CANCELLED.
+First, one UPDATE sets ``cancel_requested_at`` on the run and all runs inside it, so that none of
+them is extended any more. Then their open tasks are cancelled, or requested to stop, in batches. If
+the process dies in between, the next batch continues from the flag. The run itself ends when its
+endings are counted: as FAILED after its deadline, otherwise as CANCELLED. Called by the maintenance
+job ``end_late_workflows``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _isolation = Isolation[uuid.UUID]("workflow")
 
 
 def cancel_late(now: datetime, limit: int) -> int:
-    """Set the flag on at most ``limit`` runs whose deadline has passed, and on all runs inside
-    them; return how many.
+    """Request the cancellation of at most ``limit`` runs whose deadline has passed; return how many
+    runs were flagged.
 
-    A run whose tasks have all ended is left unchanged. It only has to be counted.
+    A run without open tasks is left alone, because it only has to be counted.
     """
     found = list(
         runs().late(now).exclude(pk__in=_isolation.postponed()).order_by("deadline_at")[:limit]
@@ -53,11 +54,11 @@ def _open_in(parts: Iterable[uuid.UUID]) -> TaskQuerySet:
 
 
 def cancel_called_off(limit: int) -> int:
-    """Cancel at most ``limit`` open tasks of cancelled runs, and request running ones to stop;
-    return how many.
+    """Cancel at most ``limit`` open tasks of flagged runs, or request RUNNING ones to stop; return
+    how many.
 
-    The oldest come first. They are mostly upstreams, so tasks that could start next are cancelled
-    first. Call until it returns 0.
+    The oldest tasks come first. They are mostly upstreams, so this stops what would start next.
+    Call it until it returns 0.
     """
     flagged = runs().filter(
         status=WorkflowStatus.RUNNING, completed_at__isnull=True, cancel_requested_at__isnull=False
@@ -73,8 +74,10 @@ def cancel_called_off(limit: int) -> int:
 
 
 def _cancel_in(key: uuid.UUID, reason: str, limit: int) -> int:
-    asked = Q(status=Status.RUNNING, cancel_requested_at__isnull=False)
-    batch = list(_open_in([key]).exclude(asked).order_by("pk").values_list("pk", flat=True)[:limit])
+    requested = Q(status=Status.RUNNING, cancel_requested_at__isnull=False)
+    batch = list(
+        _open_in([key]).exclude(requested).order_by("pk").values_list("pk", flat=True)[:limit]
+    )
     if not batch:
         return 0
     these = tables.tasks().filter(pk__in=batch)

@@ -1,8 +1,9 @@
-"""Executes an operation on dependent tasks with all its consequences, or previews it.
+"""Runs an operation on a graph together with everything that follows from it, or previews it.
 
-A preview executes the same statements in the same transaction and rolls it back after reading the
-result. Nothing is published and no signal is sent, because a rolled back transaction discards its
-on_commit functions (Django, "Performing actions after commit").
+A preview executes the same statements in the same transaction, reads the resulting statuses and
+rolls back. Nothing is published and no signal is sent, because Django discards the on-commit
+callbacks of a transaction that is rolled back ("Performing actions after commit"). Called by
+``operations``.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from django_durable_tasks.rules.states import OPEN, Status
 
 T = TypeVar("T")
 _MANY = 2_000
-_PATIENCE = 5
-"""Seconds for which a preview waits for a locked row."""
+_LOCK_TIMEOUT = 5
+"""Seconds that a preview waits for a row lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one task by an operation. ``before`` and ``after`` are equal if only its edges
-    or gates change.
+    """The change of one task. ``before`` and ``after`` are equal if only its edges or
+    gates change.
     """
 
     task_id: uuid.UUID
@@ -47,8 +48,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The changes of an operation or preview, the oldest task first. ``asked`` are RUNNING tasks
-    that are requested to stop.
+    """The changes of an operation, or of its preview, the oldest task first.
+
+    ``asked`` contains the RUNNING tasks that were requested to stop.
     """
 
     changes: tuple[Change, ...]
@@ -57,30 +59,32 @@ class Report:
 
     @property
     def total(self) -> int:
-        """Return how many tasks are affected."""
+        """Return the number of tasks affected."""
         return len(self.changes) + len(self.asked)
 
 
 @dataclass(slots=True)
 class Operation:
-    """An operation in progress: the changed tasks, the tasks requested to stop, and the tasks that
-    it names itself.
+    """The state of one operation: the tasks changed, those requested to stop, and tasks to report
+    by name.
+
+    ``also_told`` contains tasks whose last ending has to be resolved again.
     """
 
     watch: Watch
     asked: set[uuid.UUID] = field(default_factory=set)
     named: dict[uuid.UUID, str] = field(default_factory=dict)
-    also_told: set[uuid.UUID] = field(default_factory=set)
+    resolve_again: set[uuid.UUID] = field(default_factory=set)
 
     def cancel(self, ids: Collection[uuid.UUID], why: str) -> None:
-        """Cancel the waiting tasks among these and request running ones to stop, in primary-key
+        """Cancel those of these tasks that wait and request RUNNING ones to stop, in primary-key
         order.
         """
         for some in in_parts(sorted(ids)):
             these = tables.tasks().filter(pk__in=some)
             transitions.cancel(these, why)
-            # In a transaction of the caller a RUNNING task is not locked, so a retry may have made
-            # it PENDING since.
+            # In a caller's transaction a RUNNING task is not locked. A retry may have made it wait
+            # since.
             left = list(
                 these.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True)
             )
@@ -90,16 +94,17 @@ class Operation:
 
 
 def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
-    """Execute the operation and its consequences in one transaction; with ``dry_run`` roll it back.
+    """Execute ``act`` and everything that follows from it in one transaction; with ``dry_run``,
+    roll back.
 
-    The report is the same in both cases. Raises the errors of the operation. A deadlock is retried.
+    Both return the same report. Raises the errors of ``act``. Retries after a deadlock.
     """
     try:
         return _once(act, dry_run)
     except OperationalError as error:
         if dry_run and code_of(error) in LOCKED:
             raise TransitionRefused(
-                f"Rows of this graph are held by other work for more than {_PATIENCE} s: ask again."
+                f"Tasks of this graph stayed locked for more than {_LOCK_TIMEOUT} s: try again."
             ) from error
         raise
 
@@ -108,9 +113,9 @@ def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
 def _once(act: Callable[[Operation], None], dry_run: bool) -> Report:
     with watching(preview=dry_run) as watch, tables.atomic():
         operation = Operation(watch)
-        with _patience(dry_run):
+        with _lock_timeout(dry_run):
             act(operation)
-            _follow(operation)
+            _resolve_consequences(operation)
         report = _report(operation, dry_run)
         if dry_run:
             transaction.set_rollback(True, using=tables.database())
@@ -118,18 +123,18 @@ def _once(act: Callable[[Operation], None], dry_run: bool) -> Report:
 
 
 @contextmanager
-def _patience(dry_run: bool) -> Iterator[None]:
-    """Limit how long a preview waits for locked rows, in the transaction that is rolled back."""
+def _lock_timeout(dry_run: bool) -> Iterator[None]:
+    """Limit how long a preview waits for row locks to ``_PATIENCE`` seconds."""
     connection = connections[tables.database()]
     if dry_run and connection.vendor == "postgresql":
-        _set(f"SET LOCAL lock_timeout = '{_PATIENCE}s'")
+        _set(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'")
     if not dry_run or connection.vendor != "mysql":
         yield
         return
-    with connection.cursor() as hand:
-        hand.execute("SHOW VARIABLES LIKE 'innodb_lock_wait_timeout'")
-        _, before = hand.fetchone()
-    _set(f"SET innodb_lock_wait_timeout = {_PATIENCE}")
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW VARIABLES LIKE 'innodb_lock_wait_timeout'")
+        _, before = cursor.fetchone()
+    _set(f"SET innodb_lock_wait_timeout = {_LOCK_TIMEOUT}")
     try:
         yield
     finally:
@@ -137,38 +142,38 @@ def _patience(dry_run: bool) -> Iterator[None]:
 
 
 def _set(sql: str) -> None:
-    with connections[tables.database()].cursor() as hand:
-        hand.execute(sql)
+    with connections[tables.database()].cursor() as cursor:
+        cursor.execute(sql)
 
 
-# What follows -------------------------------------------------------------------------------------
+# Consequences -------------------------------------------------------------------------------------
 
 
-def _follow(operation: Operation) -> None:
-    """Resolve the endings that this operation caused, and those that they cause, until no task
-    depends on them.
+def _resolve_consequences(operation: Operation) -> None:
+    """Resolve the endings that this operation caused, and those caused by them, until no task waits
+    for one.
     """
-    waiting = set(operation.also_told)
+    waiting = set(operation.resolve_again)
     while True:
         waiting |= operation.watch.latest
         operation.watch.latest.clear()
-        notes = _untold(sorted(waiting))
-        waiting = {task_id for _, task_id in notes}
+        events = _unresolved_endings(sorted(waiting))
+        waiting = {task_id for _, task_id in events}
         moved = 0
-        for some in in_parts(notes):
-            done = resolve.resolve_given_endings([note for note, _ in some])
+        for some in in_parts(events):
+            done = resolve.resolve_given_endings([event for event, _ in some])
             publish_after_commit(done.messages)
             moved += done.events
         if not moved:
             return
 
 
-def _untold(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
-    """Return the events of these tasks' last endings on which tasks depend. The leader resolves all
-    others.
+def _unresolved_endings(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
+    """Return the unresolved ending events of the last endings of these tasks for which a BLOCKED
+    task waits.
 
-    The leader may have locked events of earlier endings while it waits for a task that this
-    operation has locked.
+    Events of earlier endings are left to the leader, which may have locked them and may wait for a
+    task that this transaction has locked.
     """
     last = tables.tasks().filter(pk=OuterRef("task_id"), epoch=OuterRef("epoch"))
     waits = (
@@ -178,14 +183,14 @@ def _untold(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
     )
     found: list[tuple[int, uuid.UUID]] = []
     for some in in_parts(keys):
-        notes = edges.endings().unresolved().filter(Exists(last), Exists(waits), task_id__in=some)
-        found += notes.values_list("pk", "task_id")
+        events = edges.endings().unresolved().filter(Exists(last), Exists(waits), task_id__in=some)
+        found += events.values_list("pk", "task_id")
     return found
 
 
 def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    """Return these tasks and all tasks that depend on them, whatever their status; one statement
-    per level.
+    """Return these tasks and all tasks that depend on them, of any status; one
+    statement per level.
     """
     found, frontier = set(ids), set(ids)
     while frontier:
@@ -204,16 +209,18 @@ def _report(operation: Operation, dry_run: bool) -> Report:
             tables.tasks().filter(pk__in=some).values_list("pk", "step", "name", "status", "reason")
         )
         for key, step, name, status, reason in sorted(rows):
-            said = operation.named.get(key, "")
+            reported = operation.named.get(key, "")
             if before.get(key, status) != status or key in operation.named:
                 changes.append(
-                    Change(key, step or "", name, before.get(key, status), status, reason or said)
+                    Change(
+                        key, step or "", name, before.get(key, status), status, reason or reported
+                    )
                 )
     return Report(tuple(changes), tuple(sorted(operation.asked)), dry_run)
 
 
 def in_parts(found: Iterable[T]) -> Iterator[list[T]]:
-    """Return parts that fit into one statement."""
-    whole = list(found)
-    for first in range(0, len(whole), _MANY):
-        yield whole[first : first + _MANY]
+    """Yield the items in parts small enough for the parameters of one statement."""
+    items = list(found)
+    for first in range(0, len(items), _MANY):
+        yield items[first : first + _MANY]

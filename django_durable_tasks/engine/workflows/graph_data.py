@@ -1,4 +1,7 @@
-"""Reads a workflow run, or the tasks connected with a task, as a diagram."""
+"""Reads a workflow run, or a task and its surroundings, as a Diagram of plain nodes and edges.
+
+Called by the admin and the command line.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,16 @@ _EDGE = ("depends_on", "task", "dependency_type", "resolved_at", "outcome")
 
 
 def of_run(run: WorkflowRun) -> Diagram:
-    """Return the diagram of a run. The runs inside it are its groups."""
+    """Return the diagram of a run; each run inside it is a group."""
     groups = _groups(run)
     keys = list(tables.tasks().filter(workflow__in=list(groups)).values_list("pk", flat=True))
     return _diagram(f"{run.name} {run.pk}", run.status, keys, groups)
 
 
 def around(task: Task, most: int = NEAR) -> Diagram:
-    """Return the diagram of a task and the tasks connected with it in both directions, the nearest
-    first.
+    """Return the diagram of a task and its upstreams and downstreams, the nearest first.
 
-    The number of tasks is limited. Edges to tasks that are left out are counted, not drawn.
+    It has at most ``most`` tasks. The diagram counts edges to other tasks but does not draw them.
     """
     found, frontier = [task.pk], {task.pk}
     seen = {task.pk}
@@ -55,9 +57,7 @@ def _neighbours(keys: Collection[uuid.UUID]) -> set[uuid.UUID]:
 
 
 def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
-    """Return the path of each run inside this one, made of the names of the runs. The second of two
-    equal ones is numbered.
-    """
+    """Return the path of names of each run inside this one; equal paths get a number."""
     rows = list(runs().filter(root=run.root).order_by("pk").values_list("pk", "parent", "name"))
     found, taken, growing = {run.pk: ""}, set(), True
     while growing:
@@ -80,17 +80,17 @@ def _diagram(
 ) -> Diagram:
     secret = conf.settings().SECRET_NAMES
     nodes: list[Node] = []
-    lines: list[Edge] = []
+    drawn_edges: list[Edge] = []
     for some in in_parts(keys):
         gates = _closed_gates(some)
-        for key, step, name, stands, started, completed, reason, run in (
+        for key, step, name, task_status, started, completed, reason, run in (
             tables.tasks().filter(pk__in=some).values_list(*_ROW)
         ):
             nodes.append(
                 Node(
                     id=str(key),
                     label=step or name.rpartition(".")[2],
-                    status=stands,
+                    status=task_status,
                     name=name,
                     started_at=started,
                     completed_at=completed,
@@ -101,7 +101,7 @@ def _diagram(
         for source, target, kind, resolved_at, outcome in (
             edges.edges().above(some).filter(depends_on__isnull=False).values_list(*_EDGE)
         ):
-            lines.append(
+            drawn_edges.append(
                 Edge(
                     source=str(source),
                     target=str(target),
@@ -110,15 +110,15 @@ def _diagram(
                     outcome=outcome or "",
                 )
             )
-    return Diagram(title=title, status=status, nodes=tuple(nodes), edges=tuple(lines))
+    return Diagram(title=title, status=status, nodes=tuple(nodes), edges=tuple(drawn_edges))
 
 
 def _closed_gates(keys: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
-    """Return the approvals and holds that these tasks wait for."""
+    """Return the approvals and holds that these tasks wait for, as text."""
     found: dict[uuid.UUID, str] = {}
-    for key, gate, note in (
+    for key, gate, comment in (
         edges.edges().above(keys).gates().unresolved().values_list("task", "gate", "note")
     ):
-        said = f"{gate}: {note}" if note else str(gate)
-        found[key] = f"{found[key]}, {said}" if key in found else f"waits for {said}"
+        text = f"{gate}: {comment}" if comment else str(gate)
+        found[key] = f"{found[key]}, {text}" if key in found else f"waits for {text}"
     return found

@@ -1,8 +1,9 @@
-"""Operations on dependent tasks and workflow runs: cancel, replay, force, approve, hold, edit
-edges.
+"""Operations on graphs: cancel, retry, force, approve, reject, hold, and changes of edges; each
+with a dry run.
 
-Each takes ``by`` (who), ``reason`` (why) and ``dry_run``. It returns a report of the tasks that it
-changed or, in a dry run, would change, including all consequences. A dry run changes nothing.
+Every operation takes ``by`` (who), ``reason`` (why) and ``dry_run``. It returns a report of the
+tasks that it changed, including everything that follows. A dry run rolls back and returns the same
+report. Called by the admin and the command line.
 """
 
 from __future__ import annotations
@@ -66,32 +67,34 @@ class RetryMode(StrEnum):
 def cancel_workflow(
     run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Cancel a run with all runs inside it. Waiting tasks are cancelled at once, running ones are
-    requested to stop.
+    """Cancel a run and all runs inside it: waiting tasks at once, RUNNING ones are requested to
+    stop.
 
-    The runs are flagged first, in a transaction of their own, so that none of them grows any more.
-    A run whose tasks have all ended is left unchanged.
+    First, a separate transaction flags the runs, so that none of them is extended any more. A run
+    whose tasks have all ended is not changed.
     """
     why = comment("CANCELLED", by, reason)
     if not dry_run:
         _stop_growth(run, why)
 
     def act(operation: Operation) -> None:
-        question = tables.tasks().filter(workflow__in=_inside(run), status__in=OPEN)
-        operation.cancel(list(question.values_list("pk", flat=True)), why)
+        open_tasks = tables.tasks().filter(workflow__in=_run_ids(run), status__in=OPEN)
+        operation.cancel(list(open_tasks.values_list("pk", flat=True)), why)
 
     report = workflow_dry_run.carry_out(act, dry_run=dry_run)
     if not dry_run and not report.total and not _reached(run, why):
-        told = runs().open().filter(pk__in=_inside(run), reason=why)
-        told.update(cancel_requested_at=None, reason="")
+        flagged = runs().open().filter(pk__in=_run_ids(run), reason=why)
+        flagged.update(cancel_requested_at=None, reason="")
     return report
 
 
 def _stop_growth(run: WorkflowRun, why: str) -> None:
-    """Flag all runs. Repeat while a run that was not yet flagged may have created another one."""
+    """Flag all runs. Repeated, because a run without the flag may have added another
+    run meanwhile.
+    """
     flagged = 1
     while flagged:
-        unflagged = runs().open().filter(pk__in=_inside(run), cancel_requested_at=None)
+        unflagged = runs().open().filter(pk__in=_run_ids(run), cancel_requested_at=None)
         flagged = unflagged.update(
             cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW
         )
@@ -99,10 +102,10 @@ def _stop_growth(run: WorkflowRun, why: str) -> None:
 
 def _reached(run: WorkflowRun, why: str) -> bool:
     """Return whether the leader has cancelled tasks of these runs, or requested them to stop, since
-    they were flagged.
+    the flag was set.
     """
     these, flagged_at = (
-        tables.tasks().filter(workflow__in=_inside(run)),
+        tables.tasks().filter(workflow__in=_run_ids(run)),
         F("workflow__cancel_requested_at"),
     )
     return these.filter(
@@ -110,7 +113,7 @@ def _reached(run: WorkflowRun, why: str) -> bool:
     ).exists()
 
 
-def _inside(run: WorkflowRun) -> list[uuid.UUID]:
+def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
     """Return a run and all runs inside it."""
     parents = dict(runs().filter(root=run.root).values_list("pk", "parent"))
     found, growing = {run.pk}, True
@@ -122,9 +125,7 @@ def _inside(run: WorkflowRun) -> list[uuid.UUID]:
 
 
 def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Cancel a task and all tasks that depend on it, directly or indirectly. Running ones are
-    requested to stop.
-    """
+    """Cancel a task and all direct and indirect dependents; RUNNING ones are requested to stop."""
     why = comment("CANCELLED", by, reason)
     return workflow_dry_run.carry_out(
         lambda operation: operation.cancel(below([task.pk]), why), dry_run=dry_run
@@ -137,18 +138,18 @@ def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = Fals
 def retry_workflow(
     run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Replay tasks of a run and of the runs inside it. A run that had ended or was cancelled is
-    open again.
+    """Run tasks of a run, and of the runs inside it, again; an ended or cancelled run is opened
+    again.
 
-    ALL: all ended tasks. FAILED: tasks that failed, expired or were cancelled, and those skipped
-    because of them. FAILED_AND_DOWNSTREAM: these and all tasks that depend on them, successful ones
-    too. A replayed task waits for its replayed upstreams. Raises TransitionRefused if no task can
-    be replayed, or if a dependent task is running.
+    ALL selects every ended task. FAILED selects failed, expired and cancelled tasks, and those
+    skipped because of them. FAILED_AND_DOWNSTREAM also selects everything that depends on them,
+    including successful tasks. A task that runs again waits for its upstreams that do. Raises
+    TransitionRefused if no task can run again, or if a task downstream is RUNNING.
     """
     kind = chosen("mode", mode, RetryMode)
 
     def act(operation: Operation) -> None:
-        these = tables.tasks().filter(workflow__in=_inside(run))
+        these = tables.tasks().filter(workflow__in=_run_ids(run))
         failed = these.filter(status__in=_FAILED)
         if kind != RetryMode.ALL and not failed.exists():
             raise TransitionRefused(
@@ -165,9 +166,9 @@ def retry_workflow(
 
 
 def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Replay an ended task and all tasks that depend on it, successful ones too.
+    """Run an ended task again with everything that depends on it, including successful tasks.
 
-    Raises TransitionRefused if it has not ended, or if a dependent task is running.
+    Raises TransitionRefused if it has not ended, or if a task downstream is RUNNING.
     """
 
     def act(operation: Operation) -> None:
@@ -181,14 +182,14 @@ def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) 
     return _run_again(act, dry_run)
 
 
-def _with_below(question: TaskQuerySet) -> TaskQuerySet:
-    keys = below(list(question.values_list("pk", flat=True)))
+def _with_below(selected: TaskQuerySet) -> TaskQuerySet:
+    keys = below(list(selected.values_list("pk", flat=True)))
     return tables.tasks().filter(pk__in=sorted(keys))
 
 
-def _again(question: TaskQuerySet, by: str, reason: str) -> None:
-    asked = list(question.values_list("pk", flat=True))
-    returned = replay.again(asked, done_by("replayed", by, reason))
+def _again(selected: TaskQuerySet, by: str, reason: str) -> None:
+    ids = list(selected.values_list("pk", flat=True))
+    returned = replay.again(ids, done_by("replayed", by, reason))
     transition_dead_letters.close_replayed(returned, by=by, reason=reason)
 
 
@@ -197,18 +198,19 @@ def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
         return workflow_dry_run.carry_out(act, dry_run=dry_run)
     except IntegrityError as taken:
         raise TransitionRefused(
-            f"A newer open task or run holds a key of one of these: {taken}"
+            f"A newer open task or run owns a key of one of these: {taken}"
         ) from taken
 
 
-# By an operator's word ----------------------------------------------------------------------------
+# Force --------------------------------------------------------------------------------------------
 
 
 def force_complete(
     tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Set tasks to SUCCESS. Tasks that depend on them are released; tasks that were skipped because
-    of them wait again.
+    """Set tasks to SUCCESS without running them.
+
+    Their dependents are released, and tasks that were skipped because of them wait again.
     """
     return _run_again(
         lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)), dry_run
@@ -218,8 +220,8 @@ def force_complete(
 def force_run(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
     """Run BLOCKED and SKIPPED tasks now, regardless of their upstreams and gates.
 
-    Tasks that were skipped because of them wait again. Raises TransitionRefused if no task is
-    BLOCKED or SKIPPED.
+    Tasks that were skipped because of them wait again. Raises TransitionRefused if none of the
+    tasks is BLOCKED or SKIPPED.
     """
 
     def act(operation: Operation) -> None:
@@ -236,7 +238,7 @@ def force_run(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool =
 def _some(done: Collection[uuid.UUID]) -> None:
     if not done:
         raise TransitionRefused(
-            "None of these tasks can be called done: they are missing, or have succeeded."
+            "None of these tasks can be set to SUCCESS: they do not exist or have succeeded."
         )
 
 
@@ -244,7 +246,7 @@ def _some(done: Collection[uuid.UUID]) -> None:
 
 
 def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Approve a task. Raises TransitionRefused if it does not wait for an approval."""
+    """Open the approval that a task waits for. Raises TransitionRefused if it waits for none."""
     return _at_gate(
         task,
         lambda: edit.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason),
@@ -255,8 +257,9 @@ def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> 
 
 
 def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Reject a task that waits for an approval: cancel it. A replay waits for the approval again.
-    Raises TransitionRefused.
+    """Cancel a task that waits for an approval; a replay waits for it again.
+
+    Raises TransitionRefused if it waits for none.
     """
 
     def act(operation: Operation) -> None:
@@ -270,8 +273,9 @@ def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> R
 
 
 def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
-    """Hold a task that has not started until ``unhold``. Raises TransitionRefused if it has started
-    or is held.
+    """Let a task that has not started wait for ``unhold``.
+
+    Raises TransitionRefused if it has started or is held already.
     """
 
     def act() -> None:
@@ -313,12 +317,11 @@ def add_edge(
     policy: str | None = None,
     dry_run: bool = False,
 ) -> Report:
-    """Add an edge: a task that has not started waits for another one (MUST_SUCCEED, MUST_FINISH or
-    MUST_FAIL).
+    """Let a task that has not started wait for ``upstream``; ``kind`` is MUST_SUCCEED, MUST_FINISH
+    or MUST_FAIL.
 
-    ``policy`` decides what happens if the upstream does not end as required; by default the policy
-    of the task. Raises DependencyCycle with the path, InvalidDependency, InvalidOption,
-    TransitionRefused.
+    ``policy`` overrides the task's policy for an upstream that ends otherwise. Raises
+    DependencyCycle with the path, InvalidDependency, InvalidOption or TransitionRefused.
     """
     edge = PlannedEdge(
         upstream=upstream.pk,
@@ -332,7 +335,7 @@ def add_edge(
                 f"Task {task.pk} waits for {upstream.pk} already, by {edge.kind}."
             )
         operation.named[task.pk] = f"waits for {upstream.step or upstream.name} by {edge.kind}"
-        operation.also_told.add(upstream.pk)
+        operation.resolve_again.add(upstream.pk)
 
     return workflow_dry_run.carry_out(act, dry_run=dry_run)
 
@@ -340,9 +343,9 @@ def add_edge(
 def remove_edge(
     task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False
 ) -> Report:
-    """Remove an edge of a BLOCKED task. It is released if it waits for nothing else.
+    """Delete an edge of a BLOCKED task, which runs if nothing else blocks it.
 
-    Raises InvalidDependency if the edge does not exist, TransitionRefused if the task is not
+    Raises InvalidDependency if the edge does not exist, and TransitionRefused if the task is not
     BLOCKED.
     """
 
@@ -363,6 +366,6 @@ def _row(task: Task) -> Task:
     row: Task | None = tables.tasks().filter(pk=task.pk).first()
     if row is None:
         raise TransitionRefused(
-            f"There is no task {task.pk}: it never was, or its retention is over."
+            f"There is no task {task.pk}: it was never created, or its retention is over."
         )
     return row

@@ -1,5 +1,6 @@
-"""Converts a checked plan to rows in memory: tasks, edges and runs with their ids. Writes
-nothing.
+"""Converts a validated plan to unsaved rows with ids: tasks, edges and runs. Writes nothing.
+
+Called by ``start`` and ``runs``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from django_durable_tasks.rules.workflows.plan import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """Options of a start: time, key, tenant, and the run it belongs to."""
+    """The start time, key and tenant of a workflow, and the fire time that it belongs to."""
 
     run_at: datetime | None = None
     key: str | None = None
@@ -42,7 +43,10 @@ class StartOptions:
 
 @dataclass(slots=True)
 class Draft:
-    """The rows of a plan."""
+    """A plan with its ids and unsaved rows.
+
+    ``roots`` are the tasks to release after the insert, ``outside`` the existing upstreams.
+    """
 
     plan: Plan
     ids: dict[int, uuid.UUID]
@@ -61,40 +65,40 @@ def draft(
     *,
     sealed: bool = True,
 ) -> Draft:
-    """Return the rows of a plan. If it extends an existing run, scope 0 has no run of its own.
+    """Return the rows of a plan. Raises an error of this package for invalid tasks or arguments.
 
-    Raises the errors of this package. With ``sealed`` False its runs are STARTING, because they are
-    written in several transactions.
+    With ``inside``, the tasks of scope 0 join that run and no run is created for it. If ``sealed``
+    is False, the runs get the status STARTING, because the plan is written in several transactions.
     """
     above = {
         place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
         for place, task in enumerate(plan.tasks)
     }
-    # Ids sort by creation time, except within a millisecond. Lists then show upstreams before their
-    # dependents.
+    # Ids sort by creation time, but not within a millisecond. They are assigned by layer, so that
+    # lists show upstreams first.
     ids = {place: new_task_id() for layer in layers(above) for place in layer}
     found = Draft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
-    # A task that cannot be published at once is created due. The other first tasks are released
-    # after all rows are written.
+    # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
+    # other first tasks are released when everything is written.
     at_once = conf.settings().FAST_PATH_MAX
-    waited_for = {place for places in above.values() for place in places}
+    upstream_places = {place for places in above.values() for place in places}
     for place, task in enumerate(plan.tasks):
         gates = [
             TaskDependency(task_id=ids[place], gate=gate, note=note[:500])
             for gate, note in task.gates
         ]
         upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
-        wants = needed(task.needed, edges.tally_of([*gates, *upstreams]))
-        free = not wants and sealed and len(found.roots) >= at_once
+        unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
+        free = not unresolved and sealed and len(found.roots) >= at_once
         new = _new_task(task, found, place, launch, now)._replace(
             status=Status.PENDING if free else Status.BLOCKED,
-            unresolved=wants,
+            unresolved=unresolved,
             join_count=task.needed,
-            has_dependents=place in waited_for,
+            has_dependents=place in upstream_places,
         )
         found.edges += [*gates, *upstreams]
         found.rows.append(new)
-        if not wants and not free:
+        if not unresolved and not free:
             found.roots.append(ids[place])
     return found
 

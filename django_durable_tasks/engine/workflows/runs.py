@@ -1,5 +1,7 @@
-"""Extends workflow runs by the tasks that their tasks add, counts endings, and ends complete runs.
-``start.py`` starts them.
+"""Extends workflow runs by the tasks that a task function adds, and counts endings until a run
+ends.
+
+How a run starts is in ``start``. Called by ``followups`` and the maintenance job ``count_endings``.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ logger = logging.getLogger("django_durable_tasks.workflows")
 
 
 def hold(run: Run, plan: Plan, *, grows: bool) -> None:
-    """Lock the rows that an extension or a start will change, before the row of the running task.
+    """Lock everything that an extension or a start changes before the task itself is locked.
 
-    The lock order is that of all other operations: the tenant (for edges between existing rows),
-    the run, then tasks in primary-key order. Raises DependencyCycle if a task that depends on the
-    running task is upstream of an added one.
+    The lock order is that of the whole engine: the tenant (for edges between existing tasks), the
+    run, then tasks in primary-key order. Raises DependencyCycle if a dependent of the task is
+    upstream of an added task.
     """
     outside = {
         edge.upstream
@@ -62,7 +64,7 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
     if grows:
         if outside:
             edit.lock_tenant(run.tenant_id)
-        _inside(run)
+        _locked_run(run)
         below = set(edges.edges().below([run.task_id]).unresolved().values_list("task", flat=True))
     if below or outside:
         transitions.lock_rows([*({run.task_id} | below | outside)], even_running=True)
@@ -70,20 +72,19 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
         edit.check_circle(below, outside)
 
 
-def _inside(run: Run) -> WorkflowRun | None:
-    """Lock and return the workflow run of this task, if there is one."""
+def _locked_run(run: Run) -> WorkflowRun | None:
+    """Lock and return the workflow run of this task, or None."""
     these = runs().filter(pk=run.workflow_id) if run.workflow_id else runs().none()
     return these.select_for_update().first()
 
 
 def add_tasks(run: Run, plan: Plan) -> None:
-    """Add the tasks that a task function requested to its workflow, in the transaction of its
-    success.
+    """Add the tasks that a task function returned to its run, in the transaction of its success.
 
-    Tasks that depend on this task also wait for the last of the added ones. A workflow that is
-    being cancelled is not extended. Raises WorkflowTooLarge.
+    Dependents of the task also wait for the last of the new tasks. A run that is being cancelled is
+    not extended. Raises WorkflowTooLarge.
     """
-    inside = _inside(run)
+    inside = _locked_run(run)
     if (
         inside is None
         or inside.status != WorkflowStatus.RUNNING
@@ -104,36 +105,36 @@ def add_tasks(run: Run, plan: Plan) -> None:
     runs().filter(pk=inside.pk).update(total=F("total") + added, updated_at=tables.NOW)
     runs().bulk_create(found.runs[1:])
     write(found)
-    _hold_dependents(run.task_id, found)
+    _block_dependents(run.task_id, found)
     publish_after_commit(let_go(found.roots))
 
 
 def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
-    most = conf.settings().WORKFLOW_MAX_TASKS
-    there = sum(runs().filter(root=inside.root).values_list("total", flat=True))
-    if there + len(plan.tasks) > most:
+    limit = conf.settings().WORKFLOW_MAX_TASKS
+    existing = sum(runs().filter(root=inside.root).values_list("total", flat=True))
+    if existing + len(plan.tasks) > limit:
         raise WorkflowTooLarge(
-            f"The workflow {inside.name!r} has {there:,} tasks; with {len(plan.tasks):,} more it"
-            f" would have more than {most:,} (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
+            f"The workflow {inside.name!r} has {existing:,} tasks; with {len(plan.tasks):,} more it"
+            f" would have more than {limit:,} (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
         )
 
 
-def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
-    """Make the dependents of this task also wait for the last of the added ones, under the same
+def _block_dependents(task_id: uuid.UUID, found: Draft) -> None:
+    """Insert edges from the last of the new tasks to the dependents of this task, with the same
     conditions.
     """
-    waited_for = {edge.depends_on_id for edge in found.edges}
+    upstreams = {edge.depends_on_id for edge in found.edges}
     last = [
         key
         for place, key in found.ids.items()
-        if key not in waited_for and not found.plan.tasks[place].scope
+        if key not in upstreams and not found.plan.tasks[place].scope
     ]
-    asked = {
+    conditions = {
         edge.task_id: edge
         for edge in edges.edges().below([task_id]).unresolved()
         if edge.dependency_type != DependencyType.MUST_FAIL
     }
-    below = list(asked)
+    below = list(conditions)
     rows = transitions.lock_rows(below) if below else {}
     waiting = {key: row for key, row in rows.items() if row.status == Status.BLOCKED}
     edges.insert(
@@ -141,8 +142,8 @@ def _hold_dependents(task_id: uuid.UUID, found: Draft) -> None:
             TaskDependency(
                 task_id=key,
                 depends_on_id=leaf,
-                dependency_type=asked[key].dependency_type,
-                on_upstream_failure=asked[key].on_upstream_failure,
+                dependency_type=conditions[key].dependency_type,
+                on_upstream_failure=conditions[key].on_upstream_failure,
             )
             for key in waiting
             for leaf in last
@@ -163,46 +164,50 @@ _isolation = Isolation[uuid.UUID | None]("workflow")
 
 
 def count_endings(limit: int) -> int:
-    """Count a batch of endings in their runs, and end the runs that are complete; return how many
-    were counted.
+    """Count at most ``limit`` ending events into their runs and end the runs that are complete;
+    return how many.
 
-    A run that cannot be counted or ended is postponed. The others continue.
+    A run that cannot be counted or ended is postponed; the others are processed.
     """
     uncounted = edges.endings().uncounted().exclude(workflow_id__in=_isolation.postponed())
-    notes: dict[uuid.UUID | None, list[int]] = defaultdict(list)
-    for note, run in uncounted.values_list("pk", "workflow_id")[:limit]:
-        notes[run].append(note)
-    if not notes:
+    events: dict[uuid.UUID | None, list[int]] = defaultdict(list)
+    for event, run in uncounted.values_list("pk", "workflow_id")[:limit]:
+        events[run].append(event)
+    if not events:
         return 0
     counted = _isolation.batch(
-        lambda: _fold(chain(*notes.values())), lambda: list(notes), lambda run: _fold(notes[run])
+        lambda: _count_events(chain(*events.values())),
+        lambda: list(events),
+        lambda run: _count_events(events[run]),
     )
     return sum(counted)
 
 
 @retry_on_deadlock
-def _fold(found: Iterable[int]) -> int:
+def _count_events(found: Iterable[int]) -> int:
     with tables.atomic():
-        # Lock runs first. A process that counts an ending of a task has then counted an earlier
-        # replay of the task.
+        # Lock the runs before the events, so that a replay of a task is counted before the task's
+        # next ending.
         counted = edges.endings().filter(pk__in=list(found))
         keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
-        held = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
-        notes = list(counted.order_by("pk").select_for_update())
+        locked_runs = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
+        events = list(counted.order_by("pk").select_for_update())
         changes: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
-        for note in notes:
-            if note.workflow_id is not None:
-                changes[note.workflow_id][COUNTS[note.status]] += note.delta
-        for row in held:
+        for event in events:
+            if event.workflow_id is not None:
+                changes[event.workflow_id][COUNTS[event.status]] += event.delta
+        for row in locked_runs:
             if row.pk in changes:
                 _count(row, changes[row.pk])
-        edges.endings().filter(pk__in=[note.pk for note in notes]).delete()
-    return len(notes)
+        edges.endings().filter(pk__in=[event.pk for event in events]).delete()
+    return len(events)
 
 
 def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
-    """Count these endings. Raises UnknownTask if they end the run and this process has not
-    registered its callbacks.
+    """Write the counts of these endings to a locked run, and end it if it is complete.
+
+    Raises UnknownTask if the run would end and this process has not registered one of its
+    callbacks.
     """
     counts = {column: getattr(row, column) + changes.get(column, 0) for column in COUNTS.values()}
     new_status = WorkflowStatus(row.status)
@@ -216,7 +221,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
     unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
     if unknown is not None:
         raise UnknownTask(
-            f"Workflow {row.name!r} cannot end: this process does not know its callback {unknown}."
+            f"Workflow {row.name!r} cannot end: callback {unknown} is not registered here."
         )
     WorkflowRun.objects.using(tables.database()).unguarded().filter(pk=row.pk).update(
         status=new_status,
@@ -230,16 +235,15 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
 
 
 def _callbacks(row: WorkflowRun, status: WorkflowStatus) -> dict[str, str]:
-    """Return the names of the callback tasks for this ending, by kind."""
+    """Return the callbacks to create for this status, as a mapping of kind to task name."""
     kinds = ("on_success" if status == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
     return {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
 
 
 def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
-    """Create the task of a callback under its own key, so that it is created once.
+    """Create the task of a callback, with an idempotency key, so that it is created once.
 
-    An error of the callback's own code is stored as the reason of the run, and does not prevent the
-    run from ending.
+    If its own code raises an error, the error becomes the reason of the run, which ends anyway.
     """
     options = CallOptions(tenant=row.tenant_id, idempotency_key=f"workflow-{row.pk}-{kind}")
     try:

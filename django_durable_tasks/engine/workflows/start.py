@@ -1,12 +1,12 @@
-"""Starts a workflow completely or not at all: in one transaction or, if it is large, in batches
-that are sealed at the end.
+"""Starts workflows: in one transaction, or in batches if the workflow is large. A start is complete
+or has no effect.
 
-A large start writes some thousand rows per transaction, under runs with status STARTING. All its
-tasks are BLOCKED, and no process releases or counts them. One guarded UPDATE seals the start. Then
-its first tasks are released in batches, by the starting process or, if that has died, by the
-leader. To give up a start, it is fenced first (``cancel_requested_at``), so that a starting process
-that resumes writes nothing more, and then deleted in batches. Inside a transaction of the caller
-the whole start is part of that transaction.
+A large start writes its tasks in transactions of BATCH rows, with the runs in status STARTING and
+every task BLOCKED, so that no task is released or counted. One guarded UPDATE then seals it. Tasks
+without upstreams are released in batches by the starter or, if its process died, by the leader. An
+abandoned start is fenced first (``cancel_requested_at``), so that its starter writes nothing more,
+and then deleted in batches. Inside a caller's transaction every start is a part of that
+transaction.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ from django_durable_tasks.rules.workflows.plan import Plan, PlannedEdge, Workflo
 
 logger = logging.getLogger("django_durable_tasks.workflows")
 Progress = Callable[[int, int], object]
-"""Called after each batch with the number of written rows (tasks and edges) and the total."""
+"""Called after each batch with the number of rows (tasks and edges) written and their total."""
 
 LARGE = 10_000
-"""A start of more tasks is written in batches."""
+"""A start with more tasks than this is written in batches."""
 BATCH = 2_000
-"""Rows per transaction of such a start."""
+"""Rows per transaction of a large start."""
 ABANDONED_AFTER = 600.0
-"""Seconds by the database's clock without progress after which the leader deletes a start ..."""
+"""After this many seconds without progress, by the database clock, the leader deletes a start."""
 TAKEN_OVER_AFTER = 60.0
-"""... and after which another start under the same key replaces it."""
+"""After this many seconds without progress, another start with the same key may replace a start."""
 
 
 def planned(builder: Builder) -> Plan:
-    """Return the checked plan of a workflow, within the limits of the settings."""
+    """Return the validated graph of a workflow. Raises an error if it exceeds the limits of the
+    settings.
+    """
     settings = conf.settings()
     return builder.plan(
         most_tasks=settings.WORKFLOW_MAX_TASKS, most_edges=settings.WORKFLOW_MAX_EDGES
@@ -61,15 +63,17 @@ def planned(builder: Builder) -> Plan:
 
 
 def start_after(run: Run, plan: Plan) -> WorkflowRun:
-    """Start the workflow that a task function returned, in the transaction of its success, with its
-    fire time.
+    """Start the workflow that a task function returned, in the transaction that records its
+    success.
+
+    The workflow gets the recurring task, fire time and priority of the task.
     """
-    born_of = (
+    starter = (
         tables.tasks()
         .filter(pk=run.task_id)
         .values_list("recurring_task_id", "fire_time", "priority")
     )
-    recurring_task, fire_time, priority = born_of.get()
+    recurring_task, fire_time, priority = starter.get()
     launch = StartOptions(
         tenant_id=run.tenant_id,
         priority=priority,
@@ -80,12 +84,13 @@ def start_after(run: Run, plan: Plan) -> WorkflowRun:
 
 
 def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) -> WorkflowRun:
-    """Write a workflow and release its first tasks; return its run.
+    """Create a workflow, release its first tasks and return its run.
 
-    If another run of the same key and tenant is open or STARTING, that run is returned instead. A
-    STARTING run without progress for a minute is given up and replaced. Raises the errors of this
-    package before a row is written, and TransitionRefused if a large start was given up by another
-    process meanwhile.
+    If an open run of the same tenant and key exists, it is returned instead, also if it is still
+    STARTING. If that start made no progress for TAKEN_OVER_AFTER seconds, it is abandoned and
+    replaced. Raises an error of this package before anything is written, UniqueConflict if a task's
+    key is in use, and TransitionRefused if another process abandoned a large start while it was
+    written.
     """
     connection = connections[tables.database()]
     large = (
@@ -125,10 +130,11 @@ def _start_at_once(found: Draft) -> None:
 
 
 def write(found: Draft) -> None:
-    """Insert tasks and edges. Upstreams outside of the plan are locked first and resolved if they
-    have ended.
+    """Insert the tasks and edges.
+
+    Upstreams outside the plan are locked first. If they have ended, their ending is resolved again.
     """
-    within, across = _parted(found)
+    within, across = _split_edges(found)
     outside = transitions.lock_rows(sorted(found.outside)) if across else {}
     _check_outside(found, across, outside)
     transitions.create_many(found.rows)
@@ -137,8 +143,8 @@ def write(found: Draft) -> None:
         edit.insert_edges(across, outside)
 
 
-def _parted(found: Draft) -> tuple[list[TaskDependency], list[TaskDependency]]:
-    """Return the edges within the plan, including gates, and those to existing tasks."""
+def _split_edges(found: Draft) -> tuple[list[TaskDependency], list[TaskDependency]]:
+    """Return the edges within the plan, gates included, and those to tasks that exist already."""
     across = [edge for edge in found.edges if edge.depends_on_id in found.outside]
     within = (
         [edge for edge in found.edges if edge.depends_on_id not in found.outside]
@@ -156,7 +162,9 @@ def _check_outside(
 
 
 def let_go(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
-    """Release tasks that wait for nothing. Some are published at once, the others become due."""
+    """Release BLOCKED tasks without upstreams; return the messages of those that may be published
+    at once.
+    """
     batch, messages = conf.settings().BATCH_SIZE, []
     for first in range(0, len(roots), batch):
         rows = transitions.lock_rows(roots[first : first + batch])
@@ -169,14 +177,14 @@ def let_go(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
 
 def _start_in_batches(found: Draft, progress: Progress | None) -> None:
     root = found.runs[0]
-    within, across = _parted(found)
+    within, across = _split_edges(found)
     _check_outside(found, across, tables.tasks().in_bulk(sorted(found.outside)) if across else {})
     runs().bulk_create(found.runs)
     try:
         _write_in_batches(found, within, progress)
         _seal(found, across)
     except BaseException:
-        # Remaining rows are deleted by the leader.
+        # If this cleanup fails too, the leader deletes the rest.
         with suppress(Error):
             if give_up(root.pk):
                 while remove_given_up(root.pk, BATCH):
@@ -196,17 +204,17 @@ def _write_in_batches(
     root, total, done = found.runs[0], len(found.rows) + len(found.edges), 0
     for first in range(0, len(found.rows), BATCH):
         with tables.atomic():
-            _hold(root.pk)
+            _lock_start(root.pk)
             transitions.create_many(found.rows[first : first + BATCH])
-        done = _tell_progress(root, min(first + BATCH, len(found.rows)), total, progress)
+        done = _report_progress(root, min(first + BATCH, len(found.rows)), total, progress)
     for first in range(0, len(within), BATCH):
         with tables.atomic():
-            _hold(root.pk)
+            _lock_start(root.pk)
             edges.insert(within[first : first + BATCH])
-        _tell_progress(root, done + min(first + BATCH, len(within)), total, progress)
+        _report_progress(root, done + min(first + BATCH, len(within)), total, progress)
 
 
-def _tell_progress(root: WorkflowRun, done: int, total: int, progress: Progress | None) -> int:
+def _report_progress(root: WorkflowRun, done: int, total: int, progress: Progress | None) -> int:
     logger.info(
         "Starting workflow %s (%s): %d of %d tasks created.", root.name, root.pk, done, total
     )
@@ -215,24 +223,25 @@ def _tell_progress(root: WorkflowRun, done: int, total: int, progress: Progress 
     return done
 
 
-def _hold(root: uuid.UUID) -> None:
-    """Record progress, under the lock that prevents others from giving up the start. Raises
-    TransitionRefused.
+def _lock_start(root: uuid.UUID) -> None:
+    """Record progress and lock the run, so that no other process can abandon the start.
+
+    Raises TransitionRefused if the start was abandoned.
     """
-    mine = runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
-    if not mine.update(updated_at=tables.NOW):
+    own = runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
+    if not own.update(updated_at=tables.NOW):
         raise TransitionRefused(
             f"The start of workflow {root} was given up while it was written: it was cancelled, or"
-            f" made no progress for {TAKEN_OVER_AFTER:g} s while its key was wanted. What was"
-            " written is removed; start it anew."
+            f" made no progress for {TAKEN_OVER_AFTER:g} s while another start needed its key."
+            " Its tasks are deleted; start it again."
         )
 
 
 def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
-    """Seal the start, in the transaction that creates its edges to existing tasks."""
+    """Set all runs to RUNNING in the transaction that inserts the edges to existing tasks."""
     root = found.runs[0].pk
     with tables.atomic():
-        _hold(root)
+        _lock_start(root)
         if across:
             outside = transitions.lock_rows(sorted(found.outside))
             _check_outside(found, across, outside)
@@ -248,11 +257,13 @@ def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
 
 
 def release_roots(root: uuid.UUID, limit: int) -> int:
-    """Release at most ``limit`` tasks of a sealed start that wait for nothing; return how many, 0
-    at the end.
+    """Release at most ``limit`` tasks of a sealed start that have no unresolved dependencies;
+    return how many.
+
+    Returns 0 when it is done.
     """
     free = (
-        _of_whole(root)
+        _tasks_of(root)
         .filter(status=Status.BLOCKED, unresolved_dependencies_count=0)
         .order_by("pk")
     )
@@ -262,20 +273,20 @@ def release_roots(root: uuid.UUID, limit: int) -> int:
     return number
 
 
-def _release(root: uuid.UUID, question: TaskQuerySet) -> int:
+def _release(root: uuid.UUID, tasks: TaskQuerySet) -> int:
     with tables.atomic():
-        # Under the lock of the run: after a cancellation nothing is released.
+        # With the run locked, a requested cancellation prevents any further release.
         sealed = runs().filter(
             pk=root, status=WorkflowStatus.RUNNING, released=False, cancel_requested_at__isnull=True
         )
         if sealed.select_for_update().first() is None:
             return 0
-        ids = list(question.values_list("pk", flat=True))
+        ids = list(tasks.values_list("pk", flat=True))
         publish_after_commit(let_go(ids))
     return len(ids)
 
 
-def _of_whole(root: uuid.UUID) -> TaskQuerySet:
+def _tasks_of(root: uuid.UUID) -> TaskQuerySet:
     parts = list(runs().filter(root=root).values_list("pk", flat=True))
     return tables.tasks().filter(workflow__in=parts)
 
@@ -285,7 +296,7 @@ def _unreleased() -> list[uuid.UUID]:
     return list(sealed.filter(parent__isnull=True).order_by("pk").values_list("pk", flat=True))
 
 
-# Starts that are given up -------------------------------------------------------------------------
+# Abandoned starts ---------------------------------------------------------------------------------
 
 
 def _takes_over(before: WorkflowRun, now: datetime) -> bool:
@@ -305,8 +316,9 @@ def _abandoned(idle_since: datetime) -> list[uuid.UUID]:
 
 
 def give_up(root: uuid.UUID, idle_since: datetime | None = None) -> bool:
-    """Fence the starting process of an unsealed run and free its key. Return False if it was sealed
-    or made progress.
+    """Fence the starter of a run that is not sealed, and free its key.
+
+    Return False if it was sealed, or made progress since ``idle_since``.
     """
     this = runs().starting().filter(pk=root)
     if idle_since is not None:
@@ -315,10 +327,10 @@ def give_up(root: uuid.UUID, idle_since: datetime | None = None) -> bool:
 
 
 def remove_given_up(root: uuid.UUID, limit: int) -> int:
-    """Delete at most ``limit`` tasks of a start that was given up, with their edges, and finally
-    its runs.
+    """Delete at most ``limit`` tasks of an abandoned start with their edges and, when no task is
+    left, its runs.
 
-    Return how many tasks were deleted; 0 if none is left.
+    Return how many tasks were deleted; 0 when nothing is left.
     """
     with tables.atomic():
         this = (
@@ -326,24 +338,24 @@ def remove_given_up(root: uuid.UUID, limit: int) -> int:
         )
         if this.first() is None:
             return 0
-        gone = list(_of_whole(root).order_by().values_list("pk", flat=True)[:limit])
-        edges.edges().above(gone).delete()
-        tables.tasks().filter(pk__in=gone).delete()
-        if not gone:
+        deleted = list(_tasks_of(root).order_by().values_list("pk", flat=True)[:limit])
+        edges.edges().above(deleted).delete()
+        tables.tasks().filter(pk__in=deleted).delete()
+        if not deleted:
             runs().filter(root=root).delete()
             logger.warning("The start of workflow %s was abandoned; its tasks were deleted.", root)
-    return len(gone)
+    return len(deleted)
 
 
 _isolation = Isolation[uuid.UUID]("start of workflow")
 
 
 def finish_starts(now: datetime, limit: int) -> int:
-    """Process a batch of unfinished starts: release the tasks of sealed ones, delete abandoned
-    ones; return how many rows.
+    """Process one batch of the starts that their process left: release sealed ones, delete
+    abandoned ones.
 
-    A start is abandoned if it was cancelled or made no progress for ten minutes. Call until it
-    returns 0.
+    A start is abandoned if it was cancelled or made no progress for ABANDONED_AFTER seconds.
+    Returns the number of tasks; call it until that is 0.
     """
     idle_since = now - timedelta(seconds=ABANDONED_AFTER)
 

@@ -266,5 +266,5 @@ def test_a_skipped_task_is_forced_to_run_and_what_was_skipped_below_it_waits_aga
 def test_only_tasks_that_wait_or_were_skipped_are_forced() -> None:
     with pytest.raises(TransitionRefused, match="BLOCKED or SKIPPED"):
         operations.force_run(question(a_task()), by="ann")
-    with pytest.raises(TransitionRefused, match="can be called done"):
+    with pytest.raises(TransitionRefused, match="can be set to SUCCESS"):
         operations.force_complete(question(a_task("SUCCESS")), by="ann")

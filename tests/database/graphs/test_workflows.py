@@ -236,7 +236,7 @@ def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
     monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
     succeed(of(run, "noop"), of(untold, "noop"))
     tell()
-    assert "does not know its callback tests.project.tasks.echo" in caplog.text
+    assert "callback tests.project.tasks.echo is not registered" in caplog.text
     assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == [
         "RUNNING",
         "SUCCESS",
