@@ -82,9 +82,9 @@ def test_what_is_left_to_people_still_exits_with_1_after_a_repair() -> None:
     DAMAGES["quarantined"]()
     answer = durable("verify", "--repair", "--yes")
     assert answer.code == 1
-    assert "left: Mend it, and run `manage.py durable resume" in answer.out
+    assert "left: Correct it, then run `manage.py durable resume" in answer.out
     [finding] = durable("verify", "--repair", "--yes", "--format", "json").told["findings"]
-    assert (finding["repaired"], finding["left"].startswith("Mend it")) == ("", True)
+    assert (finding["repaired"], finding["left"].startswith("Correct it")) == ("", True)
 
 
 def test_a_wrong_check_and_a_wrong_limit_are_refused() -> None:

@@ -136,7 +136,7 @@ def test_what_is_right_by_the_time_of_the_repair_is_left_alone() -> None:
     Task.objects.unguarded().filter(status=Status.BLOCKED).update(
         unresolved_dependencies_count=1, epoch=9
     )
-    assert [deed.done for deed in runner.repair(answers)] == ["it is right meanwhile"]
+    assert [deed.done for deed in runner.repair(answers)] == ["it is correct meanwhile"]
     assert Task.objects.get(status=Status.BLOCKED).epoch == 9
 
 
@@ -170,7 +170,7 @@ def test_a_count_is_never_mended_by_an_edge_that_is_wrong_itself() -> None:
     led()
     edge = DAMAGES["edges-resolved-early"]()
     [deed] = _mend("dependency-counts")
-    assert "what else is wrong" in deed.left
+    assert "repair the other findings" in deed.left
     assert stands(TaskDependency.objects.get(pk=edge).task_id) == ["BLOCKED"]
     _mend()
     assert stands(TaskDependency.objects.get(pk=edge).task_id) == ["BLOCKED"]
@@ -368,7 +368,7 @@ def test_a_line_without_its_task_gets_it_again() -> None:
 def test_a_finding_says_row_field_value_and_what_is_right() -> None:
     key = DAMAGES["dependency-counts"]()
     [finding] = _look("dependency-counts")
-    right = "right is 1, by a recount of its edges."
+    right = "right is 1, according to its edges."
     assert finding.text == f"task {key}: unresolved_dependencies_count is 7; {right}"
     assert finding.severity == Severity.BROKEN
 

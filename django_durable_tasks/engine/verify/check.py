@@ -1,10 +1,11 @@
-"""The parts of a check: reading a table in pages of its primary key, and confirming findings under
-lock.
+"""The framework of ``durable verify``: reads tables in pages by primary key and confirms findings
+under lock.
 
-Rows change while they are read. So each suspected finding is checked again with the deciding rows
-locked, which gives one consistent view. Rows that another transaction has locked are being changed,
-and are skipped. A statement after a lock reads what was committed before it (PostgreSQL
-documentation 13.2.1).
+Tasks change while a page is read. A finding of the first, unlocked read is therefore judged again
+with the rows that decide about it locked. A statement after a lock reads everything that was
+committed before it (PostgreSQL documentation 13.2.1). Rows locked by other transactions are
+skipped, because they are changing. Used by the modules of this package and by
+``due_index/verify.py``.
 """
 
 from __future__ import annotations
@@ -34,25 +35,27 @@ from django_durable_tasks.rules.verify import Finding, Severity
 
 Rows = QuerySet[Any]
 PAGE = 5_000
-"""Rows of a table per statement ..."""
+"""Rows per page."""
 NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
-"""... and of tables with many dependent rows or a timetable per row."""
+"""Rows per page of the models whose rows need more work each."""
 AT_ONCE = 100
-"""Rows that are locked together to be checked again or repaired."""
+"""Rows that are locked together, to be judged again or repaired."""
 PATIENCE = 60.0
-"""Seconds by which a task may be later than the engine allows before it is reported."""
+"""Seconds after which something is reported as late, beyond the delay that the engine itself
+allows.
+"""
 
 
 class Unreadable(DurableTasksError):
-    """The server that a check reads in addition to the tables does not respond."""
+    """A check could not read a service other than the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The time of a check: the database's clock, whether there is a leader, and for how long that
-    has not changed.
+    """The time of a read: the database clock, whether there is a leader, and how long that has not
+    changed.
 
-    If the leadership was unbroken for a while, the database was available. After an outage
+    Lateness is only judged after a steady period, because after an outage of the database
     everything is late.
     """
 
@@ -61,18 +64,18 @@ class Look:
     steady: timedelta
 
     def may_judge(self, seconds: float) -> bool:
-        """Return whether the leadership has not changed for this many seconds, so that a delay of
-        this length is a finding.
+        """Return whether the leadership has been steady for ``seconds``, so that lateness can be
+        judged.
         """
         return self.steady >= timedelta(seconds=seconds)
 
     def ago(self, seconds: float) -> datetime:
-        """Return the instant this many seconds before now."""
+        """Return the instant ``seconds`` before now."""
         return self.now - timedelta(seconds=seconds)
 
 
 def look() -> Look:
-    """Read the clock and the leader's lease with two statements."""
+    """Read the clock and the lease of the leader; two statements."""
     now = database_now()
     leases = SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
     lease = leases.first()
@@ -82,19 +85,19 @@ def look() -> Look:
 
 
 Judge = Callable[[Look, Rows], list[Finding]]
-Hold = Callable[[Sequence[Any]], list[Any]]
+Lock = Callable[[Sequence[Any]], list[Any]]
 Repair = Callable[[Look, Sequence[Finding]], Mapping[Any, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A check of the rows of a table.
+    """One question about the rows of a table.
 
-    ``judge`` returns the findings for some rows, with a number of statements that does not depend
-    on their number. ``hold`` locks the rows that decide about these keys and returns the keys it
-    could lock. ``repair`` repairs findings whose rows are locked, and returns by key what it did.
-    Findings that it leaves out need a person. ``idle`` returns why there is nothing to check, if
-    so. Judges may raise Error and Unreadable.
+    ``judge`` returns the findings of some rows, with a number of statements that does not depend on
+    the number of rows. ``hold`` locks the rows that decide about the given keys, and returns the
+    keys it could lock. ``repair`` corrects findings whose rows are locked, and returns its action
+    by key; findings that it leaves out need an operator. ``idle`` returns why there is nothing to
+    check, or an empty string. A judge may raise Error and Unreadable.
     """
 
     name: str
@@ -102,48 +105,50 @@ class Check:
     question: str
     ground: type[Any]
     judge: Judge
-    hold: Hold | None = None
+    hold: Lock | None = None
     repair: Repair | None = None
     idle: Callable[[], str] | None = None
 
     @property
     def plural(self) -> str:
-        """Return the name of the table."""
+        """The plural name of the model."""
         return str(self.ground._meta.verbose_name_plural)
 
     def walk(self) -> Iterator[Page]:
-        """Walk once through what it looks at."""
+        """Yield the pages of the table, once."""
         return pages(self.ground)
 
     def guarded(self) -> AbstractContextManager[Any]:
-        """Return the context of a second check or repair: a transaction, which keeps the locks."""
+        """Return the context of a confirmation or repair: a transaction, so that locks are kept."""
         found: AbstractContextManager[Any] = tables.atomic()
         return found
 
     def rows(self) -> Rows:
-        """Return the query of all rows."""
+        """Return a queryset of all rows of the table."""
         return ground_rows(self.ground)
 
     def held(self, keys: Sequence[Any]) -> Rows:
-        """Lock the rows that decide about these, inside ``guarded()``; return the ones that could
-        be locked.
+        """Lock the rows that decide about these keys, inside ``guarded()``; return the rows that
+        could be locked.
         """
         got = self.hold(keys) if self.hold else held(self.ground, keys)
         return self.rows().filter(pk__in=got)
 
     def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
-        """Return the rows among these that exist and are locked by another transaction."""
-        ours = list(rows.values_list("pk", flat=True))
+        """Return the keys that exist but are locked by other transactions; ``rows`` could be
+        locked.
+        """
+        own_keys = list(rows.values_list("pk", flat=True))
         return set(
-            self.rows().filter(pk__in=keys).exclude(pk__in=ours).values_list("pk", flat=True)
+            self.rows().filter(pk__in=keys).exclude(pk__in=own_keys).values_list("pk", flat=True)
         )
 
-    def confirmed(self, suspects: Sequence[Finding], most: int) -> list[Finding]:
-        """Return the findings that remain with the rows locked. A batch that reaches ``most`` is
-        the last.
+    def confirmed(self, candidates: Sequence[Finding], most: int) -> list[Finding]:
+        """Return the findings that remain when their rows are locked; stops after the batch that
+        reaches ``most``.
         """
         found: list[Finding] = []
-        for some in batches(distinct(suspects)):
+        for some in batches(distinct(candidates)):
             if len(found) >= most:
                 break
             with self.guarded():
@@ -153,34 +158,34 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlockedCheck(Check):
-    """A check of data in another server, which cannot be locked and is not read inside a
+    """A check that also reads another server, which cannot be locked; it runs without a
     transaction.
 
-    Its judge reads the other server first and the rows afterwards, so that a row that changed in
-    between is not a finding.
+    Its judge reads the other server first and the rows second, so that a row that changed in
+    between is no finding.
     """
 
     def guarded(self) -> AbstractContextManager[Any]:
-        """Return a context without locks."""
+        """Return a context without a transaction."""
         return nullcontext()
 
     def held(self, keys: Sequence[Any]) -> Rows:
-        """Return these rows. Nothing is locked."""
+        """Return these rows without a lock."""
         return self.rows().filter(pk__in=list(keys))
 
     def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
-        """Return an empty set. Nothing is locked."""
+        """Return an empty set, because nothing is locked."""
         return set()
 
 
 def ground_rows(ground: type[Model]) -> Rows:
-    """Return the query of all rows of a table."""
+    """Return a queryset of all rows of a model, ordered by primary key."""
     rows = ground._default_manager.using(tables.database()).order_by("pk")
     return rows.unguarded() if isinstance(rows, GuardedQuerySet) else rows
 
 
 def distinct(findings: Iterable[Finding]) -> list[Any]:
-    """Return the distinct keys of these findings, in lock order."""
+    """Return the distinct keys of these findings in the order in which they are locked."""
     return sorted({finding.key for finding in findings})
 
 
@@ -191,8 +196,8 @@ def batches(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of rows in primary-key order: the query, the number of rows, and the position in the
-    table.
+    """Consecutive rows in the order of keys, their number, and the part of the table read so far (0
+    to 1).
     """
 
     rows: Rows
@@ -201,9 +206,7 @@ class Page:
 
 
 def pages(ground: type[Model]) -> Iterator[Page]:
-    """Yield the pages of the rows that exist now; at least one page, so that missing rows are
-    noticed.
-    """
+    """Yield the rows that exist now in pages; at least one page, so that missing rows are found."""
     rows, size = ground_rows(ground), NARROW.get(ground, PAGE)
     keys = rows.values_list("pk", flat=True)
     first, last = keys.first(), keys.last()
@@ -222,9 +225,7 @@ def pages(ground: type[Model]) -> Iterator[Page]:
 
 
 def _part(first: Any, here: Any, last: Any) -> float:
-    """Return the relative position of a key between two others; keys that are not numbers have
-    none.
-    """
+    """Return the position of a key between two others (0 to 1); 0 if keys are not numbers."""
     low, at, high = (key.int if isinstance(key, uuid.UUID) else key for key in (first, here, last))
     if not isinstance(at, int) or high <= low:
         return 0.0
@@ -235,34 +236,37 @@ def _part(first: Any, here: Any, last: Any) -> float:
 
 
 def held(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
-    """Lock rows in primary-key order, inside ``atomic()``; return the keys that no other
-    transaction has locked.
+    """Lock rows in primary-key order, inside ``atomic()``, and skip rows locked by other
+    transactions.
+
+    Return the keys of the locked rows.
     """
     features = connections[tables.database()].features
-    how: dict[str, Any] = {
+    lock_options: dict[str, Any] = {
         "skip_locked": features.has_select_for_update_skip_locked,
         "no_key": features.has_select_for_no_key_update,
     }
     these = ground_rows(ground).filter(pk__in=list(keys))
-    return list(these.select_for_update(**how).values_list("pk", flat=True))
+    return list(these.select_for_update(**lock_options).values_list("pk", flat=True))
 
 
 def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
-    """Lock tasks; return those that could be locked or do not exist."""
+    """Lock tasks; return all of these ids except those of tasks locked by other transactions.
+
+    Ids of deleted tasks are returned too.
+    """
     wanted = {task_id for task_id in ids if task_id is not None}
-    got = set(held(Task, sorted(wanted)))
-    theirs = (
-        set(tables.tasks().filter(pk__in=wanted - got).values_list("pk", flat=True))
-        if wanted - got
+    locked = set(held(Task, sorted(wanted)))
+    locked_by_others = (
+        set(tables.tasks().filter(pk__in=wanted - locked).values_list("pk", flat=True))
+        if wanted - locked
         else ()
     )
-    return wanted.difference(theirs)
+    return wanted.difference(locked_by_others)
 
 
-def hold_edges(keys: Sequence[int]) -> list[int]:
-    """Lock the tasks at both ends of these edges; return the edges of which both could be
-    locked.
-    """
+def lock_edges(keys: Sequence[int]) -> list[int]:
+    """Lock the tasks at both ends of these edges; return the edges whose tasks could be locked."""
     ends = list(
         ground_rows(TaskDependency)
         .filter(pk__in=keys)
@@ -275,7 +279,7 @@ def hold_edges(keys: Sequence[int]) -> list[int]:
 def finding(
     check: str, table: str, key: Any, field: str, found: Any, right: str, **more: Any
 ) -> Finding:
-    """Return a finding, by default with level BROKEN."""
+    """Return a finding with severity BROKEN, unless ``more`` sets another one."""
     return Finding(
         check=check,
         table=table,

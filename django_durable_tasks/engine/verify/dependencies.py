@@ -1,4 +1,6 @@
-"""Checks of dependencies: the counters of BLOCKED tasks, resolved edges and ending events."""
+"""Checks of dependencies: the counts of BLOCKED tasks, the resolution of edges, and
+ending events.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from django_durable_tasks.engine.verify.check import (
     Rows,
     finding,
     ground_rows,
-    hold_edges,
+    lock_edges,
 )
 from django_durable_tasks.engine.workflows import runs as workflow_runs
 from django_durable_tasks.models import EndingEvent, RequestKind, Task, TaskDependency, TaskRequest
@@ -30,14 +32,14 @@ from django_durable_tasks.rules.verify import Finding, Severity
 from django_durable_tasks.rules.workflows.plan import WorkflowStatus
 
 _FOLD = 2_000
-_WAITED = 5 * PATIENCE
+_PROCESSED_WITHIN = 5 * PATIENCE
 
 
 def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
-    """Return the BLOCKED tasks with their edges counted, except those of starts that are still
-    written or released.
+    """Return the BLOCKED tasks with their edges counted, except tasks of starts that are still in
+    progress.
 
-    Whether a start is sealed is read before its edges. Once it is sealed, all edges exist.
+    Whether a start is sealed is read before its edges, because a sealed start has all of them.
     """
     found = list(
         rows.filter(status=Status.BLOCKED).values_list(
@@ -59,7 +61,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
 
 
 def miscounted(look: Look, rows: Rows) -> list[Finding]:
-    """Find BLOCKED tasks whose counter differs from a count of their edges."""
+    """BLOCKED tasks whose count does not match their unresolved edges."""
     return [
         finding(
             "dependency-counts",
@@ -67,16 +69,16 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "unresolved_dependencies_count",
             number,
-            f"{needed(join, tally)}, by a recount of its edges",
-            repair="count anew under the task's lock",
+            f"{needed(join, tally)}, according to its edges",
+            repair="recount under the lock of the task",
         )
         for pk, join, number, tally in _waiting(rows)
         if number != needed(join, tally)
     ]
 
 
-def held_by_nothing(look: Look, rows: Rows) -> list[Finding]:
-    """Find BLOCKED tasks whose join is met, or can no longer be met."""
+def blocked_by_nothing(look: Look, rows: Rows) -> list[Finding]:
+    """BLOCKED tasks whose join is met, or can no longer be met."""
     fates = ((pk, fate(join, tally, "")) for pk, join, _, tally in _waiting(rows))
     return [
         finding(
@@ -86,28 +88,30 @@ def held_by_nothing(look: Look, rows: Rows) -> list[Finding]:
             "status",
             Status.BLOCKED.value,
             (
-                "released, because nothing holds it"
+                "released, because nothing blocks it"
                 if what == Fate.RELEASE
                 else "SKIPPED or FAILED, because its join cannot be met"
             ),
-            repair="decide anew under the task's lock",
+            repair="evaluate its join again under the lock of the task",
         )
         for pk, what in fates
         if what != Fate.STAY
     ]
 
 
-def _count_anew(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    """Set the counters from the edges, unless the edges are wrong themselves. That would release
-    tasks too early.
+def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    """Recount the edges of these tasks.
+
+    Tasks with edges that are wrong themselves are left out, because a recount would release them
+    too early.
     """
     keys = {one.key for one in findings}
     keys -= set(_early(edges.edges().above(keys)).values_list("task_id", flat=True))
-    _settle(sorted(keys))
-    return dict.fromkeys(keys, "counted anew")
+    _evaluate_joins(sorted(keys))
+    return dict.fromkeys(keys, "recounted")
 
 
-def _settle(tasks: Sequence[uuid.UUID]) -> None:
+def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
     keys = sorted(set(tasks))
     publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
 
@@ -115,15 +119,16 @@ def _settle(tasks: Sequence[uuid.UUID]) -> None:
 # Edges --------------------------------------------------------------------------------------------
 
 
-def untold(look: Look, rows: Rows) -> list[Finding]:
-    """Find edges whose upstream has ended or does not exist, without an ending event that will
-    resolve them.
+def unresolved(look: Look, rows: Rows) -> list[Finding]:
+    """Edges whose upstream has ended or was deleted, without an ending event that would resolve
+    them.
     """
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
-    note = ground_rows(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
-    # Not `depends_on__isnull=False`, which would join the upstreams and leave out deleted ones.
+    event = ground_rows(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
+    # No filter on "depends_on is not null": Django would join the upstreams and leave out deleted
+    # ones.
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
-    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(note), _has_task())
+    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), _has_task())
     return [
         finding(
             "unresolved-edges",
@@ -132,7 +137,7 @@ def untold(look: Look, rows: Rows) -> list[Finding]:
             "outcome",
             None,
             f"{status or DELETED}, because the task {above} it waits for"
-            f" {'has ended' if status else 'is gone'}",
+            f" {'has ended' if status else 'was deleted'}",
             repair="record the ending event again, for the leader to resolve",
         )
         for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status")
@@ -143,7 +148,7 @@ def _has_task() -> Exists:
     return Exists(tables.tasks().filter(pk=OuterRef("task")))
 
 
-def _note_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _insert_events_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(TaskDependency).filter(pk__in=[one.key for one in findings])
     found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
     edges.insert_events_again(
@@ -153,12 +158,12 @@ def _note_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
             if above is not None
         }
     )
-    return dict.fromkeys((one.key for one in findings), "noted again")
+    return dict.fromkeys((one.key for one in findings), "ending event recorded again")
 
 
 def _early(rows: Rows) -> Rows:
-    """Find resolved edges of waiting tasks whose ending event is still unresolved. Edges that an
-    operator forced are left out.
+    """Edges of BLOCKED tasks that are resolved although their upstream is open; edges that were
+    forced are excluded.
     """
     known = rows.filter(
         resolved_at__isnull=False, depends_on__status__in=OPEN, task__status=Status.BLOCKED
@@ -166,8 +171,8 @@ def _early(rows: Rows) -> Rows:
     return known.exclude(outcome=FORCED)
 
 
-def told_too_early(look: Look, rows: Rows) -> list[Finding]:
-    """Find edges of waiting tasks that are resolved although their upstream is open."""
+def resolved_early(look: Look, rows: Rows) -> list[Finding]:
+    """Edges of a BLOCKED task that are resolved although their upstream is open."""
     found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
     return [
         finding(
@@ -177,22 +182,24 @@ def told_too_early(look: Look, rows: Rows) -> list[Finding]:
             "outcome",
             outcome,
             f"empty, because the task {above} is {status}",
-            repair="let it wait again, and count its task anew",
+            repair="reset it to unresolved, and recount its task",
         )
         for pk, outcome, above, status in found
     ]
 
 
-def _arm_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _reset(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     edges.arm_again(keys)
-    _settle(list(ground_rows(TaskDependency).filter(pk__in=keys).values_list("task_id", flat=True)))
-    return dict.fromkeys(keys, "waits again")
+    _evaluate_joins(
+        list(ground_rows(TaskDependency).filter(pk__in=keys).values_list("task_id", flat=True))
+    )
+    return dict.fromkeys(keys, "reset to unresolved")
 
 
 def unmarked(look: Look, rows: Rows) -> list[Finding]:
-    """Find edges from a task whose flag says that it has no dependents. Its ending would not be
-    resolved.
+    """Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
+    ending event.
     """
     coming = TaskRequest.objects.using(tables.database()).filter(kind=RequestKind.DEPENDENTS)
     found = rows.filter(depends_on__has_dependents=False).exclude(
@@ -219,11 +226,11 @@ def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(keys, "marked")
 
 
-# Notes --------------------------------------------------------------------------------------------
+# Ending events ------------------------------------------------------------------------------------
 
 
-def noted_twice(look: Look, rows: Rows) -> list[Finding]:
-    """Find ending events that repeat an earlier one. A workflow would count the ending twice."""
+def duplicates(look: Look, rows: Rows) -> list[Finding]:
+    """Ending events that repeat an earlier one, so that a workflow would count the ending twice."""
     same = ground_rows(EndingEvent).filter(
         task_id=OuterRef("task_id"),
         epoch=OuterRef("epoch"),
@@ -247,41 +254,44 @@ def noted_twice(look: Look, rows: Rows) -> list[Finding]:
 
 def _drop(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
-    unheard = (
+    pending = (
         edges.endings()
         .filter(pk__in=keys, resolved=False)
         .values_list("task_id", "epoch", "status")
     )
-    edges.insert_events_again({task: (epoch, status) for task, epoch, status in unheard})
+    edges.insert_events_again({task: (epoch, status) for task, epoch, status in pending})
     edges.endings().filter(pk__in=keys).delete()
     return dict.fromkeys(keys, "deleted")
 
 
-def left_lying(look: Look, rows: Rows) -> list[Finding]:
-    """Find ending events that have not been resolved for minutes. An event is at most as young as
-    the last change of its task.
+def unprocessed(look: Look, rows: Rows) -> list[Finding]:
+    """Ending events that were not processed for minutes.
+
+    The age is taken from the last change of the task, so an event may be older than that.
     """
-    if not look.may_judge(_WAITED):
+    if not look.may_judge(_PROCESSED_WITHIN):
         return []
-    moved = tables.tasks().filter(pk=OuterRef("task_id"))
-    found = rows.exclude(delta=0).filter(Exists(moved.filter(updated_at__lt=look.ago(_WAITED))))
+    task_of = tables.tasks().filter(pk=OuterRef("task_id"))
+    found = rows.exclude(delta=0).filter(
+        Exists(task_of.filter(updated_at__lt=look.ago(_PROCESSED_WITHIN)))
+    )
     return [
         finding(
             "ending-events-waiting",
             "ending",
             pk,
-            "resolved" if not event else "task_id",
-            task if event else event,
-            f"dealt with by the leader within {_WAITED:g} s",
+            "resolved" if not resolved else "task_id",
+            task if resolved else resolved,
+            f"processed by the leader within {_PROCESSED_WITHIN:g} s",
             severity=Severity.LATE,
             repair="resolve and count it",
         )
-        for pk, task, event in found.values_list("pk", "task_id", "resolved")
+        for pk, task, resolved in found.values_list("pk", "task_id", "resolved")
     ]
 
 
-def of_nobody(look: Look, rows: Rows) -> list[Finding]:
-    """Find ending events whose task does not exist."""
+def orphans(look: Look, rows: Rows) -> list[Finding]:
+    """Ending events whose task was deleted."""
     task = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(~Exists(task))
     return [
@@ -291,14 +301,14 @@ def of_nobody(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "task_id",
             task_id,
-            "a task that is there",
+            "an existing task",
             repair="resolve and count it",
         )
         for pk, task_id in found.values_list("pk", "task_id")
     ]
 
 
-def _deal_with(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _process(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(resolve.resolve_given_endings(keys).messages)
     while edges.endings().uncounted().filter(pk__in=keys).exists() and workflow_runs.count_endings(
@@ -328,17 +338,17 @@ CHECKS = (
         "unresolved-edges",
         "Will each edge of an ended upstream be resolved?",
         TaskDependency,
-        untold,
-        _note_again,
-        hold_edges,
+        unresolved,
+        _insert_events_again,
+        lock_edges,
     ),
     _check(
         "edges-resolved-early",
         "Is no edge resolved before its upstream has ended?",
         TaskDependency,
-        told_too_early,
-        _arm_again,
-        hold_edges,
+        resolved_early,
+        _reset,
+        lock_edges,
     ),
     _check(
         "has-dependents-flag",
@@ -346,41 +356,41 @@ CHECKS = (
         TaskDependency,
         unmarked,
         _mark,
-        hold_edges,
+        lock_edges,
     ),
     _check(
         "dependency-counts",
         "Does the count of each BLOCKED task equal its unresolved edges?",
         Task,
         miscounted,
-        _count_anew,
+        _recount,
     ),
     _check(
         "blocked-by-nothing",
         "Does each BLOCKED task have an unresolved edge?",
         Task,
-        held_by_nothing,
-        _count_anew,
+        blocked_by_nothing,
+        _recount,
     ),
     _check(
         "duplicate-endings",
         "Is there at most one ending event per ending?",
         EndingEvent,
-        noted_twice,
+        duplicates,
         _drop,
     ),
     _check(
         "ending-events-waiting",
         "Is each ending event processed in time?",
         EndingEvent,
-        left_lying,
-        _deal_with,
+        unprocessed,
+        _process,
     ),
     _check(
         "orphan-ending-events",
         "Does the task of each ending event exist?",
         EndingEvent,
-        of_nobody,
-        _deal_with,
+        orphans,
+        _process,
     ),
 )

@@ -1,4 +1,4 @@
-"""Checks of initial rows, leases, nodes, and rows whose owner does not exist."""
+"""Checks of seed rows, leases and nodes, and of rows whose owner was deleted."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.verify import Finding, Severity
 
 _LONGEST = 600.0
-"""Seconds. No lease is longer."""
+"""No lease lasts longer than this (seconds)."""
 _HOUR = 3_600.0
 
 
-# First rows and leases ----------------------------------------------------------------------------
+# Seed rows and leases -----------------------------------------------------------------------------
 
 
 def missing(look: Look, rows: Rows) -> list[Finding]:
-    """Find missing initial rows. Without the lease there is no leader, without the tenant no task
-    can be created.
+    """Rows that the migrations insert: without the lease no leader, without the tenant no task is
+    possible.
     """
     wanted: tuple[tuple[str, type[Model], Any], ...] = (
         ("lease", SchedulerLease, lease_name()),
@@ -60,8 +60,8 @@ def missing(look: Look, rows: Rows) -> list[Finding]:
             str(key),
             "row",
             None,
-            "there, as the migrations wrote it",
-            repair="write it",
+            "the row that the migrations insert",
+            repair="insert it",
         )
         for table, model, key in wanted
         if not ground_rows(model).filter(pk=key).exists()
@@ -70,12 +70,12 @@ def missing(look: Look, rows: Rows) -> list[Finding]:
 
 def _write(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     seed_rows.write_first_rows(using=tables.database())
-    return dict.fromkeys((one.key for one in findings), "written")
+    return dict.fromkeys((one.key for one in findings), "inserted")
 
 
 def leases(look: Look, rows: Rows) -> list[Finding]:
-    """Find leases that end too far in the future, so that no scheduler could take over, and expired
-    ones that no scheduler takes.
+    """Leases that expire too far in the future, and expired leases that no running
+    scheduler takes.
     """
     found = [
         finding(
@@ -85,7 +85,7 @@ def leases(look: Look, rows: Rows) -> list[Finding]:
             "expires_at",
             until,
             f"at most {_LONGEST:g} s ahead",
-            repair="end it, so that a scheduler takes it",
+            repair="let it expire, so that a scheduler takes it",
         )
         for name, until in rows.filter(expires_at__gt=look.ago(-_LONGEST)).values_list(
             "name", "expires_at"
@@ -94,7 +94,7 @@ def leases(look: Look, rows: Rows) -> list[Finding]:
     seen = look.ago(nodes.timeout())
     schedulers = ground_rows(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
     settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=look.ago(PATIENCE))
-    offices = {lease_name(region) for region in settled.values_list("region", flat=True)}
+    lease_names = {lease_name(region) for region in settled.values_list("region", flat=True)}
     over = rows.filter(expires_at__lt=look.ago(PATIENCE)).values_list("name", "expires_at")
     return found + [
         finding(
@@ -103,12 +103,12 @@ def leases(look: Look, rows: Rows) -> list[Finding]:
             name,
             "expires_at",
             until,
-            "taken over by a scheduler that lives",
+            "taken over by a running scheduler",
             severity=Severity.LATE,
             advice="Look at the schedulers' logs: none of them can take the lease.",
         )
         for name, until in over
-        if name in offices
+        if name in lease_names
     ]
 
 
@@ -123,8 +123,8 @@ def _end(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 # Nodes --------------------------------------------------------------------------------------------
 
 
-def silent(look: Look, rows: Rows) -> list[Finding]:
-    """Find nodes without heartbeats for long that the leader has not declared dead."""
+def without_heartbeat(look: Look, rows: Rows) -> list[Finding]:
+    """Nodes that missed their heartbeats for long and were not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not look.led or not look.may_judge(patience):
         return []
@@ -140,19 +140,19 @@ def silent(look: Look, rows: Rows) -> list[Finding]:
             seen,
             "declared dead, because it missed its heartbeats",
             severity=Severity.LATE,
-            repair="declare it dead; the leader loses its runs",
+            repair="declare it dead; the leader then marks its runs LOST",
         )
         for pk, seen in found.values_list("pk", "last_seen_at")
     ]
 
 
-def _bury(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _declare_dead(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     nodes.declare_dead(keys)
     return dict.fromkeys(keys, "declared dead")
 
 
-# Rows whose owner is gone -------------------------------------------------------------------------
+# Rows whose owner was deleted ---------------------------------------------------------------------
 
 
 def _orphans(
@@ -167,7 +167,7 @@ def _orphans(
                 pk,
                 column,
                 key,
-                f"a {owner._meta.verbose_name} that is there",
+                f"a {owner._meta.verbose_name} that exists",
                 repair="delete it",
             )
             for pk, key in found.values_list("pk", f"{column}_id")
@@ -200,7 +200,7 @@ def _orphan_check(
 
 
 def unpruned(look: Look, rows: Rows) -> list[Finding]:
-    """Find rows of beat's tasks that should have been pruned long ago."""
+    """Recorded fire times of Celery beat whose retention is over."""
     kept = conf.settings().SHADOW_RETENTION + _HOUR
     if not look.led or not look.may_judge(_HOUR):
         return []
@@ -211,12 +211,12 @@ def unpruned(look: Look, rows: Rows) -> list[Finding]:
             "fire of beat",
             pk,
             "heard_at",
-            heard,
+            recorded_at,
             "pruned after SHADOW_RETENTION",
             severity=Severity.LATE,
             repair="prune",
         )
-        for pk, heard in found.values_list("pk", "heard_at")
+        for pk, recorded_at in found.values_list("pk", "heard_at")
     ]
 
 
@@ -248,8 +248,8 @@ CHECKS = (
         group="nodes",
         question="Is each node that missed its heartbeats declared dead?",
         ground=Node,
-        judge=silent,
-        repair=_bury,
+        judge=without_heartbeat,
+        repair=_declare_dead,
     ),
     _orphan_check(
         "orphan-log-entries",

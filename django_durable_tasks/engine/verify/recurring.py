@@ -1,5 +1,5 @@
-"""Checks of recurring tasks: the next run and the watermark against the timetable, runs and tasks
-against the ledger.
+"""Checks of schedules: next fire time and watermark against the agenda, runs and tasks against the
+ledger.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _RAN = (Fate.DISPATCHED, Fate.ROLLED)
 _COUNTED = 10_000
 """Schedules with more runs are not recounted, because that would read their whole ledger."""
 _DAY = timedelta(days=1)
-_MEND = "Mend it, and run `manage.py durable resume --recurring NAME`."
+_ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
 
 
 def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
-    """Find recurring tasks whose next run or watermark differs from their timetable."""
-    found, several = [], list(rows)
-    calendars = calendars_of(several)
-    for row in several:
+    """Schedules whose next fire time or watermark does not match their agenda."""
+    found, schedules = [], list(rows)
+    calendars = calendars_of(schedules)
+    for row in schedules:
         try:
             wrong = _wrong(row, calendars, look.now)
         except DurableTasksError as broken:
@@ -55,8 +55,8 @@ def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
                     row.pk,
                     "timetable",
                     str(broken),
-                    "one that can fire",
-                    advice=_MEND,
+                    "a timetable that can fire",
+                    advice=_ADVICE,
                 )
             )
             continue
@@ -69,7 +69,7 @@ def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
                     wrong.field,
                     wrong.found,
                     wrong.right,
-                    repair="compute it anew under the row's lock",
+                    repair="recompute it under the lock of the row",
                 )
             )
     return found
@@ -78,11 +78,11 @@ def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
 def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> Wrong | None:
     if row.watermark_at > now + timedelta(seconds=PATIENCE):
         return Wrong(
-            "watermark_at", row.watermark_at, "not after now: fires before it would never come"
+            "watermark_at", row.watermark_at, "not after now: fire times before it would never run"
         )
     is_active = row.status == RecurringStatus.ACTIVE
     if is_active and row.tzdata_version != tzdata_version():
-        return None  # the leader computes it anew by its own tables
+        return None  # the leader recomputes it with its own release of tzdata
     return wrong_next_run(
         NextRun(
             status=row.status,
@@ -96,33 +96,33 @@ def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> Wrong | N
 
 
 def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
-    recorded_until = (
+    processed_until = (
         row.watermark_at if row.ledger_from is None else max(row.watermark_at, row.ledger_from)
     )
-    following = unkept_agenda(row, calendars).next(recorded_until)
+    following = unkept_agenda(row, calendars).next(processed_until)
     return following.at if following else None
 
 
 def _plan(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    several = list(
+    schedules = list(
         ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
     )
-    calendars, done = calendars_of(several), dict[Any, str]()
-    for row in several:
+    calendars, done = calendars_of(schedules), dict[Any, str]()
+    for row in schedules:
         row.watermark_at = min(row.watermark_at, look.now)
         if row.status == RecurringStatus.ACTIVE:
-            # A schedule without another fire time is processed once more, which ends it.
+            # If no fire time is left, the next tick ends the schedule.
             row.next_run_at = _following(row, calendars) or look.now
         else:
             row.next_run_at = row.paused_until if row.status == RecurringStatus.PAUSED else None
         row.updated_at = look.now
         writes.rewrite(row)
-        done[row.pk] = "computed anew"
+        done[row.pk] = "recomputed"
     return done
 
 
 def late(look: Look, rows: Rows) -> list[Finding]:
-    """Find recurring tasks that have been due for long although there is a leader."""
+    """Schedules that have been due for more than PATIENCE seconds under a leader."""
     if not look.led or not look.may_judge(PATIENCE):
         return []
     found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
@@ -135,7 +135,7 @@ def late(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "next_run_at",
             due,
-            "looked at when it came",
+            "processed when it was due",
             severity=Severity.LATE,
             advice="Look at the leader's log: its job may be stuck or fail.",
         )
@@ -144,7 +144,7 @@ def late(look: Look, rows: Rows) -> list[Finding]:
 
 
 def quarantined(look: Look, rows: Rows) -> list[Finding]:
-    """Find recurring tasks that were paused because of their own error."""
+    """Schedules that were paused because they raised an error."""
     found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
     return [
         finding(
@@ -153,9 +153,9 @@ def quarantined(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "status_reason",
             QUARANTINED,
-            f"nothing; {name!r} broke: {error}",
+            f"empty; {name!r} raised: {error}",
             severity=Severity.REMARK,
-            advice=_MEND,
+            advice=_ADVICE,
         )
         for pk, name, error in found.values_list("pk", "name", "error")
     ]
@@ -165,7 +165,7 @@ def quarantined(look: Look, rows: Rows) -> list[Finding]:
 
 
 def miscounted(look: Look, rows: Rows) -> list[Finding]:
-    """Find recurring tasks whose run count differs from their complete ledger."""
+    """Schedules whose run count does not match their complete ledger."""
     counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
     return [
         finding(
@@ -174,26 +174,26 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "runs_count",
             stored,
-            f"{in_ledger}, by its ledger",
+            f"{recorded}, according to its ledger",
             repair="write the recount under the row's lock",
         )
-        for pk, (stored, in_ledger) in counted.items()
-        if stored != in_ledger
+        for pk, (stored, recorded) in counted.items()
+        if stored != recorded
     ]
 
 
 def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     stored = dict(rows.values_list("pk", "runs_count"))
-    lines = ledger.ledger().filter(
+    entries = ledger.ledger().filter(
         recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
     )
-    in_ledger = dict(
-        lines.exclude(reason__startswith="backfilled")
+    recorded = dict(
+        entries.exclude(reason__startswith="backfilled")
         .order_by()
         .values_list("recurring_task")
         .annotate(number=Count("pk"))
     )
-    return {pk: (number, in_ledger.get(pk, 0)) for pk, number in stored.items()}
+    return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
 
 
 def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
@@ -202,17 +202,17 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     for row in these:
         row.runs_count, row.updated_at = counted[row.pk][1], look.now
         writes.rewrite(row)
-    return dict.fromkeys(counted, "counted anew")
+    return dict.fromkeys(counted, "recounted")
 
 
 def without_task(look: Look, rows: Rows) -> list[Finding]:
-    """Find ledger entries of runs without a task, or whose task was deleted before its retention
-    was over.
+    """Ledger entries of runs that have no task, or whose task was deleted before its retention was
+    over.
     """
     kept = [seconds for seconds in conf.retention().values() if seconds is not None]
-    young = Q(created_at__gt=look.ago(min(kept))) if kept else Q()
-    gone = young & ~Exists(tables.tasks().filter(pk=OuterRef("task")))
-    found = rows.filter(outcome__in=(*_RAN, Fate.MANUAL)).filter(Q(task__isnull=True) | gone)
+    retained = Q(created_at__gt=look.ago(min(kept))) if kept else Q()
+    missing = retained & ~Exists(tables.tasks().filter(pk=OuterRef("task")))
+    found = rows.filter(outcome__in=(*_RAN, Fate.MANUAL)).filter(Q(task__isnull=True) | missing)
     return [
         finding(
             "occurrence-tasks",
@@ -221,17 +221,17 @@ def without_task(look: Look, rows: Rows) -> list[Finding]:
             "task",
             task,
             f"the task of the fire time {fire.isoformat()}",
-            advice="Run `manage.py durable run-now NAME`, if what it does is still wanted.",
+            advice="Run `manage.py durable run-now NAME`, if the run is still needed.",
         )
         for pk, task, fire in found.values_list("pk", "task_id", "fire_time")
     ]
 
 
-def without_line(look: Look, rows: Rows) -> list[Finding]:
-    """Find tasks of a fire time without a ledger entry, or whose entry names another task."""
-    line = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
-    own = line.filter(unique_fire_time=OuterRef("fire_time"))
-    by_hand = line.filter(
+def without_ledger_entry(look: Look, rows: Rows) -> list[Finding]:
+    """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
+    entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
+    own = entries.filter(unique_fire_time=OuterRef("fire_time"))
+    by_hand = entries.filter(
         unique_fire_time__isnull=True, fire_time=OuterRef("fire_time"), task=OuterRef("pk")
     )
     schedule = ground_rows(RecurringTask).filter(
@@ -262,13 +262,13 @@ def without_line(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _enter(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _add_entries(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
     written = set()
     for row in rows:
         if row.recurring_task_id is None or row.fire_time is None:
             continue
-        values = {
+        columns = {
             "outcome": Fate.DISPATCHED,
             "reason": "entered by durable verify",
             "effective_at": row.run_at,
@@ -277,7 +277,7 @@ def _enter(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
             recurring_task=row.recurring_task_id, unique_fire_time=row.fire_time
         )
         if empty.filter(task__isnull=True, unique_fire_time=F("fire_time")).update(
-            task_id=row.pk, **values
+            task_id=row.pk, **columns
         ):
             written.add(row.pk)
             continue
@@ -324,8 +324,8 @@ CHECKS = (
     _check(
         "occurrence-entries",
         "Does each task of a fire time have exactly one ledger entry?",
-        without_line,
-        _enter,
+        without_ledger_entry,
+        _add_entries,
         Task,
     ),
     _check(

@@ -1,4 +1,7 @@
-"""``durable verify``: runs all checks in one pass over each table, and repairs their findings."""
+"""Runs the checks of ``durable verify``, reading each table once, and repairs what they found.
+
+Called by the command and by the scheduled verification task.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +49,19 @@ CHECKS: dict[str, Check] = {
         *shards.CHECKS,
     )
 }
-"""All checks by name: those of the engine, and those that higher layers add with ``join``."""
+"""All checks by name: those of the engine, and those that packages above it add with ``join``."""
 MOST = 1_000
-"""Findings per check. A check stops at this number."""
+"""The default number of findings per check; a check stops when it reaches it."""
 Progress = Callable[[str, float], object]
-"""Called from time to time with the current table and the progress (0 to 1)."""
+"""Called after each page with the name of the table and the part read so far (0 to 1)."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """The result of a check: the number of rows, the findings, and the error if it could not read
-    them.
+    """The result of one check: the number of rows read, the findings, and the error if it could not
+    read.
 
-    ``more``: it stopped at the limit, and there may be more findings. ``note``: why there was
-    nothing to check.
+    ``more`` is set if it stopped at the limit. ``note`` contains why there was nothing to check.
     """
 
     check: Check
@@ -70,16 +72,14 @@ class Answer:
     note: str = ""
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the next page is checked."""
+    def continues(self) -> bool:
+        """Whether the check reads the next page."""
         return not self.more and not self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """The result of a repair: ``done`` describes it, ``left`` gives the reason if the finding
-    remains.
-    """
+    """The result of a repair: ``done`` describes the action, ``left`` why there was none."""
 
     finding: Finding
     done: str = ""
@@ -87,7 +87,7 @@ class Deed:
 
 
 def join(*checks: Check) -> None:
-    """Add checks of a higher layer; called once by ``apps.ready()``."""
+    """Add checks of packages above the engine; called once by ``apps.ready()``."""
     CHECKS.update({check.name: check for check in checks})
 
 
@@ -97,8 +97,9 @@ def groups() -> tuple[str, ...]:
 
 
 def chosen(names: Iterable[str] = ()) -> list[Check]:
-    """Return the checks of these names or groups; all if none is given. Raises InvalidOption with
-    the nearest name.
+    """Return the checks of these names or groups, or all checks if none is given.
+
+    Raises InvalidOption, with a suggestion, for an unknown name.
     """
     wanted: dict[str, Check] = {}
     for name in names:
@@ -113,11 +114,10 @@ def chosen(names: Iterable[str] = ()) -> list[Check]:
 def verify(
     checks: Sequence[Check] | None = None, *, limit: int = MOST, progress: Progress | None = None
 ) -> list[Answer]:
-    """Run these checks (None: all) in one pass per table. Nothing is written, and no locked row is
-    waited for.
+    """Run these checks (None: all) and read each table once; writes nothing and waits for no lock.
 
-    Each finding was confirmed with its rows locked. If a check cannot read its data, the result has
-    an ``error``, and the others continue.
+    Each finding is confirmed with its rows locked. If a check cannot read, its ``error`` is set and
+    the others continue.
     """
     wanted = chosen() if checks is None else checks
     answers = {
@@ -127,34 +127,34 @@ def verify(
     for answer in answers.values():
         if not answer.note:
             grounds.setdefault(answer.check.ground, []).append(answer)
-    for several in grounds.values():
-        _walk(several, limit, progress)
+    for group in grounds.values():
+        _read_table(group, limit, progress)
     return list(answers.values())
 
 
-def _walk(answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
+def _read_table(answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
     one = answers[0].check
     try:
         for page in one.walk():
             for answer in answers:
-                if answer.goes_on:
+                if answer.continues:
                     _look(answer, page, limit)
             if progress is not None:
                 progress(one.plural, page.part)
-            if not any(answer.goes_on for answer in answers):
+            if not any(answer.continues for answer in answers):
                 return
-    except (Error, Unreadable) as away:
+    except (Error, Unreadable) as error:
         for answer in answers:
-            answer.error = answer.error or _told(away)
+            answer.error = answer.error or _text_of(error)
 
 
 def _look(answer: Answer, page: Page, limit: int) -> None:
     try:
-        suspects = answer.check.judge(look(), page.rows)
-        # One more than needed, to detect that the limit cut something off.
-        confirmed = answer.check.confirmed(suspects, limit + 1 - len(answer.findings))
+        candidates = answer.check.judge(look(), page.rows)
+        # Request one more than the limit, to detect that findings were cut off.
+        confirmed = answer.check.confirmed(candidates, limit + 1 - len(answer.findings))
     except (Error, Unreadable) as broken:
-        answer.error = _told(broken)
+        answer.error = _text_of(broken)
         return
     answer.looked_at += page.number
     answer.findings += confirmed
@@ -162,7 +162,7 @@ def _look(answer: Answer, page: Page, limit: int) -> None:
         answer.findings, answer.more = answer.findings[:limit], True
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     if isinstance(error, Unreadable):
         return str(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -172,20 +172,22 @@ def _told(error: Exception) -> str:
 
 
 def repair(answers: Sequence[Answer]) -> list[Deed]:
-    """Repair findings. Each batch is a transaction that locks its rows and checks them again.
+    """Repair what can be repaired, in batches; each transaction locks and judges its rows again.
 
-    Findings that are no longer true are left unchanged. Those that need a person or were refused
-    are returned with the reason. A second call changes nothing.
+    Rows that are correct meanwhile are not changed. Findings that need an operator, and refused
+    repairs, are returned with the reason. A second call changes nothing more.
     """
     deeds: list[Deed] = []
     for answer in answers:
         check, found = answer.check, answer.findings
         safe = [one for one in found if one.repair and check.repair is not None]
         deeds += [
-            Deed(one, left=one.advice or "It is for people.") for one in found if one not in safe
+            Deed(one, left=one.advice or "It needs an operator.")
+            for one in found
+            if one not in safe
         ]
         for keys in batches(distinct(safe)):
-            deeds += _mend(check, [one for one in safe if one.key in set(keys)])
+            deeds += _repair_batch(check, [one for one in safe if one.key in set(keys)])
     for deed in deeds:
         logger.warning(
             "%s %s",
@@ -195,40 +197,47 @@ def repair(answers: Sequence[Answer]) -> list[Deed]:
     return deeds
 
 
-def _mend(check: Check, findings: Sequence[Finding]) -> list[Deed]:
-    """Repair a batch. If it is refused, repair its rows one by one, so that one row does not
-    prevent the others.
+def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[Deed]:
+    """Repair a batch; if it is refused, repair row by row, so that one row does not stop the
+    others.
     """
     try:
         with check.guarded():
-            return _mend_at_once(check, findings)
+            return _repair_locked(check, findings)
     except (DurableTasksError, IntegrityError) as refused:
         keys = distinct(findings)
         if len(keys) == 1:
-            return [Deed(one, left=f"It was refused: {refused}") for one in findings]
+            return [Deed(one, left=f"The repair was refused: {refused}") for one in findings]
     return [
-        deed for key in keys for deed in _mend(check, [one for one in findings if one.key == key])
+        deed
+        for key in keys
+        for deed in _repair_batch(check, [one for one in findings if one.key == key])
     ]
 
 
-def _mend_at_once(check: Check, findings: Sequence[Finding]) -> list[Deed]:
+def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[Deed]:
     moment = look()
     rows = check.held(distinct(findings))
     still = [one for one in check.judge(moment, rows) if one.repair]
     done = check.repair(moment, still) if still and check.repair is not None else {}
-    there, theirs = {(one.key, one.field) for one in still}, check.theirs(distinct(findings), rows)
-    return [_deed(one, done, one.key in theirs, (one.key, one.field) in there) for one in findings]
+    remaining, locked = (
+        {(one.key, one.field) for one in still},
+        check.theirs(distinct(findings), rows),
+    )
+    return [
+        _deed(one, done, one.key in locked, (one.key, one.field) in remaining) for one in findings
+    ]
 
 
 def _deed(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> Deed:
     if still:
         left = (
-            "It cannot be repaired as it stands: repair what else is wrong with it first, or do it"
-            " by hand."
+            "It cannot be repaired yet: repair the other findings of the row first, or correct it"
+            " manually."
         )
         return Deed(one, done=done[one.key]) if one.key in done else Deed(one, left=left)
     return (
         Deed(one, left="The row is locked by another transaction. Run the check again.")
         if theirs
-        else Deed(one, done="it is right meanwhile")
+        else Deed(one, done="it is correct meanwhile")
     )

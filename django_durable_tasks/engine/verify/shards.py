@@ -1,6 +1,8 @@
-"""Checks of shards: each task is in the shard of its id, and live schedulers serve all shards.
+"""Checks of shards: each task is in the shard of its id, and the running schedulers serve every
+shard.
 
-A wrong assignment loses nothing. Any scheduler serves unassigned shards, some seconds late.
+A wrong division loses no task: any scheduler serves the tasks of an unserved shard, UNSERVED_AFTER
+seconds late.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from django_durable_tasks.rules.verify import Finding, Severity
 
 
 def wrong_keys(look: Look, rows: Rows) -> list[Finding]:
-    """Find open tasks in a shard other than that of their id, or in one that does not exist."""
+    """Open tasks whose shard does not match their id."""
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     return [
         finding(
@@ -59,37 +61,35 @@ def _write(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
-    ports.due.moved(keys)  # the index of due rows knows the shard of each
+    ports.due.moved(keys)  # the due index stores the shard of each task
     return dict.fromkeys(keys, "written")
 
 
 # The shards of the schedulers ---------------------------------------------------------------------
 
 
-def _patience() -> float:
+def _settled_after() -> float:
     return max(PATIENCE, 3 * nodes.timeout())
 
 
 def _schedulers(look: Look) -> dict[str, list[Node]]:
-    """Return the schedulers by region that have not left, and those that left recently."""
-    there = Q(stopped_at__isnull=True) | Q(stopped_at__gte=look.ago(_patience()))
+    """Return the schedulers that have not stopped, or stopped recently, by region."""
+    present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=look.ago(_settled_after()))
     found: dict[str, list[Node]] = defaultdict(list)
-    for node in ground_rows(Node).filter(there, kind=NodeKind.SCHEDULER):
+    for node in ground_rows(Node).filter(present, kind=NodeKind.SCHEDULER):
         found[node.region].append(node)
     return found
 
 
-def _kept(node: Node) -> frozenset[int] | None:
+def _restricted_to(node: Node) -> frozenset[int] | None:
     return frozenset(node.shards or ()) if node.keeps_to_shards else None
 
 
 def unserved(look: Look, rows: Rows) -> list[Finding]:
-    """Find regions whose schedulers are all limited to certain shards and have left other shards
-    unassigned for a while.
-    """
-    everybody = _schedulers(look)
+    """Regions whose schedulers are all restricted to some shards and leave others unserved."""
+    schedulers = _schedulers(look)
     found = {
-        name: _holes(look, everybody[region_of(name)])
+        name: _unserved_shards(look, schedulers[region_of(name)])
         for name in rows.values_list("name", flat=True)
     }
     return [
@@ -98,43 +98,45 @@ def unserved(look: Look, rows: Rows) -> list[Finding]:
             "lease",
             name,
             "unserved shards",
-            spell_shards(holes),
+            spell_shards(missing),
             f"none, because their tasks start {UNSERVED_AFTER:g} s late",
             severity=Severity.LATE,
             advice=(
-                f"Run a scheduler with --shards {spell_shards(holes)}, or one without --shards,"
+                f"Run a scheduler with --shards {spell_shards(missing)}, or one without --shards,"
                 " which serves the shards that no other serves."
             ),
         )
-        for name, holes in found.items()
-        if holes
+        for name, missing in found.items()
+        if missing
     ]
 
 
-def _holes(look: Look, several: Sequence[Node]) -> frozenset[int]:
-    """Return the unassigned shards. A scheduler that left a moment ago may be restarting, and
-    counts.
+def _unserved_shards(look: Look, nodes_of_region: Sequence[Node]) -> frozenset[int]:
+    """Return the shards that no scheduler serves. A scheduler that stopped recently still counts,
+    as it may restart.
     """
-    seen, settled = look.ago(nodes.timeout()), look.ago(_patience())
-    living = [node for node in several if node.stopped_at is None and node.last_seen_at >= seen]
-    if not any(node.started_at < settled for node in living):
+    seen, settled = look.ago(nodes.timeout()), look.ago(_settled_after())
+    running = [
+        node for node in nodes_of_region if node.stopped_at is None and node.last_seen_at >= seen
+    ]
+    if not any(node.started_at < settled for node in running):
         return frozenset()
-    kept = [_kept(node) for node in several]
+    kept = [_restricted_to(node) for node in nodes_of_region]
     return frozenset(range(SHARDS)).difference(
         *(frozenset(range(SHARDS)) if one is None else one for one in kept)
     )
 
 
 def contradicted(look: Look, rows: Rows) -> list[Finding]:
-    """Find schedulers that serve other shards than the assignment of their region, although no
-    scheduler came or left for a while.
+    """Schedulers whose shards do not match the division computed for their region, which has not
+    changed recently.
     """
-    living = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
-    wanted = set(living.values_list("pk", flat=True))
+    running = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
+    wanted = set(running.values_list("pk", flat=True))
     maps = {
         pk: right
-        for several in _schedulers(look).values()
-        for pk, right in _map_of(look, several).items()
+        for region in _schedulers(look).values()
+        for pk, right in _division(look, region).items()
     }
     return [
         finding(
@@ -143,26 +145,28 @@ def contradicted(look: Look, rows: Rows) -> list[Finding]:
             node.pk,
             "shards",
             spell_shards(node.shards),
-            f"{spell_shards(right)}, by the map of the schedulers that live",
+            f"{spell_shards(right)}, by the division among the running schedulers",
             severity=Severity.LATE,
-            advice="Restart it: it does not look at who else lives.",
+            advice="Restart it: it does not read the other schedulers.",
         )
         for pk, (node, right) in maps.items()
         if pk in wanted and node.shards is not None and frozenset(node.shards) != right
     ]
 
 
-def _map_of(look: Look, several: Sequence[Node]) -> dict[Any, tuple[Node, frozenset[int]]]:
-    """Return the assignment of a region whose schedulers have all been there for a while; empty
-    otherwise.
+def _division(
+    look: Look, nodes_of_region: Sequence[Node]
+) -> dict[Any, tuple[Node, frozenset[int]]]:
+    """Return the division of shards in a region; empty if a scheduler of the region started or
+    stopped recently.
     """
-    seen, settled = look.ago(nodes.timeout()), look.ago(_patience())
-    for node in several:
-        away = node.stopped_at is not None or node.draining or node.last_seen_at < seen
-        if away or node.started_at >= settled:
+    seen, settled = look.ago(nodes.timeout()), look.ago(_settled_after())
+    for node in nodes_of_region:
+        unavailable = node.stopped_at is not None or node.draining or node.last_seen_at < seen
+        if unavailable or node.started_at >= settled:
             return {}
-    kept = {node.pk: _kept(node) for node in several}
-    return {node.pk: (node, shards_of(node.pk, kept)) for node in several}
+    kept = {node.pk: _restricted_to(node) for node in nodes_of_region}
+    return {node.pk: (node, shards_of(node.pk, kept)) for node in nodes_of_region}
 
 
 CHECKS = (

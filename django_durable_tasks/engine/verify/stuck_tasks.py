@@ -1,8 +1,8 @@
-"""Checks of tasks that make no progress: expired leases, missing republishing, unpublished due
-tasks, free overlap keys.
+"""Checks of tasks that make no progress: expired leases, unpublished tasks, and waits for a free
+overlap key.
 
-Delays are judged only under unbroken leadership, or without any. After an outage of the database
-everything is late and is processed in turn.
+Lateness is only judged after a steady period with or without a leader (``Look.may_judge``), because
+after an outage of the database everything is late.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _LOST = Outcome(
 )
 
 
-def silent(look: Look, rows: Rows) -> list[Finding]:
-    """Find RUNNING tasks whose lease expired long ago, or whose node left or died long ago."""
+def expired_leases(look: Look, rows: Rows) -> list[Finding]:
+    """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
     patience = max(PATIENCE, conf.settings().LEASE)
     if not look.may_judge(patience):
         return []
@@ -63,25 +63,26 @@ def silent(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "node" if left else "lease_until",
             node if left else lease,
-            "a node that lives, or the run is lost" if left else "renewed, or the run is lost",
+            "a running node, or the run marked LOST" if left else "renewed, or the run marked LOST",
             severity=Severity.LATE,
-            repair="lose the run" if look.led else "",
+            repair="mark the run LOST" if look.led else "",
             advice="" if look.led else NO_LEADER,
         )
         for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone")
     ]
 
 
-def _lose(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark_lost(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     verdicts = attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
     return {
-        key: f"the run is lost, the task is {verdict.status}" for key, verdict in verdicts.items()
+        key: f"the run is marked LOST, the task is {verdict.status}"
+        for key, verdict in verdicts.items()
     }
 
 
-def unrung(look: Look, rows: Rows) -> list[Finding]:
-    """Find QUEUED tasks that should have been republished long ago."""
+def not_republished(look: Look, rows: Rows) -> list[Finding]:
+    """QUEUED tasks that should have been republished long ago."""
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not look.may_judge(patience):
         return []
@@ -93,7 +94,7 @@ def unrung(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "due_at",
             due_at,
-            "republished when it was over",
+            "republished at that time",
             severity=Severity.LATE,
             repair="publish it",
             advice="" if look.led else NO_LEADER,
@@ -102,16 +103,14 @@ def unrung(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _ring(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _publish(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(claim.republish(tables.tasks().filter(pk__in=keys), look.now, len(keys)))
-    return dict.fromkeys(keys, "rung")
+    return dict.fromkeys(keys, "published")
 
 
 def unpublished(look: Look, rows: Rows) -> list[Finding]:
-    """Find PENDING tasks that have been due for long in a queue with capacity in which no task
-    starts. A backlog that is being processed is no finding.
-    """
+    """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
     patience = conf.settings().OLDEST_DUE_MAX
     if not look.led or not look.may_judge(max(PATIENCE, patience)):
         return []
@@ -122,8 +121,8 @@ def unpublished(look: Look, rows: Rows) -> list[Finding]:
     )
     if not overdue:
         return []
-    picture = backpressure.picture()
-    still = {queue for _, queue, _ in overdue if picture.room(queue)} - _moving(
+    snapshot = backpressure.picture()
+    idle = {queue for _, queue, _ in overdue if snapshot.room(queue)} - _active_queues(
         {queue for _, queue, _ in overdue}, look
     )
     return [
@@ -138,12 +137,12 @@ def unpublished(look: Look, rows: Rows) -> list[Finding]:
             advice="Look at the schedulers' logs, and at `manage.py durable status`.",
         )
         for pk, queue, due_at in overdue
-        if queue in still
+        if queue in idle
     ]
 
 
-def _moving(queues: Iterable[str], look: Look) -> set[str]:
-    """Return the queues in which a task is running, or was published recently."""
+def _active_queues(queues: Iterable[str], look: Look) -> set[str]:
+    """Return the queues that run tasks or had one published in the last PATIENCE seconds."""
     busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=look.ago(PATIENCE))
     return set(
         tables.tasks()
@@ -160,7 +159,7 @@ def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
     """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
     if not look.may_judge(PATIENCE):
         return []
-    held = list(
+    waiting = list(
         rows.filter(
             status=Status.PENDING,
             overlap_key__isnull=False,
@@ -169,7 +168,7 @@ def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
             updated_at__lt=look.ago(PATIENCE),
         ).values_list("pk", "overlap_key", "recurring_task_id")
     )
-    wanted = {overlap_key for _, overlap_key, _ in held}
+    wanted = {overlap_key for _, overlap_key, _ in waiting}
     if not wanted:
         return []
     free = {
@@ -177,8 +176,8 @@ def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
         for overlap_key, several in overlap.open_runs(wanted).items()
         if all(task.held for task in several)
     }
-    recent = _freed_of_late(
-        free, {schedule for *_, schedule in held if schedule is not None}, look.ago(PATIENCE)
+    recent = _recently_changed(
+        free, {schedule for *_, schedule in waiting if schedule is not None}, look.ago(PATIENCE)
     )
     return [
         finding(
@@ -192,12 +191,12 @@ def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
             repair="make the oldest task of the key due",
             advice="" if look.led else NO_LEADER,
         )
-        for pk, overlap_key, _ in held
+        for pk, overlap_key, _ in waiting
         if overlap_key in free - recent
     ]
 
 
-def _freed_of_late(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
+def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
     """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
     ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
     found = {
@@ -216,16 +215,16 @@ def _freed_of_late(free: Iterable[str], schedules: Iterable[Any], cutoff: dateti
     return found
 
 
-def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _make_due(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     of: dict[Any, list[Any]] = defaultdict(list)
     for one in findings:
         of[one.found].append(one.key)
-    going = [
+    oldest = [
         several[0].task_id
         for several in overlap.open_runs(of).values()
         if all(task.held for task in several)
     ]
-    these = tables.tasks().waiting_for_overlap().filter(pk__in=going)
+    these = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
     transitions.edit(these, due_at=Greatest("run_at", DatabaseNow()))
     return dict.fromkeys(
         (key for keys in of.values() for key in keys), "the oldest task of its key is due"
@@ -235,19 +234,24 @@ def _let_go(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 CHECKS = tuple(
     Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
     for name, question, judge, repair in (
-        ("expired-leases", "Is each run whose lease expired marked LOST in time?", silent, _lose),
+        (
+            "expired-leases",
+            "Is each run whose lease expired marked LOST in time?",
+            expired_leases,
+            _mark_lost,
+        ),
         (
             "not-republished",
             "Are published tasks that were not started republished?",
-            unrung,
-            _ring,
+            not_republished,
+            _publish,
         ),
         ("unpublished", "Are due tasks published?", unpublished, None),
         (
             "stuck-on-overlap",
             "Does each task that waits for its overlap key wait for an open task?",
             stuck_on_overlap,
-            _let_go,
+            _make_due,
         ),
     )
 )

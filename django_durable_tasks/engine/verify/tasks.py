@@ -1,4 +1,4 @@
-"""Checks of single tasks: their columns, their dead letters and their execution logs."""
+"""Checks of single tasks: their columns, their dead letters and their attempt log."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _ACCEPTED = (
 # Dead letters -------------------------------------------------------------------------------------
 
 
-def without_letter(look: Look, rows: Rows) -> list[Finding]:
-    """Find FAILED tasks without an open or discarded dead letter."""
+def without_dead_letter(look: Look, rows: Rows) -> list[Finding]:
+    """FAILED tasks without an open dead letter whose last one was not discarded either."""
     letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
         resolution=Resolution.DISCARDED, created_at__gte=OuterRef("completed_at")
@@ -73,7 +73,7 @@ def _open(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     for row in tables.tasks().filter(pk__in=keys).order_by("pk"):
         outcome = Outcome(
             kind=Kind.FAILED,
-            error=row.last_error or row.reason or "The error is not known any more.",
+            error=row.last_error or row.reason or "The error was not kept.",
         )
         reason = "UPSTREAM" if row.cause is not None else (row.reason or "EXHAUSTED")[:20]
         cases.append(
@@ -83,8 +83,8 @@ def _open(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(keys, "opened a dead letter")
 
 
-def of_no_failure(look: Look, rows: Rows) -> list[Finding]:
-    """Find open dead letters of tasks that are not FAILED."""
+def stale_dead_letters(look: Look, rows: Rows) -> list[Finding]:
+    """Open dead letters of tasks that are not FAILED."""
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     return [
         finding(
@@ -100,7 +100,7 @@ def of_no_failure(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _hold_letters(keys: Sequence[int]) -> list[int]:
+def _lock_letters(keys: Sequence[int]) -> list[int]:
     of = dict(ground_rows(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
     free = free_tasks(of.values())
     return [pk for pk, task in of.items() if task in free]
@@ -117,7 +117,7 @@ def _close(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def markers(look: Look, rows: Rows) -> list[Finding]:
-    """Find ended tasks that still own a key, and tasks that never started and do not own theirs."""
+    """Ended tasks that still own a key, and open tasks that do not own theirs."""
     differs = Q()
     for marker, key in _MARKERS.items():
         ended = Q(status__in=TERMINAL, **{f"{marker}__isnull": False})
@@ -139,7 +139,7 @@ def markers(look: Look, rows: Rows) -> list[Finding]:
                         marker,
                         wrong.found,
                         wrong.right,
-                        repair="write it, if no other open task holds the key",
+                        repair="write it, unless another open task owns the key",
                     )
                 )
     return found
@@ -157,7 +157,7 @@ def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def completions(look: Look, rows: Rows) -> list[Finding]:
-    """Find ended tasks without a time of completion, and open ones with one."""
+    """Ended tasks without a completion time, and open tasks with one."""
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
     )
@@ -173,7 +173,7 @@ def completions(look: Look, rows: Rows) -> list[Finding]:
             wrong.field,
             wrong.found,
             wrong.right,
-            repair="write when it moved last, or nothing where it is open",
+            repair="write the time of its last change, or NULL if it is open",
         )
         for pk, wrong in judged
         if wrong is not None
@@ -188,7 +188,7 @@ def _complete(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 
 def _odd_attempts(rows: Rows) -> Rows:
-    """Return the tasks whose accepted endings and attempts disagree."""
+    """Return the tasks whose accepted endings do not match their attempts."""
     accepted = Q(executions__run_id__isnull=False, executions__status__in=_ACCEPTED)
     counted = (
         rows.order_by()
@@ -208,20 +208,20 @@ def _odd_attempts(rows: Rows) -> Rows:
 
 
 def attempts(look: Look, rows: Rows) -> list[Finding]:
-    """Find tasks with more accepted endings than attempts.
+    """Tasks with more accepted endings than attempts.
 
-    The success that an operator sets has no run and does not count.
+    A success that an operator sets has no run and is not counted as the ending of an attempt.
     """
     found = []
-    for pk, number, status, *told in _odd_attempts(rows).values_list(
+    for pk, number, status, *counts in _odd_attempts(rows).values_list(
         "pk", "attempts", "status", "endings", "kinds", "highest"
     ):
         wrong = wrong_attempts(
             number,
             running=status == Status.RUNNING,
-            endings=told[0],
-            distinct=told[1],
-            highest=told[2],
+            endings=counts[0],
+            distinct=counts[1],
+            highest=counts[2],
         )
         if wrong is not None:
             found.append(
@@ -235,7 +235,7 @@ def attempts(look: Look, rows: Rows) -> list[Finding]:
                     repair="raise it to the number of its last attempt" if wrong.safe else "",
                     advice=""
                     if wrong.safe
-                    else "Read its log rows: an attempt ended twice, so may its effects.",
+                    else "Read its attempt log: an attempt ended twice and may have run twice.",
                 )
             )
     return found
@@ -272,16 +272,16 @@ CHECKS = (
     _check(
         "dead-letters-missing",
         "Does each FAILED task have an open dead letter?",
-        without_letter,
+        without_dead_letter,
         _open,
     ),
     _check(
         "dead-letters-stale",
         "Does each open dead letter belong to a FAILED task?",
-        of_no_failure,
+        stale_dead_letters,
         _close,
         DeadLetter,
-        _hold_letters,
+        _lock_letters,
     ),
     _check("key-markers", "Do open tasks, and no ended ones, own their keys?", markers, _mark),
     _check(

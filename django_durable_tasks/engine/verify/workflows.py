@@ -1,4 +1,6 @@
-"""Checks of workflow runs: their counters and status against their tasks, and unfinished starts."""
+"""Checks of workflow runs: their counts against their tasks, their status, and starts that were
+never finished.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ from django_durable_tasks.rules.workflows.plan import COUNTS, WorkflowStatus
 
 _FOLD, _BATCH, _MOST = 2_000, 2_000, 20
 
-Notes = dict[uuid.UUID, list[tuple[int, str, int]]]
+Events = dict[uuid.UUID, list[tuple[int, str, int]]]
 
 
-def _notes(keys: Sequence[uuid.UUID]) -> Notes:
-    found: Notes = defaultdict(list)
+def _events(keys: Sequence[uuid.UUID]) -> Events:
+    found: Events = defaultdict(list)
     waiting = edges.endings().filter(workflow_id__in=keys).order_by("pk")
     for workflow, pk, status, change in waiting.values_list("workflow_id", "pk", "status", "delta"):
         if workflow is not None:
@@ -41,48 +43,50 @@ def _notes(keys: Sequence[uuid.UUID]) -> Notes:
 
 
 def _facts(rows: Rows) -> Iterator[tuple[uuid.UUID, RunFacts]]:
-    """Return the runs whose tasks did not change while they were counted.
+    """Yield the runs whose tasks did not change while they were counted.
 
-    Under the lock of a run its ending events can only be added. If they are equal before and after
-    the count, no task ended or was replayed.
+    While a run is locked, its ending events are only added. If they are the same before and after
+    the count, no task ended or was replayed in between.
     """
     found: list[WorkflowRun] = list(rows)
     keys = [run.pk for run in found]
-    before, there = _notes(keys), _present(keys)
-    after = _notes(keys)
+    before, present = _events(keys), _present(keys)
+    after = _events(keys)
     for run in found:
         if before.get(run.pk) == after.get(run.pk):
-            yield run.pk, _fact(run, after.get(run.pk, []), there[run.pk])
+            yield run.pk, _fact(run, after.get(run.pk, []), present[run.pk])
 
 
 def _present(keys: Sequence[uuid.UUID]) -> dict[uuid.UUID, Counter[str]]:
-    there: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
+    counts: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
     counted = (
         tables.tasks().filter(workflow__in=keys).order_by().values_list("workflow_id", "status")
     )
     for workflow, status, number in counted.annotate(number=Count("pk")):
-        there[workflow][status] = number
-    return there
+        counts[workflow][status] = number
+    return counts
 
 
-def _fact(run: WorkflowRun, notes: Sequence[tuple[int, str, int]], there: Counter[str]) -> RunFacts:
-    noted: Counter[str] = Counter()
-    for _, status, change in notes:
-        noted[COUNTS[status]] += change
+def _fact(
+    run: WorkflowRun, events: Sequence[tuple[int, str, int]], present: Counter[str]
+) -> RunFacts:
+    uncounted: Counter[str] = Counter()
+    for _, status, change in events:
+        uncounted[COUNTS[status]] += change
     return RunFacts(
         status=run.status,
         total=run.total,
         counted={name: getattr(run, name) for name in COUNTS.values()},
-        noted=noted,
-        present=there,
-        notes=len(notes),
+        noted=uncounted,
+        present=present,
+        notes=len(events),
         cancelled=run.cancel_requested_at is not None,
         reason=run.reason,
     )
 
 
 def miscounted(look: Look, rows: Rows) -> list[Finding]:
-    """Find runs whose counters differ from their tasks."""
+    """Runs whose counts do not match the statuses of their tasks."""
     return [
         finding(
             "workflow-counts",
@@ -94,7 +98,7 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
             repair="write the recount under the run's lock" if wrong.safe else "",
             advice=""
             if wrong.safe
-            else "Some of its tasks were deleted: look who did, and cancel the run.",
+            else "Some of its tasks were deleted: find the cause and cancel the run.",
         )
         for pk, run in _facts(rows)
         for wrong in wrong_counts(run)
@@ -107,12 +111,12 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
         safe: list[Wrong] = [wrong for wrong in wrong_counts(run) if wrong.safe]
         right = {wrong.field: wrong.value for wrong in safe}
         edges.runs().filter(pk=pk).update(updated_at=tables.NOW, **right)
-    _judge_anew(keys)
-    return dict.fromkeys(keys, "counted anew")
+    _count_again(keys)
+    return dict.fromkeys(keys, "recounted")
 
 
-def _judge_anew(keys: Sequence[uuid.UUID]) -> None:
-    """Make the leader count these runs again: add an ending event without a change for each."""
+def _count_again(keys: Sequence[uuid.UUID]) -> None:
+    """Count these runs again, by inserting an ending event with delta 0 for each."""
     edges.endings().bulk_create(
         [
             EndingEvent(
@@ -128,7 +132,7 @@ def _judge_anew(keys: Sequence[uuid.UUID]) -> None:
 
 
 def misjudged(look: Look, rows: Rows) -> list[Finding]:
-    """Find open runs whose tasks have all ended, and ended ones with open tasks."""
+    """Open runs whose tasks have all ended, and ended runs with open tasks."""
     judged = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
     return [
         finding(
@@ -138,7 +142,7 @@ def misjudged(look: Look, rows: Rows) -> list[Finding]:
             wrong.field,
             wrong.found,
             wrong.right,
-            repair="judge it by its counts",
+            repair="set the status from its counts",
         )
         for pk, _, wrong in judged
         if wrong is not None
@@ -147,12 +151,12 @@ def misjudged(look: Look, rows: Rows) -> list[Finding]:
 
 def _judge(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
-    _judge_anew(keys)
-    return dict.fromkeys(keys, "judged by its counts")
+    _count_again(keys)
+    return dict.fromkeys(keys, "status set from its counts")
 
 
 def abandoned(look: Look, rows: Rows) -> list[Finding]:
-    """Find starts that make no progress and were not deleted by a leader."""
+    """Starts without progress that the leader has not removed."""
     if not look.may_judge(ABANDONED_AFTER):
         return []
     found = rows.filter(
@@ -167,9 +171,9 @@ def abandoned(look: Look, rows: Rows) -> list[Finding]:
             pk,
             "status",
             WorkflowStatus.STARTING.value,
-            f"sealed, or removed, {ABANDONED_AFTER:g} s after its last row",
+            f"finished or removed within {ABANDONED_AFTER:g} s of its last progress",
             severity=Severity.LATE,
-            repair="remove what was written of it",
+            repair="delete its tasks",
         )
         for pk in found.values_list("pk", flat=True)
     ]
@@ -182,7 +186,7 @@ def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
             batches = iter(range(_MOST))
             while start.remove_given_up(one.key, _BATCH) and next(batches, None) is not None:
                 pass
-            done[one.key] = "given up, and removed"
+            done[one.key] = "abandoned and removed"
     return done
 
 
