@@ -1,8 +1,7 @@
-"""Finds stalled nodes: a scheduler that no longer polls, a worker that starts no task although
-tasks wait.
+"""Finds nodes that send heartbeats but make no progress.
 
-Such a node still sends heartbeats, so it is not declared dead. A supervisor restarts it by
-``durable health``.
+Such a node is never declared dead. The probe ``durable health`` reports it, so that the supervisor
+restarts it.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from django_durable_tasks.rules.tasks.explanations import ago
 
 
 def is_silent(node: Node, now: datetime) -> bool:
-    """Return whether this node has sent no heartbeat for longer than allowed."""
+    """Return whether the last heartbeat of the node is older than the node timeout."""
     return node.last_seen_at < now - timedelta(seconds=nodes.timeout())
 
 
-def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
-    """Return the stalled nodes among these with the reason; two statements if there is a worker.
+def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
+    """Return the stalled nodes, each with the reason; two statements if a worker has to be judged.
 
-    A worker can be stalled only if it has free processes, is not draining, and its queues are not
+    A worker is judged only if it has free processes, does not drain, and serves a queue that is not
     paused.
     """
     found, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
-    for node in everybody:
+    for node in candidates:
         if is_silent(node, now) or node.draining:
             continue
-        still = _still_for(node, now)
+        still = _seconds_without_work(node, now)
         if still is None or still <= conf.settings().STALLED_AFTER:
             continue
         if node.kind == NodeKind.SCHEDULER:
@@ -56,10 +55,8 @@ def stalled(everybody: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
     return found
 
 
-def _still_for(node: Node, now: datetime) -> float | None:
-    """Return for how many seconds the node has done nothing; None if it does not report it (an
-    older release).
-    """
+def _seconds_without_work(node: Node, now: datetime) -> float | None:
+    """Return the seconds since the node last did work; None if its release does not report this."""
     if node.versions is None:
         return None
     last = node.last_scan_at if node.kind == NodeKind.SCHEDULER else node.last_start_at
@@ -71,8 +68,8 @@ def _has_free_processes(node: Node) -> bool:
 
 
 def _waiting_since(now: datetime) -> dict[str, datetime]:
-    """Return the queues with tasks that were published and not started for longer than allowed, and
-    since when.
+    """Return the queues with tasks that were republished and not started for STALLED_AFTER seconds,
+    each with the oldest time.
     """
     long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
     paused = (
@@ -80,16 +77,16 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
         .filter(paused_at__isnull=False)
         .values_list("name", flat=True)
     )
-    # Only republished tasks count. While the broker is unavailable nothing is published, and a
-    # worker without messages is not stalled.
-    rung_again = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
-    question = rung_again.exclude(queue__in=list(paused)).order_by()
-    return dict(question.values_list("queue").annotate(since=Min("updated_at")))
+    # Only republished tasks: if the broker is unavailable nothing is republished, and a worker
+    # without messages is not stalled.
+    republished = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
+    waiting = republished.exclude(queue__in=list(paused)).order_by()
+    return dict(waiting.values_list("queue").annotate(since=Min("updated_at")))
 
 
 @dataclass(frozen=True, slots=True)
 class Vital:
-    """The health of one node. ``fault`` is empty if it is healthy."""
+    """The health of one node as a probe reports it; ``fault`` is empty if the node is healthy."""
 
     node: Node
     state: str
@@ -97,22 +94,22 @@ class Vital:
 
 
 def vitals(question: NodeQuerySet) -> list[Vital]:
-    """Return the health of the newest node of each kind and name. A restarted process also has an
-    older row.
+    """Judge the newest node of each kind and name. A process that was restarted has an older row
+    too.
     """
     newest = {
         (node.kind, node.name): node for node in question.using(database()).order_by("started_at")
     }
-    now, living = (
+    now, running = (
         database_now(),
         {(node.kind, node.host) for node in newest.values() if node.stopped_at is None},
     )
-    # A node that left does not count against its successor. Names may contain the number of a
-    # process.
+    # Skip a stopped node if a node of the same kind runs on its host. It may be the replacement
+    # under another name, because names may contain a process id.
     judged = [
         node
         for node in newest.values()
-        if node.stopped_at is None or (node.kind, node.host) not in living
+        if node.stopped_at is None or (node.kind, node.host) not in running
     ]
     found = sorted(judged, key=lambda node: (node.kind, node.name))
     still = stalled([node for node in found if node.stopped_at is None], now)

@@ -32,8 +32,8 @@ def take(holder: uuid.UUID, seconds: float) -> int | None:
         _insert_row(name) and _taken(name, holder, seconds)
     ):
         return None
-    mine = SchedulerLease.objects.using(database()).filter(name=name, holder=holder)
-    term: int | None = mine.values_list("term", flat=True).first()
+    own = SchedulerLease.objects.using(database()).filter(name=name, holder=holder)
+    term: int | None = own.values_list("term", flat=True).first()
     return term
 
 
@@ -48,15 +48,15 @@ def _taken(name: str, holder: uuid.UUID, seconds: float) -> bool:
 
 def renew(holder: uuid.UUID, term: int, seconds: float) -> bool:
     """Extend the lease of this holder and term; returns False if it has expired or was taken."""
-    mine = SchedulerLease.objects.using(database()).filter(
+    own = SchedulerLease.objects.using(database()).filter(
         name=lease_name(), holder=holder, term=term
     )
-    return bool(mine.filter(expires_at__gte=DatabaseNow()).update(expires_at=after(seconds)))
+    return bool(own.filter(expires_at__gte=DatabaseNow()).update(expires_at=after(seconds)))
 
 
 def resign(holder: uuid.UUID, term: int) -> bool:
     """Let the lease of this holder and term expire now, so that another scheduler can take it."""
-    mine = SchedulerLease.objects.using(database()).filter(
+    own = SchedulerLease.objects.using(database()).filter(
         name=lease_name(), holder=holder, term=term
     )
-    return bool(mine.update(expires_at=after(-1)))
+    return bool(own.update(expires_at=after(-1)))

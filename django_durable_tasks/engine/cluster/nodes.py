@@ -1,6 +1,7 @@
-"""Registers nodes, stores their heartbeats, and detects nodes without heartbeats.
+"""Registers nodes, records their heartbeats, and counts missed heartbeats.
 
-The leader counts heartbeats between its own reads. It never compares clocks of nodes.
+A reader counts consecutive reads in which a heartbeat counter did not change. It never compares the
+clock of another host. Called by the scheduler, the worker and the maintenance jobs.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """The report of a node with a heartbeat. None leaves the last value unchanged.
+    """The values that a node reports with a heartbeat; None keeps the value reported before.
 
-    ``active`` are the ids of running tasks and ``busy`` how many of its processes or threads are
-    busy. ``scanned`` and ``started`` are instants of this host's monotonic clock: when it last read
-    due tasks, and last started one. ``skew`` is in seconds. ``index_state`` and ``wakeups_state``
-    describe where a scheduler finds due tasks and what wakes it. ``failing`` are the parts of a
-    scheduler that fail: ``what``, ``error``, ``number`` of failures in a row and ``since``
-    (seconds). ``rejected_queues``: queues whose messages the broker rejects, with its error.
+    ``active`` contains the ids of running tasks, and ``busy`` the number of busy processes or
+    threads. ``scanned`` and ``started`` are instants of this host's monotonic clock: the last scan
+    for due tasks, and the last start of a task. ``skew`` is in seconds. ``index_state`` and
+    ``wakeups_state`` describe the due index and the wakeups of a scheduler. ``failing`` are the
+    failing parts of a scheduler: ``what``, ``error``, ``number`` of consecutive failures and
+    ``since`` (seconds). ``rejected_queues`` maps queues to the reason why the broker rejects their
+    messages.
     """
 
     active: Sequence[uuid.UUID] | None = None
@@ -58,8 +60,8 @@ class NodeReport:
     failing: Sequence[Mapping[str, Any]] | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Return the report as columns of the node's row."""
-        values: dict[str, Any] = {
+        """Return the reported values as columns of the Node row."""
+        reported: dict[str, Any] = {
             "skew": self.skew,
             "draining": self.draining,
             "keeps_to_shards": self.keeps_to_shards,
@@ -72,14 +74,17 @@ class NodeReport:
             ("index_state", self.index_state),
             ("wakeups_state", self.wakeups_state),
         ):
-            values[name] = None if state is None else state[:TOLD_MAX]
+            reported[name] = None if state is None else state[:TOLD_MAX]
         if self.active is not None:
             number = len(self.active) if self.busy is None else self.busy
-            values["active"] = {"number": number, "ids": [str(one) for one in self.active[:SHOWN]]}
+            reported["active"] = {
+                "number": number,
+                "ids": [str(one) for one in self.active[:SHOWN]],
+            }
         if self.shards is not None:
-            values["shards"] = sorted(self.shards)
-        values["last_scan_at"], values["last_start_at"] = _ago(self.scanned), _ago(self.started)
-        return {name: value for name, value in values.items() if value is not None}
+            reported["shards"] = sorted(self.shards)
+        reported["last_scan_at"], reported["last_start_at"] = _ago(self.scanned), _ago(self.started)
+        return {name: value for name, value in reported.items() if value is not None}
 
 
 _NOTHING = NodeReport()
@@ -91,9 +96,7 @@ def _ago(instant: float | None) -> Any:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return which releases this process runs: of the package, Python, the zone tables, Django and
-    Celery.
-    """
+    """Return the releases of the package, Python, tzdata, Django and Celery in this process."""
     try:
         celery = version("celery")
     except PackageNotFoundError:
@@ -113,8 +116,8 @@ def here() -> NodeQuerySet:
 
 
 def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
-    """Return this region's live schedulers that are not draining, with the shards that each is
-    limited to.
+    """Return the running schedulers of this region that do not drain, each with the shards it is
+    restricted to.
     """
     rows = (
         here()
@@ -125,7 +128,7 @@ def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
 
 
 def timeout() -> float:
-    """Return after how many seconds without a heartbeat a node is considered dead."""
+    """Return after how many seconds without a heartbeat a node counts as dead."""
     return conf.settings().NODE_TIMEOUT or (60.0 if on_sqlite() else 20.0)
 
 
@@ -139,8 +142,8 @@ def register(
     queues: Sequence[str] = (),
     report: NodeReport = _NOTHING,
 ) -> None:
-    """Register this process under its random id, or register it again under the same id. A
-    restarted process is a new node.
+    """Insert or restore the node of this process under its random id. A restarted process is a new
+    node.
     """
     details: dict[str, Any] = {
         "name": name,
@@ -165,34 +168,35 @@ def register(
 
 
 def beat(node_id: uuid.UUID, report: NodeReport = _NOTHING) -> bool:
-    """Send a heartbeat with this report. Return False if the node was declared dead and must
-    register again.
+    """Record a heartbeat and the report of the node.
+
+    Return False if it was declared dead; it must then register again.
     """
     alive = Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True)
     return bool(alive.update(beats=F("beats") + 1, last_seen_at=DatabaseNow(), **report.columns()))
 
 
 def leave(node_id: uuid.UUID) -> None:
-    """Mark the node as stopped."""
+    """Record that the node stopped normally."""
     Node.objects.using(database()).filter(pk=node_id, stopped_at__isnull=True).update(
         stopped_at=DatabaseNow()
     )
 
 
 def declare_dead(node_ids: Sequence[uuid.UUID]) -> int:
-    """Mark these nodes as dead; return how many were not marked before."""
+    """Mark nodes as dead; return how many were not marked before."""
     alive = Node.objects.using(database()).alive().filter(pk__in=list(node_ids))
     return alive.update(stopped_at=DatabaseNow(), declared_dead=True)
 
 
 def beats() -> dict[uuid.UUID, int]:
-    """Return the heartbeat counters of nodes that have not left: this region's, and those of
-    regions without a leader.
+    """Return the heartbeat counters of the nodes of this region, and of regions without a leader;
+    two statements.
 
-    The leader of a region handles the dead nodes of its own region. Two statements.
+    The leader of a region reaps the nodes of that region.
     """
-    offices = SchedulerLease.objects.using(database()).filter(expires_at__gte=after(-timeout()))
-    led = {name.partition("@")[2] for name in offices.values_list("name", flat=True)} - {
+    leases = SchedulerLease.objects.using(database()).filter(expires_at__gte=after(-timeout()))
+    led = {name.partition("@")[2] for name in leases.values_list("name", flat=True)} - {
         conf.settings().REGION
     }
     return dict(

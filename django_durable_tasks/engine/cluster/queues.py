@@ -1,4 +1,4 @@
-"""Pauses and resumes queues, and reads their depths."""
+"""Pauses and resumes queues, and counts their tasks. Called by the admin and the command line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from django_durable_tasks.rules.tasks.options import checked_name
 
 
 def pause(name: str, *, by: str, reason: str = "") -> None:
-    """Pause a queue: none of its tasks is published, and messages in the broker return their tasks
-    to PENDING. Runs continue.
+    """Stop publishing to a queue. Tasks whose messages arrive return to PENDING. Running tasks
+    continue.
     """
     QueueControl.objects.using(database()).update_or_create(
         name=checked_name("queue", name),
@@ -30,33 +30,32 @@ def pause(name: str, *, by: str, reason: str = "") -> None:
 
 
 def resume(name: str, *, by: str, reason: str = "") -> bool:
-    """Resume a queue. Return False if it was not paused."""
+    """Publish to a queue again; return False if it was not paused."""
     paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
     return bool(paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]))
 
 
 COUNTED = 10_000
-"""Waiting tasks of a queue are counted up to this number, because counting millions would read all
-of them.
+"""Waiting tasks of a queue are counted up to this number, because a full count would read the whole
+backlog.
 """
 
 
 MISROUTED_FOR = timedelta(days=1)
-"""Seconds for which a misrouted message is reported as a problem. The table of queues shows it
-permanently.
-"""
+"""How long a misrouted message counts as a problem; the table of queues shows it permanently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """The state of one queue: tasks by status, a pause, and its workers with their concurrency.
+    """The state of one queue: its tasks by status, its pause, and its workers with their
+    concurrency.
 
-    ``due`` are the PENDING tasks whose time has come, ``unanswered`` the QUEUED ones that were
-    published more than once, ``late`` the RUNNING ones that exceed their expected duration.
-    ``oldest_due_at`` is since when a task could have started. ``pending`` and ``due`` are counted
-    up to COUNTED. ``rejected``: why the broker rejects its messages, as reported by a live
-    scheduler. ``misrouted``: how many messages of its tasks were consumed from another queue, when
-    the last one, and from which.
+    ``due`` are the PENDING tasks whose time has come, ``unanswered`` the QUEUED tasks published
+    more than once, and ``late`` the RUNNING tasks past their expected duration. ``oldest_due_at``
+    is since when a task could have started. ``pending`` and ``due`` are counted up to COUNTED.
+    ``rejected`` is why the broker rejects messages of the queue, as a running scheduler reports.
+    ``misrouted`` counts the messages that were consumed from another queue; ``misrouted_at`` and
+    ``misrouted_from`` are the time and the queue of the last one.
     """
 
     queue: str
@@ -79,19 +78,20 @@ class Depth:
 
 
 def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
-    """Return every queue that has open tasks, a worker or a pause, or is ``named``, by name.
+    """Return every queue that has open tasks, a worker or an operator's setting, or is in
+    ``named``, by name.
 
-    At most seven statements per 500 queues. Each counts by the partial index of its status and
-    reads no ended task. BLOCKED tasks are in no queue yet.
+    Executes at most seven statements for 500 queues. Each uses the partial index of its status and
+    reads no ended task. BLOCKED tasks are not counted.
     """
     facts: dict[str, dict[str, Any]] = {name: {} for name in named}
-    published, rung_again = tasks().queued(), Q(publish_count__gt=1)
+    published, republished = tasks().queued(), Q(publish_count__gt=1)
     counted: tuple[Any, ...] = (
         _waiting(now),
         _by_queue(
             published,
             queued=Count("*"),
-            unanswered=Count("publish_count", filter=rung_again),
+            unanswered=Count("publish_count", filter=republished),
             published=Min("updated_at"),
         ),
         _by_queue(tasks().running(), running=Count("*")),
@@ -127,16 +127,12 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
 
 
 def shown_count(number: int) -> str:
-    """Return a number of waiting tasks as text. A number that was not counted further ends with a
-    plus sign.
-    """
+    """Return a number of waiting tasks as text, with a plus sign if it reached COUNTED."""
     return f"{number}+" if number >= COUNTED else str(number)
 
 
 def _waiting(now: datetime) -> list[dict[str, Any]]:
-    """Return how many tasks wait in each queue, how many of them are due, and since when the first
-    one is.
-    """
+    """Return the PENDING and due tasks of each queue, and when the first one is due."""
     sql = statement("waiting")
     if sql is None:
         come = Count("due_at", filter=Q(due_at__lte=now))

@@ -1,5 +1,7 @@
-"""Reads the state of the whole system: leader, nodes, queues, unknown tasks, connections. Writes
+"""Reads the state of the whole installation: leader, nodes, queues, limits and connections. Writes
 nothing.
+
+Called by the admin and the command line.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ COUNTED = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The state at one moment. ``unknown`` counts waiting tasks by names that this process has not
-    registered.
+    """The state of the installation at one moment.
 
-    ``stalled`` contains the reasons for nodes that are alive and do nothing. ``leader`` is that of
-    this region. ``limits`` are those for which tasks wait. A schedule is late LATE seconds after
-    its fire time. At most COUNTED schedules with problems are counted.
+    ``unknown`` counts the waiting tasks of each name that this process has not registered.
+    ``stalled`` maps nodes that make no progress to the reason. ``leader`` is that of this region.
+    ``limits`` are those for which tasks wait. A schedule is late LATE after its fire time. Late and
+    quarantined schedules are counted up to COUNTED.
     """
 
     now: datetime
@@ -59,33 +61,33 @@ class Overview:
 
     @property
     def is_led(self) -> bool:
-        """Whether a scheduler has a valid leader lease."""
+        """Whether the leader's lease is valid."""
         return self.led_until is not None and self.led_until > self.now
 
     def alive(self, kind: NodeKind) -> list[Node]:
-        """Return the live nodes of this kind."""
+        """Return the nodes of this kind with a heartbeat within the node timeout."""
         return [node for node in self.nodes if node.kind == kind and not self.is_silent(node)]
 
     def is_silent(self, node: Node) -> bool:
-        """Return whether this node has sent no heartbeat for longer than allowed."""
+        """Return whether the last heartbeat of the node is older than the node timeout."""
         return health.is_silent(node, self.now)
 
 
 def overview(known: Collection[str]) -> Overview:
-    """Read everything; the number of statements does not depend on the number of rows.
+    """Read the state; the number of statements does not depend on the number of tasks.
 
-    ``known`` are the names of the durable tasks of this process.
+    ``known`` contains the names of the tasks that this process has registered.
     """
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
-    everybody = list(Node.objects.using(database()).alive().order_by("kind", "name"))
+    alive_nodes = list(Node.objects.using(database()).alive().order_by("kind", "name"))
     return Overview(
         now=now,
         depths=queues.depths(now),
-        nodes=everybody,
-        stalled=health.stalled(everybody, now),
+        nodes=alive_nodes,
+        stalled=health.stalled(alive_nodes, now),
         leader=next(
-            (node for node in everybody if lease is not None and node.pk == lease.holder), None
+            (node for node in alive_nodes if lease is not None and node.pk == lease.holder), None
         ),
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
@@ -94,34 +96,34 @@ def overview(known: Collection[str]) -> Overview:
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),
         limits=operator_limits.crowded(),
-        connections_needed=connections_needed(everybody),
+        connections_needed=connections_needed(alive_nodes),
         connections_allowed=_connections_allowed(),
     )
 
 
 def _unknown(known: Collection[str]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for question in (tasks().pending(), tasks().queued()):
-        strangers = (
-            question.exclude(name__in=list(known))
+    for waiting in (tasks().pending(), tasks().queued()):
+        unregistered = (
+            waiting.exclude(name__in=list(known))
             .order_by()
             .values_list("name")
             .annotate(number=Count("*"))
         )
-        for name, number in strangers:
+        for name, number in unregistered:
             found[name] = found.get(name, 0) + number
     return dict(sorted(found.items()))
 
 
-def connections_needed(everybody: Sequence[Node]) -> int:
-    """Return how many database connections these nodes use at most.
+def connections_needed(all_nodes: Sequence[Node]) -> int:
+    """Return the maximum number of database connections of these nodes.
 
-    A prefork child has one for gate and ending, one for its heartbeat and that of the task
-    function. Its parent and every other pool have one for the node's heartbeat (the latter one more
-    for the runs'). A scheduler has seven, two of which receive notifications.
+    A prefork child has three: for gate and endings, for its heartbeat, and for the task function.
+    Its parent has one, for the heartbeat of the node. Other pools have two for the heartbeats of
+    node and runs, and two per thread. A scheduler has seven, two of them to receive notifications.
     """
     number = 0
-    for node in everybody:
+    for node in all_nodes:
         if node.kind == NodeKind.SCHEDULER:
             number += _PER_SCHEDULER
         elif node.pool == _FORKING:
@@ -144,7 +146,7 @@ def _connections_allowed() -> int | None:
 
 
 def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
-    """Return the task's situation, and whether there is a leader."""
+    """Return the task with the state that its explanation needs, and whether there is a leader."""
     now = database_now()
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
     pause = paused.filter(name=task.queue).first()
