@@ -39,8 +39,6 @@ _last_turn: dict[str, str] = {}
 """The tenant share of each queue that this process served last. Each scheduler has its own
 round-robin position.
 """
-_last_turn: dict[str, str] = {}
-"""The tenant share of each queue that this process served last."""
 
 
 def let_go(now: datetime, limit: int) -> int:

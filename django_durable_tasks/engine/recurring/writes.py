@@ -135,7 +135,7 @@ def _advance(moves: Sequence[Move]) -> None:
     )
 
 
-def quarantine(pk: uuid.UUID, revision: int, error: Exception) -> None:
+def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
     """Pause a schedule that cannot be triggered and store its error, until an operator corrects and
     resumes it.
 
