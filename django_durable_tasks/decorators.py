@@ -74,7 +74,7 @@ _OURS = frozenset(
 )
 
 
-class Durable(Protocol[P, R_co]):
+class DurableFunction(Protocol[P, R_co]):
     """The type of a durable task for type checkers: every calling form has the signature of the
     function.
     """
@@ -135,15 +135,15 @@ class Durable(Protocol[P, R_co]):
 
 
 class _Plain(Protocol):
-    def __call__(self, function: Callable[P, R], /) -> Durable[P, R]: ...
+    def __call__(self, function: Callable[P, R], /) -> DurableFunction[P, R]: ...
 
 
 class _Bound(Protocol):
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Durable[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DurableFunction[P, R]: ...
 
 
 @overload
-def durable_task(function: Callable[P, R], /) -> Durable[P, R]: ...
+def durable_task(function: Callable[P, R], /) -> DurableFunction[P, R]: ...
 @overload
 def durable_task(*, bind: Literal[True], **options: Any) -> _Bound: ...
 @overload
@@ -170,7 +170,7 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
     return decorate
 
 
-def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable[..., Any]:
+def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> DurableFunction[..., Any]:
     _check_names(given)
     if inspect.iscoroutinefunction(function):
         raise InvalidOption(
@@ -200,7 +200,7 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     _built[id(task)] = task, options.name
     for schedule, timing in _below.pop(id(function), (function, ()))[1]:
         registry.declare(Declaration(schedule, options.name, timing, CODE), function)
-    return cast("Durable[..., Any]", task)
+    return cast("DurableFunction[..., Any]", task)
 
 
 def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:

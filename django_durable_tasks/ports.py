@@ -181,7 +181,7 @@ class BrokerOpen(Protocol):
     def __call__(self, queue: str | None = None) -> bool: ...
 
 
-class FastPath(Protocol):
+class FastPathPort(Protocol):
     """Decides whether a task may be published when the transaction that makes it due commits,
     without a claim.
     """
@@ -266,7 +266,7 @@ calendars: CalendarOperations = _Unbound()
 schedules: ScheduleOperations = _Unbound()
 queue_of: QueueOf = _Unbound()
 broker_open: BrokerOpen = _Unbound()
-fast_path: FastPath = _Unbound()
+fast_path: FastPathPort = _Unbound()
 eager: Eager = _Unbound()
 due: DueChanges = _Unbound()
 load_tasks: LoadTasks = _Unbound()
@@ -284,7 +284,7 @@ def bind(
     schedule_verbs: ScheduleOperations,
     queue_port: QueueOf,
     broker_port: BrokerOpen,
-    fast_path_port: FastPath,
+    fast_path_port: FastPathPort,
     eager_port: Eager,
     due_port: DueChanges,
     load_port: LoadTasks,

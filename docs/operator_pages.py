@@ -16,7 +16,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 if not apps.ready:
     django.setup()
 
-from django_durable_tasks.checks import FINDINGS, Finding
+from django_durable_tasks.checks import FINDINGS, ProjectFinding
 from django_durable_tasks.management.commands import durable, run_scheduler
 from django_durable_tasks.operations.operation import Operation
 
@@ -170,5 +170,5 @@ def checks_page() -> str:
     return _CHECKS + "".join(map(_finding, FINDINGS.values())) + _WHY
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: ProjectFinding) -> str:
     return f"| `{finding.full_id}` | {finding.says} | {finding.hint} |\n"

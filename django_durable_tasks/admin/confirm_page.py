@@ -22,10 +22,10 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_durable_tasks.admin import actions, dependencies_cell, display
 from django_durable_tasks.admin.operation_form import reason_form
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
-from django_durable_tasks.operations.operation import Operation, Outcome
+from django_durable_tasks.operations.operation import Operation, OperationResult
 
 SHOWN = 500
 """The number of rows on the page. The file contains all of them."""
@@ -44,7 +44,7 @@ class PendingOperation:
     title: str
     operation: Operation
     help: Any
-    perform: Callable[[str, str, bool], Outcome]
+    perform: Callable[[str, str, bool], OperationResult]
     remember: Callable[[str], None]
     back: str
     address: str = ""
@@ -78,7 +78,7 @@ def respond(screen: Any, request: HttpRequest, pending: PendingOperation) -> Htt
     return _page(screen, request, pending, shown)
 
 
-def _report(outcome: Outcome) -> Report:
+def _report(outcome: OperationResult) -> GraphReport:
     if outcome.report is None:
         raise TypeError("An operation on a graph has to return a report.")
     return outcome.report
@@ -112,14 +112,14 @@ def _page(
     return TemplateResponse(request, _PAGE, context)
 
 
-def digest(report: Report) -> str:
+def digest(report: GraphReport) -> str:
     """Return a hash of the changes, to compare them with the displayed ones."""
     lines = sorted(f"{change.task_id} {change.before} {change.after}" for change in report.changes)
     asked = sorted(str(key) for key in report.asked)
     return hashlib.sha256("\n".join([*lines, *asked]).encode()).hexdigest()[:16]
 
 
-def changes(report: Report) -> dict[str, Any]:
+def changes(report: GraphReport) -> dict[str, Any]:
     """Return the context of a report: its totals, and the first SHOWN changes."""
     changed = {change.task_id for change in report.changes}
     asked = [key for key in report.asked if key not in changed]
@@ -169,7 +169,7 @@ def _after(status: str, *, stops: bool) -> SafeString | str:
     )
 
 
-def _sums(report: Report, asked: int) -> list[dict[str, Any]]:
+def _sums(report: GraphReport, asked: int) -> list[dict[str, Any]]:
     moves = Counter((change.before, change.after) for change in report.changes)
     found = [
         {
@@ -190,7 +190,7 @@ def _sums(report: Report, asked: int) -> list[dict[str, Any]]:
     return found
 
 
-def summed_up(report: Report) -> str:
+def summed_up(report: GraphReport) -> str:
     """Return a sentence about the changes, for messages and histories."""
     number = len(report.changes)
     moves = Counter(
@@ -209,7 +209,7 @@ def summed_up(report: Report) -> str:
     return f"{changed}{f': {parts}' if parts else ''}.{f' {asked}' if stopping else ''}"
 
 
-def _file(report: Report) -> HttpResponse:
+def _file(report: GraphReport) -> HttpResponse:
     rows = [
         {
             "task": str(change.task_id),

@@ -11,8 +11,8 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.admin.fields import InstantField, JsonField
 from django_durable_tasks.operations.operation import (
     REASON_HELP,
-    Field,
-    Kind,
+    Argument,
+    ArgumentType,
     Operation,
     Reason,
 )
@@ -82,32 +82,36 @@ def reason_form(operation: Operation) -> type[OperationForm]:
     )
 
 
-def _texts(field: Field) -> dict[str, Any]:
+def _texts(field: Argument) -> dict[str, Any]:
     return {"label": field.label, "help_text": field.help, "required": field.required}
 
 
-def _number(kind: type[forms.IntegerField]) -> Callable[[Field], forms.Field]:
-    def make(field: Field) -> forms.Field:
+def _number(kind: type[forms.IntegerField]) -> Callable[[Argument], forms.Field]:
+    def make(field: Argument) -> forms.Field:
         return kind(**_texts(field), min_value=field.minimum, initial=field.default)
 
     return make
 
 
-def _choice(field: Field) -> forms.Field:
+def _choice(field: Argument) -> forms.Field:
     return forms.ChoiceField(**_texts(field), choices=list(field.choices), initial=field.default)
 
 
-_MAKERS: dict[Kind, Callable[[Field], forms.Field]] = {
-    Kind.TEXT: lambda field: forms.CharField(**_texts(field), max_length=200),
-    Kind.INSTANT: lambda field: InstantField(**_texts(field)),
-    Kind.INTEGER: _number(forms.IntegerField),
-    Kind.SECONDS: _number(forms.FloatField),
-    Kind.FLAG: lambda field: forms.BooleanField(**(_texts(field) | {"required": False})),
-    Kind.CHOICE: _choice,
-    Kind.JSON_LIST: lambda field: JsonField(list, label=field.label, help_text=field.help),
-    Kind.JSON_OBJECT: lambda field: JsonField(dict, label=field.label, help_text=field.help),
-    Kind.TASK_ID: lambda field: forms.UUIDField(
+_MAKERS: dict[ArgumentType, Callable[[Argument], forms.Field]] = {
+    ArgumentType.TEXT: lambda field: forms.CharField(**_texts(field), max_length=200),
+    ArgumentType.INSTANT: lambda field: InstantField(**_texts(field)),
+    ArgumentType.INTEGER: _number(forms.IntegerField),
+    ArgumentType.SECONDS: _number(forms.FloatField),
+    ArgumentType.FLAG: lambda field: forms.BooleanField(**(_texts(field) | {"required": False})),
+    ArgumentType.CHOICE: _choice,
+    ArgumentType.JSON_LIST: lambda field: JsonField(list, label=field.label, help_text=field.help),
+    ArgumentType.JSON_OBJECT: lambda field: JsonField(
+        dict, label=field.label, help_text=field.help
+    ),
+    ArgumentType.TASK_ID: lambda field: forms.UUIDField(
         **_texts(field), widget=forms.TextInput(attrs=TASK_ID_ATTRIBUTES)
     ),
-    Kind.REQUEST_ID: lambda field: forms.CharField(max_length=200, widget=forms.HiddenInput),
+    ArgumentType.REQUEST_ID: lambda field: forms.CharField(
+        max_length=200, widget=forms.HiddenInput
+    ),
 }

@@ -19,7 +19,7 @@ from django_durable_tasks.admin.operation_form import OperationForm, form_class
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.operations import schedules
-from django_durable_tasks.operations.operation import Operation, Outcome
+from django_durable_tasks.operations.operation import Operation, OperationResult
 
 _BY_NAME = {operation.name: operation for operation in schedules.OPERATIONS}
 
@@ -56,7 +56,7 @@ def _found(
 
 def _perform(
     request: HttpRequest, row: RecurringTask, form: OperationForm, **how: Any
-) -> Outcome | None:
+) -> OperationResult | None:
     """Perform the operation; None if it was refused, which the form shows."""
     values = form.values() | how
     try:
@@ -70,7 +70,11 @@ def _perform(
 
 
 def _done(
-    screen: Any, request: HttpRequest, row: RecurringTask, form: OperationForm, outcome: Outcome
+    screen: Any,
+    request: HttpRequest,
+    row: RecurringTask,
+    form: OperationForm,
+    outcome: OperationResult,
 ) -> HttpResponse:
     title = form.operation.title
     entry = f"{title}. {outcome.message} {form.reason}".strip()
@@ -86,7 +90,7 @@ def _done(
     return HttpResponseRedirect(display.page_of("recurringtask", row.pk))
 
 
-def _report(row: RecurringTask, outcome: Outcome) -> dict[str, Any]:
+def _report(row: RecurringTask, outcome: OperationResult) -> dict[str, Any]:
     """Return the context of what a backfill would do."""
     steps = [
         {

@@ -17,7 +17,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.rules.recurring.policies import ENDED, MAX_RUNS, QUARANTINED
 
 
-class ConditionFilter(ScreenFilter):
+class ScheduleConditionFilter(ScreenFilter):
     """Filter by conditions that are not statuses."""
 
     title = _("condition")

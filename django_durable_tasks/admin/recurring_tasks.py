@@ -16,7 +16,7 @@ from django_durable_tasks.admin.actions import action_of
 from django_durable_tasks.admin.outcome_marks import Recent, recent
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.recurring_editing import editing_for
-from django_durable_tasks.admin.recurring_filters import ConditionFilter, SourceFilter
+from django_durable_tasks.admin.recurring_filters import ScheduleConditionFilter, SourceFilter
 from django_durable_tasks.admin.recurring_page import of_page
 from django_durable_tasks.engine.cluster.status import LATE
 from django_durable_tasks.engine.db.clock import database_now
@@ -41,7 +41,7 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     named_by = ("name",)
     list_display = ("named", "when", "state", "next_run", "last_outcomes", "not_run")
-    list_filter = ("status", ConditionFilter, SourceFilter, filters.TenantFilter)
+    list_filter = ("status", ScheduleConditionFilter, SourceFilter, filters.TenantFilter)
     lookups_allowed = frozenset({"status__exact"})
     sortable_by = ()
     ordering = ("tenant_id", "name")

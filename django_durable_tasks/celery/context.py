@@ -13,7 +13,7 @@ from django_durable_tasks.rules.tasks.masking import shortened
 from django_durable_tasks.rules.workflows.builder import Growth
 
 
-class Durable:
+class RunContext:
     """The current run."""
 
     def __init__(self, live: LiveRun) -> None:

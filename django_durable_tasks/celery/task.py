@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, connection, transaction
 from django_durable_tasks import conf
 from django_durable_tasks.celery import calls, plain_messages
 from django_durable_tasks.celery.calls import Using
-from django_durable_tasks.celery.context import Durable
+from django_durable_tasks.celery.context import RunContext
 from django_durable_tasks.celery.execution import gate, retries
 from django_durable_tasks.celery.execution.body_request import wrap_hooks
 from django_durable_tasks.celery.execution.live_runs import process_runs
@@ -75,14 +75,14 @@ class DurableTask(CeleryTask):
         return super().__call__(*args, **kwargs)
 
     @property
-    def durable(self) -> Durable:
+    def durable(self) -> RunContext:
         """The current run; raises InvalidOption outside of a run."""
         live = process_runs.current()
         if live is None:
             raise InvalidOption(
                 "self.durable exists only while a worker runs the body; a plain call has no row."
             )
-        return Durable(live)
+        return RunContext(live)
 
     def using(self, **options: Any) -> Using:
         """Return this task with options for the calls made through the returned object."""

@@ -10,14 +10,14 @@ from django.core import checks
 
 from django_durable_tasks.checks.celery import check_celery
 from django_durable_tasks.checks.database import OLDEST, check_database
-from django_durable_tasks.checks.findings import FINDINGS, Finding
+from django_durable_tasks.checks.findings import FINDINGS, ProjectFinding
 from django_durable_tasks.checks.settings import check_settings
 from django_durable_tasks.checks.tasks import check_schedules, check_tasks
 
 __all__ = [
     "FINDINGS",
     "OLDEST",
-    "Finding",
+    "ProjectFinding",
     "check_celery",
     "check_database",
     "check_schedules",

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProjectFinding:
     """One kind of finding: its id, its text (with fields to format) and its remedy."""
 
     id: str
@@ -30,41 +30,41 @@ class Finding:
 
 
 _ALL = (
-    Finding(
+    ProjectFinding(
         "E001",
         "{reason}",
         "Correct this setting; docs/reference/settings.md lists every key of DURABLE_TASKS.",
     ),
-    Finding(
+    ProjectFinding(
         "E002",
         "DURABLE_TASKS['DATABASE'] is {alias!r}, which DATABASES does not have (it has: {known}).",
         "Write an alias of DATABASES, or leave the key out for 'default'.",
     ),
-    Finding(
+    ProjectFinding(
         "E003",
         "USE_TZ is False: a due time would be ambiguous for an hour each autumn.",
         "Write USE_TZ = True.",
     ),
-    Finding(
+    ProjectFinding(
         "E004",
         "NODE_TIMEOUT is {timeout:g} s and NODE_HEARTBEAT {beat:g} s: one late heartbeat kills a"
         " node.",
         "Let NODE_TIMEOUT be at least 2 x NODE_HEARTBEAT; the defaults are 20 and 5.",
     ),
-    Finding(
+    ProjectFinding(
         "E005",
         "LEADER_LEASE is {lease:g} s and LEADER_RENEW {renew:g} s: one late renewal deposes the"
         " leader.",
         "Let LEADER_LEASE be at least 2 x LEADER_RENEW; the defaults are 4 and 1, on SQLite 20"
         " and 5.",
     ),
-    Finding(
+    ProjectFinding(
         "E006",
         "The lease of {names} is shorter than 2 x HEARTBEAT ({beat:g} s): live runs would be called"
         " lost.",
         "Give @durable_task(lease=...) at least twice the HEARTBEAT, or make HEARTBEAT shorter.",
     ),
-    Finding(
+    ProjectFinding(
         "E007",
         "Celery has no application of this project: tasks would go to Celery's default broker.",
         "Make one in <project>/celery.py: app = Celery('<project>');"
@@ -72,59 +72,59 @@ _ALL = (
         " app.autodiscover_tasks(); and import it in <project>/__init__.py: from .celery import app"
         " as celery_app",
     ),
-    Finding(
+    ProjectFinding(
         "E008",
         "{setting} has {kind!r}: who can write to the broker could run code in the workers.",
         "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
         " = 'json'.",
     ),
-    Finding(
+    ProjectFinding(
         "E009",
         "CELERY_ACCEPT_CONTENT ({accepted}) has no 'json': workers would refuse every durable"
         " task.",
         "Add 'json' to CELERY_ACCEPT_CONTENT.",
     ),
-    Finding(
+    ProjectFinding(
         "E010",
         "The broker is Kombu's filesystem://, whose consumers lose messages and die of half-written"
         " files.",
         "Write CELERY_BROKER_URL = 'durable-filesystem://': the same folder, written atomically.",
     ),
-    Finding(
+    ProjectFinding(
         "E011",
         "Kombu {found} is installed: before 5.4 workers on Redis stop consuming after a reconnect.",
         "Install kombu>=5.6.",
     ),
-    Finding(
+    ProjectFinding(
         "E012",
         "{found} is too old or unknown to us.",
         "Use PostgreSQL 14, MySQL 8.0.13, MariaDB 10.6 or SQLite 3.35, or newer.",
     ),
-    Finding(
+    ProjectFinding(
         "E013",
         "The isolation level is {found}: claims would wait for each other and read stale rows.",
         "Write 'isolation_level': 'read committed' in OPTIONS of this entry of DATABASES.",
     ),
-    Finding(
+    ProjectFinding(
         "E014",
         "The schedule {name!r} cannot be used: {reason}",
         "Correct @recurring or DURABLE_TASKS['SCHEDULES']; `manage.py durable sync --dry-run` shows"
         " the rest.",
     ),
-    Finding(
+    ProjectFinding(
         "E015",
         "DURABLE_TASKS['LISTEN_DATABASE'] is {alias!r}: {reason}.",
         "Name an entry of DATABASES that reaches the same PostgreSQL directly, or leave the key"
         " out.",
     ),
-    Finding(
+    ProjectFinding(
         "E016",
         "DURABLE_TASKS['DATABASE'] is {alias!r}, but DATABASE_ROUTERS {fault}: models and the admin"
         " would show other tables than the tasks are in.",
         "Add 'django_durable_tasks.routers.DurableTasksRouter' to DATABASE_ROUTERS, before routers"
         " of your own.",
     ),
-    Finding(
+    ProjectFinding(
         "E017",
         "atomic=True of {names}, and transactions of {alias!r} are {level}: PostgreSQL refuses the"
         " success of a body during which the row was changed, for example by a heartbeat.",
@@ -132,100 +132,100 @@ _ALL = (
         " default_transaction_isolation of its role), or leave atomic=True out and begin a stricter"
         " transaction in the body, made idempotent.",
     ),
-    Finding(
+    ProjectFinding(
         "E018",
         "The modules of tasks cannot be imported: {reason}.",
         "Correct the module: a worker would not start, and this process does not know its tasks.",
     ),
-    Finding(
+    ProjectFinding(
         "E019",
         "The broker has no folder: {reason}.",
         "Write CELERY_BROKER_TRANSPORT_OPTIONS = {'data_folder': '/an/absolute/path'}.",
     ),
-    Finding(
+    ProjectFinding(
         "E020",
         "HEARTBEAT is {renew:g} s, NODE_HEARTBEAT {beat:g} s and NODE_TIMEOUT {timeout:g} s: a node"
         " that is late would lose healthy runs, between two renewals of their leases.",
         "Let NODE_TIMEOUT be at least HEARTBEAT + NODE_HEARTBEAT; the defaults are 20, 15 and 5.",
     ),
-    Finding(
+    ProjectFinding(
         "W001",
         "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers waiting"
         " messages again and again (the doubles are dropped, but each costs a statement).",
         "Let CELERY_BROKER_TRANSPORT_OPTIONS['visibility_timeout'] be longer than the longest"
         " lease.",
     ),
-    Finding(
+    ProjectFinding(
         "W002",
         "Celery runs eagerly: bodies run in the process and thread of the caller, after COMMIT, and"
         " no worker or lease watches over them.",
         "Set CELERY_TASK_ALWAYS_EAGER only in the settings of tests.",
     ),
-    Finding(
+    ProjectFinding(
         "W003",
         "CELERY_TASK_EAGER_PROPAGATES: a body's error is raised where .delay() stood, after COMMIT;"
         " the row keeps its retry all the same.",
         "Leave CELERY_TASK_EAGER_PROPAGATES out.",
     ),
-    Finding(
+    ProjectFinding(
         "W004",
         "The pool {pool!r} cannot interrupt a body, but these tasks have time limits: {names}. A"
         " limit there ends the lease, and only a body that asks self.durable.check() stops.",
         "Use the prefork pool for them, or call self.durable.check() in long bodies.",
     ),
-    Finding(
+    ProjectFinding(
         "W005",
         "CELERY_WORKER_PREFETCH_MULTIPLIER is {found}: a worker hoards messages behind a long run"
         " while others are idle, and the hoarded are republished elsewhere.",
         "Write CELERY_WORKER_PREFETCH_MULTIPLIER = 1.",
     ),
-    Finding(
+    ProjectFinding(
         "W006",
         "CELERY_TASK_ACKS_LATE is set: durable tasks ignore it, because their rows outlive the"
         " broker.",
         "Leave it out, unless Celery tasks that are not durable need it.",
     ),
-    Finding(
+    ProjectFinding(
         "W007",
         "CELERY_TASK_REJECT_ON_WORKER_LOST is set: durable tasks ignore it; other tasks that kill"
         " their worker are delivered without end.",
         "Leave it out, unless Celery tasks that are not durable need it.",
     ),
-    Finding(
+    ProjectFinding(
         "W008",
         "SQLite is not set up for several writers: {missing}.",
         "Write in OPTIONS: 'transaction_mode': 'IMMEDIATE', 'timeout': 20, 'init_command': "
         "'PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL'.",
     ),
-    Finding(
+    ProjectFinding(
         "W009",
         "No broker is configured: Celery would try amqp://guest@localhost.",
         "Write CELERY_BROKER_URL; without a server 'durable-filesystem://' serves.",
     ),
-    Finding(
+    ProjectFinding(
         "W011",
         "atomic=True of {names} on SQLite: the body holds the only writer while it runs, so that"
         " every other write waits for it.",
         "Keep such bodies under a second, or keep the tables in PostgreSQL, MySQL or MariaDB.",
     ),
-    Finding(
+    ProjectFinding(
         "W012",
         "@recurring({name!r}) stands on {function}, which is no durable task: it never runs.",
         "Write @durable_task on it, above or below.",
     ),
-    Finding(
+    ProjectFinding(
         "W013",
         "{name} weighs {weight}, and the whole limit {scope} is {most}: it never starts.",
         "Give it a smaller weight=..., or raise the limit; a rate whose burst was given holds no"
         " more than that.",
     ),
-    Finding(
+    ProjectFinding(
         "W014",
         "New schedules without timezone= use {zone} ({setting}), but {other} is {differs}.",
         "Set DURABLE_TASKS['TIMEZONE'] to the one that you mean, or give each schedule its"
         " timezone=.",
     ),
-    Finding(
+    ProjectFinding(
         "W015",
         "beat cannot call the durable task of its schedule {name!r}: {reason}",
         "Name the queue in the options of this entry of CELERY_BEAT_SCHEDULE, or declare it with"
@@ -234,4 +234,4 @@ _ALL = (
 )
 
 
-FINDINGS: dict[str, Finding] = {finding.id: finding for finding in _ALL}
+FINDINGS: dict[str, ProjectFinding] = {finding.id: finding for finding in _ALL}

@@ -8,13 +8,13 @@ from types import MappingProxyType
 from django_durable_tasks.diagrams.dot import as_dot
 from django_durable_tasks.diagrams.json import as_json
 from django_durable_tasks.diagrams.mermaid import as_mermaid
-from django_durable_tasks.diagrams.model import Diagram, Edge, Node
+from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.diagrams.svg.document import as_svg
 from django_durable_tasks.diagrams.text import as_text
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 
-__all__ = ["FORMATS", "Diagram", "Edge", "Node", "draw"]
+__all__ = ["FORMATS", "Diagram", "DiagramEdge", "DiagramNode", "draw"]
 
 FORMATS: Mapping[str, Callable[[Diagram], str]] = MappingProxyType(
     {"text": as_text, "mermaid": as_mermaid, "dot": as_dot, "svg": as_svg, "json": as_json}

@@ -9,7 +9,7 @@ from django_durable_tasks.diagrams.labels import clean, safe_link, shortened, su
 from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.nesting import nested
-from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
 from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, FRAME, FRAME_EDGE, LINE, LOOKS
 from django_durable_tasks.diagrams.tooltips import of_box, of_line
 
@@ -77,7 +77,7 @@ def _box(place: int, box: Box) -> str:
     )
 
 
-def _line(outline: Outline, line: Line) -> str:
+def _line(outline: Outline, line: EdgePath) -> str:
     given = {
         "style": _STYLES[line.kind],
         "arrowhead": "empty" if line.unresolved else "normal",

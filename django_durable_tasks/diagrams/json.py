@@ -13,7 +13,7 @@ from typing import Any
 
 from django_durable_tasks.diagrams.labels import in_order, safe_link
 from django_durable_tasks.diagrams.layers import Layered, layered
-from django_durable_tasks.diagrams.model import Diagram, Node
+from django_durable_tasks.diagrams.model import Diagram, DiagramNode
 
 SCHEMA = 1
 # As in Django's json_script: safe inside <script> too.
@@ -57,7 +57,7 @@ def _nodes(graph: Layered) -> list[dict[str, Any]]:
     ]
 
 
-def _node(node: Node) -> dict[str, Any]:
+def _node(node: DiagramNode) -> dict[str, Any]:
     measured = node.microseconds
     return {
         "id": node.id,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from django_durable_tasks.diagrams.labels import natural
-from django_durable_tasks.diagrams.model import Diagram, Edge, Node
+from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
 
 Ends = tuple[int, int]
 
@@ -27,11 +27,11 @@ class Layered:
     """
 
     diagram: Diagram
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[DiagramNode, ...]
+    edges: tuple[DiagramEdge, ...]
     ends: tuple[Ends, ...]
     broken: frozenset[int]
-    outside: tuple[Edge, ...]
+    outside: tuple[DiagramEdge, ...]
     layer: tuple[int, ...]
     critical: tuple[int, ...]
 
@@ -54,8 +54,8 @@ def layered(diagram: Diagram) -> Layered:
     """
     nodes = tuple(sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id)))
     places = {node.id: place for place, node in enumerate(nodes)}
-    inside: list[Edge] = []
-    outside: list[Edge] = []
+    inside: list[DiagramEdge] = []
+    outside: list[DiagramEdge] = []
     for edge in diagram.edges:
         (inside if edge.source in places and edge.target in places else outside).append(edge)
     inside.sort(
@@ -148,7 +148,9 @@ def by_layer(layer: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _heaviest(nodes: Sequence[Node], ends: Sequence[Ends], order: Sequence[int]) -> tuple[int, ...]:
+def _heaviest(
+    nodes: Sequence[DiagramNode], ends: Sequence[Ends], order: Sequence[int]
+) -> tuple[int, ...]:
     """Return the critical path.
 
     Of all paths along edges that close no cycle it is the one with the longest total duration

@@ -13,7 +13,7 @@ from django_durable_tasks.diagrams.labels import clean, safe_link, shortened, su
 from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.nesting import nested
-from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
 from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, LOOKS
 
 MOST_EDGES = 500
@@ -87,7 +87,7 @@ def _lines(outline: Outline) -> Iterator[str]:
         yield f"  linkStyle {','.join(broken)} stroke:{BROKEN},stroke-width:2px"
 
 
-def _label(line: Line) -> str:
+def _label(line: EdgePath) -> str:
     return "closes a cycle" if line.broken else f"{line.count:,}" if line.count > 1 else ""
 
 

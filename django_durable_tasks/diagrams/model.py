@@ -15,7 +15,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class DiagramNode:
     """One task.
 
     ``name`` is the registered task name, ``group`` the path of its sub-workflow (``""`` the outer
@@ -57,7 +57,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class DiagramEdge:
     """One dependency: the target waits for the source.
 
     ``resolved``: the target no longer waits for it; ``outcome``: why. Raises InvalidOption for an
@@ -89,8 +89,8 @@ class Diagram:
 
     title: str
     status: str
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[DiagramNode, ...]
+    edges: tuple[DiagramEdge, ...]
 
     def __post_init__(self) -> None:
         """Refuse two nodes with the same id."""

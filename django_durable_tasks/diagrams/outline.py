@@ -17,7 +17,7 @@ from django_durable_tasks.diagrams.labels import (
     summed_up,
 )
 from django_durable_tasks.diagrams.layers import Ends, Layered, depths, topological
-from django_durable_tasks.diagrams.model import KINDS, Node
+from django_durable_tasks.diagrams.model import KINDS, DiagramNode
 from django_durable_tasks.rules.states import Status
 
 DENSE = 400
@@ -31,7 +31,7 @@ class Box:
     """One node, or several that are alike; ``layer`` counts the boxes' own layers."""
 
     label: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[DiagramNode, ...]
     layer: int
     group: tuple[str, ...]
     critical: bool
@@ -60,7 +60,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EdgePath:
     """The edges of one kind between two boxes, by their positions; ``broken``: drawn, but ignored
     for the layers.
     """
@@ -83,7 +83,7 @@ class Outline:
 
     layered: Layered
     boxes: tuple[Box, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[EdgePath, ...]
     warning: str
     notes: tuple[str, ...]
 
@@ -185,7 +185,7 @@ def _shared(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return first[:length] if length is not None else min(first, last, key=len)
 
 
-def _name(nodes: Sequence[Node], group: Sequence[str], layers: Sequence[int]) -> str:
+def _name(nodes: Sequence[DiagramNode], group: Sequence[str], layers: Sequence[int]) -> str:
     names = {node.name for node in nodes}
     if len(names) == 1 and (name := clean(nodes[0].name)):
         return name.rpartition(".")[2] or name
@@ -197,7 +197,7 @@ def _name(nodes: Sequence[Node], group: Sequence[str], layers: Sequence[int]) ->
     return "tasks"
 
 
-def _lines(graph: Layered, box_of: Sequence[int]) -> list[Line]:
+def _lines(graph: Layered, box_of: Sequence[int]) -> list[EdgePath]:
     critical = set(pairwise(graph.critical))
     found: dict[tuple[int, int, str, bool], list[int]] = {}
     for place, (source, target) in enumerate(graph.ends):
@@ -211,12 +211,14 @@ def _lines(graph: Layered, box_of: Sequence[int]) -> list[Line]:
         waiting = sum(not graph.edges[place].resolved for place in places)
         on_path = any(graph.ends[place] in critical for place in places)
         lines.append(
-            Line(key[0], key[1], key[2], len(places), waiting, on_path, key[3], listed(outcomes, 3))
+            EdgePath(
+                key[0], key[1], key[2], len(places), waiting, on_path, key[3], listed(outcomes, 3)
+            )
         )
     return lines
 
 
-def _without_implied(lines: Sequence[Line], boxes: Sequence[Box]) -> list[Line]:
+def _without_implied(lines: Sequence[EdgePath], boxes: Sequence[Box]) -> list[EdgePath]:
     """Omit each edge between boxes that a longer path connects as well; boxes are in the order of
     layers.
     """

@@ -23,7 +23,7 @@ WARNING = "#9a3412"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusStyle:
     """The appearance of a status: ``strong`` is the background of a white icon, ``soft`` that of
     text in ``ink``.
 
@@ -38,19 +38,21 @@ class Look:
 
 _CIRCLE = "M0 -4.6A4.6 4.6 0 1 1 -.01 -4.6"
 LOOKS = {
-    Status.BLOCKED: Look("#b45309", "#fffbeb", "#78350f", "M-2.2 -3.8V3.8M2.2 -3.8V3.8"),
-    Status.PENDING: Look("#475569", "#f8fafc", "#1e293b", f"{_CIRCLE}M0 -2.4V.3L1.9 1.5"),
-    Status.QUEUED: Look(
+    Status.BLOCKED: StatusStyle("#b45309", "#fffbeb", "#78350f", "M-2.2 -3.8V3.8M2.2 -3.8V3.8"),
+    Status.PENDING: StatusStyle("#475569", "#f8fafc", "#1e293b", f"{_CIRCLE}M0 -2.4V.3L1.9 1.5"),
+    Status.QUEUED: StatusStyle(
         "#0e7490", "#ecfeff", "#164e63", "M-4 -3.6L-.4 0L-4 3.6M.6 -3.6L4.2 0L.6 3.6"
     ),
-    Status.RUNNING: Look("#1d4ed8", "#eff6ff", "#1e3a8a", "M-2.6 -4.2L4.2 0L-2.6 4.2Z"),
-    Status.SUCCESS: Look("#15803d", "#f0fdf4", "#14532d", "M-4.4 .4L-1.4 3.4L4.4 -3.2"),
-    Status.FAILED: Look("#b91c1c", "#fef2f2", "#7f1d1d", "M-3.6 -3.6L3.6 3.6M3.6 -3.6L-3.6 3.6"),
-    Status.CANCELLED: Look("#7e22ce", "#faf5ff", "#581c87", f"{_CIRCLE}M-3.2 3.2L3.2 -3.2"),
-    Status.SKIPPED: Look(
+    Status.RUNNING: StatusStyle("#1d4ed8", "#eff6ff", "#1e3a8a", "M-2.6 -4.2L4.2 0L-2.6 4.2Z"),
+    Status.SUCCESS: StatusStyle("#15803d", "#f0fdf4", "#14532d", "M-4.4 .4L-1.4 3.4L4.4 -3.2"),
+    Status.FAILED: StatusStyle(
+        "#b91c1c", "#fef2f2", "#7f1d1d", "M-3.6 -3.6L3.6 3.6M3.6 -3.6L-3.6 3.6"
+    ),
+    Status.CANCELLED: StatusStyle("#7e22ce", "#faf5ff", "#581c87", f"{_CIRCLE}M-3.2 3.2L3.2 -3.2"),
+    Status.SKIPPED: StatusStyle(
         "#52525b", "#f4f4f5", "#3f3f46", "M-4.6 2.6C-3.8 -3.6 2.6 -4.4 4.2 1.6M4.8 -2.2L4.3 2L.4 .8"
     ),
-    Status.EXPIRED: Look("#9d174d", "#fdf2f8", "#831843", "M-3.2 -4.4H3.2L-3.2 4.4H3.2Z"),
+    Status.EXPIRED: StatusStyle("#9d174d", "#fdf2f8", "#831843", "M-3.2 -4.4H3.2L-3.2 4.4H3.2Z"),
 }
 DASHES = {"MUST_SUCCEED": "", "MUST_FINISH": "7 4", "MUST_FAIL": "1.5 4"}
 BROKEN_DASHES = "9 4 1.5 4"

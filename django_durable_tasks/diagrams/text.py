@@ -18,7 +18,7 @@ from django_durable_tasks.diagrams.labels import (
 )
 from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
-from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
 
 WIDTH = 100
 _LABEL = 76
@@ -45,7 +45,7 @@ def _told(outline: Outline) -> Iterator[str]:
     if outline.warning:
         yield f"! {outline.warning}"
     yield from (f"({note})" for note in outline.notes)
-    upstream: dict[int, list[Line]] = {}
+    upstream: dict[int, list[EdgePath]] = {}
     for line in outline.lines:
         upstream.setdefault(line.target, []).append(line)
     missing = {edge.target: edge.source for edge in reversed(outline.layered.outside)}
@@ -94,7 +94,7 @@ def _headline(box: Box, inset: str) -> str:
 
 
 def _waits(
-    outline: Outline, lines: Sequence[Line], missing: dict[str, str], box: Box
+    outline: Outline, lines: Sequence[EdgePath], missing: dict[str, str], box: Box
 ) -> Iterator[str]:
     unresolved = [_named(outline, line) for line in lines if line.unresolved]
     absent = sorted({clean(missing[node.id]) for node in box.nodes if node.id in missing})
@@ -106,7 +106,7 @@ def _waits(
         yield f"└ after {listed(resolved, _MOST_NAMED)}"
 
 
-def _named(outline: Outline, line: Line) -> str:
+def _named(outline: Outline, line: EdgePath) -> str:
     source = outline.boxes[line.source]
     kind = "" if line.kind == "MUST_SUCCEED" else f" ({line.kind})"
     broken = " (closes a cycle)" if line.broken else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django_durable_tasks.diagrams.labels import clean, in_order, lasted, shortened
-from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
 
 _ROOM = 120.0
 
@@ -19,7 +19,7 @@ def of_box(box: Box) -> str:
     )
 
 
-def of_line(outline: Outline, line: Line) -> str:
+def of_line(outline: Outline, line: EdgePath) -> str:
     """Return the ends, the kind, and whether the edge is resolved."""
     ends = [
         shortened(outline.boxes[place].label, _ROOM / 3) for place in (line.source, line.target)

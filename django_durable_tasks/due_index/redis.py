@@ -25,7 +25,7 @@ import redis
 from django.db import connections
 
 from django_durable_tasks import conf
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import Due
 
 logger = logging.getLogger("django_durable_tasks.due_index")
@@ -117,7 +117,7 @@ class RedisDueIndex:
     that.
     """
 
-    def __init__(self, door: Door, *, probe: bool = True) -> None:
+    def __init__(self, door: RedisConnection, *, probe: bool = True) -> None:
         self._door, self._probe = door, probe
         self._keys = keys()
         self._scripts = {name: door.client.register_script(script(name)) for name in _SCRIPTS}

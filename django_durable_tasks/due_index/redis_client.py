@@ -39,7 +39,7 @@ def url() -> str | None:
     return _url or conf.settings().REDIS_URL
 
 
-class Door:
+class RedisConnection:
     """A Redis client with a circuit breaker."""
 
     def __init__(self, address: str, *, pause: float | None = None) -> None:
@@ -129,11 +129,11 @@ def listening_client(address: str) -> Any:
     return redis.Redis.from_url(address, **_patience(10 * WAIT))
 
 
-_doors: dict[str, Door] = {}
+_doors: dict[str, RedisConnection] = {}
 _making = threading.Lock()
 
 
-def door() -> Door | None:
+def door() -> RedisConnection | None:
     """Return the shared Redis connection of this process; None if no Redis is configured."""
     address = url()
     if address is None:
@@ -141,7 +141,7 @@ def door() -> Door | None:
     found = _doors.get(address)
     if found is None:
         with _making:
-            found = _doors.setdefault(address, Door(address))
+            found = _doors.setdefault(address, RedisConnection(address))
     return found
 
 

@@ -19,7 +19,7 @@ from django_durable_tasks.due_index.redis import (
     score_ms,
     script,
 )
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.verify.check import Unreadable
 
@@ -43,7 +43,7 @@ class RedisEntries:
     ids.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: RedisConnection) -> None:
         self._door, (self._set, self._hash, self._mark) = door, keys()
 
     def filled_until(self) -> datetime | None:

@@ -24,11 +24,11 @@ from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
-    Look,
     Page,
     Rows,
     UnlockedCheck,
     Unreadable,
+    VerifyContext,
     finding,
     ground_rows,
 )
@@ -106,7 +106,7 @@ class EntryCheck(UnlockedCheck):
         return Entries(_entries().scores(keys))  # type: ignore[return-value]
 
 
-def stale(look: Look, entries: Any) -> list[Finding]:
+def stale(look: VerifyContext, entries: Any) -> list[Finding]:
     """Find entries of tasks that are deleted, not PENDING, or due at another instant."""
     task_ids = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
     columns = ("pk", "status", "due_at", "updated_at")
@@ -145,7 +145,7 @@ def _remedy(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
     )
 
 
-def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
+def _right(look: VerifyContext, row: Sequence[Any] | None, score: int) -> str:
     """Return what should be in the set instead; empty if the entry is correct or its task moved
     recently.
     """
@@ -159,7 +159,7 @@ def _right(look: Look, row: Sequence[Any] | None, score: int) -> str:
     return "" if instant_ms(due_at) == score else f"{shown(due_at)}, when the task is due"
 
 
-def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _remove(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     gone = _entries().drop({one.key: instant_ms(one.found) for one in findings})
     return dict.fromkeys(gone, "removed")
 
@@ -167,7 +167,7 @@ def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 # Tasks without an entry ---------------------------------------------------------------------------
 
 
-def missing(look: Look, rows: Rows) -> list[Finding]:
+def missing(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Find PENDING tasks that are due before the mark and have no entry."""
     entries = _entries()
     until = entries.filled_until()
@@ -196,16 +196,16 @@ def missing(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _soon(look: Look, rows: Rows, until: datetime) -> Rows:
+def _soon(look: VerifyContext, rows: Rows, until: datetime) -> Rows:
     soon = rows.filter(status=Status.PENDING, due_at__gt=look.now + _MARGIN, due_at__lt=until)
     return soon.filter(updated_at__lt=look.ago(PATIENCE))
 
 
-def _coming(look: Look, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
+def _coming(look: VerifyContext, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
     return dict(_soon(look, rows, until).values_list("pk", "due_at"))
 
 
-def _add(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _add(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys, entries = [one.key for one in findings], _entries()
     until, seen = entries.filled_until(), entries.members(keys)
     if until is None:

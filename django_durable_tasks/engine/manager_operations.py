@@ -26,7 +26,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.rules.recurring.backfill import Report
+from django_durable_tasks.rules.recurring.backfill import BackfillReport
 from django_durable_tasks.rules.tasks.durations import instant
 
 
@@ -116,7 +116,7 @@ def _tasks_of(question: TaskQuerySet) -> TaskQuerySet:
     return tables.tasks().filter(pk__in=chosen)
 
 
-class Doors:
+class ManagerOperations:
     """The operations of RecurringTask and its manager."""
 
     pause = staticmethod(schedules.pause)
@@ -145,7 +145,7 @@ class Doors:
 
     def backfill(
         self, row: RecurringTask, start: datetime, end: datetime, **options: Any
-    ) -> Report:
+    ) -> BackfillReport:
         """Run the fire times of [start, end] that have no run."""
         _load_for(row.task)
         return recurring_backfill.backfill(row, start, end, **options)

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models.lookups import In
 
 
-class Standing(In):
+class UnindexedIn(In):
     """``IN`` for which MySQL and MariaDB use no index.
 
     There an UPDATE by primary key and status may use the index on status. It then locks the index

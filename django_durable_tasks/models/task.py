@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
-from django_durable_tasks.models.standing import Standing
+from django_durable_tasks.models.standing import UnindexedIn
 from django_durable_tasks.models.task_queries import (
     NEVER,
     STATUSES_WITH_DUE_AT,
@@ -60,7 +60,7 @@ class Task(GuardedModel):
     status = models.CharField(
         _("status"), max_length=9, choices=[(s.value, s.value) for s in Status]
     )
-    status.register_lookup(Standing)
+    status.register_lookup(UnindexedIn)
     run_at = models.DateTimeField(_("run at"), help_text=_("Earliest start, as it was asked for."))
     due_at = models.DateTimeField(_("due at"), null=True, blank=True)
     lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)

@@ -20,7 +20,7 @@ from django.db import connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.notifier.message import Kind, Notification, read
+from django_durable_tasks.notifier.message import Notification, NotificationKind, read
 from django_durable_tasks.notifier.notify_on_commit import INTERVAL
 from django_durable_tasks.notifier.postgresql import NotificationWay
 from django_durable_tasks.notifier.redis import ChannelWay
@@ -36,7 +36,7 @@ _TEST_EVERY, _TEST_WITHIN = 30.0, 3.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _FAILED_TEST_PAUSE = 0.5, 5.0, 60.0
 
 
-class Transport(Protocol):
+class NotificationTransport(Protocol):
     """One transport of notifications. Every method may raise the errors of its driver."""
 
     name: str
@@ -66,7 +66,10 @@ class Listener(threading.Thread):
     """
 
     def __init__(
-        self, transport: Transport, wake: Callable[[datetime], None], duties: Callable[[], None]
+        self,
+        transport: NotificationTransport,
+        wake: Callable[[datetime], None],
+        duties: Callable[[], None],
     ) -> None:
         super().__init__(name=f"durable-wakeups-{transport.name}", daemon=True)
         self.listening, self.why = False, _UNTESTED
@@ -145,7 +148,9 @@ class Listener(threading.Thread):
             return now - self._token_sent_at < _TEST_WITHIN
         if now >= self._test_at or self._transport.doubtful():
             self._token, self._token_sent_at = uuid.uuid4().hex, now
-            return self._transport.send(Notification(Kind.TEST, datetime.now(UTC), self._token))
+            return self._transport.send(
+                Notification(NotificationKind.TEST, datetime.now(UTC), self._token)
+            )
         return True
 
     def _wait_time(self) -> float:
@@ -158,7 +163,11 @@ class Listener(threading.Thread):
         return max(0.0, min(waits))
 
     def _process(self, notifications: Sequence[Notification]) -> None:
-        rows = [notification.at for notification in notifications if notification.kind == Kind.ROWS]
+        rows = [
+            notification.at
+            for notification in notifications
+            if notification.kind == NotificationKind.ROWS
+        ]
         now = time.monotonic()
         if rows:
             # The limiter of the notifying process may have suppressed notifications of further
@@ -171,10 +180,10 @@ class Listener(threading.Thread):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
         self._process_duties(
-            now, any(notification.kind == Kind.DUTIES for notification in notifications)
+            now, any(notification.kind == NotificationKind.DUTIES for notification in notifications)
         )
         if any(
-            notification.kind == Kind.TEST and notification.word == self._token
+            notification.kind == NotificationKind.TEST and notification.word == self._token
             for notification in notifications
         ):
             self._token, self._test_at, self._pause, self._passed_at = (
@@ -276,9 +285,9 @@ def _nothing() -> None:
     """Ignore a notification for the leader."""
 
 
-def _transports() -> tuple[list[Transport], str]:
+def _transports() -> tuple[list[NotificationTransport], str]:
     """Return the available transports, and the reason if there is none."""
-    settings, found, why = conf.settings(), list[Transport](), ""
+    settings, found, why = conf.settings(), list[NotificationTransport](), ""
     database: Any = connections[settings.DATABASE]
     if redis_client.url() is not None:
         found.append(ChannelWay())

@@ -22,7 +22,7 @@ def wake_channel(scope: str) -> str:
     return f"{scope}:wake"
 
 
-class Kind(StrEnum):
+class NotificationKind(StrEnum):
     """The subject of a notification."""
 
     ROWS = "rows"
@@ -38,7 +38,7 @@ class Notification:
     self-test.
     """
 
-    kind: Kind
+    kind: NotificationKind
     at: datetime
     word: str = ""
 
@@ -54,9 +54,9 @@ def read(text: str) -> Notification | None:
     stamp, _, word = rest.partition("|")
     if (
         region != conf.settings().REGION
-        or kind not in set(Kind)
+        or kind not in set(NotificationKind)
         or not stamp.isdecimal()
         or len(stamp) > 14
     ):
         return None
-    return Notification(Kind(kind), from_ms(int(stamp)), word)
+    return Notification(NotificationKind(kind), from_ms(int(stamp)), word)

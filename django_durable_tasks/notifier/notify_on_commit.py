@@ -24,7 +24,12 @@ from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import Task
-from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification, wake_channel
+from django_durable_tasks.notifier.message import (
+    CHANNEL,
+    Notification,
+    NotificationKind,
+    wake_channel,
+)
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
@@ -87,7 +92,7 @@ class OnCommitNotifier:
     def __init__(self) -> None:
         self._rows, self._duties = Limiter(INTERVAL), Limiter(INTERVAL)
         self._index: RedisDueIndex | None = None
-        self._index_connection: redis_client.Door | None = None
+        self._index_connection: redis_client.RedisConnection | None = None
 
     def born(self, rows: Sequence[NewTask]) -> None:
         """Record new tasks; those that are PENDING and due within the horizon are announced after
@@ -149,9 +154,9 @@ class OnCommitNotifier:
                 default=None,
             )
             if first is not None and first[0] <= soon and self._rows.allows():
-                send(Notification(Kind.ROWS, *first))
+                send(Notification(NotificationKind.ROWS, *first))
             if any(at is None or at <= soon for at in batch.duties) and self._duties.allows():
-                send(Notification(Kind.DUTIES, now))
+                send(Notification(NotificationKind.DUTIES, now))
         except Error:
             logger.debug("A notification was not sent; polling finds the tasks.", exc_info=True)
 

@@ -11,20 +11,20 @@ from django.utils.translation import ngettext
 
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import Calendar
-from django_durable_tasks.operations.operation import Operation, Outcome, Target
+from django_durable_tasks.operations.operation import Operation, OperationResult, Target
 
 
-def _save(name: str, *, by: str, reason: str, **values: Any) -> Outcome:
+def _save(name: str, *, by: str, reason: str, **values: Any) -> OperationResult:
     """Take the same keywords as ``engine.recurring.calendars.upsert``."""
     saved = calendars.upsert(name, by=by, reason=reason, **values)
-    return Outcome({"saved": 1}, _now("Saved calendar %s.") % name, value=saved)
+    return OperationResult({"saved": 1}, _now("Saved calendar %s.") % name, value=saved)
 
 
-def _delete(calendar: Calendar, *, by: str, reason: str) -> Outcome:
+def _delete(calendar: Calendar, *, by: str, reason: str) -> OperationResult:
     removed = Calendar.objects.remove(
         calendar.name, tenant=calendar.tenant_id, by=by, reason=reason
     )
-    return Outcome({"deleted": int(removed)}, _now("Deleted calendar %s.") % calendar.name)
+    return OperationResult({"deleted": int(removed)}, _now("Deleted calendar %s.") % calendar.name)
 
 
 def _deleted(number: int) -> str:

@@ -7,21 +7,21 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
-from django_durable_tasks.operations.operation import Operation, Outcome, Reason, Target
+from django_durable_tasks.operations.operation import Operation, OperationResult, Reason, Target
 from django_durable_tasks.operations.tasks import replayed
 
 OPEN_LETTER = Q(open_task__isnull=False)
 
 
-def _replay(letters: DeadLetterQuerySet, *, by: str, reason: str) -> Outcome:
+def _replay(letters: DeadLetterQuerySet, *, by: str, reason: str) -> OperationResult:
     done = len(letters.replay(by=by, reason=reason))
-    return Outcome({"replayed": done}, replayed(done))
+    return OperationResult({"replayed": done}, replayed(done))
 
 
-def _discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> Outcome:
+def _discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> OperationResult:
     done = letters.discard(by=by, reason=reason)
     message = ngettext("Discarded %d dead letter.", "Discarded %d dead letters.", done) % done
-    return Outcome({"discarded": done}, message)
+    return OperationResult({"discarded": done}, message)
 
 
 REPLAY = Operation(

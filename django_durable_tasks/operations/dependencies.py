@@ -7,10 +7,10 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations.gates import reported
-from django_durable_tasks.operations.operation import Field, Kind, Operation, Target
+from django_durable_tasks.operations.operation import Argument, ArgumentType, Operation, Target
 from django_durable_tasks.rules.dependencies import DependencyType, OnUpstreamFailure
 
 _TYPES = (
@@ -27,17 +27,17 @@ _POLICIES = (
 )
 
 
-def _add(task: Task, *, upstream: Task, type: str, policy: str | None, **given: Any) -> Report:
+def _add(task: Task, *, upstream: Task, type: str, policy: str | None, **given: Any) -> GraphReport:
     return operations.add_edge(task, upstream, type, policy=policy or None, **given)
 
 
-def _remove(task: Task, *, upstream: Task, **given: Any) -> Report:
+def _remove(task: Task, *, upstream: Task, **given: Any) -> GraphReport:
     return operations.remove_edge(task, upstream, **given)
 
 
-_UPSTREAM = Field(
+_UPSTREAM = Argument(
     name="upstream",
-    kind=Kind.TASK_ID,
+    kind=ArgumentType.TASK_ID,
     label=_("Depends on"),
     help=_("The id of the task that it waits for."),
     required=True,
@@ -55,18 +55,18 @@ ADD = Operation(
     dry_run=True,
     fields=(
         _UPSTREAM,
-        Field(
+        Argument(
             name="type",
-            kind=Kind.CHOICE,
+            kind=ArgumentType.CHOICE,
             label=_("Type"),
             help=_("How that task must end."),
             choices=_TYPES,
             default=DependencyType.MUST_SUCCEED,
             required=True,
         ),
-        Field(
+        Argument(
             name="policy",
-            kind=Kind.CHOICE,
+            kind=ArgumentType.CHOICE,
             label=_("Otherwise"),
             help=_("What happens to the task if that one ends otherwise."),
             choices=_POLICIES,

@@ -8,27 +8,29 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import Task
-from django_durable_tasks.operations.operation import Operation, Outcome, Reason, Target
+from django_durable_tasks.operations.operation import Operation, OperationResult, Reason, Target
 
 
-def reported(engine: Callable[..., Report]) -> Callable[..., Outcome]:
+def reported(engine: Callable[..., GraphReport]) -> Callable[..., OperationResult]:
     """Return the operation of an engine function that returns a report."""
 
     def perform(
         subject: Any, *, by: str, reason: str, dry_run: bool = False, **fields: Any
-    ) -> Outcome:
+    ) -> OperationResult:
         report = engine(subject, by=by, reason=reason, dry_run=dry_run, **fields)
-        return Outcome({"changed": len(report.changes), "asked": len(report.asked)}, report=report)
+        return OperationResult(
+            {"changed": len(report.changes), "asked": len(report.asked)}, report=report
+        )
 
     return perform
 
 
 def _gate(
-    name: str, engine: Callable[..., Report], title: Any, text: Any, **more: Any
+    name: str, engine: Callable[..., GraphReport], title: Any, text: Any, **more: Any
 ) -> Operation:
-    def act(task: Task, **given: Any) -> Report:
+    def act(task: Task, **given: Any) -> GraphReport:
         return engine(task, **given)
 
     return Operation(

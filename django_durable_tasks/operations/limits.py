@@ -11,7 +11,13 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.engine.limits import operator_limits
-from django_durable_tasks.operations.operation import Field, Kind, Operation, Outcome, Target
+from django_durable_tasks.operations.operation import (
+    Argument,
+    ArgumentType,
+    Operation,
+    OperationResult,
+    Target,
+)
 
 logger = logging.getLogger("django_durable_tasks.limits")
 
@@ -25,7 +31,7 @@ def _set(
     rate: str | None = None,
     burst: float | None = None,
     seen_at: datetime | None = None,
-) -> Outcome:
+) -> OperationResult:
     operator_limits.set_limit(
         scope,
         max_concurrency=max_concurrency,
@@ -35,10 +41,10 @@ def _set(
         reason=reason,
         seen_at=seen_at,
     )
-    return Outcome({"set": 1}, _now("Set the limit of %s.") % scope)
+    return OperationResult({"set": 1}, _now("Set the limit of %s.") % scope)
 
 
-def _remove(scope: str, *, by: str, reason: str) -> Outcome:
+def _remove(scope: str, *, by: str, reason: str) -> OperationResult:
     removed = operator_limits.remove_limit(scope)
     if removed:
         # The row that could store them is deleted.
@@ -48,7 +54,7 @@ def _remove(scope: str, *, by: str, reason: str) -> Outcome:
         if removed
         else _now("No operator has set a limit of %s.")
     )
-    return Outcome({"removed": int(removed)}, message % scope)
+    return OperationResult({"removed": int(removed)}, message % scope)
 
 
 SET = Operation(
@@ -63,23 +69,23 @@ SET = Operation(
     perform=_set,
     confirm=False,
     fields=(
-        Field(
+        Argument(
             name="max_concurrency",
-            kind=Kind.INTEGER,
+            kind=ArgumentType.INTEGER,
             label=_("Max concurrency"),
             help=_("How many tasks are published or running at the same time."),
             metavar="N",
         ),
-        Field(
+        Argument(
             name="rate",
-            kind=Kind.TEXT,
+            kind=ArgumentType.TEXT,
             label=_("Rate"),
             help=_("How many tasks start per second, minute, hour or day, for example 10/m."),
             metavar="N/UNIT",
         ),
-        Field(
+        Argument(
             name="burst",
-            kind=Kind.SECONDS,
+            kind=ArgumentType.SECONDS,
             label=_("Burst"),
             help=_("How many tasks of the rate may start at once after a pause."),
             metavar="N",

@@ -22,7 +22,13 @@ from django_durable_tasks.engine.tasks import claim, retention
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.operations.operation import Field, Kind, Operation, Outcome, Target
+from django_durable_tasks.operations.operation import (
+    Argument,
+    ArgumentType,
+    Operation,
+    OperationResult,
+    Target,
+)
 
 logger = logging.getLogger("django_durable_tasks.operations")
 Progress = Callable[[str], None]
@@ -53,7 +59,7 @@ def _republish(
     reason: str,
     dry_run: bool = False,
     progress: Progress = _silent,
-) -> Outcome:
+) -> OperationResult:
     """Publish the QUEUED tasks of a queryset again; ``value`` is a Republished."""
     queued = tasks.queued()
     found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
@@ -69,25 +75,25 @@ def _republish(
         except BrokerUnavailable as error:
             found.error = str(error)
         _log("republish", found.published.total(), by, reason)
-    return Outcome({"republished": found.published.total()}, value=found)
+    return OperationResult({"republished": found.published.total()}, value=found)
 
 
 def _prune(
     _nothing: None, *, by: str, reason: str, dry_run: bool = False, progress: Progress = _silent
-) -> Outcome:
+) -> OperationResult:
     """Delete ended tasks after their retention; in a dry run ``value`` has their numbers by
     status.
     """
     now, size = database_now(), conf.settings().BATCH_SIZE
     if dry_run:
-        return Outcome({}, value=retention.prunable(now))
+        return OperationResult({}, value=retention.prunable(now))
     deleted, stayed = 0, retention.Stayed()
     while (number := retention.prune(now, size, stayed)) > 0:
         deleted += number
         if number == size:
             progress(f"{deleted} deleted")
     _log("prune", deleted, by, reason)
-    return Outcome({"deleted": deleted})
+    return OperationResult({"deleted": deleted})
 
 
 def _sync(
@@ -98,31 +104,31 @@ def _sync(
     dry_run: bool = False,
     prune: bool = False,
     adopt: bool = False,
-) -> Outcome:
+) -> OperationResult:
     """Apply the declared schedules to the rows; ``value`` is the list of steps."""
     if dry_run:
-        return Outcome({}, value=sync.diff(prune=prune, adopt=adopt))
+        return OperationResult({}, value=sync.diff(prune=prune, adopt=adopt))
     steps = sync.apply(prune=prune, adopt=adopt, by=by)
     done = sum(step.act not in sync.NOTHING_DONE for step in steps)
     _log("sync", done, by, reason)
-    return Outcome({"synced": done}, value=steps)
+    return OperationResult({"synced": done}, value=steps)
 
 
 def _import_beat(
     name: str, *, by: str, reason: str, task: str, options: dict[str, Any], **how: Any
-) -> Outcome:
+) -> OperationResult:
     """Import one periodic task; ``value`` is the RecurringTask."""
     row = importer.take_over(name, task, options, by=by, **how)
     _log(f"import of {name}", 1, by, reason)
-    return Outcome({"imported": 1}, value=row)
+    return OperationResult({"imported": 1}, value=row)
 
 
-def _repair(answers: Sequence[runner.Answer], *, by: str, reason: str) -> Outcome:
+def _repair(answers: Sequence[runner.Answer], *, by: str, reason: str) -> OperationResult:
     """Repair the findings of these answers; ``value`` is the list of results."""
     results = runner.repair(answers)
     done = sum(bool(result.done) for result in results)
     _log("repair", done, by, reason)
-    return Outcome({"repaired": done}, value=results)
+    return OperationResult({"repaired": done}, value=results)
 
 
 def _log(name: str, number: int, by: str, reason: str) -> None:
@@ -166,15 +172,15 @@ SYNC = Operation(
     dry_run=True,
     confirm=False,
     fields=(
-        Field(
+        Argument(
             name="prune",
-            kind=Kind.FLAG,
+            kind=ArgumentType.FLAG,
             label=_("Prune"),
             help=_("End schedules that are no longer declared instead of pausing them."),
         ),
-        Field(
+        Argument(
             name="adopt",
-            kind=Kind.FLAG,
+            kind=ArgumentType.FLAG,
             label=_("Adopt"),
             help=_("Take over schedules of the same name that were created otherwise."),
         ),

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 
 APP = "django_durable_tasks"
 REASON_HELP = _("Why; kept with the name of the person who does it.")
@@ -49,7 +49,7 @@ class Reason(StrEnum):
     REQUIRED = "REQUIRED"
 
 
-class Kind(StrEnum):
+class ArgumentType(StrEnum):
     """The type of a field, which each interface renders."""
 
     TEXT = "text"
@@ -65,7 +65,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Argument:
     """An argument of an operation in addition to ``reason`` and ``by``.
 
     ``choices`` are pairs of a value and its label. ``minimum`` is the least number. On the command
@@ -73,7 +73,7 @@ class Field:
     """
 
     name: str
-    kind: Kind
+    kind: ArgumentType
     label: Any
     help: Any = ""
     required: bool = False
@@ -85,7 +85,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OperationResult:
     """The changes of an operation.
 
     ``counts`` has the number of changed objects per kind of change; ``message`` is a sentence about
@@ -95,7 +95,7 @@ class Outcome:
 
     counts: Mapping[str, int]
     message: str = ""
-    report: Report | None = None
+    report: GraphReport | None = None
     value: Any = None
 
     @property
@@ -143,9 +143,9 @@ class Operation:
     title: Any
     help: Any
     permission: str
-    perform: Callable[..., Outcome]
+    perform: Callable[..., OperationResult]
     reason: Reason = Reason.OPTIONAL
-    fields: Sequence[Field] = ()
+    fields: Sequence[Argument] = ()
     modes: Sequence[Mode] = ()
     dry_run: bool = False
     confirm: bool = True
@@ -169,7 +169,7 @@ class Operation:
         """Return whether this user has the permission."""
         return bool(user.has_perm(f"{APP}.{self.permission}"))
 
-    def perform_on(self, rows: QuerySet[Any], *, by: str, reason: str) -> Outcome:
+    def perform_on(self, rows: QuerySet[Any], *, by: str, reason: str) -> OperationResult:
         """Perform it on all rows of a queryset; if one row is refused, on none."""
         if self.target.is_queryset:
             return self.perform(rows, by=by, reason=reason)
@@ -178,7 +178,7 @@ class Operation:
         counts = Counter[str]()
         for outcome in done:
             counts.update(outcome.counts)
-        return Outcome(counts, self.summary(counts.total()))
+        return OperationResult(counts, self.summary(counts.total()))
 
     def fits(self, status: str) -> bool:
         """Return whether a row with this status offers it."""

@@ -6,18 +6,18 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models import QueueControl
-from django_durable_tasks.operations.operation import Operation, Outcome, Reason, Target
+from django_durable_tasks.operations.operation import Operation, OperationResult, Reason, Target
 
 
-def _pause(name: str, *, by: str, reason: str) -> Outcome:
+def _pause(name: str, *, by: str, reason: str) -> OperationResult:
     QueueControl.objects.pause(name, by=by, reason=reason)
-    return Outcome({"paused": 1}, _now("Paused queue %s. Running tasks continue.") % name)
+    return OperationResult({"paused": 1}, _now("Paused queue %s. Running tasks continue.") % name)
 
 
-def _resume(name: str, *, by: str, reason: str) -> Outcome:
+def _resume(name: str, *, by: str, reason: str) -> OperationResult:
     resumed = QueueControl.objects.resume(name, by=by, reason=reason)
     message = _now("Resumed queue %s.") if resumed else _now("Queue %s was not paused.")
-    return Outcome({"resumed": int(resumed)}, message % name)
+    return OperationResult({"resumed": int(resumed)}, message % name)
 
 
 PAUSE = Operation(

@@ -14,14 +14,14 @@ from django.utils.translation import ngettext
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.operations.operation import (
-    Field,
-    Kind,
+    Argument,
+    ArgumentType,
     Operation,
-    Outcome,
+    OperationResult,
     Reason,
     Target,
 )
-from django_durable_tasks.rules.recurring.backfill import Report, Reprocess
+from django_durable_tasks.rules.recurring.backfill import BackfillReport, Reprocess
 from django_durable_tasks.rules.recurring.effective import Action
 from django_durable_tasks.rules.recurring.policies import CatchUpOrder, RecurringStatus
 
@@ -35,14 +35,16 @@ def _text(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _pause(row: RecurringTask, *, by: str, reason: str, until: datetime | None = None) -> Outcome:
+def _pause(
+    row: RecurringTask, *, by: str, reason: str, until: datetime | None = None
+) -> OperationResult:
     row.pause(reason, until=until, by=by)
     message = (
         _now("Paused until %s. It resumes by itself.") % _text(until)
         if until
         else _now("Paused until it is resumed.")
     )
-    return Outcome({"paused": 1}, message)
+    return OperationResult({"paused": 1}, message)
 
 
 def _resume(
@@ -52,7 +54,7 @@ def _resume(
     reason: str,
     run_missed: bool = False,
     pace: float | None = None,
-) -> Outcome:
+) -> OperationResult:
     was_paused = row.status == _PAUSED
     row.resume(by=by, reason=reason, run_missed=run_missed, pace=pace)
     message = (
@@ -60,22 +62,26 @@ def _resume(
         if run_missed
         else _now("Resumed. Missed runs of the pause are not caught up.")
     )
-    return Outcome({"resumed": int(was_paused)}, message)
+    return OperationResult({"resumed": int(was_paused)}, message)
 
 
-def _snooze(row: RecurringTask, *, by: str, reason: str, until: datetime) -> Outcome:
+def _snooze(row: RecurringTask, *, by: str, reason: str, until: datetime) -> OperationResult:
     row.snooze(until, by=by, reason=reason)
-    return Outcome({"snoozed": 1}, _now("Snoozed until %s. It resumes by itself.") % _text(until))
+    return OperationResult(
+        {"snoozed": 1}, _now("Snoozed until %s. It resumes by itself.") % _text(until)
+    )
 
 
-def _cancel(row: RecurringTask, *, by: str, reason: str) -> Outcome:
+def _cancel(row: RecurringTask, *, by: str, reason: str) -> OperationResult:
     row.cancel(reason, by=by)
-    return Outcome({"cancelled": 1}, _now("Ended permanently."))
+    return OperationResult({"cancelled": 1}, _now("Ended permanently."))
 
 
-def _run_now(row: RecurringTask, *, by: str, reason: str, request_id: str | None = None) -> Outcome:
+def _run_now(
+    row: RecurringTask, *, by: str, reason: str, request_id: str | None = None
+) -> OperationResult:
     task = row.trigger_now(request_id=request_id, by=by, reason=reason)
-    return Outcome({"created": 1}, _now("Created task %s.") % task.pk, value=task)
+    return OperationResult({"created": 1}, _now("Created task %s.") % task.pk, value=task)
 
 
 def _backfill(
@@ -87,8 +93,10 @@ def _backfill(
     end: datetime,
     dry_run: bool = False,
     **options: Any,
-) -> Outcome:
-    done: Report = row.backfill(start, end, dry_run=dry_run, by=by, reason=reason, **options)
+) -> OperationResult:
+    done: BackfillReport = row.backfill(
+        start, end, dry_run=dry_run, by=by, reason=reason, **options
+    )
     parts = (
         ngettext("Created %d task", "Created %d tasks", done.born) % done.born,
         ngettext("replayed %d task", "replayed %d tasks", done.replayed) % done.replayed,
@@ -96,7 +104,7 @@ def _backfill(
         % done.left,
     )
     message = f"{', '.join(parts)}. {done.remark}".strip()
-    return Outcome({"created": done.born, "replayed": done.replayed}, message, value=done)
+    return OperationResult({"created": done.born, "replayed": done.replayed}, message, value=done)
 
 
 def _override(
@@ -107,27 +115,29 @@ def _override(
     fire_time: datetime,
     action: str,
     move_to: datetime | None = None,
-) -> Outcome:
+) -> OperationResult:
     moved = {} if move_to is None else {"move_to": move_to}
     made = row.override(fire_time, action, reason=reason, by=by, **moved)
     message = _now("Override saved: %(action)s for the fire time %(at)s.") % {
         "action": action,
         "at": _text(fire_time),
     }
-    return Outcome({"overridden": 1}, message, value=made)
+    return OperationResult({"overridden": 1}, message, value=made)
 
 
-def _remove_override(row: RecurringTask, *, by: str, reason: str, fire_time: datetime) -> Outcome:
+def _remove_override(
+    row: RecurringTask, *, by: str, reason: str, fire_time: datetime
+) -> OperationResult:
     removed = row.withdraw(fire_time)
     message = (
         _now("Override removed: %s follows the schedule again.")
         if removed
         else _now("There was no override of %s.")
     )
-    return Outcome({"withdrawn": int(removed)}, message % _text(fire_time))
+    return OperationResult({"withdrawn": int(removed)}, message % _text(fire_time))
 
 
-def refuse_nothing(outcome: Outcome) -> None:
+def refuse_nothing(outcome: OperationResult) -> None:
     """Raise TransitionRefused if a backfill has created and replayed no task."""
     if not outcome.changed:
         raise TransitionRefused(_now("Nothing was changed. %s") % outcome.message)
@@ -151,9 +161,9 @@ def _ended_several(number: int) -> str:
     return ngettext("Ended %d schedule.", "Ended %d schedules.", number) % number
 
 
-_FIRE_TIME = Field(
+_FIRE_TIME = Argument(
     name="fire_time",
-    kind=Kind.INSTANT,
+    kind=ArgumentType.INSTANT,
     label=_("Fire time"),
     help=_INSTANT,
     required=True,
@@ -175,9 +185,9 @@ PAUSE = Operation(
     applies_to=Q(status=_ACTIVE),
     summary=_paused_several,
     fields=(
-        Field(
+        Argument(
             name="until",
-            kind=Kind.INSTANT,
+            kind=ArgumentType.INSTANT,
             label=_("Until"),
             help=_("When it resumes by itself. If empty, it stays paused until it is resumed."),
             metavar="INSTANT",
@@ -198,15 +208,15 @@ RESUME = Operation(
     applies_to=Q(status=_PAUSED),
     summary=_resumed_several,
     fields=(
-        Field(
+        Argument(
             name="run_missed",
-            kind=Kind.FLAG,
+            kind=ArgumentType.FLAG,
             label=_("Catch up"),
             help=_("Run what the pause missed, by the catch-up mode and limits of the schedule."),
         ),
-        Field(
+        Argument(
             name="pace",
-            kind=Kind.SECONDS,
+            kind=ArgumentType.SECONDS,
             label=_("Pace"),
             help=_("Seconds between two runs that are caught up. Default: as the schedule says."),
             minimum=0,
@@ -225,9 +235,9 @@ SNOOZE = Operation(
     perform=_snooze,
     statuses=frozenset({_ACTIVE}),
     fields=(
-        Field(
+        Argument(
             name="until",
-            kind=Kind.INSTANT,
+            kind=ArgumentType.INSTANT,
             label=_("Until"),
             help=_INSTANT,
             required=True,
@@ -248,9 +258,9 @@ RUN_NOW = Operation(
     perform=_run_now,
     statuses=_NOT_ENDED,
     fields=(
-        Field(
+        Argument(
             name="request_id",
-            kind=Kind.REQUEST_ID,
+            kind=ArgumentType.REQUEST_ID,
             label=_("Request id"),
             help=_("A name for this run. Two calls with the same name run once."),
             metavar="ID",
@@ -269,16 +279,16 @@ OVERRIDE = Operation(
     check=_move_to_matches,
     fields=(
         _FIRE_TIME,
-        Field(
+        Argument(
             name="action",
-            kind=Kind.CHOICE,
+            kind=ArgumentType.CHOICE,
             label=_("Action"),
             choices=tuple((action.value, action.value) for action in Action),
             required=True,
         ),
-        Field(
+        Argument(
             name="move_to",
-            kind=Kind.INSTANT,
+            kind=ArgumentType.INSTANT,
             label=_("Move to"),
             help=_("The new time of a fire time that is moved."),
         ),
@@ -297,27 +307,27 @@ BACKFILL = Operation(
     statuses=_NOT_ENDED,
     dry_run=True,
     fields=(
-        Field(
+        Argument(
             name="start",
-            kind=Kind.INSTANT,
+            kind=ArgumentType.INSTANT,
             label=_("Start"),
             help=_INSTANT,
             required=True,
             positional=True,
             metavar="FROM",
         ),
-        Field(
+        Argument(
             name="end",
-            kind=Kind.INSTANT,
+            kind=ArgumentType.INSTANT,
             label=_("End"),
             help=_("Included, and not in the future."),
             required=True,
             positional=True,
             metavar="TO",
         ),
-        Field(
+        Argument(
             name="reprocess",
-            kind=Kind.CHOICE,
+            kind=ArgumentType.CHOICE,
             label=_("Fire times that have run"),
             help=_("Whether tasks of the range are replayed."),
             choices=(
@@ -327,25 +337,25 @@ BACKFILL = Operation(
             ),
             default=Reprocess.NONE,
         ),
-        Field(
+        Argument(
             name="concurrency",
-            kind=Kind.INTEGER,
+            kind=ArgumentType.INTEGER,
             label=_("Concurrency"),
             help=_("How many tasks run at the same time."),
             default=1,
             minimum=1,
         ),
-        Field(
+        Argument(
             name="order",
-            kind=Kind.CHOICE,
+            kind=ArgumentType.CHOICE,
             label=_("Order"),
             help=_("Which fire times run first."),
             choices=tuple((order.value, order.value) for order in CatchUpOrder),
             default=CatchUpOrder.OLDEST,
         ),
-        Field(
+        Argument(
             name="limit",
-            kind=Kind.INTEGER,
+            kind=ArgumentType.INTEGER,
             label=_("Limit"),
             help=_("Refuse a range with more fire times."),
             default=MOST_FIRE_TIMES,

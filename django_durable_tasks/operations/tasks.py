@@ -11,10 +11,10 @@ from django.utils.translation import ngettext
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.operations.operation import (
-    Field,
-    Kind,
+    Argument,
+    ArgumentType,
     Operation,
-    Outcome,
+    OperationResult,
     Reason,
     Target,
 )
@@ -28,31 +28,31 @@ def replayed(number: int) -> str:
     return ngettext("Replayed %d task.", "Replayed %d tasks.", number) % number
 
 
-def _cancel(tasks: TaskQuerySet, *, by: str, reason: str) -> Outcome:
+def _cancel(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationResult:
     done = operator_actions.cancel(tasks, by=by, reason=reason)
     message = ngettext("Cancelled %d task.", "Cancelled %d tasks.", done.at_once) % done.at_once
     if done.asked:
         message += " " + ngettext(
             "Asked %d running task to stop.", "Asked %d running tasks to stop.", done.asked
         ) % (done.asked)
-    return Outcome({"cancelled": done.at_once, "asked": done.asked}, message)
+    return OperationResult({"cancelled": done.at_once, "asked": done.asked}, message)
 
 
-def _retry(tasks: TaskQuerySet, *, by: str, reason: str) -> Outcome:
+def _retry(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationResult:
     done = tasks.retry(by=by, reason=reason)
     message = ngettext("Made %d retry due now.", "Made %d retries due now.", done) % done
-    return Outcome({"released": done}, message)
+    return OperationResult({"released": done}, message)
 
 
-def _replay(tasks: TaskQuerySet, *, by: str, reason: str, **edited: Any) -> Outcome:
+def _replay(tasks: TaskQuerySet, *, by: str, reason: str, **edited: Any) -> OperationResult:
     done = len(tasks.replay(by=by, reason=reason, **edited))
-    return Outcome({"replayed": done}, replayed(done))
+    return OperationResult({"replayed": done}, replayed(done))
 
 
-def _force_complete(tasks: TaskQuerySet, *, by: str, reason: str) -> Outcome:
+def _force_complete(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationResult:
     done = len(tasks.force_complete(by=by, reason=reason))
     message = ngettext("Force-completed %d task.", "Force-completed %d tasks.", done) % done
-    return Outcome({"completed": done}, message)
+    return OperationResult({"completed": done}, message)
 
 
 def _cancelled_left_out(number: int) -> str:
@@ -114,15 +114,15 @@ REPLAY_EDITED = Operation(
     perform=_replay,
     applies_to=Q(status__in=REPLAYABLE),
     fields=(
-        Field(
+        Argument(
             name="args",
-            kind=Kind.JSON_LIST,
+            kind=ArgumentType.JSON_LIST,
             label=_("Arguments"),
             help=_("A JSON list of the positional arguments."),
         ),
-        Field(
+        Argument(
             name="kwargs",
-            kind=Kind.JSON_OBJECT,
+            kind=ArgumentType.JSON_OBJECT,
             label=_("Keyword arguments"),
             help=_("A JSON object of the keyword arguments."),
         ),

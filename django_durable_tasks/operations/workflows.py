@@ -7,13 +7,13 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows.operations import Report, RetryMode
+from django_durable_tasks.engine.workflows.operations import GraphReport, RetryMode
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.operations.gates import reported
 from django_durable_tasks.operations.operation import Mode, Operation, Reason, Target
 
 
-def _replay(run: WorkflowRun, *, mode: str, **given: Any) -> Report:
+def _replay(run: WorkflowRun, *, mode: str, **given: Any) -> GraphReport:
     return operations.retry_workflow(run, mode, **given)
 
 

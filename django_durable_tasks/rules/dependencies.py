@@ -58,7 +58,7 @@ class Join(StrEnum):
     ANY = "ANY"
 
 
-class Fate(StrEnum):
+class JoinDecision(StrEnum):
     """The state of a waiting task that follows from its edges."""
 
     STAY = "STAY"
@@ -134,12 +134,12 @@ def needed(join: int | None, tally: Tally) -> int:
     return edges + tally.gates
 
 
-def fate(join: int | None, tally: Tally, policy: str) -> Fate:
+def fate(join: int | None, tally: Tally, policy: str) -> JoinDecision:
     """Return what happens to a BLOCKED task; ``policy`` is that of the edge that was not met."""
     lost = tally.unmet > 0 if join is None else tally.met + tally.unresolved < join
     if lost:
-        return Fate.FAIL if policy == OnUpstreamFailure.FAIL else Fate.SKIP
-    return Fate.RELEASE if needed(join, tally) == 0 else Fate.STAY
+        return JoinDecision.FAIL if policy == OnUpstreamFailure.FAIL else JoinDecision.SKIP
+    return JoinDecision.RELEASE if needed(join, tally) == 0 else JoinDecision.STAY
 
 
 # Cycles -------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from django_durable_tasks.engine.db import clock_estimate
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.limits import backpressure, release
-from django_durable_tasks.engine.limits.backpressure import Picture
+from django_durable_tasks.engine.limits.backpressure import QueueSnapshot
 from django_durable_tasks.engine.limits.next_due import heads
 from django_durable_tasks.engine.limits.waitlist import URGENT
 from django_durable_tasks.engine.tasks import claim as task_claim
@@ -103,7 +103,7 @@ class DispatchLoop:
         self.scanned_at: float | None = None
         self.sent_at: float | None = None
         self._attempt = attempt
-        self._throughput, self._picture = ThroughputMeter(), Picture()
+        self._throughput, self._picture = ThroughputMeter(), QueueSnapshot()
         self._rotation = QueueRotation()
         self._failed_queues = set[str]()
         self._clock: clock_estimate.ClockReading | None = None

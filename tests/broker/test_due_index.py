@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.due_index import redis as redis_index
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import Due, DueIndex
 from tests.vendors import address
 
@@ -36,7 +36,7 @@ def forms(request: pytest.FixtureRequest) -> Iterator[Callable[[], DueIndex]]:
     if request.param == "memory":
         yield MemoryDueIndex
         return
-    door = Door(REDIS)
+    door = RedisConnection(REDIS)
     door.client.delete(*RedisDueIndex(door)._keys)
     yield lambda: RedisDueIndex(door)
     door.client.delete(*RedisDueIndex(door)._keys)

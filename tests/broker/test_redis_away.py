@@ -15,7 +15,7 @@ import pytest
 
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import Due
 from tests.starting import CannotStart, start_redis
 from tests.waiting import until
@@ -41,9 +41,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def door(url: str) -> Iterator[Door]:
+def door(url: str) -> Iterator[RedisConnection]:
     """Give a door whose pause is short, to an empty Redis."""
-    door = Door(url, pause=0.2)
+    door = RedisConnection(url, pause=0.2)
     door.client.flushall()
     yield door
     door.close()
@@ -52,7 +52,7 @@ def door(url: str) -> Iterator[Door]:
 @contextmanager
 def frozen(url: str) -> Iterator[None]:
     """Stop the process of the server for a while."""
-    other = Door(url)
+    other = RedisConnection(url)
     pid = int(other.client.info("server")["process_id"])
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -83,7 +83,7 @@ def serves(index: RedisDueIndex) -> Callable[[], bool]:
 
 
 def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
-    url: str, door: Door, caplog: pytest.LogCaptureFixture
+    url: str, door: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     door._pause = 30.0
     index, done = filled(RedisDueIndex(door)), threading.Event()
@@ -109,7 +109,7 @@ def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
 
 
 def test_an_index_whose_redis_was_frozen_serves_again_and_asks_to_be_filled(
-    url: str, door: Door, caplog: pytest.LogCaptureFixture
+    url: str, door: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = filled(RedisDueIndex(door))
     with frozen(url):
@@ -124,9 +124,9 @@ def test_an_index_whose_redis_was_frozen_serves_again_and_asks_to_be_filled(
     filled(index)
 
 
-def test_who_lost_a_change_takes_the_mark_from_all(url: str, door: Door) -> None:
+def test_who_lost_a_change_takes_the_mark_from_all(url: str, door: RedisConnection) -> None:
     """The others never saw Redis away, and would rely on a set in which a row is missing."""
-    writer, reader_door = filled(RedisDueIndex(door)), Door(url)
+    writer, reader_door = filled(RedisDueIndex(door)), RedisConnection(url)
     reader = RedisDueIndex(reader_door)
     with frozen(url):
         writer.add([due(1)])
@@ -138,7 +138,7 @@ def test_who_lost_a_change_takes_the_mark_from_all(url: str, door: Door) -> None
     reader_door.close()
 
 
-def test_an_emptied_redis_is_not_relied_on(door: Door) -> None:
+def test_an_emptied_redis_is_not_relied_on(door: RedisConnection) -> None:
     index = filled(RedisDueIndex(door))
     index.add([due(1)])
     door.client.flushall()
@@ -150,7 +150,7 @@ def test_an_emptied_redis_is_not_relied_on(door: Door) -> None:
 
 
 def test_a_full_redis_is_told_and_used_again_when_it_has_room(
-    door: Door, caplog: pytest.LogCaptureFixture
+    door: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = filled(RedisDueIndex(door))
     door.client.config_set("maxmemory-policy", "noeviction")
@@ -165,7 +165,7 @@ def test_a_full_redis_is_told_and_used_again_when_it_has_room(
 
 
 def test_a_redis_that_was_never_there_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    door = Door("redis://127.0.0.1:1/0")
+    door = RedisConnection("redis://127.0.0.1:1/0")
     index = RedisDueIndex(door)
     index.add([due(1)])
     assert not index.filled(NOW)
@@ -176,7 +176,7 @@ def test_a_redis_that_was_never_there_is_no_error(caplog: pytest.LogCaptureFixtu
     door.close()
 
 
-def test_the_set_ends_by_itself_when_nobody_writes_any_more(door: Door) -> None:
+def test_the_set_ends_by_itself_when_nobody_writes_any_more(door: RedisConnection) -> None:
     index = filled(RedisDueIndex(door))
     index.add([due(1)])
     assert all(door.client.pttl(key) > 0 for key in door.client.keys("*"))

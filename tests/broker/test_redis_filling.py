@@ -15,7 +15,7 @@ from django_durable_tasks.due_index import loader, redis_client
 from django_durable_tasks.due_index.fallback import SharedDueIndex, due_index
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
@@ -37,7 +37,7 @@ class Deaf(OnCommitNotifier):
 
 
 @pytest.fixture
-def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisConnection]:
     """Give this process's door to an empty set that nobody tells of births."""
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     monkeypatch.setattr(ports, "due", Deaf())
@@ -65,7 +65,7 @@ def _of_one_instant(number: int, at: datetime) -> set[uuid.UUID]:
     return {bodies.add.schedule(1, 2, run_at=at).pk for _ in range(number)}
 
 
-def taken(door: Door) -> list[uuid.UUID]:
+def taken(door: RedisConnection) -> list[uuid.UUID]:
     """Take all entries out, earliest first."""
     return [
         row.task_id
@@ -73,7 +73,7 @@ def taken(door: Door) -> list[uuid.UUID]:
     ]
 
 
-def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) -> None:
+def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: RedisConnection) -> None:
     wanted = rows_due(5, 100, 295)
     rows_due(400)
     now = database_now()
@@ -89,7 +89,7 @@ def test_all_rows_within_the_horizon_are_filled_in_and_no_later_one(door: Door) 
     assert taken(door) == wanted
 
 
-def test_the_next_step_reads_only_what_came_into_the_horizon(door: Door) -> None:
+def test_the_next_step_reads_only_what_came_into_the_horizon(door: RedisConnection) -> None:
     first = rows_due(5, 310)
     now = database_now()
     loader.fill(now)
@@ -98,7 +98,7 @@ def test_the_next_step_reads_only_what_came_into_the_horizon(door: Door) -> None
     assert taken(door) == first[1:]
 
 
-def test_an_emptied_set_is_filled_anew(door: Door) -> None:
+def test_an_emptied_set_is_filled_anew(door: RedisConnection) -> None:
     wanted = rows_due(5, 100)
     loader.fill(database_now())
     door.client.delete(*RedisDueIndex(door)._keys)
@@ -107,7 +107,7 @@ def test_an_emptied_set_is_filled_anew(door: Door) -> None:
 
 
 def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "_PAGE", 7)
     at = timezone.now() + timedelta(seconds=60)
@@ -119,7 +119,7 @@ def test_rows_of_many_queues_pages_and_instants_are_all_filled_in(
 
 
 def test_more_rows_of_one_instant_than_a_page_holds_are_all_filled_in(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "_PAGE", 7)
     wanted = _of_one_instant(30, timezone.now() + timedelta(seconds=60))
@@ -128,7 +128,7 @@ def test_more_rows_of_one_instant_than_a_page_holds_are_all_filled_in(
 
 
 def test_rows_of_one_instant_that_the_set_has_no_room_for_are_not_claimed(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "_PAGE", 5)
     monkeypatch.setattr(loader, "_MOST", 10)
@@ -149,7 +149,7 @@ def test_rows_of_one_instant_that_the_set_has_no_room_for_are_not_claimed(
 
 
 def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "_PAGE", 5)
     monkeypatch.setattr(loader, "_MOST", 10)
@@ -170,7 +170,7 @@ def test_the_mark_of_many_queues_is_that_of_the_one_that_came_least_far(
     )
 
 
-def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> None:
+def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: RedisConnection) -> None:
     now = database_now().replace(microsecond=400)
     task = bodies.add.schedule(1, 2, run_at=now + timedelta(seconds=300, microseconds=300))
     loader.fill(now)
@@ -179,7 +179,7 @@ def test_a_row_within_the_millisecond_of_the_mark_is_filled_in(door: Door) -> No
 
 
 def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "_MOST", 3)
     wanted = rows_due(5, 6, 7, 100, 200)
@@ -192,7 +192,9 @@ def test_a_full_set_is_left_as_it_is_and_the_mark_stays_true(
     assert taken(door) == wanted[:3]
 
 
-def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(door: Door) -> None:
+def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(
+    door: RedisConnection,
+) -> None:
     index = RedisDueIndex(door)
     loader.fill(database_now())
     index.next_at()
@@ -208,7 +210,9 @@ def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(door: Doo
     assert taken(door) == wanted
 
 
-def test_nothing_is_filled_without_redis_or_while_it_is_away(door: Door, settings: Any) -> None:
+def test_nothing_is_filled_without_redis_or_while_it_is_away(
+    door: RedisConnection, settings: Any
+) -> None:
     rows_due(5)
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": "redis://127.0.0.1:1/0"}
     assert loader.fill(database_now()) == 0
@@ -224,7 +228,7 @@ def _ids(rows: list[Due]) -> list[int]:
     return [row.task_id.int for row in rows]
 
 
-def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: Door) -> None:
+def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: RedisConnection) -> None:
     loader.fill(database_now())
     mine, theirs = due_index(), due_index()
     assert isinstance(mine, SharedDueIndex)
@@ -241,7 +245,7 @@ def test_a_scheduler_shares_the_set_and_needs_none_of_its_own(door: Door) -> Non
 
 
 def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
-    door: Door,
+    door: RedisConnection,
     settings: Any,
     url: str,
     caplog: pytest.LogCaptureFixture,

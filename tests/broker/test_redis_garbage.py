@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.due_index import loader, redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, keys, scope
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import wake_channel
@@ -65,7 +65,7 @@ def _entry(index: RedisDueIndex) -> None:
 @pytest.mark.parametrize("score", [0, "-inf", 10**17, -(10**17), 1.5])
 @pytest.mark.parametrize("member", ODD_MEMBERS)
 def test_a_member_that_cannot_be_read_is_removed_and_counted(
-    door: Door, member: bytes, score: Any, caplog: pytest.LogCaptureFixture
+    door: RedisConnection, member: bytes, score: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = RedisDueIndex(door)
     door.client.zadd(keys()[0], {member: score})
@@ -81,7 +81,7 @@ def test_a_member_that_cannot_be_read_is_removed_and_counted(
 
 @pytest.mark.parametrize("mark", ODD_MARKS)
 def test_a_mark_that_cannot_be_read_is_none_and_the_set_is_filled_again(
-    door: Door, mark: bytes
+    door: RedisConnection, mark: bytes
 ) -> None:
     index = RedisDueIndex(door)
     door.client.set(keys()[2], mark)
@@ -95,7 +95,7 @@ def test_a_mark_that_cannot_be_read_is_none_and_the_set_is_filled_again(
     assert index.filled_until is not None
 
 
-def test_a_mark_that_promises_years_is_not_believed(door: Door) -> None:
+def test_a_mark_that_promises_years_is_not_believed(door: RedisConnection) -> None:
     door.client.set(keys()[2], instant_ms(database_now() + timedelta(days=3_000)))
     rows_due(5)
     assert loader.fill(database_now()) == 1
@@ -103,7 +103,7 @@ def test_a_mark_that_promises_years_is_not_believed(door: Door) -> None:
 
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("kind", ["text", "list", "set", "hash", "zset", "stream"])
-def test_a_key_of_another_type_is_replaced(door: Door, kind: str, number: int) -> None:
+def test_a_key_of_another_type_is_replaced(door: RedisConnection, kind: str, number: int) -> None:
     key, client = keys()[number], door.client
     acts: dict[str, Any] = {
         "text": lambda: client.set(key, "x"),
@@ -160,7 +160,7 @@ def _do(client: Any, verb: str, number: int, value: bytes, more: Any) -> None:
 )
 @given(deeds=_DEEDS)
 def test_a_scheduler_dispatches_whatever_its_keys_hold(
-    door: Door, deeds: list[tuple[str, int, bytes, Any]]
+    door: RedisConnection, deeds: list[tuple[str, int, bytes, Any]]
 ) -> None:
     scheduler = Scheduler("one")
     row = bodies.add.schedule(1, 2)
@@ -175,7 +175,7 @@ def test_a_scheduler_dispatches_whatever_its_keys_hold(
     durable("verify", "--only", "due-index", "--repair", "--yes")
 
 
-def test_verify_removes_members_that_are_never_due(door: Door) -> None:
+def test_verify_removes_members_that_are_never_due(door: RedisConnection) -> None:
     for number, member in enumerate(ODD_MEMBERS):
         door.client.zadd(keys()[0], {member: ("+inf", 10**17, 4.5e12 + 0.5)[number % 3]})
     assert "not-a-uuid" in durable("verify", "--only", "due-entries").out

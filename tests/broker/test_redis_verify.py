@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks import ports
 from django_durable_tasks.due_index import loader, redis_client, redis_entries
 from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, member_of
-from django_durable_tasks.due_index.redis_client import Door
+from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.redis_entries import RedisEntries
 from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.db.clock import database_now
@@ -59,7 +59,7 @@ def _due(task_id: uuid.UUID) -> Due:
     return Due(row.due_at, row.queue, row.pk, row.priority, row.shard_key)
 
 
-def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
+def test_a_set_that_the_leader_filled_has_no_finding(door: RedisConnection) -> None:
     _filled(2, 30, 100, 400)
     assert _look() == []
     assert _mend() == []
@@ -83,7 +83,7 @@ def test_a_set_that_the_leader_filled_has_no_finding(door: Door) -> None:
     ],
 )
 def test_entries_that_say_nothing_are_found_and_removed(
-    door: Door, damage: Any, right: str
+    door: RedisConnection, damage: Any, right: str
 ) -> None:
     good, bad = _filled(50, 60)
     member = member_of(_due(bad))
@@ -97,7 +97,7 @@ def test_entries_that_say_nothing_are_found_and_removed(
     assert taken(door) == [good]
 
 
-def test_an_entry_of_no_task_at_all_is_removed(door: Door) -> None:
+def test_an_entry_of_no_task_at_all_is_removed(door: RedisConnection) -> None:
     _filled(50)
     door.client.zadd(RedisDueIndex(door)._keys[0], {"nonsense": 5})
     assert _look() == [("due-entries", "nonsense")]
@@ -105,7 +105,7 @@ def test_an_entry_of_no_task_at_all_is_removed(door: Door) -> None:
     assert _look() == []
 
 
-def test_a_waiting_row_that_the_set_should_hold_is_found_and_added(door: Door) -> None:
+def test_a_waiting_row_that_the_set_should_hold_is_found_and_added(door: RedisConnection) -> None:
     first, lost = _filled(50, 60)
     RedisDueIndex(door).discard([lost])
     assert _look() == [("due-missing", lost)]
@@ -114,7 +114,9 @@ def test_a_waiting_row_that_the_set_should_hold_is_found_and_added(door: Door) -
     assert taken(door) == [first, lost]
 
 
-def test_an_entry_of_another_instant_is_removed_and_the_right_one_added(door: Door) -> None:
+def test_an_entry_of_another_instant_is_removed_and_the_right_one_added(
+    door: RedisConnection,
+) -> None:
     [moved] = _filled(60)
     before = member_of(_due(moved))
     Task.objects.unguarded().filter(pk=moved).update(due_at=database_now() + timedelta(seconds=90))
@@ -124,14 +126,16 @@ def test_an_entry_of_another_instant_is_removed_and_the_right_one_added(door: Do
     assert RedisEntries(door).instants([moved]) == {moved: instant_ms(_due(moved).at)}
 
 
-def test_a_member_that_the_set_forgot_is_added_again(door: Door) -> None:
+def test_a_member_that_the_set_forgot_is_added_again(door: RedisConnection) -> None:
     [lost] = _filled(60)
     door.client.zrem(RedisDueIndex(door)._keys[0], member_of(_due(lost)))
     assert _mend() == [("due-missing", "added")]
     assert taken(door) == [lost]
 
 
-def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(door: Door) -> None:
+def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(
+    door: RedisConnection,
+) -> None:
     soon, moved, gone, later = _filled(3, 60, 70, 310)
     RedisDueIndex(door).discard([soon, moved, later])
     Task.objects.unguarded().filter(pk=moved).update(updated_at=database_now())
@@ -141,13 +145,13 @@ def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(d
     assert _look() == []
 
 
-def test_a_set_that_claims_nothing_is_not_asked_for_rows(door: Door) -> None:
+def test_a_set_that_claims_nothing_is_not_asked_for_rows(door: RedisConnection) -> None:
     _filled(60)
     door.client.delete(*RedisDueIndex(door)._keys)
     assert _look() == []
 
 
-def test_a_change_between_look_and_repair_stands(door: Door) -> None:
+def test_a_change_between_look_and_repair_stands(door: RedisConnection) -> None:
     stale, lost = _filled(50, 60)
     entries = RedisEntries(door)
     due = _due(lost)
@@ -158,7 +162,9 @@ def test_a_change_between_look_and_repair_stands(door: Door) -> None:
     assert entries.number() == 2
 
 
-def test_the_walk_sees_every_entry_by_pages(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walk_sees_every_entry_by_pages(
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_entries, "_BATCH", 7)
     now = database_now()
     strangers = [
@@ -170,7 +176,7 @@ def test_the_walk_sees_every_entry_by_pages(door: Door, monkeypatch: pytest.Monk
     assert {finding.key for finding in answers[0].findings} == {member_of(due) for due in strangers}
 
 
-def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: Door) -> None:
+def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: RedisConnection) -> None:
     [_, theirs] = _filled(50, 60)
     Task.objects.unguarded().filter(pk=theirs).delete()
     answer = durable("verify", "--only", "due-index")
@@ -180,7 +186,7 @@ def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: Door)
     assert theirs in RedisEntries(door).members([theirs])
 
 
-def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: Door) -> None:
+def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: RedisConnection) -> None:
     [held] = _filled(60)
     RedisDueIndex(door).discard([held])
     [missing] = runner.verify(runner.chosen(["due-missing"]))
@@ -190,7 +196,9 @@ def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: Door) ->
     assert RedisEntries(door).members([held]) == {}
 
 
-def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(door: Door) -> None:
+def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(
+    door: RedisConnection,
+) -> None:
     [lost] = _filled(60)
     RedisDueIndex(door).discard([lost])
     node = a_node(region="south", stopped=100.0, seen=100.0)
@@ -203,7 +211,7 @@ def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(doo
 
 
 def test_while_redis_is_away_these_checks_say_so_and_the_others_look(
-    door: Door, settings: Any, url: str
+    door: RedisConnection, settings: Any, url: str
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
     redis_client.close_idle()
@@ -222,7 +230,7 @@ def test_while_redis_is_away_these_checks_say_so_and_the_others_look(
     assert told["completion-times"]["findings"] == 1
 
 
-def test_without_redis_there_is_nothing_to_check(door: Door, settings: Any) -> None:
+def test_without_redis_there_is_nothing_to_check(door: RedisConnection, settings: Any) -> None:
     settings.DURABLE_TASKS = dict(SHORT)
     answer = durable("verify", "--only", "due-index")
     assert answer.code == 0
@@ -230,7 +238,7 @@ def test_without_redis_there_is_nothing_to_check(door: Door, settings: Any) -> N
 
 
 def test_a_row_whose_shard_is_mended_is_known_in_the_set_by_its_right_one(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [row] = _filled(60)
     right = _due(row)

@@ -15,7 +15,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.notifier import listener, notify_on_commit
 from django_durable_tasks.notifier.listener import Wakeups
-from django_durable_tasks.notifier.message import CHANNEL, Kind, Notification
+from django_durable_tasks.notifier.message import CHANNEL, Notification, NotificationKind
 from tests.broker.listening_schedulers import BY_POSTGRESQL, Sleeper, sleeping, soon, telling_fresh
 from tests.processes.fleet import SHORT
 from tests.project import bodies
@@ -228,7 +228,7 @@ def test_notes_of_another_region_and_noise_wake_nobody(
             "eu|rows",
         ):
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
-    notify_on_commit.send_by_postgresql(Notification(Kind.ROWS, at))
+    notify_on_commit.send_by_postgresql(Notification(NotificationKind.ROWS, at))
     until(lambda: sleeper.heard(at), within=20)
     assert all(woken >= at for woken in sleeper.woken)
 

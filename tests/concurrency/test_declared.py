@@ -37,7 +37,7 @@ def _declare(interval: int) -> None:
         registry.declare(Declaration(name, NOOP, {"interval": interval}, CODE), _declare)
 
 
-def _acts(answers: list[list[sync.Step]]) -> Counter[str]:
+def _acts(answers: list[list[sync.SyncStep]]) -> Counter[str]:
     return Counter(str(step.act) for steps in answers for step in steps)
 
 

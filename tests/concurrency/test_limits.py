@@ -126,7 +126,7 @@ def test_claims_at_once_never_exceed_the_rate_of_a_key(monkeypatch: pytest.Monke
     many_tasks(30, limit_key="acme")
     many_tasks(30, limit_key="zenith")
     coded = {NOOP: Allowance(None, rate_of("rate_limit", "1/d"))}
-    monkeypatch.setattr(config, "read", lambda: config.Book({}, coded))
+    monkeypatch.setattr(config, "read", lambda: config.LimitConfig({}, coded))
     backpressure.forget_picture()
     for _ in range(3):
         no_errors(race([_claim] * 6))
@@ -174,7 +174,7 @@ def test_rows_that_are_taken_at_once_cost_a_token_each() -> None:
 
 
 @contextmanager
-def _frozen_holder(patience: connections.Patience) -> Iterator[None]:
+def _frozen_holder(patience: connections.TimeLimits) -> Iterator[None]:
     """Let another thread hold the lock of all limits and do nothing, until the block ends."""
     holds, may_go = threading.Event(), threading.Event()
 
@@ -202,7 +202,7 @@ def test_who_waits_for_the_lock_of_a_frozen_scheduler_gives_up() -> None:
     with _frozen_holder(connections.WORK):
         with (
             pytest.raises(OperationalError),
-            connections.dedicated_connection(connections.Patience(lock=1.0)),
+            connections.dedicated_connection(connections.TimeLimits(lock=1.0)),
         ):
             _claim()
         assert not Task.objects.queued().exists()
@@ -215,8 +215,8 @@ def test_a_frozen_scheduler_is_ended_by_the_database_and_others_go_on() -> None:
     many_tasks(3)
     _limit(f"task:{NOOP}", 2)
     with (
-        _frozen_holder(connections.Patience(idle=1.0)),
-        connections.dedicated_connection(connections.Patience(lock=WITHIN)),
+        _frozen_holder(connections.TimeLimits(idle=1.0)),
+        connections.dedicated_connection(connections.TimeLimits(lock=WITHIN)),
     ):
         assert _claim() == 2
 

@@ -17,7 +17,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import Patience, dedicated_connection
+from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.engine.limits import overlap, priority_aging
 from django_durable_tasks.engine.recurring import retention as recurring_retention
 from django_durable_tasks.engine.recurring import trigger, tzdata
@@ -125,7 +125,7 @@ def test_a_locked_task_that_waits_for_its_overlap_slot_does_not_keep_those_of_ot
     waiting = [a_task(overlap_key=f"slot-{number}", due_at=NEVER) for number in range(LOCKED + 1)]
     with (
         _locked(Task, [row.pk for row in waiting[:LOCKED]]),
-        dedicated_connection(Patience(lock=0.2)),
+        dedicated_connection(TimeLimits(lock=0.2)),
     ):
         assert overlap.release(LOCKED + 1) == 1
     assert Task.objects.get(pk=waiting[LOCKED].pk).due_at < NEVER
@@ -143,7 +143,7 @@ def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> 
     after_retention = START + timedelta(days=5_000)
     with (
         _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]),
-        dedicated_connection(Patience(lock=0.2)),
+        dedicated_connection(TimeLimits(lock=0.2)),
     ):
         assert recurring_retention.prune_ledger(after_retention, LIMIT) == FREE
         assert recurring_retention.prune_ledger(after_retention, LIMIT) == 0

@@ -13,7 +13,7 @@ from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.workflows.followups import Schedule
 from tests.concurrency.racing import one_lost_reply
 from tests.database.lifecycle.moves import FAILURE
@@ -21,7 +21,7 @@ from tests.delivery import deliver
 from tests.factories import QUEUE, a_run, a_task
 from tests.project import tasks
 
-SUCCESS = Outcome(kind=Kind.SUCCEEDED, result="3")
+SUCCESS = Outcome(kind=EndingKind.SUCCEEDED, result="3")
 
 
 def _live(row: Task) -> LiveRun:
@@ -50,8 +50,12 @@ def test_a_success_whose_reply_was_lost_stands_and_is_not_fenced(
     ("outcome", "status", "log"),
     [
         (FAILURE, Status.PENDING, LogStatus.RETRY),
-        (Outcome(kind=Kind.FAILED, retryable=False, error="no"), Status.FAILED, LogStatus.FAILED),
-        (Outcome(kind=Kind.IGNORED), Status.CANCELLED, LogStatus.CANCELLED),
+        (
+            Outcome(kind=EndingKind.FAILED, retryable=False, error="no"),
+            Status.FAILED,
+            LogStatus.FAILED,
+        ),
+        (Outcome(kind=EndingKind.IGNORED), Status.CANCELLED, LogStatus.CANCELLED),
     ],
 )
 def test_another_ending_whose_reply_was_lost_is_counted_once(

@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks.engine.verify import check as verify_check
 from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.engine.verify.runner import CHECKS, Deed
+from django_durable_tasks.engine.verify.runner import CHECKS, RepairResult
 from django_durable_tasks.models import (
     DeadLetter,
     OccurrenceRecord,
@@ -45,7 +45,7 @@ def _look(*only: str, **more: Any) -> list[Finding]:
     return [finding for answer in answers for finding in answer.findings]
 
 
-def _mend(*only: str) -> list[Deed]:
+def _mend(*only: str) -> list[RepairResult]:
     return runner.repair(runner.verify(runner.chosen(only)))
 
 

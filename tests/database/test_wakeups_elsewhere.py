@@ -16,7 +16,7 @@ from django_durable_tasks.due_index.fallback import due_index
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.notifier import notify_on_commit
 from django_durable_tasks.notifier.listener import Wakeups
-from django_durable_tasks.notifier.message import Kind, Notification
+from django_durable_tasks.notifier.message import Notification, NotificationKind
 from tests.factories import QUEUE
 from tests.project import tasks
 
@@ -49,7 +49,9 @@ def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: A
     assert wakeups.state.endswith("sends no notifications; REDIS_URL would give wake-ups)")
     assert wakeups.told.startswith("none, polling every 1 s: ")
     wakeups.stop()
-    assert not notify_on_commit.send_by_postgresql(Notification(Kind.ROWS, timezone.now()))
+    assert not notify_on_commit.send_by_postgresql(
+        Notification(NotificationKind.ROWS, timezone.now())
+    )
 
 
 @pytest.mark.postgresql

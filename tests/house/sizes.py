@@ -40,3 +40,9 @@ def forbidden_names(path: str) -> list[str]:
     """Find the parts of a path that say nothing about what is inside."""
     parts = (PurePosixPath(part).stem for part in PurePosixPath(path).parts)
     return [f"{path}: a module named {part}" for part in parts if part in FORBIDDEN]
+
+
+def public_classes(source: str) -> list[str]:
+    """Return the names of the public classes that a module defines."""
+    found = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    return [node.name for node in found if not node.name.startswith("_")]

@@ -1,13 +1,26 @@
 """Files, functions and names keep their limits."""
 
+import pytest
+
 from tests.house.sizes import (
     FILE_LINES,
     FUNCTION_LINES,
     forbidden_names,
     long_files,
     long_functions,
+    public_classes,
 )
-from tests.house.sources import EVERYWHERE, expect_none, findings, name_of, python_files
+from tests.house.sources import (
+    EVERYWHERE,
+    PACKAGE,
+    expect_none,
+    findings,
+    name_of,
+    python_files,
+)
+
+DJANGO_REQUIRES = {"Command"}
+"""Names that Django looks up, so that several modules have to define them."""
 
 
 def test_no_file_is_longer_than_four_hundred_lines() -> None:
@@ -40,3 +53,25 @@ def test_a_module_named_utils_is_found_as_file_and_as_folder() -> None:
     assert forbidden_names("django_durable_tasks/utils.py")
     assert forbidden_names("django_durable_tasks/core/claims.py")
     assert not forbidden_names("django_durable_tasks/engine/tasks/claim.py")
+
+
+def test_a_public_class_name_exists_once() -> None:
+    modules: dict[str, list[str]] = {}
+    for file in python_files(PACKAGE):
+        for name in public_classes(file.read_text()):
+            modules.setdefault(name, []).append(name_of(file))
+    expect_none(
+        [
+            f"class {name} is defined in {', '.join(files)}"
+            for name, files in modules.items()
+            if len(files) > 1 and name not in DJANGO_REQUIRES
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [("class Gate:\n    class Inner: ...\n", ["Gate"]), ("class _Private: ...\n", [])],
+)
+def test_public_classes_of_a_module_are_found(source: str, names: list[str]) -> None:
+    assert public_classes(source) == names

@@ -134,9 +134,9 @@ def _without_the_grace_after_an_outage() -> None:
 
 def _without_the_unique_fire() -> None:
     from django_durable_tasks.engine.recurring import occurrence_tasks
-    from django_durable_tasks.engine.recurring.ledger import Entry
+    from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 
-    setattr(Entry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
+    setattr(LedgerEntry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
     occurrence_tasks.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
 
 

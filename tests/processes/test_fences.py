@@ -9,14 +9,14 @@ import pytest
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.processes.rows import accepted_twice, logged, row
 from tests.project import bodies
 
 pytestmark = pytest.mark.usefixtures("rows")
-FAILED = Outcome(kind=Kind.FAILED, error="too late")
-LOST = Outcome(kind=Kind.CRASHED, error="silent")
+FAILED = Outcome(kind=EndingKind.FAILED, error="too late")
+LOST = Outcome(kind=EndingKind.CRASHED, error="silent")
 
 
 def _started(task: Task) -> Run:

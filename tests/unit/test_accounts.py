@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.recurring.effective import Planned, Stretch
-from django_durable_tasks.rules.recurring.explain import Facts, FireTime, Line, Run, Story, account
+from django_durable_tasks.rules.recurring.effective import Planned, SkippedRange
+from django_durable_tasks.rules.recurring.explain import (
+    Facts,
+    FireEntry,
+    FireTime,
+    StartedWorkflow,
+    Story,
+    account,
+)
 
 NOW = datetime(2026, 3, 2, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -37,9 +44,9 @@ def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
     return replace(plain, **given)
 
 
-def line(outcome: str, **given: Any) -> Line:
+def line(outcome: str, **given: Any) -> FireEntry:
     """Return a line of its own for the fire an hour ago."""
-    return Line(**{"outcome": outcome, "first": NOW - HOUR, **given})
+    return FireEntry(**{"outcome": outcome, "first": NOW - HOUR, **given})
 
 
 SINGLE = [
@@ -79,7 +86,9 @@ SINGLE = [
     (
         line(
             "DISPATCHED",
-            story=Story(task_id=TASK, status="SUCCESS", run=Run(OTHER, "RUNNING", 3, 10)),
+            story=Story(
+                task_id=TASK, status="SUCCESS", run=StartedWorkflow(OTHER, "RUNNING", 3, 10)
+            ),
         ),
         f"SUCCESS. It started workflow run {OTHER}, which is RUNNING: 3 of 10 tasks have ended.",
     ),
@@ -90,7 +99,7 @@ SINGLE = [
 
 
 @pytest.mark.parametrize(("own", "told"), SINGLE)
-def test_a_line_of_its_own_is_told_with_its_task(own: Line, told: str) -> None:
+def test_a_line_of_its_own_is_told_with_its_task(own: FireEntry, told: str) -> None:
     assert account(facts(lines=(own,))).startswith("2026-03-02T08:00:00Z ")
     assert told in account(facts(lines=(own,)))
 
@@ -121,7 +130,7 @@ def test_a_paused_fire_names_the_pause_and_a_count_that_is_none() -> None:
 
 
 def test_a_closed_day_inside_a_missed_range_was_closed() -> None:
-    shut = Stretch(
+    shut = SkippedRange(
         NOW - HOUR, NOW - HOUR, 1, True, "SKIPPED_CALENDAR", "calendar 'office' is closed: Sunday"
     )
     said = account(facts(planned=shut, lines=(line("MISSED", reason="COALESCED", **RANGE),)))

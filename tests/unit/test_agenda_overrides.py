@@ -16,7 +16,7 @@ from django_durable_tasks.rules.recurring.effective import (
     Agenda,
     Override,
     Planned,
-    Stretch,
+    SkippedRange,
     agenda,
 )
 from django_durable_tasks.rules.recurring.timetables.intervals import Interval
@@ -82,7 +82,7 @@ def test_a_run_that_stands_for_others_says_so() -> None:
         " FOLLOWING"
     )
     met = told.at_nominal(FRIDAY)
-    assert isinstance(met, Stretch)
+    assert isinstance(met, SkippedRange)
     assert (
         met.reason
         == "calendar 'office' is closed: Christmas Day; by FOLLOWING it meets a fire that runs"
@@ -157,7 +157,7 @@ def test_a_calendar_of_a_few_dates_ends_with_them() -> None:
     rolled = agenda(DAILY, zone="UTC", days=once, roll=Roll.FOLLOWING)
     assert rolled.next(TUESDAY) is None
     lost = rolled.at_nominal(FRIDAY)
-    assert isinstance(lost, Stretch)
+    assert isinstance(lost, SkippedRange)
     assert lost.reason.endswith("FOLLOWING finds no open day within ten years")
 
 
@@ -190,7 +190,7 @@ def test_a_fire_is_skipped_moved_and_added_by_hand() -> None:
     ]
     assert told.count(MONDAY, SATURDAY + 2 * HOUR) == Count(5)
     assert told.closed(MONDAY, SUNDAY) == [
-        Stretch(TUESDAY, TUESDAY, 1, True, "OVERRIDDEN", "skipped by hand: inventory")
+        SkippedRange(TUESDAY, TUESDAY, 1, True, "OVERRIDDEN", "skipped by hand: inventory")
     ]
     assert told.at_nominal(FRIDAY) == runs[2]
     assert told.at_nominal(SATURDAY + HOUR) == runs[4]
@@ -233,7 +233,7 @@ def test_a_move_onto_a_fire_that_runs_makes_one_run() -> None:
     assert told.count(MONDAY, TUESDAY + DAY) == Count(1)
     assert {stretch.first for stretch in told.closed(MONDAY, SUNDAY)} == {TUESDAY, FRIDAY}
     met = told.at_nominal(TUESDAY)
-    assert isinstance(met, Stretch)
+    assert isinstance(met, SkippedRange)
     assert met.outcome == "OVERRIDDEN"
     assert met.reason.endswith("it meets a fire that runs")
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned, Stretch, agenda
+from django_durable_tasks.rules.recurring.effective import Agenda, Planned, SkippedRange, agenda
 from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
 from tests.unit.calendars.enumerated import (
     DAY,
@@ -141,7 +141,7 @@ def test_every_fire_time_has_one_answer(case: Case, roll: Roll) -> None:
             assert (answer.nominal, answer.at) == (nominal, at_by_nominal[nominal])
             assert answer.rolled == bool(case.days.why_closed(Walls(case.zone).shown(nominal)))
         else:
-            assert isinstance(answer, Stretch)
+            assert isinstance(answer, SkippedRange)
             assert (answer.first, answer.last, answer.count) == (nominal, nominal, 1)
         assert rolled.at_nominal(nominal + MINUTE) is None
 

@@ -19,7 +19,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.beat import compare
-from django_durable_tasks.contrib.beat.mapping import BeatRow, Crontab, Import, Setting, imported
+from django_durable_tasks.contrib.beat.mapping import (
+    BeatRow,
+    Crontab,
+    Import,
+    ImportContext,
+    imported,
+)
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
@@ -49,7 +55,7 @@ def _row(cron: str = "", zone: str = "UTC", **given: Any) -> BeatRow:
 
 def _import(row: BeatRow, *, durable: bool = True, on_redis: bool = False) -> Import:
     fields = compare.fields_of(row.crontab) if row.crontab else None
-    return imported(row, Setting(NOW, fields, durable, on_redis))
+    return imported(row, ImportContext(NOW, fields, durable, on_redis))
 
 
 def _compare(row: BeatRow) -> compare.Comparison:

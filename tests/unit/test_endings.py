@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.rules.states import TRANSITIONS, LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Budgets, Kind, Outcome, fingerprint, judge
+from django_durable_tasks.rules.tasks.endings import (
+    Budgets,
+    EndingKind,
+    Outcome,
+    fingerprint,
+    judge,
+)
 
 
 def _budgets(**given: Any) -> Budgets:
@@ -27,44 +33,51 @@ budgets = st.builds(
     on_orphan=st.sampled_from(["RETRY", "DEAD_LETTER"]),
     cancel_requested=st.booleans(),
 )
-outcomes = st.builds(Outcome, kind=st.sampled_from(Kind), retryable=st.booleans())
+outcomes = st.builds(Outcome, kind=st.sampled_from(EndingKind), retryable=st.booleans())
 
 TABLE = [
-    (Kind.SUCCEEDED, {}, {}, Status.SUCCESS, LogStatus.SUCCESS, ""),
-    (Kind.SUCCEEDED, {}, {"cancel_requested": True}, Status.SUCCESS, LogStatus.SUCCESS, ""),
-    (Kind.FAILED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
-    (Kind.FAILED, {}, {"failures": 1}, Status.PENDING, LogStatus.RETRY, ""),
-    (Kind.FAILED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
-    (Kind.FAILED, {}, {"max_attempts": 1}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
-    (Kind.FAILED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "GAVE_UP"),
+    (EndingKind.SUCCEEDED, {}, {}, Status.SUCCESS, LogStatus.SUCCESS, ""),
+    (EndingKind.SUCCEEDED, {}, {"cancel_requested": True}, Status.SUCCESS, LogStatus.SUCCESS, ""),
+    (EndingKind.FAILED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
+    (EndingKind.FAILED, {}, {"failures": 1}, Status.PENDING, LogStatus.RETRY, ""),
+    (EndingKind.FAILED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
+    (EndingKind.FAILED, {}, {"max_attempts": 1}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
+    (EndingKind.FAILED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "GAVE_UP"),
     (
-        Kind.FAILED,
+        EndingKind.FAILED,
         {},
         {"cancel_requested": True},
         Status.CANCELLED,
         LogStatus.CANCELLED,
         "CANCELLED",
     ),
-    (Kind.RETRY_ASKED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
-    (Kind.RETRY_ASKED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
+    (EndingKind.RETRY_ASKED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
+    (EndingKind.RETRY_ASKED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
     (
-        Kind.RETRY_ASKED,
+        EndingKind.RETRY_ASKED,
         {},
         {"cancel_requested": True},
         Status.CANCELLED,
         LogStatus.CANCELLED,
         "CANCELLED",
     ),
-    (Kind.REJECTED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "REJECTED"),
-    (Kind.REJECTED, {"retryable": True}, {}, Status.PENDING, LogStatus.RETRY, ""),
-    (Kind.IGNORED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "IGNORED"),
-    (Kind.REVOKED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "REVOKED"),
-    (Kind.CRASHED, {}, {}, Status.PENDING, LogStatus.LOST, ""),
-    (Kind.CRASHED, {}, {"crashes": 2}, Status.FAILED, LogStatus.LOST, "CRASHED"),
-    (Kind.CRASHED, {}, {"failures": 9}, Status.PENDING, LogStatus.LOST, ""),
-    (Kind.CRASHED, {}, {"on_orphan": "DEAD_LETTER"}, Status.FAILED, LogStatus.LOST, "ORPHANED"),
+    (EndingKind.REJECTED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "REJECTED"),
+    (EndingKind.REJECTED, {"retryable": True}, {}, Status.PENDING, LogStatus.RETRY, ""),
+    (EndingKind.IGNORED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "IGNORED"),
+    (EndingKind.REVOKED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "REVOKED"),
+    (EndingKind.CRASHED, {}, {}, Status.PENDING, LogStatus.LOST, ""),
+    (EndingKind.CRASHED, {}, {"crashes": 2}, Status.FAILED, LogStatus.LOST, "CRASHED"),
+    (EndingKind.CRASHED, {}, {"failures": 9}, Status.PENDING, LogStatus.LOST, ""),
     (
-        Kind.CRASHED,
+        EndingKind.CRASHED,
+        {},
+        {"on_orphan": "DEAD_LETTER"},
+        Status.FAILED,
+        LogStatus.LOST,
+        "ORPHANED",
+    ),
+    (
+        EndingKind.CRASHED,
         {},
         {"cancel_requested": True, "crashes": 2},
         Status.CANCELLED,
@@ -76,7 +89,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("kind", "outcome", "row", "status", "log", "reason"), TABLE)
 def test_an_ending_takes_the_row_where_the_table_says(
-    kind: Kind,
+    kind: EndingKind,
     outcome: dict[str, Any],
     row: dict[str, Any],
     status: Status,
@@ -94,7 +107,8 @@ def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(
     limit: int, status: Status
 ) -> None:
     verdict = judge(
-        Outcome(kind=Kind.RETRY_ASKED, max_attempts=limit), _budgets(failures=1, max_attempts=2)
+        Outcome(kind=EndingKind.RETRY_ASKED, max_attempts=limit),
+        _budgets(failures=1, max_attempts=2),
     )
     assert (verdict.status, verdict.reason) == (
         status,
@@ -116,7 +130,7 @@ def test_a_failure_and_a_crash_never_pay_from_the_same_budget(
 ) -> None:
     verdict = judge(outcome, row)
     assert verdict.failed + verdict.crashed <= 1
-    assert bool(verdict.crashed) == (outcome.kind is Kind.CRASHED)
+    assert bool(verdict.crashed) == (outcome.kind is EndingKind.CRASHED)
 
 
 @given(outcomes, budgets)
@@ -127,7 +141,7 @@ def test_a_row_that_gives_up_or_is_cancelled_says_why(outcome: Outcome, row: Bud
 
 @given(budgets)
 def test_as_many_failures_as_attempts_are_allowed_and_no_more(row: Budgets) -> None:
-    again = judge(Outcome(kind=Kind.FAILED), row).log == LogStatus.RETRY
+    again = judge(Outcome(kind=EndingKind.FAILED), row).log == LogStatus.RETRY
     assert again == (row.failures + 1 < row.max_attempts and not row.cancel_requested)
 
 

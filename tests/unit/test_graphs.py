@@ -16,7 +16,7 @@ from django_durable_tasks.exceptions import InvalidOption, InvalidReference, Res
 from django_durable_tasks.rules.dependencies import (
     DELETED,
     DependencyType,
-    Fate,
+    JoinDecision,
     OnUpstreamFailure,
     Tally,
     chosen,
@@ -71,11 +71,11 @@ def test_a_task_is_released_exactly_when_it_needs_nothing_and_lost_when_it_never
     wants = edges if join is None else join
     lost = tally.met + tally.unresolved < wants
     decided = fate(join, tally, policy)
-    assert (decided in (Fate.SKIP, Fate.FAIL)) == lost
-    assert (decided == Fate.FAIL) == (lost and policy == "FAIL")
+    assert (decided in (JoinDecision.SKIP, JoinDecision.FAIL)) == lost
+    assert (decided == JoinDecision.FAIL) == (lost and policy == "FAIL")
     if not lost:
         assert needed(join, tally) == max(0, wants - tally.met) + tally.gates
-        assert (decided == Fate.RELEASE) == (tally.met >= wants and not tally.gates)
+        assert (decided == JoinDecision.RELEASE) == (tally.met >= wants and not tally.gates)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome, Verdict, judge
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome, Verdict, judge
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.workflows.followups import FollowUp
 
@@ -73,7 +73,7 @@ def close_fenced(live: LiveRun) -> None:
     process_runs.leases.remove(live)
     if not live.recorded:
         live.recorded = True
-        fenced = Outcome(kind=Kind.SUCCEEDED, error="The success was refused.")
+        fenced = Outcome(kind=EndingKind.SUCCEEDED, error="The success was refused.")
         _persist(lambda: _fence(live, fenced), conf.settings().RESULT_WRITE_TIMEOUT)
         _report(live, fenced)
 
@@ -123,7 +123,7 @@ def write_ending(
     """
     run = live.run
     with nullcontext() if live.eager else dedicated_connection():
-        if outcome.kind is Kind.SUCCEEDED:
+        if outcome.kind is EndingKind.SUCCEEDED:
             accepted = record_success(run, outcome.result, live.worker, followups)
             verdict = judge(outcome, attempts.spent(run)) if accepted else None
         else:

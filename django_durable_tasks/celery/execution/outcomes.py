@@ -22,7 +22,7 @@ from django_durable_tasks.exceptions import (
     UnserializableResult,
 )
 from django_durable_tasks.rules.tasks.arguments import encode_result
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.masking import masked_text, shortened
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.tasks.retries import Retry
@@ -60,7 +60,7 @@ def outcome_of_result(name: str, value: object) -> Outcome:
             name, value, max_bytes=settings.RESULT_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH
         )
     )
-    return Outcome(kind=Kind.SUCCEEDED, result=result)
+    return Outcome(kind=EndingKind.SUCCEEDED, result=result)
 
 
 def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
@@ -79,17 +79,17 @@ def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
 
 def _kind_of(
     error: BaseException, options: TaskOptions
-) -> tuple[Kind, bool, float | None, BaseException]:
+) -> tuple[EndingKind, bool, float | None, BaseException]:
     match error:
         case Retry():
-            return Kind.RETRY_ASKED, True, error.after, error
+            return EndingKind.RETRY_ASKED, True, error.after, error
         case celery_exceptions.Retry():
             cause = error.exc if isinstance(error.exc, BaseException) else error
-            return Kind.RETRY_ASKED, True, _wait(error.when), cause
+            return EndingKind.RETRY_ASKED, True, _wait(error.when), cause
         case celery_exceptions.Ignore():
-            return Kind.IGNORED, False, None, error
+            return EndingKind.IGNORED, False, None, error
         case celery_exceptions.Reject():
-            return Kind.REJECTED, bool(error.requeue), None, error
+            return EndingKind.REJECTED, bool(error.requeue), None, error
         case (
             celery_exceptions.MaxRetriesExceededError()
             | UnserializableResult()
@@ -97,10 +97,10 @@ def _kind_of(
             | InvalidReference()
             | InvalidOption()
         ):
-            return Kind.FAILED, False, None, error
+            return EndingKind.FAILED, False, None, error
         case SoftTimeLimitExceeded():
-            return Kind.FAILED, options.retryable(error), None, error
-    return Kind.FAILED, options.retryable(error), None, error
+            return EndingKind.FAILED, options.retryable(error), None, error
+    return EndingKind.FAILED, options.retryable(error), None, error
 
 
 def _wait(when: object) -> float | None:

@@ -27,7 +27,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import claim, operator_actions, recovery
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
@@ -71,7 +71,7 @@ def on_revoked(
     if terminated:
         _record_in_parent(
             envelope,
-            Outcome(kind=Kind.REVOKED, error="Revoked and terminated.", error_type="Revoked"),
+            Outcome(kind=EndingKind.REVOKED, error="Revoked and terminated.", error_type="Revoked"),
         )
         return
 
@@ -166,7 +166,7 @@ def _record(live: LiveRun, outcome: Outcome) -> None:
 def _outcome_in_parent(exception: BaseException, options: TaskOptions) -> Outcome:
     # Celery 5.6 reports the exit of a child as SystemExit.
     if isinstance(exception, (WorkerLostError, SystemExit)):
-        kind, error = Kind.CRASHED, text_of(exception)
+        kind, error = EndingKind.CRASHED, text_of(exception)
         return Outcome(
             kind=kind, error=error, error_type="WorkerLostError", exception=described(exception)
         )

@@ -103,7 +103,7 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ImportContext:
     """Further input: the current time, Celery's numbers of the crontab, whether the task is
     durable, and the broker.
     """
@@ -114,7 +114,7 @@ class Setting:
     on_redis: bool
 
 
-def imported(row: BeatRow, setting: Setting) -> Import:
+def imported(row: BeatRow, setting: ImportContext) -> Import:
     """Return the conversion of the row; raises Over for a row that will not run again,
     InvalidSchedule for an invalid one.
     """
@@ -146,7 +146,7 @@ def _refuse_over(row: BeatRow, now: datetime) -> None:
 # Schedule -----------------------------------------------------------------------------------------
 
 
-def _timing(row: BeatRow, setting: Setting, remarks: list[str]) -> dict[str, Any]:
+def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
     later = row.start_time if row.start_time is not None and row.start_time > setting.now else None
     start = {"start_time": later} if later else {}
     if row.interval is not None:
@@ -234,7 +234,7 @@ def _listed(values: Any) -> str:
     return ",".join(map(str, values))
 
 
-def _bounds(row: BeatRow, setting: Setting, remarks: list[str]) -> dict[str, Any]:
+def _bounds(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if row.one_off or row.clocked is not None:
         found["max_runs"] = 1

@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Field:
+class LaneCells:
     """The cells of a lane by layer, in order; ``gaps``: the minimum distance from each middle to
     the next.
     """

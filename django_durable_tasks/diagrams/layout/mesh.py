@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from django_durable_tasks.diagrams.outline import Box, Line, Outline
+from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
 
 BEND = 6.0
 
@@ -111,7 +111,7 @@ def _measure(mesh: Mesh, boxes: Sequence[Box], alone: frozenset[int]) -> None:
 
 
 def _route(
-    mesh: Mesh, line: Line, bends: dict[tuple[int, str, int, int, bool], int]
+    mesh: Mesh, line: EdgePath, bends: dict[tuple[int, str, int, int, bool], int]
 ) -> Iterator[int]:
     low, high = sorted((line.source, line.target), key=lambda place: mesh.layer[place])
     lane = mesh.lanes.shared(mesh.lane[low], mesh.lane[high])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from django_durable_tasks.diagrams.layout.alignment import Cell, Field
+from django_durable_tasks.diagrams.layout.alignment import Cell, LaneCells
 from django_durable_tasks.diagrams.layout.mesh import Mesh
 from django_durable_tasks.diagrams.layout.ordering import Rows
 
@@ -64,7 +64,7 @@ def _place_lane(
     layers = [_cells(mesh, row, entry_of, found) for row in rows]
     gaps = [[_distance(one, other, distances) for one, other in pairwise(row)] for row in layers]
     cells = _connected(mesh, layers, entry_of, found)
-    Field(layers, gaps, cells).reevaluate_joins()
+    LaneCells(layers, gaps, cells).reevaluate_joins()
     at = {cell.entry: cell.at for cell in cells}
     for item, entry in entry_of.items():
         found.at[item] = at[entry] + (found.at[item] if entry < 0 else 0.0)

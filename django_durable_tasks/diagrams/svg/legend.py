@@ -17,14 +17,14 @@ _AFTER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendEntry:
     """One sign with its text, drawn to the right from 0,0, its middle on the line y = 0."""
 
     parts: tuple[Markup, ...]
     width: float
 
 
-def entries(outline: Outline) -> Iterator[Entry]:
+def entries(outline: Outline) -> Iterator[LegendEntry]:
     """Yield the statuses with their numbers, the kinds of edges, and the critical path, as far as
     they occur.
     """
@@ -48,9 +48,9 @@ def entries(outline: Outline) -> Iterator[Entry]:
         yield _entry(34, "closes a cycle", _stroke(palette.BROKEN, 1.6, palette.BROKEN_DASHES))
 
 
-def _entry(width: float, words: str, *signs: Markup) -> Entry:
+def _entry(width: float, words: str, *signs: Markup) -> LegendEntry:
     label = text(width + 6, 4, words, _SIZE, palette.QUIET)
-    return Entry((*signs, label), width + 6 + ems(words) * _SIZE + _AFTER)
+    return LegendEntry((*signs, label), width + 6 + ems(words) * _SIZE + _AFTER)
 
 
 def _stroke(colour: str, thickness: float, dashes: str) -> Markup:

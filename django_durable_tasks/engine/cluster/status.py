@@ -19,7 +19,7 @@ from django_durable_tasks.engine.cluster.queues import Depth
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, tasks
 from django_durable_tasks.engine.limits import operator_limits
-from django_durable_tasks.engine.limits.operator_limits import Standing
+from django_durable_tasks.engine.limits.operator_limits import LimitUsage
 from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
@@ -57,7 +57,7 @@ class Overview:
     unknown: dict[str, int]
     connections_needed: int
     connections_allowed: int | None
-    limits: list[Standing]
+    limits: list[LimitUsage]
 
     @property
     def is_led(self) -> bool:

@@ -33,7 +33,7 @@ _LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TimeLimits:
     """Time limits of a connection in seconds: for a statement, for a lock, and for an idle
     transaction.
     """
@@ -43,8 +43,8 @@ class Patience:
     idle: float = 10.0
 
 
-WORK = Patience()
-LEADER = Patience(statement=1.0, lock=1.0, idle=2.0)
+WORK = TimeLimits()
+LEADER = TimeLimits(statement=1.0, lock=1.0, idle=2.0)
 
 
 _FORK_PATIENCE = 30.0
@@ -110,7 +110,7 @@ def _prepares(settings: dict[str, Any]) -> bool:
 
 
 def _options_for(
-    vendor: str, patience: Patience, options: dict[str, Any], prepared: bool
+    vendor: str, patience: TimeLimits, options: dict[str, Any], prepared: bool
 ) -> dict[str, Any]:
     options.pop("pool", None)
     if vendor == "postgresql":
@@ -129,7 +129,7 @@ def _options_for(
     return options
 
 
-def _limits_for(vendor: str, patience: Patience) -> list[str]:
+def _limits_for(vendor: str, patience: TimeLimits) -> list[str]:
     lock, statement, idle = (
         round(1000 * wait) for wait in (patience.lock, patience.statement, patience.idle)
     )
@@ -147,7 +147,7 @@ def _limits_for(vendor: str, patience: Patience) -> list[str]:
     return []
 
 
-def _create(alias: str, patience: Patience) -> BaseDatabaseWrapper:
+def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
     settings = copy.deepcopy(connections.settings[alias])
     vendor = connections[alias].vendor
     settings |= {
@@ -183,7 +183,7 @@ _bounded: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 """Connections whose session has time limits."""
 
 
-def bound_transaction(patience: Patience = WORK) -> None:
+def bound_transaction(patience: TimeLimits = WORK) -> None:
     """Set the time limits of this transaction if its session does not have them. PostgreSQL only.
 
     Behind a pooler this also bounds how long a stopped process can hold its locks.
@@ -204,7 +204,7 @@ def _close(connection: BaseDatabaseWrapper) -> None:
         connection.connection = None
 
 
-_pool: IdlePool[tuple[str, Patience], BaseDatabaseWrapper] = IdlePool(_close)
+_pool: IdlePool[tuple[str, TimeLimits], BaseDatabaseWrapper] = IdlePool(_close)
 
 
 def _in_memory(alias: str) -> bool:
@@ -212,7 +212,7 @@ def _in_memory(alias: str) -> bool:
 
 
 @contextmanager
-def dedicated_connection(patience: Patience = WORK) -> Iterator[None]:
+def dedicated_connection(patience: TimeLimits = WORK) -> Iterator[None]:
     """Replace the registered connection of this thread by a dedicated one while the block runs.
 
     A connection on which an exception was raised is closed, except for the errors of this package.
@@ -227,7 +227,7 @@ def dedicated_connection(patience: Patience = WORK) -> Iterator[None]:
         yield from _lend(alias, patience, before)
 
 
-def _lend(alias: str, patience: Patience, before: BaseDatabaseWrapper) -> Iterator[None]:
+def _lend(alias: str, patience: TimeLimits, before: BaseDatabaseWrapper) -> Iterator[None]:
     key = alias, patience
     connection = _pool.borrow(key, lambda: _create(alias, patience))
     connections[alias] = connection

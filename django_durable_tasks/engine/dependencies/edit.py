@@ -20,8 +20,8 @@ from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, 
 from django_durable_tasks.models import Task, TaskDependency, Tenant
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
-    Fate,
     Gate,
+    JoinDecision,
     Tally,
     chosen,
     cycle_in,
@@ -213,7 +213,7 @@ def _waive_unmet(row: Task) -> None:
     Then the task waits only for the new edges.
     """
     tally = edges.tallies([row.pk]).get(row.pk, Tally())
-    if row.status != Status.BLOCKED and fate(row.join_count, tally, "") == Fate.SKIP:
+    if row.status != Status.BLOCKED and fate(row.join_count, tally, "") == JoinDecision.SKIP:
         edges.waive([row.pk])
 
 

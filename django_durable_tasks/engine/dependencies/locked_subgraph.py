@@ -15,7 +15,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.rules.dependencies import FORCED, Fate, Tally, fate, needed
+from django_durable_tasks.rules.dependencies import FORCED, JoinDecision, Tally, fate, needed
 from django_durable_tasks.rules.states import Status
 
 _DOOMED = frozenset({Status.SKIPPED, Status.FAILED})
@@ -102,8 +102,8 @@ class LockedSubgraph:
 
     def _can_be_met(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> bool:
         return fate(self.rows[key].join_count, self.tally(key, replayed), "") in (
-            Fate.STAY,
-            Fate.RELEASE,
+            JoinDecision.STAY,
+            JoinDecision.RELEASE,
         )
 
     def reached(self, sources: set[uuid.UUID], replayed: set[uuid.UUID]) -> set[uuid.UUID]:

@@ -31,14 +31,14 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
     DELETED,
     EdgeOutcome,
-    Fate,
+    JoinDecision,
     Tally,
     edge_outcome,
     fate,
     needed,
 )
 from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 
 SMALL = 100
 """A worker resolves the ending of its task itself if that has at most this many dependents ..."""
@@ -249,9 +249,6 @@ def _close(events: Iterable[EndingEvent]) -> None:
     ).delete()
 
 
-# Dependents ---------------------------------------------------------------------------------------
-
-
 def reevaluate_joins(
     rows: Mapping[uuid.UUID, Task],
     dependents: Iterable[uuid.UUID],
@@ -268,22 +265,24 @@ def reevaluate_joins(
         if key in rows and rows[key].status == Status.BLOCKED
     ]
     tallies = _tallies(waiting, resolved)
-    fates: dict[Fate, list[Task]] = {kind: [] for kind in Fate}
+    fates: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
     for row in waiting:
         fates[fate(row.join_count, tallies[row.pk], _policy(row, resolved.get(row.pk, ())))].append(
             row
         )
     transitions.set_needed(
-        {row.pk: needed(row.join_count, tallies[row.pk]) for row in fates[Fate.STAY]}
+        {row.pk: needed(row.join_count, tallies[row.pk]) for row in fates[JoinDecision.STAY]}
     )
-    messages = release(fates[Fate.RELEASE])
-    doomed = fates[Fate.SKIP] + fates[Fate.FAIL]
+    messages = release(fates[JoinDecision.RELEASE])
+    doomed = fates[JoinDecision.SKIP] + fates[JoinDecision.FAIL]
     found = {row.pk: _cause(row, resolved.get(row.pk, ()), rows) for row in doomed}
     reasons = {key: reason for key, (reason, _) in found.items()}
     causes = {key: cause for key, (_, cause) in found.items()}
-    transitions.skip_blocked([(row.pk, row.epoch) for row in fates[Fate.SKIP]], reasons, causes)
-    _fail(fates[Fate.FAIL], reasons, causes)
-    return ResolveResult(moved=len(waiting) - len(fates[Fate.STAY]), messages=messages)
+    transitions.skip_blocked(
+        [(row.pk, row.epoch) for row in fates[JoinDecision.SKIP]], reasons, causes
+    )
+    _fail(fates[JoinDecision.FAIL], reasons, causes)
+    return ResolveResult(moved=len(waiting) - len(fates[JoinDecision.STAY]), messages=messages)
 
 
 def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Tally]:
@@ -368,7 +367,7 @@ def _fail(
                     task=row,
                     log=LogStatus.FAILED,
                     outcome=Outcome(
-                        kind=Kind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"
+                        kind=EndingKind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"
                     ),
                 ),
                 "UPSTREAM",
@@ -376,9 +375,6 @@ def _fail(
             for row in whole
         ]
     )
-
-
-# Deleted upstreams --------------------------------------------------------------------------------
 
 
 def find_deleted(past: int, limit: int) -> int:

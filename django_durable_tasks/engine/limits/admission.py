@@ -17,7 +17,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, usage, waitlist
-from django_durable_tasks.engine.limits.config import Book
+from django_durable_tasks.engine.limits.config import LimitConfig
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import LimitBucket
@@ -58,10 +58,10 @@ class _Bound:
         return self.asking.scopes
 
 
-class Gate:
+class LimitAdmission:
     """The admission of one claim, inside its transaction; used only if limits can apply."""
 
-    def __init__(self, book: Book, queues: Iterable[str] = ()) -> None:
+    def __init__(self, book: LimitConfig, queues: Iterable[str] = ()) -> None:
         self._book = book
         self._wide = {scope for queue in queues for scope in book.wide(queue)}
         self._room, self._buckets = Room(), dict[str, Bucket]()
@@ -330,7 +330,9 @@ def waiting_shares(queue: str, most: int, past: str = "") -> list[str]:
     return found[:most]
 
 
-def free_of_share(share: tuple[str, int], current: Book, found: Usage, tenants: set[int]) -> int:
+def free_of_share(
+    share: tuple[str, int], current: LimitConfig, found: Usage, tenants: set[int]
+) -> int:
     """Return how many more tasks of a queue one of these tenants may have QUEUED.
 
     If the whole queue has a concurrency limit, the share is a part of it and counts RUNNING tasks

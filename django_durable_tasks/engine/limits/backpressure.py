@@ -53,7 +53,7 @@ _FORGOTTEN_AFTER = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class QueueSnapshot:
     """The queues at one moment: the paused ones, the published tasks, and the concurrency of the
     workers.
     """
@@ -103,7 +103,7 @@ def paused_queues() -> frozenset[str]:
     return frozenset(paused.values_list("name", flat=True))
 
 
-def picture(queues: Collection[str] | None = None) -> Picture:
+def picture(queues: Collection[str] | None = None) -> QueueSnapshot:
     """Read the state of these queues, or of all, with three statements."""
     global _window_of
     published = (
@@ -115,12 +115,12 @@ def picture(queues: Collection[str] | None = None) -> Picture:
     for queue, tenant_id, number in waiting:
         of_tenants.setdefault(queue, Counter())[tenant_id] = number
     queued = Counter({queue: tenants.total() for queue, tenants in of_tenants.items()})
-    found = Picture(paused_queues(), queued, _concurrency(workers), of_tenants)
+    found = QueueSnapshot(paused_queues(), queued, _concurrency(workers), of_tenants)
     _window_of = found.window
     return found
 
 
-_window_of: Callable[[str, float], int] = Picture().window
+_window_of: Callable[[str, float], int] = QueueSnapshot().window
 _pace_of: Callable[[str], float] = Counter[str]().__getitem__
 
 
@@ -156,8 +156,8 @@ class _State:
     """
 
     read_at: float
-    picture: Picture | None = None
-    book: config.Book = field(default_factory=config.Book)
+    picture: QueueSnapshot | None = None
+    book: config.LimitConfig = field(default_factory=config.LimitConfig)
     queues: frozenset[str] = frozenset()
     behind: frozenset[str] = frozenset()
     published: Counter[str] = field(default_factory=Counter)
@@ -262,7 +262,7 @@ def forget_picture() -> None:
 
 def _begin_anew() -> None:
     global _recent, _window_of, _pace_of
-    _recent, _window_of, _pace_of = _Recent(), Picture().window, Counter[str]().__getitem__
+    _recent, _window_of, _pace_of = _Recent(), QueueSnapshot().window, Counter[str]().__getitem__
     config.forget()
 
 

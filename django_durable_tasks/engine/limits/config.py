@@ -23,7 +23,7 @@ FRESH = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class LimitConfig:
     """The limits in force: by scope, by task for limits per key, and whether there are several
     tenants.
     """
@@ -132,7 +132,7 @@ def operators() -> dict[str, Allowance]:
     return found
 
 
-def read() -> Book:
+def read() -> LimitConfig:
     """Read the limits in force with two statements."""
     options = {name: registry.get(name).options for name in registry.names()}
     allowed = {
@@ -140,7 +140,7 @@ def read() -> Book:
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
-    return Book({**coded(), **operators()}, per_key, len(tenants) > 1)
+    return LimitConfig({**coded(), **operators()}, per_key, len(tenants) > 1)
 
 
 class _Recent:
@@ -148,13 +148,13 @@ class _Recent:
 
     def __init__(self) -> None:
         self.read_at = float("-inf")
-        self.book = Book()
+        self.book = LimitConfig()
 
 
 _recent = _Recent()
 
 
-def book() -> Book:
+def book() -> LimitConfig:
     """Return the limits in force, at most one second old."""
     if time.monotonic() - _recent.read_at > FRESH:
         _recent.book = read()

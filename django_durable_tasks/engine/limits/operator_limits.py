@@ -70,7 +70,7 @@ def waiting_for(scope: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class LimitUsage:
     """A limit and its usage: ``taken`` is the weight of QUEUED and RUNNING tasks, ``parked`` the
     number of waiting tasks.
 
@@ -89,7 +89,7 @@ class Standing:
     too_heavy: int | None = None
 
 
-def standings() -> list[Standing]:
+def standings() -> list[LimitUsage]:
     """Return every configured limit and every scope with parked tasks, ordered by scope."""
     book, found, now = config.read(), usage.holders(), database_now()
     counts = (
@@ -109,7 +109,7 @@ def standings() -> list[Standing]:
     for scope in scopes:
         one, (parked, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
         result.append(
-            Standing(
+            LimitUsage(
                 scope=scope,
                 source=_source(scope, book, operators),
                 max_concurrency=one.places,
@@ -131,7 +131,7 @@ def standings() -> list[Standing]:
     return result
 
 
-def crowded() -> list[Standing]:
+def crowded() -> list[LimitUsage]:
     """Return the limits with parked tasks; one statement if there are none."""
     return (
         [standing for standing in standings() if standing.parked]
@@ -140,7 +140,7 @@ def crowded() -> list[Standing]:
     )
 
 
-def _source(scope: str, book: config.Book, operators: set[str]) -> str:
+def _source(scope: str, book: config.LimitConfig, operators: set[str]) -> str:
     if scope in operators:
         return "OPERATOR"
     if scope in book.scopes:
@@ -173,7 +173,7 @@ def why(task: Task) -> str:
     return "" if scope is None else _sentence(scope, task, book)
 
 
-def _sentence(scope: str, task: Task, book: config.Book) -> str:
+def _sentence(scope: str, task: Task, book: config.LimitConfig) -> str:
     found, one, parts = usage.holders(), release.allowed(scope, book), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (

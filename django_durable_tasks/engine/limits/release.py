@@ -18,7 +18,7 @@ from typing import Any
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import admission, backpressure, usage, waitlist
-from django_durable_tasks.engine.limits.config import Book, book
+from django_durable_tasks.engine.limits.config import LimitConfig, book
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.limits.waitlist import Waiting
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -67,7 +67,7 @@ def _let_go(
     return [*found.rows, *found.late]
 
 
-def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.UUID] | None:
+def line_up(current: LimitConfig, queue: str, now: datetime, limit: int) -> list[uuid.UUID] | None:
     """Select the due tasks of a queue whose tenants are served round-robin, and park the others.
 
     Return the ids of the tasks to claim, or None if no task waits and every due task may be
@@ -97,7 +97,7 @@ def line_up(current: Book, queue: str, now: datetime, limit: int) -> list[uuid.U
     return given + _let_go(sorted(shares), now, limit, {queue: len(given)})
 
 
-def _tokens(current: Book, queue: str, now: datetime) -> int:
+def _tokens(current: LimitConfig, queue: str, now: datetime) -> int:
     rates = {
         scope: rate for scope in current.wide(queue) if (rate := current.of(scope).rate) is not None
     }
@@ -175,7 +175,7 @@ class _FreeCapacity:
 
     def __init__(
         self,
-        current: Book,
+        current: LimitConfig,
         found: Usage,
         now: datetime,
         paused: Collection[str],
@@ -367,7 +367,7 @@ class _FreeCapacity:
         return f"{scope}{_SEPARATOR}{self._differing.index(allowed)}"
 
 
-def allowed(scope: str, current: Book) -> Allowance:
+def allowed(scope: str, current: LimitConfig) -> Allowance:
     """Return the allowance of a scope.
 
     If tasks declare different limits for a key, the most urgent parked task decides.

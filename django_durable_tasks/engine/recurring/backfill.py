@@ -27,10 +27,17 @@ from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.task_queries import NEVER
-from django_durable_tasks.rules.recurring.backfill import Deed, Report, Reprocess, Step, Told, step
-from django_durable_tasks.rules.recurring.effective import Action, Planned, Stretch
+from django_durable_tasks.rules.recurring.backfill import (
+    BackfillAction,
+    BackfillReport,
+    BackfillStep,
+    RecordedFire,
+    Reprocess,
+    step,
+)
+from django_durable_tasks.rules.recurring.effective import Action, Planned, SkippedRange
 from django_durable_tasks.rules.recurring.explain import no_fires_within, not_a_fire_time
-from django_durable_tasks.rules.recurring.overlaps import Verdict
+from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
 from django_durable_tasks.rules.recurring.policies import CatchUpOrder, Fate
 from django_durable_tasks.rules.tasks.comments import comment
 from django_durable_tasks.rules.tasks.durations import instant
@@ -55,7 +62,7 @@ def backfill(
     limit: int = LIMIT,
     by: str = "",
     reason: str = "",
-) -> Report:
+) -> BackfillReport:
     """Run the fire times in [start, end] (aware) of the current timetable that have no run; return
     a report.
 
@@ -90,7 +97,7 @@ def backfill(
             done = _Backfill(found, now, concurrency, by, reason).carry_out(ordered, entries)
             steps = sorted(done, key=lambda one: one.fire_time)
         remark = _remark(found, first, last, any_fires=bool(steps))
-    return Report(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
+    return BackfillReport(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
 
 
 def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bool) -> str:
@@ -169,19 +176,21 @@ def _steps(
     fires: Sequence[datetime],
     entries: dict[datetime, OccurrenceRecord],
     reprocess: Reprocess,
-) -> list[Step]:
+) -> list[BackfillStep]:
     status: dict[uuid.UUID, str] = {}
     for ids in _bulks([entry.task_id for entry in entries.values() if entry.task_id is not None]):
         status |= dict(tables.tasks().filter(pk__in=ids).values_list("pk", "status"))
-    agenda, steps, started = agenda_of(row), list[Step](), _started(row, fires)
+    agenda, steps, started = agenda_of(row), list[BackfillStep](), _started(row, fires)
     for fire_time in fires:
         entry, today = entries.get(fire_time), agenda.at_nominal(fire_time)
         known = status.get(entry.task_id, "") if entry and entry.task_id else ""
         recorded = (
-            Told(entry.outcome, entry.task_id, known, started.get(fire_time)) if entry else None
+            RecordedFire(entry.outcome, entry.task_id, known, started.get(fire_time))
+            if entry
+            else None
         )
         steps.append(
-            step(fire_time, today if isinstance(today, Stretch) else None, recorded, reprocess)
+            step(fire_time, today if isinstance(today, SkippedRange) else None, recorded, reprocess)
         )
     return steps
 
@@ -218,30 +227,30 @@ class _Backfill:
         }
 
     def carry_out(
-        self, steps: Sequence[Step], entries: dict[datetime, OccurrenceRecord]
-    ) -> list[Step]:
+        self, steps: Sequence[BackfillStep], entries: dict[datetime, OccurrenceRecord]
+    ) -> list[BackfillStep]:
         """Create and replay the tasks of these steps in order; return the steps with their task
         ids.
         """
-        places = self._places([one for one in steps if one.deed != Deed.UNCHANGED])
+        places = self._places([one for one in steps if one.deed != BackfillAction.UNCHANGED])
         created = {
             one.fire_time: self._new_task(one, places[one.fire_time])
             for one in steps
-            if one.deed == Deed.CREATED
+            if one.deed == BackfillAction.CREATED
         }
         new = self._write(created, entries)
         self._create([task for task in created.values() if task.id in new])
-        self._replay([one for one in steps if one.deed == Deed.REPLAYED], places)
+        self._replay([one for one in steps if one.deed == BackfillAction.REPLAYED], places)
         return [
             (
-                Step(one.fire_time, one.deed, one.why, created[one.fire_time].id)
+                BackfillStep(one.fire_time, one.deed, one.why, created[one.fire_time].id)
                 if one.fire_time in created
                 else one
             )
             for one in steps
         ]
 
-    def _places(self, steps: Sequence[Step]) -> dict[datetime, dict[str, Any]]:
+    def _places(self, steps: Sequence[BackfillStep]) -> dict[datetime, dict[str, Any]]:
         """Return the overlap key of each task; all but the first task of a free key wait."""
         return {
             one.fire_time: place for one, place in zip(steps, self._next_places(), strict=False)
@@ -262,9 +271,9 @@ class _Backfill:
             self._taken.add(overlap_key)
             number += 1
 
-    def _new_task(self, one: Step, place: dict[str, Any]) -> NewTask:
+    def _new_task(self, one: BackfillStep, place: dict[str, Any]) -> NewTask:
         planned = Planned(one.fire_time, one.fire_time)
-        verdict = Verdict(runs=True)
+        verdict = OverlapDecision(runs=True)
         task = occurrence_tasks.occurrence_task(self.row, planned, place["run_at"], verdict)
         return task._replace(**place)
 
@@ -305,7 +314,9 @@ class _Backfill:
                 " time, when none is."
             ) from taken
 
-    def _replay(self, steps: Sequence[Step], places: dict[datetime, dict[str, Any]]) -> None:
+    def _replay(
+        self, steps: Sequence[BackfillStep], places: dict[datetime, dict[str, Any]]
+    ) -> None:
         for some in _bulks(steps):
             by_task = {one.task_id: places[one.fire_time] for one in some}
             these = tables.tasks().filter(pk__in=list(by_task))

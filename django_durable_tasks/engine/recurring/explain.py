@@ -21,7 +21,14 @@ from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
 from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.recurring.effective import Agenda, Planned
-from django_durable_tasks.rules.recurring.explain import Facts, FireTime, Line, Run, Story, account
+from django_durable_tasks.rules.recurring.explain import (
+    Facts,
+    FireEntry,
+    FireTime,
+    StartedWorkflow,
+    Story,
+    account,
+)
 from django_durable_tasks.rules.recurring.jitter import effective
 from django_durable_tasks.rules.recurring.overlaps import named
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
@@ -126,7 +133,7 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
     )
 
 
-def _ledger_lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
+def _ledger_lines(row: RecurringTask, when: datetime) -> tuple[FireEntry, ...]:
     """Return the ledger entries of this instant: its own entry, then ranges from the newest, then a
     manual run.
     """
@@ -136,8 +143,8 @@ def _ledger_lines(row: RecurringTask, when: datetime) -> tuple[Line, ...]:
     return tuple(_ledger_line(entry) for entry in found)
 
 
-def _ledger_line(entry: OccurrenceRecord) -> Line:
-    return Line(
+def _ledger_line(entry: OccurrenceRecord) -> FireEntry:
+    return FireEntry(
         outcome=entry.outcome,
         first=entry.fire_time,
         last=entry.last_fire_time,
@@ -170,7 +177,7 @@ def _story(entry: OccurrenceRecord) -> Story | None:
     )
 
 
-def _run_of(task: Task) -> Run | None:
+def _run_of(task: Task) -> StartedWorkflow | None:
     """Return the newest workflow run that this task started, or None."""
     started = runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
     row = (
@@ -178,4 +185,4 @@ def _run_of(task: Task) -> Run | None:
         if task.recurring_task_id
         else None
     )
-    return None if row is None else Run(row.pk, row.status, row.ended, row.total)
+    return None if row is None else StartedWorkflow(row.pk, row.status, row.ended, row.total)

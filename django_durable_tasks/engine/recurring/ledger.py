@@ -27,7 +27,7 @@ _BULK = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One entry of the ledger: a fire time, or with ``last_fire_time`` a range of them."""
 
     recurring_task_id: uuid.UUID
@@ -58,7 +58,7 @@ def ledger() -> OccurrenceQuerySet:
     return entries
 
 
-def write(entries: Sequence[Entry]) -> set[uuid.UUID]:
+def write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
     """Insert the entries whose fire time or request has no entry yet.
 
     Return the task ids of the inserted entries. Call it in the transaction that creates exactly
@@ -88,11 +88,11 @@ _COLUMNS = (
 )
 
 
-def _columns(entry: Entry) -> dict[str, Any]:
+def _columns(entry: LedgerEntry) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in _COLUMNS}
 
 
-def _write(entries: Sequence[Entry]) -> set[uuid.UUID]:
+def _write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
     sql = statement("ledger")
     if sql is not None:
         with cursor() as connection_cursor:
@@ -150,7 +150,7 @@ _INSTANT = timedelta(microseconds=1)
 
 def paused_range(
     row: RecurringTask, agenda: Agenda, until: datetime, term: int | None = None
-) -> Entry | None:
+) -> LedgerEntry | None:
     """Return the entry of the fire times from the watermark to ``until``, or None."""
     first, last = agenda.next(row.watermark_at), agenda.previous(until + _INSTANT)
     if first is None or last is None or first.at > until:
@@ -158,7 +158,7 @@ def paused_range(
     begin, end = sorted((first.nominal, last.nominal))  # rolling can reverse two fire times
     counted = agenda.count(row.watermark_at, until)
     by = f" by {row.status_by}" if row.status_by else ""
-    return Entry(
+    return LedgerEntry(
         recurring_task_id=row.pk,
         tenant_id=row.tenant_id,
         fire_time=begin,

@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
-from django_durable_tasks.engine.recurring.ledger import Entry
+from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.schedule_cache import readable
 from django_durable_tasks.engine.tasks.new_task import Call, planned_task
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.task_queries import NEVER, new_task_id
 from django_durable_tasks.rules.recurring.effective import Planned
-from django_durable_tasks.rules.recurring.overlaps import Verdict
+from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
 from django_durable_tasks.rules.recurring.policies import Fate, Overlap
 from django_durable_tasks.rules.tasks.key_templates import formatted
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -77,7 +77,7 @@ def occurrence_task(
     row: RecurringTask,
     planned: Planned,
     effective: datetime,
-    verdict: Verdict,
+    verdict: OverlapDecision,
     key: str | None = None,
 ) -> NewTask:
     """Return the task of this fire time; it starts at ``effective``, or waits for its overlap key
@@ -114,9 +114,9 @@ def entry(
     term: int | None,
     task: NewTask | None = None,
     **columns: Any,
-) -> Entry:
+) -> LedgerEntry:
     """Return the ledger entry of one fire time."""
-    return Entry(
+    return LedgerEntry(
         recurring_task_id=row.pk,
         tenant_id=row.tenant_id,
         fire_time=planned.nominal,

@@ -26,7 +26,7 @@ from django_durable_tasks.engine.tasks.fast_path import may_publish_at_once
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.rules.recurring.effective import Planned
-from django_durable_tasks.rules.recurring.overlaps import Verdict, decide
+from django_durable_tasks.rules.recurring.overlaps import OverlapDecision, decide
 from django_durable_tasks.rules.recurring.policies import Fate, Overlap
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.comments import comment
@@ -120,7 +120,7 @@ def _publish_after_commit(task_id: uuid.UUID) -> None:
     transaction.on_commit(publish, using=tables.database(), robust=True)
 
 
-def _queued_if_possible(new: NewTask, verdict: Verdict, now: datetime) -> NewTask:
+def _queued_if_possible(new: NewTask, verdict: OverlapDecision, now: datetime) -> NewTask:
     """Return the task as QUEUED if it may be published at commit, unchanged if it has to wait."""
     if verdict.held or not may_publish_at_once(new, None):
         return new

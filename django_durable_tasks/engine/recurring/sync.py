@@ -50,7 +50,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SyncStep:
     """The change that a sync makes to one schedule.
 
     ``changes`` maps columns to their old and new values. ``edited`` names the columns that keep an
@@ -115,14 +115,14 @@ def _checked(declaration: Declaration) -> Declared:
 # Differences --------------------------------------------------------------------------------------
 
 
-def diff(*, prune: bool = False, adopt: bool = False) -> list[Step]:
+def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
     """Return the steps that ``apply`` would perform, ordered by name; empty if all rows match their
     declarations.
     """
     good, bad = declarations()
     rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
     rows |= {row.name: row for row in _rows().filter(name__in=good)}
-    refused = [Step(name, Act.REFUSE, reason=reason) for name, reason in bad.items()]
+    refused = [SyncStep(name, Act.REFUSE, reason=reason) for name, reason in bad.items()]
     names = {*good, *rows} - bad.keys()
     steps = [
         _step(name, good.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
@@ -136,14 +136,14 @@ def _rows() -> RecurringTaskQuerySet:
 
 def _step(
     name: str, declared: Declared | None, row: RecurringTask | None, *, prune: bool, adopt: bool
-) -> Step | None:
+) -> SyncStep | None:
     if declared is None:
         return None if row is None else _undeclared_step(row, prune=prune)
     if row is None:
-        return Step(name, Act.CREATE, declared.source)
+        return SyncStep(name, Act.CREATE, declared.source)
     if row.source not in DECLARING and not adopt:
         whose = f"source {row.source!r}" if row.source else "hand"
-        return Step(
+        return SyncStep(
             name,
             Act.CLASH,
             declared.source,
@@ -152,20 +152,20 @@ def _step(
     return _difference(row, declared)
 
 
-def _undeclared_step(row: RecurringTask, *, prune: bool) -> Step | None:
+def _undeclared_step(row: RecurringTask, *, prune: bool) -> SyncStep | None:
     if row.status == RecurringStatus.CANCELLED:
         return None
     reason = f"neither code nor settings declare it; it calls {row.task}"
     if prune:
-        return Step(row.name, Act.CANCEL, row.source, reason=reason)
+        return SyncStep(row.name, Act.CANCEL, row.source, reason=reason)
     return (
         None
         if row.undeclared_at is not None
-        else Step(row.name, Act.PAUSE, row.source, reason=reason)
+        else SyncStep(row.name, Act.PAUSE, row.source, reason=reason)
     )
 
 
-def _difference(row: RecurringTask, declared: Declared) -> Step | None:
+def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
     values, current = kept(declared.values), _current_values(row)
     merge = merged(current, row.declaration, values, _defaults())
     changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
@@ -178,7 +178,7 @@ def _difference(row: RecurringTask, declared: Declared) -> Step | None:
         return None
     elif row.status == RecurringStatus.CANCELLED:
         reason = f"it has ended ({row.status_reason}) and stays so"
-    return Step(row.name, act, declared.source, changes, merge.edited, reason)
+    return SyncStep(row.name, act, declared.source, changes, merge.edited, reason)
 
 
 def _current_values(row: RecurringTask) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _defaults() -> dict[str, Any]:
 # Apply --------------------------------------------------------------------------------------------
 
 
-def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[Step]:
+def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[SyncStep]:
     """Write the declarations to the rows and return the steps performed; one transaction per
     schedule.
 
@@ -222,7 +222,9 @@ def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list
     return done
 
 
-def _do(step: Step, declared: Declared | None, *, prune: bool, adopt: bool, by: str) -> Step | None:
+def _do(
+    step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool, by: str
+) -> SyncStep | None:
     for _ in range(2):
         try:
             with tables.atomic():
@@ -234,8 +236,8 @@ def _do(step: Step, declared: Declared | None, *, prune: bool, adopt: bool, by: 
         except IntegrityError:
             continue  # a concurrent sync inserted the row: read it again
         except DurableTasksError as refused:
-            return Step(step.name, Act.REFUSE, step.source, reason=str(refused))
-    return Step(
+            return SyncStep(step.name, Act.REFUSE, step.source, reason=str(refused))
+    return SyncStep(
         step.name,
         Act.REFUSE,
         step.source,
@@ -243,7 +245,7 @@ def _do(step: Step, declared: Declared | None, *, prune: bool, adopt: bool, by: 
     )
 
 
-def _write(step: Step, declared: Declared | None, row: RecurringTask | None, by: str) -> None:
+def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None, by: str) -> None:
     if declared is None and row is not None:
         _mark_undeclared(row, step.act, by)
     elif declared is not None:
@@ -281,7 +283,7 @@ def _mark_undeclared(row: RecurringTask, act: Act, by: str) -> None:
         schedules.pause(row, reason=UNDECLARED, by=by)
 
 
-def waiting(steps: Sequence[Step]) -> str:
+def waiting(steps: Sequence[SyncStep]) -> str:
     """Describe the pending steps in one sentence; empty if there are none."""
     if not steps:
         return ""

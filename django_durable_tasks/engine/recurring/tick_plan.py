@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
-from django_durable_tasks.engine.recurring.ledger import Entry
+from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.writes import Move
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.rules.recurring.effective import Agenda, Planned
 from django_durable_tasks.rules.recurring.jitter import effective
 from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, Policy
-from django_durable_tasks.rules.recurring.overlaps import Open, Verdict, decide, named
+from django_durable_tasks.rules.recurring.overlaps import Open, OverlapDecision, decide, named
 from django_durable_tasks.rules.recurring.policies import (
     ENDED,
     MAX_RUNS,
@@ -43,7 +43,7 @@ class Tick:
     opened: dict[Any, list[Open]] = field(default_factory=dict)
     keys: dict[tuple[int, str | None], Any] = field(default_factory=dict)
     recorded: set[tuple[Any, datetime | None]] | None = None
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LedgerEntry] = field(default_factory=list)
     new_tasks: list[NewTask] = field(default_factory=list)
     replaced: list[Any] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
@@ -86,8 +86,8 @@ def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -
     tick.moves.append(_move(row, choice, ran, left, tick.now))
 
 
-def _range(tick: Tick, row: RecurringTask, fires: Any, outcome: Fate, reason: str) -> Entry:
-    return Entry(
+def _range(tick: Tick, row: RecurringTask, fires: Any, outcome: Fate, reason: str) -> LedgerEntry:
+    return LedgerEntry(
         recurring_task_id=row.pk,
         tenant_id=row.tenant_id,
         fire_time=fires.first,
@@ -147,7 +147,9 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     return 1
 
 
-def _blocking_task(tick: Tick, row: RecurringTask, opened: Sequence[Open], verdict: Verdict) -> Any:
+def _blocking_task(
+    tick: Tick, row: RecurringTask, opened: Sequence[Open], verdict: OverlapDecision
+) -> Any:
     """Return the open task that prevents the run, by its overlap key or unique key, or None."""
     if not verdict.runs:
         return verdict.blocked_by
@@ -174,7 +176,7 @@ def _effective(
     )
 
 
-def _remove_replaced(tick: Tick, opened: list[Open], verdict: Verdict) -> None:
+def _remove_replaced(tick: Tick, opened: list[Open], verdict: OverlapDecision) -> None:
     tick.replaced += verdict.replaces
     opened[:] = [task for task in opened if task.task_id not in verdict.replaces or task.running]
 

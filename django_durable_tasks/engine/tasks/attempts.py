@@ -29,7 +29,14 @@ from django_durable_tasks.engine.transitions import dead_letters as transition_d
 from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Budgets, End, Kind, Outcome, Verdict, judge
+from django_durable_tasks.rules.tasks.endings import (
+    Budgets,
+    End,
+    EndingKind,
+    Outcome,
+    Verdict,
+    judge,
+)
 from django_durable_tasks.rules.tasks.retries import RetryPolicy
 from django_durable_tasks.rules.tasks.runs import Run
 
@@ -107,7 +114,7 @@ def take(queryset: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
         started = transitions.take(queryset, limit, place.node, place.lease)
         return [run_of(one, place.node, "") for one in started]
     with tables.atomic():
-        gate = admission.Gate(book)
+        gate = admission.LimitAdmission(book)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
         ids = gate.admit(transitions.locked_pending(queryset, limit), database_now())
         gate.close()
@@ -199,7 +206,7 @@ def _is_duplicate(
             result = attempt_log.AttemptResult(
                 task=row,
                 log=LogStatus.DUPLICATE,
-                outcome=Outcome(kind=Kind.IGNORED),
+                outcome=Outcome(kind=EndingKind.IGNORED),
                 worker=place.worker,
                 celery_id=celery_id,
             )

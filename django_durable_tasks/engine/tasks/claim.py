@@ -77,7 +77,7 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     if book.empty:
         return transitions.messages_for(overlap.admitted(_ordered(act(), now)))
     with tables.atomic():
-        gate = admission.Gate(book)
+        gate = admission.LimitAdmission(book)
         rows = gate.let_in(_ordered(act(), now))
         gate.close()
     return transitions.messages_for(overlap.admitted(rows))
@@ -155,7 +155,7 @@ def claim_of(
 
     found, left = list[ClaimedTask](), list(demands)
     with tables.atomic():
-        gate = admission.Gate(book, [one.queue for one in demands])
+        gate = admission.LimitAdmission(book, [one.queue for one in demands])
         for _ in range(_PASSES):
             current, number = gate.free(left, limit - len(found))
             rows = act(current, number) if current and number else []
@@ -169,7 +169,9 @@ def claim_of(
     return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
 
 
-def _turns(book: config.Book, demands: Sequence[Demand], now: datetime) -> list[uuid.UUID] | None:
+def _turns(
+    book: config.LimitConfig, demands: Sequence[Demand], now: datetime
+) -> list[uuid.UUID] | None:
     """Return the tasks whose turn it is, or None if tenants do not share the queue by turns."""
     one = demands[0]
     if one.least or not book.takes_turns(one.queue):

@@ -20,7 +20,7 @@ from django_durable_tasks.engine.transitions import attempt_log, dead_letters
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import LogStatus, Resolution, Status
 from django_durable_tasks.rules.tasks.comments import comment, done_by
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def force_complete(queryset: TaskQuerySet, *, by: str, reason: str = "") -> list
         rows = list(open_or_failed.order_by("pk"))
         done = set(transitions.force_complete(queryset, completed))
         returned = dependency_replay.revive_below(done)
-        outcome = Outcome(kind=Kind.SUCCEEDED, error=reason or completed)
+        outcome = Outcome(kind=EndingKind.SUCCEEDED, error=reason or completed)
         for row in rows:
             # Without the run id, a task function that still runs does not find this success as its
             # own.

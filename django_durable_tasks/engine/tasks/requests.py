@@ -23,7 +23,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import (
     LEADER,
     WORK,
-    Patience,
+    TimeLimits,
     bound_transaction,
     dedicated_connection,
 )
@@ -114,7 +114,7 @@ def apply_left(size: int) -> int:
     return _apply_all(requests(), size, WORK)
 
 
-def _apply_all(queryset: TaskRequestQuerySet, size: int, limits: Patience | None) -> int:
+def _apply_all(queryset: TaskRequestQuerySet, size: int, limits: TimeLimits | None) -> int:
     """Apply requests of the queryset for at most _WITHIN seconds, oldest first; return how many.
 
     Requests whose tasks are locked are skipped.
@@ -130,7 +130,7 @@ def _apply_all(queryset: TaskRequestQuerySet, size: int, limits: Patience | None
     return applied
 
 
-def _apply(page: Sequence[tuple[int, str]], limits: Patience | None) -> int:
+def _apply(page: Sequence[tuple[int, str]], limits: TimeLimits | None) -> int:
     """Apply these requests: those of keys one by one, the others in one transaction."""
     others, keys = (
         [pk for pk, kind in page if kind not in _KEYS],
@@ -142,7 +142,7 @@ def _apply(page: Sequence[tuple[int, str]], limits: Patience | None) -> int:
     return sum(applied) + sum(_isolation.each(keys, lambda key: _pass_on(key, limits)))
 
 
-def _set_timeouts(limits: Patience | None) -> None:
+def _set_timeouts(limits: TimeLimits | None) -> None:
     """Set the timeouts of this transaction, because behind a pooler the session has none.
 
     ``limits`` is None in a transaction that another caller opened.
@@ -158,7 +158,7 @@ def _lock_requests(keys: Iterable[int]) -> list[TaskRequest]:
 
 
 @retry_on_deadlock
-def _apply_many(keys: Sequence[int], limits: Patience | None) -> int:
+def _apply_many(keys: Sequence[int], limits: TimeLimits | None) -> int:
     if not keys:
         return 0
     with tables.atomic():
@@ -204,7 +204,7 @@ def _mark(upstreams: dict[uuid.UUID, Task | None]) -> None:
 
 
 @retry_on_deadlock
-def _pass_on(key: int, limits: Patience | None) -> int:
+def _pass_on(key: int, limits: TimeLimits | None) -> int:
     """Apply the request for a key: its newest waiting task becomes the owner.
 
     A RUNNING owner loses the key. Other waiting tasks of the key are cancelled as REPLACED.

@@ -51,7 +51,7 @@ class Unreadable(DurableTasksError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class VerifyContext:
     """The time of a read: the database clock, whether there is a leader, and how long that has not
     changed.
 
@@ -74,19 +74,19 @@ class Look:
         return self.now - timedelta(seconds=seconds)
 
 
-def look() -> Look:
+def look() -> VerifyContext:
     """Read the clock and the lease of the leader; two statements."""
     now = database_now()
     leases = SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
     lease = leases.first()
     if lease is None or lease.expires_at <= now:
-        return Look(now=now, led=False, steady=now - (lease.expires_at if lease else now))
-    return Look(now=now, led=True, steady=now - (lease.acquired_at or now))
+        return VerifyContext(now=now, led=False, steady=now - (lease.expires_at if lease else now))
+    return VerifyContext(now=now, led=True, steady=now - (lease.acquired_at or now))
 
 
-Judge = Callable[[Look, Rows], list[Finding]]
+Judge = Callable[[VerifyContext, Rows], list[Finding]]
 Lock = Callable[[Sequence[Any]], list[Any]]
-Repair = Callable[[Look, Sequence[Finding]], Mapping[Any, str]]
+Repair = Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

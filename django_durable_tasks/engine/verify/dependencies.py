@@ -18,15 +18,22 @@ from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Check,
-    Look,
     Rows,
+    VerifyContext,
     finding,
     ground_rows,
     lock_edges,
 )
 from django_durable_tasks.engine.workflows import runs as workflow_runs
 from django_durable_tasks.models import EndingEvent, RequestKind, Task, TaskDependency, TaskRequest
-from django_durable_tasks.rules.dependencies import DELETED, FORCED, Fate, Tally, fate, needed
+from django_durable_tasks.rules.dependencies import (
+    DELETED,
+    FORCED,
+    JoinDecision,
+    Tally,
+    fate,
+    needed,
+)
 from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.verify import Finding, Severity
 from django_durable_tasks.rules.workflows.plan import WorkflowStatus
@@ -60,7 +67,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
     return ((pk, join, number, counted.get(pk, Tally())) for pk, join, number, _ in judged)
 
 
-def miscounted(look: Look, rows: Rows) -> list[Finding]:
+def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
     """BLOCKED tasks whose count does not match their unresolved edges."""
     return [
         finding(
@@ -77,7 +84,7 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def blocked_by_nothing(look: Look, rows: Rows) -> list[Finding]:
+def blocked_by_nothing(look: VerifyContext, rows: Rows) -> list[Finding]:
     """BLOCKED tasks whose join is met, or can no longer be met."""
     fates = ((pk, fate(join, tally, "")) for pk, join, _, tally in _waiting(rows))
     return [
@@ -89,17 +96,17 @@ def blocked_by_nothing(look: Look, rows: Rows) -> list[Finding]:
             Status.BLOCKED.value,
             (
                 "released, because nothing blocks it"
-                if what == Fate.RELEASE
+                if what == JoinDecision.RELEASE
                 else "SKIPPED or FAILED, because its join cannot be met"
             ),
             repair="evaluate its join again under the lock of the task",
         )
         for pk, what in fates
-        if what != Fate.STAY
+        if what != JoinDecision.STAY
     ]
 
 
-def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _recount(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     """Recount the edges of these tasks.
 
     Tasks with edges that are wrong themselves are left out, because a recount would release them
@@ -116,10 +123,7 @@ def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
     publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
 
 
-# Edges --------------------------------------------------------------------------------------------
-
-
-def unresolved(look: Look, rows: Rows) -> list[Finding]:
+def unresolved(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Edges whose upstream has ended or was deleted, without an ending event that would resolve
     them.
     """
@@ -148,7 +152,7 @@ def _has_task() -> Exists:
     return Exists(tables.tasks().filter(pk=OuterRef("task")))
 
 
-def _insert_events_again(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _insert_events_again(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(TaskDependency).filter(pk__in=[one.key for one in findings])
     found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
     edges.insert_events_again(
@@ -171,7 +175,7 @@ def _early(rows: Rows) -> Rows:
     return known.exclude(outcome=FORCED)
 
 
-def resolved_early(look: Look, rows: Rows) -> list[Finding]:
+def resolved_early(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Edges of a BLOCKED task that are resolved although their upstream is open."""
     found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
     return [
@@ -188,7 +192,7 @@ def resolved_early(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _reset(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _reset(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     edges.arm_again(keys)
     _evaluate_joins(
@@ -197,7 +201,7 @@ def _reset(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(keys, "reset to unresolved")
 
 
-def unmarked(look: Look, rows: Rows) -> list[Finding]:
+def unmarked(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
     ending event.
     """
@@ -219,17 +223,14 @@ def unmarked(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     above = ground_rows(TaskDependency).filter(pk__in=keys).values_list("depends_on_id", flat=True)
     transitions.mark_upstreams([key for key in above if key is not None])
     return dict.fromkeys(keys, "marked")
 
 
-# Ending events ------------------------------------------------------------------------------------
-
-
-def duplicates(look: Look, rows: Rows) -> list[Finding]:
+def duplicates(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Ending events that repeat an earlier one, so that a workflow would count the ending twice."""
     same = ground_rows(EndingEvent).filter(
         task_id=OuterRef("task_id"),
@@ -252,7 +253,7 @@ def duplicates(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _drop(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _drop(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     pending = (
         edges.endings()
@@ -264,7 +265,7 @@ def _drop(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(keys, "deleted")
 
 
-def unprocessed(look: Look, rows: Rows) -> list[Finding]:
+def unprocessed(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Ending events that were not processed for minutes.
 
     The age is taken from the last change of the task, so an event may be older than that.
@@ -290,7 +291,7 @@ def unprocessed(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def orphans(look: Look, rows: Rows) -> list[Finding]:
+def orphans(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Ending events whose task was deleted."""
     task = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(~Exists(task))
@@ -308,7 +309,7 @@ def orphans(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _process(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _process(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(resolve.resolve_given_endings(keys).messages)
     while edges.endings().uncounted().filter(pk__in=keys).exists() and workflow_runs.count_endings(

@@ -13,7 +13,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import release, usage
-from django_durable_tasks.engine.verify.check import PATIENCE, Check, Look, Rows, finding
+from django_durable_tasks.engine.verify.check import PATIENCE, Check, Rows, VerifyContext, finding
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.limits import options as rules
@@ -24,7 +24,7 @@ _RECENT_ATTEMPTS = 1_000
 _NO_SCHEDULER = "No scheduler releases parked tasks: run `manage.py run_scheduler`."
 
 
-def half_parked(look: Look, rows: Rows) -> list[Finding]:
+def half_parked(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks that name a limit but are not PENDING, and parked tasks without a limit and overlap
     key.
     """
@@ -47,13 +47,13 @@ def half_parked(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _unpark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _unpark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
     return dict.fromkeys(keys, "it no longer waits for a limit")
 
 
-def stuck_on_limit(look: Look, rows: Rows) -> list[Finding]:
+def stuck_on_limit(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks that stay parked although their limit has capacity or no longer exists, and no other
     task uses it.
     """
@@ -87,7 +87,7 @@ def stuck_on_limit(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _active_scopes(look: Look) -> set[str]:
+def _active_scopes(look: VerifyContext) -> set[str]:
     """Return the scopes of the attempts that ended during the last PATIENCE seconds."""
     attempts = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
     last = attempts.values_list("task_id", "completed_at")[:_RECENT_ATTEMPTS]
@@ -99,7 +99,7 @@ def _active_scopes(look: Look) -> set[str]:
     return moving
 
 
-def _release(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _release(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     batch = conf.settings().BATCH_SIZE
     plan = release.plan_release(sorted({str(one.found) for one in findings}), look.now, batch)
     transitions.let_go(tables.tasks().filter(pk__in=list(plan.rows)), batch)

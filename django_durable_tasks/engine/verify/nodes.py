@@ -15,8 +15,8 @@ from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Check,
-    Look,
     Rows,
+    VerifyContext,
     finding,
     ground_rows,
 )
@@ -45,7 +45,7 @@ _HOUR = 3_600.0
 # Seed rows and leases -----------------------------------------------------------------------------
 
 
-def missing(look: Look, rows: Rows) -> list[Finding]:
+def missing(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Rows that the migrations insert: without the lease no leader, without the tenant no task is
     possible.
     """
@@ -68,12 +68,12 @@ def missing(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _write(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _write(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     seed_rows.write_first_rows(using=tables.database())
     return dict.fromkeys((one.key for one in findings), "inserted")
 
 
-def leases(look: Look, rows: Rows) -> list[Finding]:
+def leases(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Leases that expire too far in the future, and expired leases that no running
     scheduler takes.
     """
@@ -112,7 +112,7 @@ def leases(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _end(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _end(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     ended = [one.key for one in findings if one.repair]
     ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=look.ago(-_LONGEST)).update(
         expires_at=after(-1)
@@ -123,7 +123,7 @@ def _end(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 # Nodes --------------------------------------------------------------------------------------------
 
 
-def without_heartbeat(look: Look, rows: Rows) -> list[Finding]:
+def without_heartbeat(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Nodes that missed their heartbeats for long and were not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not look.led or not look.may_judge(patience):
@@ -146,7 +146,7 @@ def without_heartbeat(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _declare_dead(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _declare_dead(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     nodes.declare_dead(keys)
     return dict.fromkeys(keys, "declared dead")
@@ -157,8 +157,8 @@ def _declare_dead(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 
 def _orphans(
     check: str, table: str, column: str, owner: type[Model]
-) -> Callable[[Look, Rows], list[Finding]]:
-    def judge(look: Look, rows: Rows) -> list[Finding]:
+) -> Callable[[VerifyContext, Rows], list[Finding]]:
+    def judge(look: VerifyContext, rows: Rows) -> list[Finding]:
         found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
         return [
             finding(
@@ -176,8 +176,8 @@ def _orphans(
     return judge
 
 
-def _delete(ground: type[Model]) -> Callable[[Look, Sequence[Finding]], Mapping[Any, str]]:
-    def repair(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _delete(ground: type[Model]) -> Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]:
+    def repair(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
         keys = [one.key for one in findings]
         ground_rows(ground).filter(pk__in=keys).delete()
         return dict.fromkeys(keys, "deleted")
@@ -199,7 +199,7 @@ def _orphan_check(
     )
 
 
-def unpruned(look: Look, rows: Rows) -> list[Finding]:
+def unpruned(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Recorded fire times of Celery beat whose retention is over."""
     kept = conf.settings().SHADOW_RETENTION + _HOUR
     if not look.led or not look.may_judge(_HOUR):
@@ -220,7 +220,7 @@ def unpruned(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _prune(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _prune(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     prune_shadow_fires(look.now, len(findings))
     return dict.fromkeys((one.key for one in findings), "pruned")
 

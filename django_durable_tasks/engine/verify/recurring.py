@@ -13,7 +13,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring import ledger, writes
-from django_durable_tasks.engine.recurring.ledger import Entry
+from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.schedule_cache import (
     Calendars,
     calendars_of,
@@ -22,8 +22,8 @@ from django_durable_tasks.engine.recurring.schedule_cache import (
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Check,
-    Look,
     Rows,
+    VerifyContext,
     finding,
     ground_rows,
 )
@@ -40,7 +40,7 @@ _DAY = timedelta(days=1)
 _ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
 
 
-def wrong_plans(look: Look, rows: Rows) -> list[Finding]:
+def wrong_plans(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules whose next fire time or watermark does not match their agenda."""
     found, schedules = [], list(rows)
     calendars = calendars_of(schedules)
@@ -103,7 +103,7 @@ def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
     return following.at if following else None
 
 
-def _plan(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _plan(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     schedules = list(
         ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
     )
@@ -121,7 +121,7 @@ def _plan(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return done
 
 
-def late(look: Look, rows: Rows) -> list[Finding]:
+def late(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules that have been due for more than PATIENCE seconds under a leader."""
     if not look.led or not look.may_judge(PATIENCE):
         return []
@@ -143,7 +143,7 @@ def late(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def quarantined(look: Look, rows: Rows) -> list[Finding]:
+def quarantined(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules that were paused because they raised an error."""
     found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
     return [
@@ -164,7 +164,7 @@ def quarantined(look: Look, rows: Rows) -> list[Finding]:
 # Runs against the ledger --------------------------------------------------------------------------
 
 
-def miscounted(look: Look, rows: Rows) -> list[Finding]:
+def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules whose run count does not match their complete ledger."""
     counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
     return [
@@ -196,7 +196,7 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
 
 
-def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _recount(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings])
     counted = _counted(these)
     for row in these:
@@ -205,7 +205,7 @@ def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(counted, "recounted")
 
 
-def without_task(look: Look, rows: Rows) -> list[Finding]:
+def without_task(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Ledger entries of runs that have no task, or whose task was deleted before its retention was
     over.
     """
@@ -227,7 +227,7 @@ def without_task(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def without_ledger_entry(look: Look, rows: Rows) -> list[Finding]:
+def without_ledger_entry(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
     entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
     own = entries.filter(unique_fire_time=OuterRef("fire_time"))
@@ -262,7 +262,7 @@ def without_ledger_entry(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _add_entries(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _add_entries(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
     written = set()
     for row in rows:
@@ -283,7 +283,7 @@ def _add_entries(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
             continue
         written |= ledger.write(
             [
-                Entry(
+                LedgerEntry(
                     recurring_task_id=row.recurring_task_id,
                     tenant_id=row.tenant_id,
                     fire_time=row.fire_time,

@@ -78,7 +78,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class RepairResult:
     """The result of a repair: ``done`` describes the action, ``left`` why there was none."""
 
     finding: Finding
@@ -171,18 +171,18 @@ def _text_of(error: Exception) -> str:
 # Repair -------------------------------------------------------------------------------------------
 
 
-def repair(answers: Sequence[Answer]) -> list[Deed]:
+def repair(answers: Sequence[Answer]) -> list[RepairResult]:
     """Repair what can be repaired, in batches; each transaction locks and judges its rows again.
 
     Rows that are correct meanwhile are not changed. Findings that need an operator, and refused
     repairs, are returned with the reason. A second call changes nothing more.
     """
-    deeds: list[Deed] = []
+    deeds: list[RepairResult] = []
     for answer in answers:
         check, found = answer.check, answer.findings
         safe = [one for one in found if one.repair and check.repair is not None]
         deeds += [
-            Deed(one, left=one.advice or "It needs an operator.")
+            RepairResult(one, left=one.advice or "It needs an operator.")
             for one in found
             if one not in safe
         ]
@@ -197,7 +197,7 @@ def repair(answers: Sequence[Answer]) -> list[Deed]:
     return deeds
 
 
-def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[Deed]:
+def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
     """Repair a batch; if it is refused, repair row by row, so that one row does not stop the
     others.
     """
@@ -207,7 +207,9 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[Deed]:
     except (DurableTasksError, IntegrityError) as refused:
         keys = distinct(findings)
         if len(keys) == 1:
-            return [Deed(one, left=f"The repair was refused: {refused}") for one in findings]
+            return [
+                RepairResult(one, left=f"The repair was refused: {refused}") for one in findings
+            ]
     return [
         deed
         for key in keys
@@ -215,7 +217,7 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[Deed]:
     ]
 
 
-def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[Deed]:
+def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
     moment = look()
     rows = check.held(distinct(findings))
     still = [one for one in check.judge(moment, rows) if one.repair]
@@ -229,15 +231,19 @@ def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[Deed]:
     ]
 
 
-def _deed(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> Deed:
+def _deed(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> RepairResult:
     if still:
         left = (
             "It cannot be repaired yet: repair the other findings of the row first, or correct it"
             " manually."
         )
-        return Deed(one, done=done[one.key]) if one.key in done else Deed(one, left=left)
+        return (
+            RepairResult(one, done=done[one.key])
+            if one.key in done
+            else RepairResult(one, left=left)
+        )
     return (
-        Deed(one, left="The row is locked by another transaction. Run the check again.")
+        RepairResult(one, left="The row is locked by another transaction. Run the check again.")
         if theirs
-        else Deed(one, done="it is correct meanwhile")
+        else RepairResult(one, done="it is correct meanwhile")
     )

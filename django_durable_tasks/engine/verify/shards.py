@@ -19,8 +19,8 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Check,
-    Look,
     Rows,
+    VerifyContext,
     finding,
     ground_rows,
 )
@@ -39,7 +39,7 @@ from django_durable_tasks.rules.verify import Finding, Severity
 # The shard of a task ------------------------------------------------------------------------------
 
 
-def wrong_keys(look: Look, rows: Rows) -> list[Finding]:
+def wrong_keys(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Open tasks whose shard does not match their id."""
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     return [
@@ -57,7 +57,7 @@ def wrong_keys(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _write(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _write(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
@@ -72,7 +72,7 @@ def _settled_after() -> float:
     return max(PATIENCE, 3 * nodes.timeout())
 
 
-def _schedulers(look: Look) -> dict[str, list[Node]]:
+def _schedulers(look: VerifyContext) -> dict[str, list[Node]]:
     """Return the schedulers that have not stopped, or stopped recently, by region."""
     present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=look.ago(_settled_after()))
     found: dict[str, list[Node]] = defaultdict(list)
@@ -85,7 +85,7 @@ def _restricted_to(node: Node) -> frozenset[int] | None:
     return frozenset(node.shards or ()) if node.keeps_to_shards else None
 
 
-def unserved(look: Look, rows: Rows) -> list[Finding]:
+def unserved(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Regions whose schedulers are all restricted to some shards and leave others unserved."""
     schedulers = _schedulers(look)
     found = {
@@ -111,7 +111,7 @@ def unserved(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _unserved_shards(look: Look, nodes_of_region: Sequence[Node]) -> frozenset[int]:
+def _unserved_shards(look: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
     """Return the shards that no scheduler serves. A scheduler that stopped recently still counts,
     as it may restart.
     """
@@ -127,7 +127,7 @@ def _unserved_shards(look: Look, nodes_of_region: Sequence[Node]) -> frozenset[i
     )
 
 
-def contradicted(look: Look, rows: Rows) -> list[Finding]:
+def contradicted(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedulers whose shards do not match the division computed for their region, which has not
     changed recently.
     """
@@ -155,7 +155,7 @@ def contradicted(look: Look, rows: Rows) -> list[Finding]:
 
 
 def _division(
-    look: Look, nodes_of_region: Sequence[Node]
+    look: VerifyContext, nodes_of_region: Sequence[Node]
 ) -> dict[Any, tuple[Node, frozenset[int]]]:
     """Return the division of shards in a region; empty if a scheduler of the region started or
     stopped recently.

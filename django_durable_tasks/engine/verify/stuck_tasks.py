@@ -1,8 +1,8 @@
 """Checks of tasks that make no progress: expired leases, unpublished tasks, and waits for a free
 overlap key.
 
-Lateness is only judged after a steady period with or without a leader (``Look.may_judge``), because
-after an outage of the database everything is late.
+Lateness is only judged after a steady period with or without a leader
+(``VerifyContext.may_judge``), because after an outage of the database everything is late.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Check,
-    Look,
     Rows,
+    VerifyContext,
     finding,
     ground_rows,
 )
@@ -34,18 +34,18 @@ from django_durable_tasks.models import Node, Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.verify import Finding, Severity
 
 NO_LEADER = "No scheduler is the leader: run `manage.py run_scheduler`."
 _LOST = Outcome(
-    kind=Kind.CRASHED,
+    kind=EndingKind.CRASHED,
     error="The lease of the run expired and the leader did not end it.",
     error_type="Lost",
 )
 
 
-def expired_leases(look: Look, rows: Rows) -> list[Finding]:
+def expired_leases(look: VerifyContext, rows: Rows) -> list[Finding]:
     """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
     patience = max(PATIENCE, conf.settings().LEASE)
     if not look.may_judge(patience):
@@ -72,7 +72,7 @@ def expired_leases(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _mark_lost(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark_lost(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     verdicts = attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
     return {
@@ -81,7 +81,7 @@ def _mark_lost(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     }
 
 
-def not_republished(look: Look, rows: Rows) -> list[Finding]:
+def not_republished(look: VerifyContext, rows: Rows) -> list[Finding]:
     """QUEUED tasks that should have been republished long ago."""
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not look.may_judge(patience):
@@ -103,13 +103,13 @@ def not_republished(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _publish(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _publish(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(claim.republish(tables.tasks().filter(pk__in=keys), look.now, len(keys)))
     return dict.fromkeys(keys, "published")
 
 
-def unpublished(look: Look, rows: Rows) -> list[Finding]:
+def unpublished(look: VerifyContext, rows: Rows) -> list[Finding]:
     """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
     patience = conf.settings().OLDEST_DUE_MAX
     if not look.led or not look.may_judge(max(PATIENCE, patience)):
@@ -141,7 +141,7 @@ def unpublished(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _active_queues(queues: Iterable[str], look: Look) -> set[str]:
+def _active_queues(queues: Iterable[str], look: VerifyContext) -> set[str]:
     """Return the queues that run tasks or had one published in the last PATIENCE seconds."""
     busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=look.ago(PATIENCE))
     return set(
@@ -155,7 +155,7 @@ def _active_queues(queues: Iterable[str], look: Look) -> set[str]:
 # Overlap keys -------------------------------------------------------------------------------------
 
 
-def stuck_on_overlap(look: Look, rows: Rows) -> list[Finding]:
+def stuck_on_overlap(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
     if not look.may_judge(PATIENCE):
         return []
@@ -215,7 +215,7 @@ def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: dat
     return found
 
 
-def _make_due(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _make_due(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     of: dict[Any, list[Any]] = defaultdict(list)
     for one in findings:
         of[one.found].append(one.key)

@@ -15,15 +15,15 @@ from django_durable_tasks.engine.transitions import attempt_log
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
 from django_durable_tasks.engine.verify.check import (
     Check,
-    Look,
     Rows,
+    VerifyContext,
     finding,
     free_tasks,
     ground_rows,
 )
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Resolution, Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.verify import (
     Finding,
     wrong_attempts,
@@ -44,7 +44,7 @@ _ACCEPTED = (
 # Dead letters -------------------------------------------------------------------------------------
 
 
-def without_dead_letter(look: Look, rows: Rows) -> list[Finding]:
+def without_dead_letter(look: VerifyContext, rows: Rows) -> list[Finding]:
     """FAILED tasks without an open dead letter whose last one was not discarded either."""
     letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
@@ -67,12 +67,12 @@ def without_dead_letter(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _open(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _open(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     cases = []
     for row in tables.tasks().filter(pk__in=keys).order_by("pk"):
         outcome = Outcome(
-            kind=Kind.FAILED,
+            kind=EndingKind.FAILED,
             error=row.last_error or row.reason or "The error was not kept.",
         )
         reason = "UPSTREAM" if row.cause is not None else (row.reason or "EXHAUSTED")[:20]
@@ -83,7 +83,7 @@ def _open(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return dict.fromkeys(keys, "opened a dead letter")
 
 
-def stale_dead_letters(look: Look, rows: Rows) -> list[Finding]:
+def stale_dead_letters(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Open dead letters of tasks that are not FAILED."""
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     return [
@@ -106,7 +106,7 @@ def _lock_letters(keys: Sequence[int]) -> list[int]:
     return [pk for pk, task in of.items() if task in free]
 
 
-def _close(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _close(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     tasks = list(ground_rows(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
     transition_dead_letters.close_replayed(tasks, by=BY, reason="its task is not FAILED")
@@ -116,7 +116,7 @@ def _close(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
 # Columns ------------------------------------------------------------------------------------------
 
 
-def markers(look: Look, rows: Rows) -> list[Finding]:
+def markers(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Ended tasks that still own a key, and open tasks that do not own theirs."""
     differs = Q()
     for marker, key in _MARKERS.items():
@@ -145,7 +145,7 @@ def markers(look: Look, rows: Rows) -> list[Finding]:
     return found
 
 
-def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     done: dict[Any, str] = {}
     for one in findings:
         this = tables.tasks().filter(pk=one.key)
@@ -156,7 +156,7 @@ def _mark(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
     return done
 
 
-def completions(look: Look, rows: Rows) -> list[Finding]:
+def completions(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Ended tasks without a completion time, and open tasks with one."""
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
@@ -180,7 +180,7 @@ def completions(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _complete(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _complete(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = tables.tasks().filter(pk__in=[one.key for one in findings])
     these.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
     these.filter(status__in=OPEN).update(completed_at=None)
@@ -207,7 +207,7 @@ def _odd_attempts(rows: Rows) -> Rows:
     return odd
 
 
-def attempts(look: Look, rows: Rows) -> list[Finding]:
+def attempts(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks with more accepted endings than attempts.
 
     A success that an operator sets has no run and is not counted as the ending of an attempt.
@@ -241,7 +241,7 @@ def attempts(look: Look, rows: Rows) -> list[Finding]:
     return found
 
 
-def _raise(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _raise(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys: list[uuid.UUID] = [one.key for one in findings]
     accepted = TaskExecutionLog.objects.using(tables.database()).filter(
         task__in=keys, run_id__isnull=False, status__in=_ACCEPTED

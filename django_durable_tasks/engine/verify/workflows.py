@@ -13,7 +13,7 @@ from django.db.models import Count
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
-from django_durable_tasks.engine.verify.check import Check, Look, Rows, finding
+from django_durable_tasks.engine.verify.check import Check, Rows, VerifyContext, finding
 from django_durable_tasks.engine.workflows import runs, start
 from django_durable_tasks.engine.workflows.start import ABANDONED_AFTER
 from django_durable_tasks.models import EndingEvent, WorkflowRun
@@ -85,7 +85,7 @@ def _fact(
     )
 
 
-def miscounted(look: Look, rows: Rows) -> list[Finding]:
+def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Runs whose counts do not match the statuses of their tasks."""
     return [
         finding(
@@ -105,7 +105,7 @@ def miscounted(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _recount(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _recount(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = sorted({one.key for one in findings})
     for pk, run in _facts(WorkflowRun.objects.using(tables.database()).filter(pk__in=keys)):
         safe: list[Wrong] = [wrong for wrong in wrong_counts(run) if wrong.safe]
@@ -131,7 +131,7 @@ def _count_again(keys: Sequence[uuid.UUID]) -> None:
         pass
 
 
-def misjudged(look: Look, rows: Rows) -> list[Finding]:
+def misjudged(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Open runs whose tasks have all ended, and ended runs with open tasks."""
     judged = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
     return [
@@ -149,13 +149,13 @@ def misjudged(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _judge(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _judge(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     _count_again(keys)
     return dict.fromkeys(keys, "status set from its counts")
 
 
-def abandoned(look: Look, rows: Rows) -> list[Finding]:
+def abandoned(look: VerifyContext, rows: Rows) -> list[Finding]:
     """Starts without progress that the leader has not removed."""
     if not look.may_judge(ABANDONED_AFTER):
         return []
@@ -179,7 +179,7 @@ def abandoned(look: Look, rows: Rows) -> list[Finding]:
     ]
 
 
-def _remove(look: Look, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _remove(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     done: dict[Any, str] = {}
     for one in findings:
         if start.give_up(one.key, look.ago(ABANDONED_AFTER)):

@@ -33,7 +33,7 @@ _LOCK_TIMEOUT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StatusChange:
     """The change of one task. ``before`` and ``after`` are equal if only its edges or
     gates change.
     """
@@ -47,13 +47,13 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class GraphReport:
     """The changes of an operation, or of its preview, the oldest task first.
 
     ``asked`` contains the RUNNING tasks that were requested to stop.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[StatusChange, ...]
     asked: tuple[uuid.UUID, ...]
     dry_run: bool
 
@@ -64,7 +64,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Operation:
+class GraphOperation:
     """The state of one operation: the tasks changed, those requested to stop, and tasks to report
     by name.
 
@@ -93,7 +93,7 @@ class Operation:
                 self.asked.update(left)
 
 
-def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
+def carry_out(act: Callable[[GraphOperation], None], *, dry_run: bool) -> GraphReport:
     """Execute ``act`` and everything that follows from it in one transaction; with ``dry_run``,
     roll back.
 
@@ -110,9 +110,9 @@ def carry_out(act: Callable[[Operation], None], *, dry_run: bool) -> Report:
 
 
 @retry_on_deadlock
-def _once(act: Callable[[Operation], None], dry_run: bool) -> Report:
+def _once(act: Callable[[GraphOperation], None], dry_run: bool) -> GraphReport:
     with watching(preview=dry_run) as watch, tables.atomic():
-        operation = Operation(watch)
+        operation = GraphOperation(watch)
         with _lock_timeout(dry_run):
             act(operation)
             _resolve_consequences(operation)
@@ -149,7 +149,7 @@ def _set(sql: str) -> None:
 # Consequences -------------------------------------------------------------------------------------
 
 
-def _resolve_consequences(operation: Operation) -> None:
+def _resolve_consequences(operation: GraphOperation) -> None:
     """Resolve the endings that this operation caused, and those caused by them, until no task waits
     for one.
     """
@@ -202,7 +202,7 @@ def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     return found
 
 
-def _report(operation: Operation, dry_run: bool) -> Report:
+def _report(operation: GraphOperation, dry_run: bool) -> GraphReport:
     before, changes = operation.watch.before, []
     for some in in_parts(sorted({*before, *operation.named})):
         rows = (
@@ -212,11 +212,11 @@ def _report(operation: Operation, dry_run: bool) -> Report:
             reported = operation.named.get(key, "")
             if before.get(key, status) != status or key in operation.named:
                 changes.append(
-                    Change(
+                    StatusChange(
                         key, step or "", name, before.get(key, status), status, reason or reported
                     )
                 )
-    return Report(tuple(changes), tuple(sorted(operation.asked)), dry_run)
+    return GraphReport(tuple(changes), tuple(sorted(operation.asked)), dry_run)
 
 
 def in_parts(found: Iterable[T]) -> Iterator[list[T]]:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 
 from django_durable_tasks import conf
-from django_durable_tasks.diagrams import Diagram, Edge, Node
+from django_durable_tasks.diagrams import Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.dependencies.edges import runs
@@ -79,15 +79,15 @@ def _diagram(
     title: str, status: str, keys: Iterable[uuid.UUID], groups: Mapping[uuid.UUID, str]
 ) -> Diagram:
     secret = conf.settings().SECRET_NAMES
-    nodes: list[Node] = []
-    drawn_edges: list[Edge] = []
+    nodes: list[DiagramNode] = []
+    drawn_edges: list[DiagramEdge] = []
     for some in in_parts(keys):
         gates = _closed_gates(some)
         for key, step, name, task_status, started, completed, reason, run in (
             tables.tasks().filter(pk__in=some).values_list(*_ROW)
         ):
             nodes.append(
-                Node(
+                DiagramNode(
                     id=str(key),
                     label=step or name.rpartition(".")[2],
                     status=task_status,
@@ -102,7 +102,7 @@ def _diagram(
             edges.edges().above(some).filter(depends_on__isnull=False).values_list(*_EDGE)
         ):
             drawn_edges.append(
-                Edge(
+                DiagramEdge(
                     source=str(source),
                     target=str(target),
                     kind=kind,

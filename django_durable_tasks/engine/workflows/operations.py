@@ -23,7 +23,12 @@ from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.tasks import dead_letters, operator_actions
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
 from django_durable_tasks.engine.workflows import dry_run as workflow_dry_run
-from django_durable_tasks.engine.workflows.dry_run import Change, Operation, Report, below
+from django_durable_tasks.engine.workflows.dry_run import (
+    GraphOperation,
+    GraphReport,
+    StatusChange,
+    below,
+)
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -33,9 +38,9 @@ from django_durable_tasks.rules.tasks.comments import comment, done_by
 from django_durable_tasks.rules.workflows.plan import PlannedEdge
 
 __all__ = [
-    "Change",
-    "Report",
+    "GraphReport",
     "RetryMode",
+    "StatusChange",
     "add_edge",
     "approve",
     "cancel_branch",
@@ -66,7 +71,7 @@ class RetryMode(StrEnum):
 
 def cancel_workflow(
     run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False
-) -> Report:
+) -> GraphReport:
     """Cancel a run and all runs inside it: waiting tasks at once, RUNNING ones are requested to
     stop.
 
@@ -77,7 +82,7 @@ def cancel_workflow(
     if not dry_run:
         _stop_growth(run, why)
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         open_tasks = tables.tasks().filter(workflow__in=_run_ids(run), status__in=OPEN)
         operation.cancel(list(open_tasks.values_list("pk", flat=True)), why)
 
@@ -124,7 +129,7 @@ def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
     return sorted(found)
 
 
-def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """Cancel a task and all direct and indirect dependents; RUNNING ones are requested to stop."""
     why = comment("CANCELLED", by, reason)
     return workflow_dry_run.carry_out(
@@ -137,7 +142,7 @@ def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = Fals
 
 def retry_workflow(
     run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False
-) -> Report:
+) -> GraphReport:
     """Run tasks of a run, and of the runs inside it, again; an ended or cancelled run is opened
     again.
 
@@ -148,7 +153,7 @@ def retry_workflow(
     """
     kind = chosen("mode", mode, RetryMode)
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         these = tables.tasks().filter(workflow__in=_run_ids(run))
         failed = these.filter(status__in=_FAILED)
         if kind != RetryMode.ALL and not failed.exists():
@@ -165,13 +170,13 @@ def retry_workflow(
     return _run_again(act, dry_run)
 
 
-def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """Run an ended task again with everything that depends on it, including successful tasks.
 
     Raises TransitionRefused if it has not ended, or if a task downstream is RUNNING.
     """
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         row = _row(task)
         if row.status not in TERMINAL:
             raise TransitionRefused(
@@ -193,7 +198,7 @@ def _again(selected: TaskQuerySet, by: str, reason: str) -> None:
     transition_dead_letters.close_replayed(returned, by=by, reason=reason)
 
 
-def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
+def _run_again(act: Callable[[GraphOperation], None], dry_run: bool) -> GraphReport:
     try:
         return workflow_dry_run.carry_out(act, dry_run=dry_run)
     except IntegrityError as taken:
@@ -207,7 +212,7 @@ def _run_again(act: Callable[[Operation], None], dry_run: bool) -> Report:
 
 def force_complete(
     tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
-) -> Report:
+) -> GraphReport:
     """Set tasks to SUCCESS without running them.
 
     Their dependents are released, and tasks that were skipped because of them wait again.
@@ -217,14 +222,16 @@ def force_complete(
     )
 
 
-def force_run(tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def force_run(
+    tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
+) -> GraphReport:
     """Run BLOCKED and SKIPPED tasks now, regardless of their upstreams and gates.
 
     Tasks that were skipped because of them wait again. Raises TransitionRefused if none of the
     tasks is BLOCKED or SKIPPED.
     """
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         forced, returned = replay.force_run(tasks, comment("forced", by, reason), by=by)
         if not forced:
             raise TransitionRefused(
@@ -245,7 +252,7 @@ def _some(done: Collection[uuid.UUID]) -> None:
 # Gates --------------------------------------------------------------------------------------------
 
 
-def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """Open the approval that a task waits for. Raises TransitionRefused if it waits for none."""
     return _at_gate(
         task,
@@ -256,13 +263,13 @@ def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> 
     )
 
 
-def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """Cancel a task that waits for an approval; a replay waits for it again.
 
     Raises TransitionRefused if it waits for none.
     """
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
         transitions.lock_rows(sorted(below([task.pk])))
         if not gates.update(outcome="REJECTED", resolved_by=by[:200], note=reason[:500]):
@@ -272,7 +279,7 @@ def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> R
     return workflow_dry_run.carry_out(act, dry_run=dry_run)
 
 
-def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """Let a task that has not started wait for ``unhold``.
 
     Raises TransitionRefused if it has started or is held already.
@@ -285,7 +292,7 @@ def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Rep
     return _at_gate(task, act, comment("held", by, reason), "", dry_run)
 
 
-def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Report:
+def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """End the hold of a task. Raises TransitionRefused if it is not held."""
     return _at_gate(
         task,
@@ -296,8 +303,8 @@ def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> R
     )
 
 
-def _at_gate(task: Task, act: Callable[[], Any], what: str, by: str, dry_run: bool) -> Report:
-    def named(operation: Operation) -> None:
+def _at_gate(task: Task, act: Callable[[], Any], what: str, by: str, dry_run: bool) -> GraphReport:
+    def named(operation: GraphOperation) -> None:
         act()
         operation.named[task.pk] = f"{what} by {by}" if by else what
 
@@ -316,7 +323,7 @@ def add_edge(
     reason: str = "",
     policy: str | None = None,
     dry_run: bool = False,
-) -> Report:
+) -> GraphReport:
     """Let a task that has not started wait for ``upstream``; ``kind`` is MUST_SUCCEED, MUST_FINISH
     or MUST_FAIL.
 
@@ -329,7 +336,7 @@ def add_edge(
         policy=None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure),
     )
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         if not edit.link(task.pk, {upstream.pk: edge}, by=by, reason=reason):
             raise InvalidDependency(
                 f"Task {task.pk} waits for {upstream.pk} already, by {edge.kind}."
@@ -342,14 +349,14 @@ def add_edge(
 
 def remove_edge(
     task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False
-) -> Report:
+) -> GraphReport:
     """Delete an edge of a BLOCKED task, which runs if nothing else blocks it.
 
     Raises InvalidDependency if the edge does not exist, and TransitionRefused if the task is not
     BLOCKED.
     """
 
-    def act(operation: Operation) -> None:
+    def act(operation: GraphOperation) -> None:
         if not edges.edges().above([task.pk]).below([upstream.pk]).exists():
             raise InvalidDependency(
                 f"Task {task.pk} does not wait for task {upstream.pk}: there is no such edge."

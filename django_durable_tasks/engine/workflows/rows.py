@@ -42,7 +42,7 @@ class StartOptions:
 
 
 @dataclass(slots=True)
-class Draft:
+class WorkflowDraft:
     """A plan with its ids and unsaved rows.
 
     ``roots`` are the tasks to release after the insert, ``outside`` the existing upstreams.
@@ -64,7 +64,7 @@ def draft(
     inside: WorkflowRun | None = None,
     *,
     sealed: bool = True,
-) -> Draft:
+) -> WorkflowDraft:
     """Return the rows of a plan. Raises an error of this package for invalid tasks or arguments.
 
     With ``inside``, the tasks of scope 0 join that run and no run is created for it. If ``sealed``
@@ -77,7 +77,7 @@ def draft(
     # Ids sort by creation time, but not within a millisecond. They are assigned by layer, so that
     # lists show upstreams first.
     ids = {place: new_task_id() for layer in layers(above) for place in layer}
-    found = Draft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
+    found = WorkflowDraft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
     # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
     # other first tasks are released when everything is written.
     at_once = conf.settings().FAST_PATH_MAX
@@ -142,7 +142,7 @@ def _runs_of(
 
 
 def _new_task(
-    task: PlannedTask, found: Draft, place: int, launch: StartOptions, now: datetime
+    task: PlannedTask, found: WorkflowDraft, place: int, launch: StartOptions, now: datetime
 ) -> NewTask:
     known = registry.get(task.task)
     given = task.options
@@ -165,7 +165,7 @@ def _new_task(
     )
 
 
-def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: Draft) -> TaskDependency:
+def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: WorkflowDraft) -> TaskDependency:
     if isinstance(edge.upstream, uuid.UUID):
         found.outside.add(edge.upstream)
         upstream = edge.upstream

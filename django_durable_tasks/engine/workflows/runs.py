@@ -25,7 +25,7 @@ from django_durable_tasks.engine.dependencies import edges, edit
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
-from django_durable_tasks.engine.workflows.rows import Draft, StartOptions, draft
+from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
 from django_durable_tasks.engine.workflows.start import let_go, write
 from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
 from django_durable_tasks.models import TaskDependency, WorkflowRun
@@ -119,7 +119,7 @@ def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
         )
 
 
-def _block_dependents(task_id: uuid.UUID, found: Draft) -> None:
+def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
     """Insert edges from the last of the new tasks to the dependents of this task, with the same
     conditions.
     """

@@ -28,7 +28,7 @@ from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
 from django_durable_tasks.engine.dependencies import edges, edit, resolve
 from django_durable_tasks.engine.dependencies.edges import runs
-from django_durable_tasks.engine.workflows.rows import Draft, StartOptions, draft
+from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
 from django_durable_tasks.exceptions import TransitionRefused, UniqueConflict
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -122,14 +122,14 @@ def _of_key(launch: StartOptions) -> WorkflowRun | None:
     return runs().filter(tenant_id=launch.tenant_id, open_key=launch.key).first()
 
 
-def _start_at_once(found: Draft) -> None:
+def _start_at_once(found: WorkflowDraft) -> None:
     with tables.atomic():
         runs().bulk_create(found.runs)
         write(found)
         publish_after_commit(let_go(found.roots))
 
 
-def write(found: Draft) -> None:
+def write(found: WorkflowDraft) -> None:
     """Insert the tasks and edges.
 
     Upstreams outside the plan are locked first. If they have ended, their ending is resolved again.
@@ -143,7 +143,7 @@ def write(found: Draft) -> None:
         edit.insert_edges(across, outside)
 
 
-def _split_edges(found: Draft) -> tuple[list[TaskDependency], list[TaskDependency]]:
+def _split_edges(found: WorkflowDraft) -> tuple[list[TaskDependency], list[TaskDependency]]:
     """Return the edges within the plan, gates included, and those to tasks that exist already."""
     across = [edge for edge in found.edges if edge.depends_on_id in found.outside]
     within = (
@@ -155,7 +155,7 @@ def _split_edges(found: Draft) -> tuple[list[TaskDependency], list[TaskDependenc
 
 
 def _check_outside(
-    found: Draft, across: Sequence[TaskDependency], outside: dict[uuid.UUID, Task]
+    found: WorkflowDraft, across: Sequence[TaskDependency], outside: dict[uuid.UUID, Task]
 ) -> None:
     wanted = [PlannedEdge(upstream=edge.upstream_id) for edge in across]
     edit.check_upstreams(wanted, outside, found.runs[0].tenant_id)
@@ -175,7 +175,7 @@ def let_go(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
 # Large starts -------------------------------------------------------------------------------------
 
 
-def _start_in_batches(found: Draft, progress: Progress | None) -> None:
+def _start_in_batches(found: WorkflowDraft, progress: Progress | None) -> None:
     root = found.runs[0]
     within, across = _split_edges(found)
     _check_outside(found, across, tables.tasks().in_bulk(sorted(found.outside)) if across else {})
@@ -199,7 +199,7 @@ def _start_in_batches(found: Draft, progress: Progress | None) -> None:
 
 
 def _write_in_batches(
-    found: Draft, within: Sequence[TaskDependency], progress: Progress | None
+    found: WorkflowDraft, within: Sequence[TaskDependency], progress: Progress | None
 ) -> None:
     root, total, done = found.runs[0], len(found.rows) + len(found.edges), 0
     for first in range(0, len(found.rows), BATCH):
@@ -237,7 +237,7 @@ def _lock_start(root: uuid.UUID) -> None:
         )
 
 
-def _seal(found: Draft, across: Sequence[TaskDependency]) -> None:
+def _seal(found: WorkflowDraft, across: Sequence[TaskDependency]) -> None:
     """Set all runs to RUNNING in the transaction that inserts the edges to existing tasks."""
     root = found.runs[0].pk
     with tables.atomic():

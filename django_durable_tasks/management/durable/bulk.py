@@ -22,14 +22,14 @@ from django_durable_tasks.management.durable.selectors import (
 from django_durable_tasks.management.durable.subcommand import OK, REFUSED, Options, refuse
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.operations.operation import Operation, Outcome
+from django_durable_tasks.operations.operation import Operation, OperationResult
 
 _TASK = ("id", "status", "queue", "name", "key", "attempts")
 _LETTER = ("id", "task_id", "reason", "fingerprint", "attempts", "created_at")
 
 
 @dataclass(slots=True, kw_only=True)
-class Change:
+class BulkChange:
     """An operation on rows: those that it changes, and those that are left unchanged.
 
     ``act`` performs the operation on the rows with the given ids and returns the outcome.
@@ -39,7 +39,7 @@ class Change:
     command: str
     operation: Operation
     rows: list[dict[str, Any]]
-    act: Callable[[list[Any]], Outcome]
+    act: Callable[[list[Any]], OperationResult]
     explicit: bool
     left: list[dict[str, Any]] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ def left_unchanged(
     ]
 
 
-def carry_out(change: Change, options: Options, out: Output) -> int:
+def carry_out(change: BulkChange, options: Options, out: Output) -> int:
     """Perform the change or show it, write the result, and return the exit code."""
     if options["dry_run"]:
         shown = {
@@ -115,7 +115,7 @@ def carry_out(change: Change, options: Options, out: Output) -> int:
     return REFUSED if change.explicit and not sum(counts.values()) else OK
 
 
-def _in_batches(change: Change, out: Output) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def _in_batches(change: BulkChange, out: Output) -> tuple[dict[str, int], list[dict[str, Any]]]:
     ids, size = [row["id"] for row in change.rows], conf.settings().BATCH_SIZE
     counts: Counter[str] = Counter()
     refused: list[dict[str, Any]] = []
@@ -131,7 +131,7 @@ def _in_batches(change: Change, out: Output) -> tuple[dict[str, int], list[dict[
 
 
 def _one_by_one(
-    change: Change,
+    change: BulkChange,
     batch: list[Any],
     counts: Counter[str],
     refused: list[dict[str, Any]],
@@ -150,7 +150,7 @@ def _one_by_one(
             refused.append({"id": one, "why": str(why)})
 
 
-def _preview(change: Change) -> str:
+def _preview(change: BulkChange) -> str:
     columns = _TASK if "status" in (change.rows or [{}])[0] else _LETTER
     lines = (
         [f"{change.command} would change {len(change.rows)} rows:"]
@@ -162,7 +162,9 @@ def _preview(change: Change) -> str:
     )
 
 
-def _outcome(change: Change, counts: Mapping[str, int], left: Sequence[Mapping[str, Any]]) -> str:
+def _outcome(
+    change: BulkChange, counts: Mapping[str, int], left: Sequence[Mapping[str, Any]]
+) -> str:
     done = (
         ", ".join(f"{number} {word}" for word, number in counts.items() if number)
         or "nothing changed"

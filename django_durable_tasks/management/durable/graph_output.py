@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_durable_tasks.engine.dependencies.edges import runs
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.management.durable.bulk import left_unchanged
 from django_durable_tasks.management.durable.output import Output, clean, table
 from django_durable_tasks.management.durable.selectors import tasks
@@ -50,7 +50,7 @@ def operate(
     named one.
     """
 
-    def act(dry_run: bool) -> Report:
+    def act(dry_run: bool) -> GraphReport:
         return _report(operation, subject, options, dry_run, fields)
 
     if operation.confirm and operation.sweeps and not (options["dry_run"] or options["yes"]):
@@ -83,7 +83,7 @@ def operate_on(
     left = left_unchanged(ids, found)
     if not found:
         head = f"{options['verb']} changed"
-        text = _text(head, Report((), (), False), left)
+        text = _text(head, GraphReport((), (), False), left)
         out.emit({"verb": options["verb"], "left_alone": left}, text)
         return REFUSED
     selected = eligible.filter(pk__in=[row["id"] for row in found])
@@ -94,7 +94,7 @@ def operate_on(
 
 def _report(
     operation: Operation, subject: Any, options: Options, dry_run: bool, fields: dict[str, Any]
-) -> Report:
+) -> GraphReport:
     outcome = operation.perform(subject, **by_and_reason(options), dry_run=dry_run, **fields)
     if outcome.report is None:
         raise TypeError("An operation on a graph has to return a report.")
@@ -102,7 +102,7 @@ def _report(
 
 
 def _emit(
-    report: Report,
+    report: GraphReport,
     options: Options,
     out: Output,
     left: Sequence[dict[str, Any]],
@@ -120,7 +120,7 @@ def _emit(
     return OK if report.total else REFUSED
 
 
-def rows_of(report: Report) -> list[dict[str, Any]]:
+def rows_of(report: GraphReport) -> list[dict[str, Any]]:
     """Return the changes as rows of a table."""
     return [
         {
@@ -135,7 +135,7 @@ def rows_of(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _text(head: str, report: Report, left: Sequence[dict[str, Any]]) -> str:
+def _text(head: str, report: GraphReport, left: Sequence[dict[str, Any]]) -> str:
     rows = rows_of(report)
     lines = [f"{head} {len(rows)} row{'' if len(rows) == 1 else 's'}{':' if rows else ''}"]
     lines += [table(_CHANGE, rows)] if rows else []

@@ -8,12 +8,12 @@ from argparse import ArgumentParser
 from django.db import Error
 
 from django_durable_tasks.engine.cluster.health import Vital, vitals
-from django_durable_tasks.engine.db.connections import Patience, dedicated_connection
+from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.management.durable.output import Output, table
 from django_durable_tasks.management.durable.subcommand import OK, UNHEALTHY, Options, Subcommand
 from django_durable_tasks.models import Node
 
-_TIMEOUTS = Patience(statement=2.0, lock=1.0, idle=2.0)
+_TIMEOUTS = TimeLimits(statement=2.0, lock=1.0, idle=2.0)
 _SHOWN = ("name", "kind", "host", "pid", "state", "fault")
 
 

@@ -21,8 +21,8 @@ from django_durable_tasks.contrib.beat.mapping import (
     PLAIN_CELERY_TASK,
     BeatRow,
     Import,
+    ImportContext,
     Over,
-    Setting,
     imported,
 )
 from django_durable_tasks.engine.db.clock import database_now
@@ -94,7 +94,7 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
         importer.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
-        become = imported(row, Setting(now, fields, durable, on_redis))
+        become = imported(row, ImportContext(now, fields, durable, on_redis))
         comparison = _compared(row, become, now)
     except DurableTasksError as refused:
         found.act, found.reason = OVER if isinstance(refused, Over) else REFUSE, str(refused)

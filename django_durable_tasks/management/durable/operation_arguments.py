@@ -11,8 +11,8 @@ from django_durable_tasks.management.durable.selectors import count, json_of, ta
 from django_durable_tasks.management.durable.subcommand import Options
 from django_durable_tasks.operations.operation import (
     REASON_HELP,
-    Field,
-    Kind,
+    Argument,
+    ArgumentType,
     Operation,
     Reason,
 )
@@ -50,10 +50,10 @@ def values(options: Options, operation: Operation) -> dict[str, Any]:
     return {field.name: options[field.name] for field in operation.fields}
 
 
-def _add_field(parser: ArgumentParser, field: Field) -> None:
+def _add_field(parser: ArgumentParser, field: Argument) -> None:
     option = f"--{field.name.replace('_', '-')}"
     text = str(field.help or field.label)
-    if field.kind == Kind.FLAG:
+    if field.kind == ArgumentType.FLAG:
         parser.add_argument(option, action="store_true", help=text)
         return
     how: dict[str, Any] = {"help": text}
@@ -73,15 +73,15 @@ def _add_field(parser: ArgumentParser, field: Field) -> None:
     parser.add_argument(option, dest=dest, required=field.required, **how)
 
 
-def _readers(field: Field, option: str) -> Callable[[str], Any]:
-    readers: dict[Kind, Callable[[str], Any]] = {
-        Kind.TEXT: str,
-        Kind.INSTANT: moment,
-        Kind.INTEGER: count if field.minimum else int,
-        Kind.SECONDS: float,
-        Kind.JSON_LIST: json_of(list, option),
-        Kind.JSON_OBJECT: json_of(dict, option),
-        Kind.TASK_ID: task_id,
-        Kind.REQUEST_ID: str,
+def _readers(field: Argument, option: str) -> Callable[[str], Any]:
+    readers: dict[ArgumentType, Callable[[str], Any]] = {
+        ArgumentType.TEXT: str,
+        ArgumentType.INSTANT: moment,
+        ArgumentType.INTEGER: count if field.minimum else int,
+        ArgumentType.SECONDS: float,
+        ArgumentType.JSON_LIST: json_of(list, option),
+        ArgumentType.JSON_OBJECT: json_of(dict, option),
+        ArgumentType.TASK_ID: task_id,
+        ArgumentType.REQUEST_ID: str,
     }
     return readers[field.kind]

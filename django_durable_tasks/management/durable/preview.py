@@ -12,7 +12,7 @@ from typing import Any
 
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.schedule_arguments import (
-    Draft,
+    ScheduleDraft,
     add_schedule,
     add_stored,
     draft,
@@ -82,7 +82,7 @@ def run(options: Options, out: Output) -> int:
     )
 
 
-def planned(schedule_draft: Draft, start: datetime, options: Options) -> Iterator[Planned]:
+def planned(schedule_draft: ScheduleDraft, start: datetime, options: Options) -> Iterator[Planned]:
     """Yield the runs from ``start`` on, ascending, or those before it, descending."""
     end, backwards = options["end"], options["previous"]
     ask, cursor = (
@@ -95,7 +95,7 @@ def planned(schedule_draft: Draft, start: datetime, options: Options) -> Iterato
         cursor = run.at
 
 
-def fires(schedule_draft: Draft, start: datetime, options: Options) -> Fires:
+def fires(schedule_draft: ScheduleDraft, start: datetime, options: Options) -> Fires:
     """Return the fires as they are printed: nominal and effective in UTC, local time with its
     offset, remarks.
     """
@@ -105,7 +105,7 @@ def fires(schedule_draft: Draft, start: datetime, options: Options) -> Fires:
     ]
 
 
-def fire(schedule_draft: Draft, run: Planned) -> dict[str, Any]:
+def fire(schedule_draft: ScheduleDraft, run: Planned) -> dict[str, Any]:
     """Return one fire as it is printed. The jitter of a schedule that is not stored yet is an
     example.
     """
@@ -136,7 +136,7 @@ def listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([table(columns, shown, "no fire"), *(["", "notes:", *notes] if notes else [])])
 
 
-def _show(schedule_draft: Draft, start: datetime, options: Options, out: Output) -> int:
+def _show(schedule_draft: ScheduleDraft, start: datetime, options: Options, out: Output) -> int:
     found = fires(schedule_draft, start, options)
     out.emit(found, listed(_SHOWN, found))
     if found and not options["previous"]:
@@ -149,7 +149,9 @@ def _show(schedule_draft: Draft, start: datetime, options: Options, out: Output)
     return OK
 
 
-def _compare(before: Draft, after: Draft, start: datetime, options: Options, out: Output) -> int:
+def _compare(
+    before: ScheduleDraft, after: ScheduleDraft, start: datetime, options: Options, out: Output
+) -> int:
     old, new = fires(before, start, options), fires(after, start, options)
     times = {one["effective"] for one in old}, {one["effective"] for one in new}
     rows = [{**one, "change": "same" if one["effective"] in times[0] else "new"} for one in new]

@@ -18,14 +18,16 @@ from django_durable_tasks.management.durable.subcommand import (
 )
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.operations import schedules
-from django_durable_tasks.operations.operation import Operation, Outcome
-from django_durable_tasks.rules.recurring.backfill import Report
+from django_durable_tasks.operations.operation import Operation, OperationResult
+from django_durable_tasks.rules.recurring.backfill import BackfillReport
 from django_durable_tasks.rules.recurring.effective import Action
 
 _STEP = ("fire_time", "deed", "why", "task_id")
 
 
-def _perform(operation: Operation, row: RecurringTask, options: Options, **fields: Any) -> Outcome:
+def _perform(
+    operation: Operation, row: RecurringTask, options: Options, **fields: Any
+) -> OperationResult:
     given = fields or values(options, operation)
     return operation.perform(row, **by_and_reason(options), **given)
 
@@ -92,7 +94,7 @@ def backfill(options: Options, out: Output) -> int:
     """Run the fire times of a range that have no run."""
     row = _row(options)
     fields = values(options, schedules.BACKFILL) | {"dry_run": options["dry_run"]}
-    report: Report = _perform(schedules.BACKFILL, row, options, **fields).value
+    report: BackfillReport = _perform(schedules.BACKFILL, row, options, **fields).value
     counts = {"created": report.born, "replayed": report.replayed, "left": report.left}
     steps = [{name: getattr(step, name) for name in _STEP} for step in report.steps]
     shown = {

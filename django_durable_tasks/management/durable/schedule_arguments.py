@@ -63,7 +63,7 @@ _KEYWORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ScheduleDraft:
     """An unsaved or stored RecurringTask with the timetable that its fields describe."""
 
     row: RecurringTask
@@ -205,7 +205,7 @@ def _every(text: str) -> dict[str, Any]:
 
 def draft(
     options: Options, start: datetime, *, anchored: datetime | None, backwards: bool = False
-) -> Draft:
+) -> ScheduleDraft:
     """Return the schedule that the options alone describe; does not use the database.
 
     Intervals and recurrence rules are counted from ``anchored``. Without it they are counted from
@@ -229,7 +229,7 @@ def draft(
         seed=DRAFT,
         days=days,
     )
-    return Draft(
+    return ScheduleDraft(
         row, agenda(times, zone=row.time_zone, days=days, roll=Roll(row.roll), end=row.end_time)
     )
 
@@ -239,7 +239,7 @@ def calendar(options: Options, start: datetime) -> BusinessDays | None:
     return days_of(options["calendar"] or [], range(start.year - 1, start.year + _YEARS_AHEAD))
 
 
-def stored(options: Options) -> Draft:
+def stored(options: Options) -> ScheduleDraft:
     """Return the recurring task with this name. Exits if the name is unknown or used by several
     tenants.
     """
@@ -251,10 +251,10 @@ def stored(options: Options) -> Draft:
         refuse(f"There is no recurring task {options['name']!r}.")
     if len(found) > 1:
         refuse(f"Several tenants have a recurring task {options['name']!r}: give --tenant.")
-    return Draft(found[0], agenda_of(found[0]))
+    return ScheduleDraft(found[0], agenda_of(found[0]))
 
 
-def edited(before: Draft, options: Options, start: datetime) -> Draft | None:
+def edited(before: ScheduleDraft, options: Options, start: datetime) -> ScheduleDraft | None:
     """Return the stored schedule as these options would change it; None if they change nothing."""
     keywords = given(options)
     days = calendar(options, start)
@@ -264,7 +264,7 @@ def edited(before: Draft, options: Options, start: datetime) -> Draft | None:
     if set(KINDS) & keywords.keys():
         keywords = {"timezone": row.time_zone, **keywords}
     _set(row, columns(row.name, keywords))
-    return Draft(row, unkept_agenda(row) if days is None else agenda_from(row, days))
+    return ScheduleDraft(row, unkept_agenda(row) if days is None else agenda_from(row, days))
 
 
 def _set(row: RecurringTask, values: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from django_durable_tasks.engine.recurring.tick_plan import policy_of
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.preview import fire
 from django_durable_tasks.management.durable.schedule_arguments import (
-    Draft,
+    ScheduleDraft,
     add_catch_up,
     add_schedule,
     add_stored,
@@ -72,7 +72,7 @@ def run(options: Options, out: Output) -> int:
     return OK
 
 
-def _simulated(schedule_draft: Draft, start: datetime, end: datetime) -> dict[str, Any]:
+def _simulated(schedule_draft: ScheduleDraft, start: datetime, end: datetime) -> dict[str, Any]:
     choices = list(_ticks(schedule_draft, start - TICK, end))
     missed = schedule_draft.agenda.count(start - TICK, end)
     runs = [_run(schedule_draft, chosen, end) for choice in choices for chosen in choice.runs]
@@ -95,7 +95,7 @@ def _simulated(schedule_draft: Draft, start: datetime, end: datetime) -> dict[st
     }
 
 
-def _remaining_runs(schedule_draft: Draft) -> int | None:
+def _remaining_runs(schedule_draft: ScheduleDraft) -> int | None:
     return (
         None
         if schedule_draft.row.max_runs is None
@@ -103,7 +103,7 @@ def _remaining_runs(schedule_draft: Draft) -> int | None:
     )
 
 
-def _ticks(schedule_draft: Draft, watermark: datetime, now: datetime) -> Iterator[Choice]:
+def _ticks(schedule_draft: ScheduleDraft, watermark: datetime, now: datetime) -> Iterator[Choice]:
     """Yield the decisions of the trigger, one per round, from the end of the outage on."""
     policy = policy_of(schedule_draft.row)
     for _ in range(_TICKS):
@@ -114,12 +114,12 @@ def _ticks(schedule_draft: Draft, watermark: datetime, now: datetime) -> Iterato
         watermark = choice.through
 
 
-def _too_late(schedule_draft: Draft, chosen: Chosen, now: datetime) -> bool:
+def _too_late(schedule_draft: ScheduleDraft, chosen: Chosen, now: datetime) -> bool:
     expires_in = schedule_draft.row.expires_in
     return expires_in is not None and chosen.planned.at + timedelta(seconds=expires_in) <= now
 
 
-def _run(schedule_draft: Draft, chosen: Chosen, now: datetime) -> dict[str, Any]:
+def _run(schedule_draft: ScheduleDraft, chosen: Chosen, now: datetime) -> dict[str, Any]:
     found = fire(schedule_draft, chosen.planned)
     starts = max(found["effective"], now + timedelta(seconds=chosen.delay))
     return {
@@ -130,7 +130,9 @@ def _run(schedule_draft: Draft, chosen: Chosen, now: datetime) -> dict[str, Any]
     }
 
 
-def _expired(schedule_draft: Draft, choices: list[Choice], now: datetime) -> list[dict[str, Any]]:
+def _expired(
+    schedule_draft: ScheduleDraft, choices: list[Choice], now: datetime
+) -> list[dict[str, Any]]:
     late = [
         one.planned.nominal
         for choice in choices
@@ -152,7 +154,7 @@ def _expired(schedule_draft: Draft, choices: list[Choice], now: datetime) -> lis
     ]
 
 
-def _text(title: str, result: dict[str, Any], schedule: Draft) -> str:
+def _text(title: str, result: dict[str, Any], schedule: ScheduleDraft) -> str:
     row, due = schedule.row, result["due"]
     following = result["next"]
     lines = [

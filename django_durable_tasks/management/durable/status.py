@@ -9,7 +9,7 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count
 from django_durable_tasks.engine.cluster.status import Overview, overview
-from django_durable_tasks.engine.limits.operator_limits import Standing
+from django_durable_tasks.engine.limits.operator_limits import LimitUsage
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.management.durable.output import Output, cell, table
 from django_durable_tasks.management.durable.subcommand import (
@@ -187,7 +187,7 @@ def _failing(node: Node) -> list[str]:
     ]
 
 
-def _taken(limit: Standing) -> str:
+def _taken(limit: LimitUsage) -> str:
     most = (
         "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
     )

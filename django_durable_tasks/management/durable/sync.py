@@ -12,7 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django_durable_tasks import conf
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.recurring import sync as recurring_sync
-from django_durable_tasks.engine.recurring.sync import NOTHING_DONE, Step
+from django_durable_tasks.engine.recurring.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.management.durable.operation_arguments import add_operations, values
 from django_durable_tasks.management.durable.output import Output, cell, hidden, table
@@ -71,11 +71,11 @@ def sync(options: Options, out: Output) -> int:
     return UNHEALTHY if options["check"] and steps else OK
 
 
-def _done(step: Step, only_shown: bool) -> bool:
+def _done(step: SyncStep, only_shown: bool) -> bool:
     return not only_shown and step.act not in NOTHING_DONE
 
 
-def _what(step: Step) -> str:
+def _what(step: SyncStep) -> str:
     parts = [
         f"{column}: {old!r} -> {new!r}" for column, (old, new) in hidden(dict(step.changes)).items()
     ]

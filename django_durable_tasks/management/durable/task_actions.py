@@ -8,7 +8,7 @@ from typing import Any
 
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.management.durable.bulk import (
-    Change,
+    BulkChange,
     add_ids,
     add_limit,
     carry_out,
@@ -45,7 +45,7 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.operations import dead_letters as letter_operations
 from django_durable_tasks.operations import tasks as task_operations
 from django_durable_tasks.operations import workflows
-from django_durable_tasks.operations.operation import Operation, Outcome
+from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
 _ID = "0193b0e0-0000-7000-8000-000000000000"
@@ -56,16 +56,16 @@ _RUN_HELP = "All tasks of a workflow run and of the runs inside it."
 
 def _change(
     operation: Operation, options: Options, eligible: TaskQuerySet, **edited: Any
-) -> Change:
+) -> BulkChange:
     """Return the change of the eligible tasks that the ids or the filters select."""
 
-    def act(ids: list[Any]) -> Outcome:
+    def act(ids: list[Any]) -> OperationResult:
         return operation.perform(tasks().filter(pk__in=ids), **by_and_reason(options), **edited)
 
     ids = task_ids(options["ids"])
     selected = eligible.filter(pk__in=ids) if ids else narrowed(eligible, options)
     rows = task_rows(selected, options["limit"])
-    return Change(
+    return BulkChange(
         command=options["verb"],
         operation=operation,
         rows=rows,
@@ -149,14 +149,14 @@ def discard(options: Options, out: Output) -> int:
     check_selected(options)
     operation = letter_operations.DISCARD
 
-    def act(ids: list[Any]) -> Outcome:
+    def act(ids: list[Any]) -> OperationResult:
         return operation.perform(dead_letters().filter(pk__in=ids), **by_and_reason(options))
 
     ids = task_ids(options["ids"])
     opened = dead_letters().open()
     selected = opened.filter(task_id__in=ids) if ids else narrowed_letters(opened, options)
     rows = letter_rows(selected, options["limit"])
-    change = Change(
+    change = BulkChange(
         command=options["verb"],
         operation=operation,
         rows=rows,

@@ -11,7 +11,7 @@ from typing import Any
 
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.engine.verify.runner import CHECKS, MOST, Answer, Deed, groups
+from django_durable_tasks.engine.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
 from django_durable_tasks.management.durable.operation_arguments import add_operations
 from django_durable_tasks.management.durable.output import Output, clean, table
 from django_durable_tasks.management.durable.selectors import count
@@ -76,7 +76,7 @@ def run(options: Options, out: Output) -> int:
     return _code(answers, repairs, mends=mends)
 
 
-def _code(answers: Sequence[Answer], repairs: Sequence[Deed], *, mends: bool) -> int:
+def _code(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, mends: bool) -> int:
     if any(answer.error for answer in answers):
         return REFUSED
     left = (
@@ -102,7 +102,7 @@ def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _as_data(answers: Sequence[Answer], repairs: Sequence[Deed]) -> dict[str, Any]:
+def _as_data(answers: Sequence[Answer], repairs: Sequence[RepairResult]) -> dict[str, Any]:
     repaired = Counter(outcome.finding.check for outcome in repairs if outcome.done)
     became = {id(outcome.finding): outcome for outcome in repairs}
     return {
@@ -115,7 +115,7 @@ def _as_data(answers: Sequence[Answer], repairs: Sequence[Deed]) -> dict[str, An
     }
 
 
-def _as_json(one: Finding, outcome: Deed | None) -> dict[str, Any]:
+def _as_json(one: Finding, outcome: RepairResult | None) -> dict[str, Any]:
     facts = {
         name: getattr(one, name)
         for name in ("check", "severity", "table", "key", "field", "found", "right")
@@ -131,7 +131,7 @@ def _as_json(one: Finding, outcome: Deed | None) -> dict[str, Any]:
     }
 
 
-def _text(answers: Sequence[Answer], repairs: Sequence[Deed], *, would: bool) -> str:
+def _text(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, would: bool) -> str:
     report_data = _as_data(answers, repairs)
     lines = [
         table(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from django_durable_tasks.rules.recurring.effective import Stretch
+from django_durable_tasks.rules.recurring.effective import SkippedRange
 from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.workflows.plan import OPEN_RUN
 
@@ -24,7 +24,7 @@ class Reprocess(StrEnum):
     ALL = "ALL"
 
 
-class Deed(StrEnum):
+class BackfillAction(StrEnum):
     """The action for a fire time."""
 
     CREATED = "CREATED"
@@ -33,7 +33,7 @@ class Deed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedFire:
     """The ledger entry of a fire time: outcome and task. An empty ``status`` means that the task
     was pruned.
 
@@ -47,17 +47,17 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BackfillStep:
     """The action for one fire time (UTC), its reason, and the task that it changes."""
 
     fire_time: datetime
-    deed: Deed
+    deed: BackfillAction
     why: str
     task_id: uuid.UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BackfillReport:
     """What a backfill of [start, end] did, or with ``dry_run`` would do, for each fire time.
 
     ``remark`` explains why the range, or a part of it, has no fire time.
@@ -66,51 +66,62 @@ class Report:
     start: datetime
     end: datetime
     dry_run: bool
-    steps: tuple[Step, ...]
+    steps: tuple[BackfillStep, ...]
     remark: str = ""
 
-    def of(self, deed: Deed) -> tuple[Step, ...]:
+    def of(self, deed: BackfillAction) -> tuple[BackfillStep, ...]:
         """Return the steps of this kind."""
         return tuple(step for step in self.steps if step.deed == deed)
 
     @property
     def born(self) -> int:
         """How many fire times got a new task."""
-        return len(self.of(Deed.CREATED))
+        return len(self.of(BackfillAction.CREATED))
 
     @property
     def replayed(self) -> int:
         """How many tasks run again."""
-        return len(self.of(Deed.REPLAYED))
+        return len(self.of(BackfillAction.REPLAYED))
 
     @property
     def left(self) -> int:
         """How many fire times are left unchanged."""
-        return len(self.of(Deed.UNCHANGED))
+        return len(self.of(BackfillAction.UNCHANGED))
 
 
 def step(
-    fire_time: datetime, closed: Stretch | None, entry: Told | None, reprocess: Reprocess
-) -> Step:
+    fire_time: datetime,
+    closed: SkippedRange | None,
+    entry: RecordedFire | None,
+    reprocess: Reprocess,
+) -> BackfillStep:
     """Return the action for a fire time; ``closed`` is the reason if the current schedule does not
     run it.
     """
     if entry is None or entry.task_id is None:
         if closed is not None:
-            return Step(fire_time, Deed.UNCHANGED, closed.reason)
-        return Step(fire_time, Deed.CREATED, f"was {entry.outcome}" if entry else "had no run")
+            return BackfillStep(fire_time, BackfillAction.UNCHANGED, closed.reason)
+        return BackfillStep(
+            fire_time, BackfillAction.CREATED, f"was {entry.outcome}" if entry else "had no run"
+        )
     if not entry.status:
-        return Step(fire_time, Deed.UNCHANGED, "it ran; its task is no longer kept", entry.task_id)
+        return BackfillStep(
+            fire_time, BackfillAction.UNCHANGED, "it ran; its task is no longer kept", entry.task_id
+        )
     if entry.run is not None and (entry.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
-        return Step(
+        return BackfillStep(
             fire_time,
-            Deed.UNCHANGED,
+            BackfillAction.UNCHANGED,
             f"its workflow run {entry.run[0]} is {entry.run[1]}",
             entry.task_id,
         )
     if _again(entry.status, reprocess):
-        return Step(fire_time, Deed.REPLAYED, f"was {entry.status}", entry.task_id)
-    return Step(fire_time, Deed.UNCHANGED, f"its task is {entry.status}", entry.task_id)
+        return BackfillStep(
+            fire_time, BackfillAction.REPLAYED, f"was {entry.status}", entry.task_id
+        )
+    return BackfillStep(
+        fire_time, BackfillAction.UNCHANGED, f"its task is {entry.status}", entry.task_id
+    )
 
 
 def _again(status: str, reprocess: Reprocess) -> bool:

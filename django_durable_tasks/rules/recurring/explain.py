@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from django_durable_tasks.rules.recurring.effective import Planned, Stretch
+from django_durable_tasks.rules.recurring.effective import Planned, SkippedRange
 from django_durable_tasks.rules.recurring.overlaps import RUN
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, Fate, RecurringStatus
 from django_durable_tasks.rules.tasks.explanations import ago
@@ -22,7 +22,7 @@ class FireTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StartedWorkflow:
     """The workflow run that the task of a fire started: its status, and how many of its tasks have
     ended.
     """
@@ -45,11 +45,11 @@ class Story:
     held: bool = False
     behind: str = ""
     since: datetime | None = None
-    run: Run | None = None
+    run: StartedWorkflow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class FireEntry:
     """A ledger entry; with ``last`` it covers a range."""
 
     outcome: str
@@ -88,8 +88,8 @@ class Facts:
     watermark: datetime
     ledger_from: datetime | None = None
     next_run_at: datetime | None = None
-    lines: tuple[Line, ...] = ()
-    planned: Planned | Stretch | None = None
+    lines: tuple[FireEntry, ...] = ()
+    planned: Planned | SkippedRange | None = None
     fire: FireTime | None = None
     runs_then: datetime | None = None
     start: datetime | None = None
@@ -108,7 +108,7 @@ def account(it: Facts) -> str:
         return _own(it, own)
     if it.planned is None:
         return _no_fire_time(it)
-    if isinstance(it.planned, Stretch):
+    if isinstance(it.planned, SkippedRange):
         verb = "did not run" if it.planned.last <= it.now else "will not run"
         return f"{when(it.at)} {verb}: {it.planned.reason}."
     if it.planned.at > it.now:
@@ -128,7 +128,7 @@ def _because(reason: str) -> str:
 # An entry of this fire time -----------------------------------------------------------------------
 
 
-def _own(it: Facts, entry: Line) -> str:
+def _own(it: Facts, entry: FireEntry) -> str:
     at = when(it.at)
     sentences = {
         Fate.DISPATCHED: f"{at} was dispatched{_because(entry.reason)}",
@@ -145,13 +145,13 @@ def _own(it: Facts, entry: Line) -> str:
     return f"{sentence}.{_story(entry)}"
 
 
-def _blocker(entry: Line) -> str:
+def _blocker(entry: FireEntry) -> str:
     if entry.reason.startswith(RUN):
         return f"{RUN} {entry.blocked_by} of an earlier fire"
     return f"task {entry.blocked_by} of an earlier run"
 
 
-def _story(entry: Line) -> str:
+def _story(entry: FireEntry) -> str:
     story = entry.story
     if story is None:
         return ""
@@ -167,7 +167,7 @@ def _story(entry: Line) -> str:
     )
 
 
-def _run(run: Run | None) -> str:
+def _run(run: StartedWorkflow | None) -> str:
     if run is None:
         return ""
     return (

@@ -29,7 +29,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OverlapDecision:
     """Whether the fire runs, whether it waits until the key is free, and which tasks are cancelled
     for it.
     """
@@ -45,16 +45,16 @@ def named(opened: Sequence[Open], key: uuid.UUID) -> str:
     return f"{RUN if any(one.workflow and one.task_id == key for one in opened) else 'task'} {key}"
 
 
-def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> Verdict:
+def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> OverlapDecision:
     """Return the decision of this policy on one fire.
 
     A fire that is caught up under RUN_ALL_MISSED waits also with SKIP, because that policy requires
     all runs.
     """
     if overlap == Overlap.ALLOW or not opened:
-        return Verdict(runs=True)
-    waits = Verdict(runs=True, held=True, blocked_by=opened[0].task_id)
-    refused = Verdict(runs=False, blocked_by=opened[0].task_id)
+        return OverlapDecision(runs=True)
+    waits = OverlapDecision(runs=True, held=True, blocked_by=opened[0].task_id)
+    refused = OverlapDecision(runs=False, blocked_by=opened[0].task_id)
     if overlap == Overlap.SKIP:
         return waits if caught_up else refused
     if overlap == Overlap.QUEUE_ALL:
@@ -64,7 +64,7 @@ def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False)
     return _displace(overlap, opened, waits)
 
 
-def _displace(overlap: Overlap, opened: Sequence[Open], waits: Verdict) -> Verdict:
+def _displace(overlap: Overlap, opened: Sequence[Open], waits: OverlapDecision) -> OverlapDecision:
     """CANCEL_RUNNING cancels all tasks, REPLACE_PENDING those that have not begun. The new task
     waits for those that still run.
     """
@@ -74,7 +74,7 @@ def _displace(overlap: Overlap, opened: Sequence[Open], waits: Verdict) -> Verdi
         if overlap == Overlap.CANCEL_RUNNING
         else [task for task in opened if not task.running]
     )
-    return Verdict(
+    return OverlapDecision(
         runs=True,
         held=bool(running),
         blocked_by=running[0].task_id if running else None,

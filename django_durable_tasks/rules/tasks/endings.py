@@ -14,7 +14,7 @@ from typing import Any
 from django_durable_tasks.rules.states import LogStatus, OnOrphan, Status
 
 
-class Kind(StrEnum):
+class EndingKind(StrEnum):
     """How a run ended, as its worker reported it."""
 
     SUCCEEDED = "SUCCEEDED"
@@ -36,7 +36,7 @@ class Outcome:
     is read.
     """
 
-    kind: Kind
+    kind: EndingKind
     result: str | None = None
     error: str = ""
     error_type: str = ""
@@ -87,11 +87,11 @@ class End:
 
 def judge(outcome: Outcome, row: Budgets) -> Verdict:
     """Return the transition for this ending."""
-    if outcome.kind is Kind.SUCCEEDED:
+    if outcome.kind is EndingKind.SUCCEEDED:
         return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
-    if outcome.kind is Kind.CRASHED:
+    if outcome.kind is EndingKind.CRASHED:
         return _verdict_of_crash(row)
-    if outcome.kind in (Kind.IGNORED, Kind.REVOKED):
+    if outcome.kind in (EndingKind.IGNORED, EndingKind.REVOKED):
         return Verdict(
             transition="cancel",
             status=Status.CANCELLED,
@@ -111,7 +111,9 @@ def judge(outcome: Outcome, row: Budgets) -> Verdict:
         )
     if again:
         return Verdict(transition=name, status=Status.PENDING, log=LogStatus.RETRY, failed=1)
-    reason = "REJECTED" if outcome.kind is Kind.REJECTED else "EXHAUSTED" if spent else "GAVE_UP"
+    reason = (
+        "REJECTED" if outcome.kind is EndingKind.REJECTED else "EXHAUSTED" if spent else "GAVE_UP"
+    )
     return Verdict(
         transition=name, status=Status.FAILED, log=LogStatus.FAILED, failed=1, reason=reason
     )

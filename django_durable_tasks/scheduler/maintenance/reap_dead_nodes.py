@@ -47,7 +47,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import Node
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 LEASE_EXPIRED = "The lease of the run expired."
@@ -139,7 +139,7 @@ def mark_lost(found: Mapping[uuid.UUID, Lease], reason: str) -> set[uuid.UUID]:
     ]
     if not unchanged:
         return set()
-    lost = Outcome(kind=Kind.CRASHED, error=reason, error_type="Lost")
+    lost = Outcome(kind=EndingKind.CRASHED, error=reason, error_type="Lost")
     runs = tables.tasks().filter(Q(*unchanged, _connector=Q.OR))
     return set(attempts.end_runs(runs, lambda _: lost, limit=len(unchanged)))
 

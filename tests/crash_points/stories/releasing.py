@@ -14,7 +14,7 @@ from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, dead_letters
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.scheduler.maintenance import count_endings as count_job
 from django_durable_tasks.scheduler.maintenance import resolve_dependents as resolve_job
 from tests.crash_points import bodies
@@ -24,7 +24,11 @@ from tests.crash_points.stories.story import Story
 from tests.database.graphs.playing import begin, of, question, succeed, tell
 
 HOPELESS = Outcome(
-    kind=Kind.FAILED, error="Told: no", error_type="Told", traceback="Told: no", retryable=False
+    kind=EndingKind.FAILED,
+    error="Told: no",
+    error_type="Told",
+    traceback="Told: no",
+    retryable=False,
 )
 
 

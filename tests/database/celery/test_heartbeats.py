@@ -16,7 +16,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.context import Durable
+from django_durable_tasks.celery.context import RunContext
 from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
 from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.celery.execution.worker_node import NodeBeat, place
@@ -47,7 +47,7 @@ def _lease_is_kept(row: Task) -> bool:
 def test_progress_that_no_database_could_keep_is_refused_at_the_call(done: Any) -> None:
     live = _live(a_task(Status.RUNNING))
     with pytest.raises(InvalidOption, match="finite number"):
-        Durable(live).progress(done)
+        RunContext(live).progress(done)
     assert live.progress is None
 
 
@@ -55,7 +55,7 @@ def test_progress_of_any_number_and_note_is_written_by_the_heartbeat() -> None:
     leases, row = LeaseHeartbeat(), a_task(Status.RUNNING, due=5)
     leases.add(live := _live(row))
     done: Any = Decimal("1.5")
-    Durable(live).progress(done, 3, "half\x00way \ud800" + "x" * 300)
+    RunContext(live).progress(done, 3, "half\x00way \ud800" + "x" * 300)
     leases.renew()
     assert _lease_is_kept(row)
     assert row.progress is not None

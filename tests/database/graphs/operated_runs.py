@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import (
     WorkflowRun,
 )
@@ -22,5 +22,5 @@ def _chain(*steps: str, **given: Any) -> WorkflowRun:
     return run
 
 
-def _moves(report: Report) -> dict[str, str]:
+def _moves(report: GraphReport) -> dict[str, str]:
     return {change.step: f"{change.before} {change.after}" for change in report.changes}

@@ -12,11 +12,13 @@ from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.dependencies import needed
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.database.lifecycle.moves import PLACE, question
 
-HOPELESS = Outcome(kind=Kind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False)
+HOPELESS = Outcome(
+    kind=EndingKind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False
+)
 
 
 def begin(task: Task | uuid.UUID) -> Run:

@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.workflows import deadlines, dry_run, operations
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.graphs.playing import begin, of, succeed, tell
 from tests.project.tasks import noop
@@ -41,7 +41,7 @@ def test_a_run_whose_tasks_the_leader_cancels_first_is_cancelled_as_it_was_asked
     bodies = [begin(of(run, "beside"))] if runs else []
     carry_out = dry_run.carry_out
 
-    def after_the_leader(*given: Any, **named: Any) -> Report:
+    def after_the_leader(*given: Any, **named: Any) -> GraphReport:
         assert deadlines.cancel_called_off(100)
         return carry_out(*given, **named)
 

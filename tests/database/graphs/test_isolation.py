@@ -18,7 +18,7 @@ from django.db import connection, connections, transaction
 from django_durable_tasks import Workflow, durable_task
 from django_durable_tasks.celery.publishing import routing
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import Patience, dedicated_connection
+from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.workflows import deadlines, runs, start
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
@@ -30,7 +30,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
 READY = ("PENDING", "QUEUED")
-IMPATIENT = Patience(lock=0.2 if connection.vendor == "postgresql" else 1.0)
+IMPATIENT = TimeLimits(lock=0.2 if connection.vendor == "postgresql" else 1.0)
 
 
 @pytest.fixture(autouse=True)

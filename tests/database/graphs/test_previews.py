@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db import publish_on_commit, tables
 from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows.operations import Report
+from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import (
     DeadLetter,
@@ -37,7 +37,7 @@ _COST = 24
 DUE = ("PENDING", "QUEUED")
 WHOLE = ("cancel", "all", "failed", "downstream")
 
-Act = Callable[[Task, Task, bool], Report]
+Act = Callable[[Task, Task, bool], GraphReport]
 
 
 def _mode(mode: str) -> Act:
@@ -214,7 +214,7 @@ def _compare(act: Act, row: Task, two: Task) -> None:
     assert set(done.asked) == _asked() - asked
 
 
-def _tried(act: Act, row: Task, two: Task, *, dry_run: bool) -> tuple[Report | None, str]:
+def _tried(act: Act, row: Task, two: Task, *, dry_run: bool) -> tuple[GraphReport | None, str]:
     try:
         return act(row, two, dry_run), ""
     except DurableTasksError as refused:

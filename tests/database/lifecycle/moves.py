@@ -18,19 +18,21 @@ from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from tests.factories import QUEUE, a_run, a_task
 
 PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
 FAILURE = Outcome(
-    kind=Kind.FAILED,
+    kind=EndingKind.FAILED,
     error="Broken: broken",
     error_type="Broken",
     traceback="Traceback ...",
     delay=60.0,
 )
-HOPELESS = Outcome(kind=Kind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False)
-CRASH = Outcome(kind=Kind.CRASHED, error="The worker died.", error_type="Lost")
+HOPELESS = Outcome(
+    kind=EndingKind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False
+)
+CRASH = Outcome(kind=EndingKind.CRASHED, error="The worker died.", error_type="Lost")
 
 
 def question(*rows: Task) -> TaskQuerySet:

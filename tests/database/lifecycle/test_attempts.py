@@ -20,7 +20,7 @@ from django_durable_tasks.exceptions import InvalidArguments
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.options import task_options
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.followups import Schedule
@@ -241,7 +241,7 @@ def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -
     registry.add(odd)
     try:
         row = a_task(Status.RUNNING, name="odd")
-        end(row, outcome=Outcome(kind=Kind.FAILED, error="Broken", error_type="Broken"))
+        end(row, outcome=Outcome(kind=EndingKind.FAILED, error="Broken", error_type="Broken"))
     finally:
         del registry._tasks["odd"]
     assert _now(row).status == Status.PENDING
@@ -249,7 +249,7 @@ def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -
 
 def test_a_far_wish_of_a_body_is_cut_to_the_longest_delay() -> None:
     row = a_task(Status.RUNNING)
-    end(row, outcome=Outcome(kind=Kind.RETRY_ASKED, error="later", delay=3_000_000_000.0))
+    end(row, outcome=Outcome(kind=EndingKind.RETRY_ASKED, error="later", delay=3_000_000_000.0))
     assert _now(row).due_at < database_now() + timedelta(days=366)  # type: ignore[operator]
 
 

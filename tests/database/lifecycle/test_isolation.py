@@ -23,7 +23,7 @@ from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.limit_bucket import LOCK
 from django_durable_tasks.rules.recurring.policies import Fate
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.identifiers import uuid7
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
@@ -133,7 +133,7 @@ def test_a_run_that_cannot_be_ended_does_not_keep_others_from_being_lost() -> No
 
 def test_a_backoff_whose_query_fails_gets_the_default_wait() -> None:
     row = a_task(Status.RUNNING, name=backs_off.name)
-    end(row, outcome=Outcome(kind=Kind.FAILED, error="Broken: broken", error_type="Broken"))
+    end(row, outcome=Outcome(kind=EndingKind.FAILED, error="Broken: broken", error_type="Broken"))
     assert question(row).get().status == Status.PENDING
 
 

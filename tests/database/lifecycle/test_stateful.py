@@ -22,7 +22,7 @@ from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefus
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
@@ -285,7 +285,7 @@ class Lifecycle(RuleBasedStateMachine):
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
         verdict = attempts.fail(
-            run, Outcome(kind=Kind.FAILED, error="E", delay=60.0, retryable=retryable), "w"
+            run, Outcome(kind=EndingKind.FAILED, error="E", delay=60.0, retryable=retryable), "w"
         )
         if row.run == run.run_id:
             self.told[run.run_id] = row.fail(retryable=retryable)
@@ -297,7 +297,7 @@ class Lifecycle(RuleBasedStateMachine):
         """A body says that it is not to be done."""
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
-        verdict = attempts.fail(run, Outcome(kind=Kind.IGNORED), "w")
+        verdict = attempts.fail(run, Outcome(kind=EndingKind.IGNORED), "w")
         if row.run == run.run_id:
             row.close(Status.CANCELLED)
             self.told[run.run_id] = LogStatus.CANCELLED

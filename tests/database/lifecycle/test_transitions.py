@@ -15,7 +15,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
-from django_durable_tasks.rules.tasks.endings import Kind, Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.lifecycle.moves import (
     ACTS,
@@ -161,7 +161,7 @@ def test_a_start_hands_out_a_new_run_id_and_counts_an_attempt() -> None:
         (CRASH, {}, Status.PENDING),
         (CRASH, {"crashes": 2}, Status.FAILED),
         (CRASH, {"on_orphan": "DEAD_LETTER"}, Status.FAILED),
-        (Outcome(kind=Kind.IGNORED), {}, Status.CANCELLED),
+        (Outcome(kind=EndingKind.IGNORED), {}, Status.CANCELLED),
     ],
 )
 def test_runs_end_where_their_budgets_say(

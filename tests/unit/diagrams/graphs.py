@@ -8,32 +8,36 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from django_durable_tasks.diagrams.model import KINDS, Diagram, Edge, Node
+from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.rules.states import Status
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 STATUSES = tuple(str(status) for status in Status)
 
 
-def node(id: str, status: str = "SUCCESS", seconds: float | None = None, **fields: str) -> Node:
+def node(
+    id: str, status: str = "SUCCESS", seconds: float | None = None, **fields: str
+) -> DiagramNode:
     """Return a node whose label is its id, unless told; with a measured run where seconds are
     given.
     """
     ended = None if seconds is None else START + timedelta(seconds=seconds)
     started = None if seconds is None else START
-    return Node(
+    return DiagramNode(
         id=id, status=status, started_at=started, completed_at=ended, **{"label": id} | fields
     )
 
 
-def edge(arrow: str, kind: str = "MUST_SUCCEED", *, resolved: bool = True) -> Edge:
+def edge(arrow: str, kind: str = "MUST_SUCCEED", *, resolved: bool = True) -> DiagramEdge:
     """Return the edge written as ``a>b``."""
     source, _, target = arrow.partition(">")
-    return Edge(source=source, target=target, kind=kind, resolved=resolved)
+    return DiagramEdge(source=source, target=target, kind=kind, resolved=resolved)
 
 
 def diagram(
-    nodes: Sequence[Node] | str, edges: Sequence[Edge] | str = "", title: str = "nightly"
+    nodes: Sequence[DiagramNode] | str,
+    edges: Sequence[DiagramEdge] | str = "",
+    title: str = "nightly",
 ) -> Diagram:
     """Return a diagram; words stand for nodes that succeeded and for edges ``a>b``."""
     nodes = [node(word) for word in nodes.split()] if isinstance(nodes, str) else nodes

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.diagrams import FORMATS, draw, palette
 from django_durable_tasks.diagrams.labels import SIGNS, columns
-from django_durable_tasks.diagrams.model import KINDS, Diagram, Edge, Node
+from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import Status
 from tests.unit.diagrams import dot_grammar
@@ -119,7 +119,7 @@ TWO_NODES = Diagram(
     title="t",
     status="RUNNING",
     nodes=(
-        Node(
+        DiagramNode(
             id="a",
             label="A",
             status="SUCCESS",
@@ -128,11 +128,11 @@ TWO_NODES = Diagram(
             completed_at=START,
             group="g/h",
         ),
-        Node(id="b", label="B", status="BLOCKED", reason="waits", href="/tasks/b"),
+        DiagramNode(id="b", label="B", status="BLOCKED", reason="waits", href="/tasks/b"),
     ),
     edges=(
-        Edge(source="a", target="b", kind="MUST_FINISH", resolved=True, outcome="SUCCESS"),
-        Edge(source="gone", target="b", kind="MUST_SUCCEED"),
+        DiagramEdge(source="a", target="b", kind="MUST_FINISH", resolved=True, outcome="SUCCESS"),
+        DiagramEdge(source="gone", target="b", kind="MUST_SUCCEED"),
     ),
 )
 

@@ -21,7 +21,7 @@ from django_durable_tasks.diagrams.labels import (
     shortened,
     shortened_columns,
 )
-from django_durable_tasks.diagrams.model import Diagram, Edge, Node
+from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
 from tests.unit.diagrams import dot_grammar
 from tests.unit.diagrams.graphs import diagram, node
 
@@ -70,7 +70,7 @@ _TAGS = {"svg", "title", "desc", "g", "rect", "path", "text", "a"}
 def _everywhere(text: str, href: str = "") -> Diagram:
     """Return a diagram that holds the text wherever foreign text may stand."""
     nodes = tuple(
-        Node(
+        DiagramNode(
             id=known,
             label=text,
             status=status,
@@ -86,9 +86,9 @@ def _everywhere(text: str, href: str = "") -> Diagram:
         )
     )
     edges = (
-        Edge(source="a" + text, target="b" + text, kind="MUST_SUCCEED", outcome=text),
-        Edge(source="b" + text, target="a" + text, kind="MUST_FINISH", outcome=text),
-        Edge(source="gone" + text, target="c" + text, kind="MUST_FAIL", outcome=text),
+        DiagramEdge(source="a" + text, target="b" + text, kind="MUST_SUCCEED", outcome=text),
+        DiagramEdge(source="b" + text, target="a" + text, kind="MUST_FINISH", outcome=text),
+        DiagramEdge(source="gone" + text, target="c" + text, kind="MUST_FAIL", outcome=text),
     )
     return Diagram(title=text, status=text, nodes=nodes, edges=edges)
 
@@ -240,7 +240,7 @@ def test_any_two_labels_can_be_sorted(one: str, other: str) -> None:
 
 
 def test_deep_sub_workflows_are_framed_only_so_deep() -> None:
-    deep = Node(
+    deep = DiagramNode(
         id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000))
     )
     of = replace(diagram("b"), nodes=(deep,))

@@ -8,7 +8,7 @@ from django_durable_tasks.rules.recurring.effective.types import (
     Agenda,
     Override,
     Planned,
-    Stretch,
+    SkippedRange,
 )
 
-__all__ = ["Action", "Agenda", "Override", "Planned", "Stretch", "agenda"]
+__all__ = ["Action", "Agenda", "Override", "Planned", "SkippedRange", "agenda"]

@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_durable_tasks.rules.recurring.effective.types import TICK, Planned, Stretch
+from django_durable_tasks.rules.recurring.effective.types import TICK, Planned, SkippedRange
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class BoundedTimetable:
     """The fires from ``start`` to ``end``, both included."""
 
     fires: Timetable
@@ -92,7 +92,7 @@ class EveryFire:
         """Return the number of runs in (after, until]."""
         return self.fires.count(after, until)
 
-    def closed(self, after: datetime, until: datetime) -> list[Stretch]:
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return nothing: every fire runs."""
         return []
 

@@ -20,7 +20,7 @@ from django_durable_tasks.rules.recurring.effective.types import (
     SKIPPED_CALENDAR,
     TICK,
     Planned,
-    Stretch,
+    SkippedRange,
 )
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
 
@@ -75,7 +75,7 @@ class OnOpenDays:
         exact = not rolled and complete and all(one.exact for one in counts)
         return Count(max(rolled, sum(one.number for one in counts)), exact)
 
-    def closed(self, after: datetime, until: datetime) -> list[Stretch]:
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run: skipped, or rolled onto a fire
         that runs.
         """
@@ -87,7 +87,7 @@ class OnOpenDays:
             return [self._skipped(left, until, complete)]
         return self._not_rolled(left, until, complete)
 
-    def at_nominal(self, nominal: datetime) -> Planned | Stretch | None:
+    def at_nominal(self, nominal: datetime) -> Planned | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
         fire time.
         """
@@ -97,7 +97,7 @@ class OnOpenDays:
         if not (why := self.cuts.why_closed(nominal)):
             return self.cuts.planned(fire, None)
         kind, run = self._rolled(fire)
-        return run or Stretch(
+        return run or SkippedRange(
             nominal, nominal, 1, True, SKIPPED_CALENDAR, f"{self._closed_by()}: {why}{kind}"
         )
 
@@ -210,7 +210,9 @@ class OnOpenDays:
     def _within(self, first: Fire, piece: Piece, until: datetime) -> Count:
         return self.fires.count(first.nominal - TICK, min(piece.end - TICK, until))
 
-    def _skipped(self, left: list[tuple[Fire, Piece]], until: datetime, complete: bool) -> Stretch:
+    def _skipped(
+        self, left: list[tuple[Fire, Piece]], until: datetime, complete: bool
+    ) -> SkippedRange:
         counts = [self._within(fire, piece, until) for fire, piece in left]
         last = self._last(left[-1][1], until) if complete else self._last(None, until)
         reasons = list(
@@ -220,7 +222,7 @@ class OnOpenDays:
         exact = complete and all(one.exact for one in counts)
         number = sum(one.number for one in counts)
         reason = f"{self._closed_by()}: {listed}"
-        return Stretch(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
+        return SkippedRange(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
 
     def _reasons(self, fire: Fire, piece: Piece, until: datetime) -> list[str]:
         end, days = min(piece.end, until + TICK), (piece.end - fire.nominal).days + 1
@@ -229,7 +231,7 @@ class OnOpenDays:
 
     def _not_rolled(
         self, left: list[tuple[Fire, Piece]], until: datetime, complete: bool
-    ) -> list[Stretch]:
+    ) -> list[SkippedRange]:
         by_kind: dict[str, list[datetime]] = {}
         exact = complete
         for fire, piece in left:
@@ -242,7 +244,7 @@ class OnOpenDays:
                 if run is None:
                     by_kind.setdefault(kind, []).append(one.nominal)
         return [
-            Stretch(
+            SkippedRange(
                 fires[0],
                 fires[-1] if exact else self._last(None, until),
                 len(fires),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
 from django_durable_tasks.rules.recurring.effective.bounded import (
-    Bounded,
+    BoundedTimetable,
     EveryFire,
     Without,
     fire_at,
@@ -46,7 +46,9 @@ def agenda(
         raise InvalidSchedule(f"end_time={end} is before start_time={start}: no fire lies between.")
     fires, own = timetable, checked(overrides)
     if start is not None or end is not None:
-        fires = Bounded(fires, start and start.astimezone(UTC), end and end.astimezone(UTC))
+        fires = BoundedTimetable(
+            fires, start and start.astimezone(UTC), end and end.astimezone(UTC)
+        )
     if own:
         own = of_fires(fires, own)
         fires = Without(

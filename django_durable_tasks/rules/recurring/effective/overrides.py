@@ -19,7 +19,7 @@ from django_durable_tasks.rules.recurring.effective.types import (
     Agenda,
     Override,
     Planned,
-    Stretch,
+    SkippedRange,
 )
 from django_durable_tasks.rules.recurring.timetables.types import Count, Timetable
 
@@ -60,7 +60,7 @@ class Overridden:
         own = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
         return replace(found, number=found.number + sum(not self._is_taken(at) for at in own))
 
-    def closed(self, after: datetime, until: datetime) -> list[Stretch]:
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run."""
         by_reason: dict[str, list[datetime]] = {}
         for fire_time, reason in self._left_out():
@@ -69,18 +69,18 @@ class Overridden:
         return [
             *self.rest.closed(after, until),
             *(
-                Stretch(min(times), max(times), len(times), True, OVERRIDDEN, reason)
+                SkippedRange(min(times), max(times), len(times), True, OVERRIDDEN, reason)
                 for reason, times in by_reason.items()
             ),
         ]
 
-    def at_nominal(self, nominal: datetime) -> Planned | Stretch | None:
+    def at_nominal(self, nominal: datetime) -> Planned | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
         fire time.
         """
         for fire_time, reason in self._left_out():
             if fire_time == nominal:
-                return Stretch(nominal, nominal, 1, True, OVERRIDDEN, reason)
+                return SkippedRange(nominal, nominal, 1, True, OVERRIDDEN, reason)
         own = next((run for run in self.runs if run.nominal == nominal), None)
         return self.rest.at_nominal(nominal) if own is None else own
 

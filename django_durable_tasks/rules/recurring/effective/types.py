@@ -32,7 +32,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SkippedRange:
     """A range of fire times that do not run, both ends included. Unless ``exact``, the number is a
     lower bound.
     """
@@ -77,10 +77,10 @@ class Agenda(Protocol):
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs with ``at`` in (after, until]. The work is bounded."""
 
-    def closed(self, after: datetime, until: datetime) -> list[Stretch]:
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run, one range per reason."""
 
-    def at_nominal(self, nominal: datetime) -> Planned | Stretch | None:
+    def at_nominal(self, nominal: datetime) -> Planned | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
         fire time.
         """

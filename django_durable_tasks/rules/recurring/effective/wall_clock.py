@@ -12,7 +12,7 @@ from django_durable_tasks.rules.recurring.effective.types import TICK
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import (
     FIRST_YEAR,
     LAST_YEAR,
-    Stretch,
+    OffsetPeriod,
     instant,
     reading,
     stretches,
@@ -67,7 +67,7 @@ class Walls:
         then, start = moment - (self.shown(moment) - wall), self._stretch(moment).start
         return then if reading(then) >= start else instant(start)
 
-    def _stretch(self, moment: datetime) -> Stretch:
+    def _stretch(self, moment: datetime) -> OffsetPeriod:
         second, year = reading(moment), min(max(moment.year, FIRST_YEAR), LAST_YEAR)
         found = stretches(self.name, year)
         return next((one for one in found if second < one.end), found[-1])

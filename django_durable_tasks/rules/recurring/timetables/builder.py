@@ -26,8 +26,8 @@ from django_durable_tasks.rules.recurring.timetables.types import (
     DstGap,
     DstOverlap,
     OpenDays,
-    Setting,
     Timetable,
+    TimetableContext,
 )
 from django_durable_tasks.rules.recurring.timetables.union import Union
 from django_durable_tasks.rules.recurring.timetables.zones import zone_name
@@ -40,12 +40,12 @@ Part = Mapping[str, Any]
 
 class _Kind(NamedTuple):
     keys: frozenset[str]
-    checked: Callable[[Part, Setting], dict[str, Any]]
-    build: Callable[[Part, Setting], Timetable]
-    never: Callable[[Part, Setting], str]
+    checked: Callable[[Part, TimetableContext], dict[str, Any]]
+    build: Callable[[Part, TimetableContext], Timetable]
+    never: Callable[[Part, TimetableContext], str]
 
 
-def _always_fires(part: Part, setting: Setting) -> str:
+def _always_fires(part: Part, setting: TimetableContext) -> str:
     return ""
 
 
@@ -88,7 +88,7 @@ def checked(
         raise InvalidSchedule(
             f"{len(parts)} parts; a schedule can have {MOST_PARTS}. Give several schedules."
         )
-    setting = Setting(zone_name(zone), _utc(anchor), seed=seed)
+    setting = TimetableContext(zone_name(zone), _utc(anchor), seed=seed)
     found = [_kind(part).checked(part, setting) for part in parts]
     if not allow_never and (why := never_fires(found, zone=setting.zone, anchor=anchor, seed=seed)):
         raise InvalidSchedule(why)
@@ -101,7 +101,7 @@ def never_fires(
     """Return why one of the checked parts can never fire and the remedy; an empty text if each of
     them can.
     """
-    setting = Setting(zone, _utc(anchor), seed=seed)
+    setting = TimetableContext(zone, _utc(anchor), seed=seed)
     for part in parts:
         if why := _kind(part).never(part, setting):
             return f"{why} To switch a schedule off, pause it instead: pause(reason)."
@@ -124,7 +124,7 @@ def timetable(
     Raises InvalidSchedule for an unknown zone or policy. ``days`` must be hashable and must not
     change.
     """
-    setting = Setting(
+    setting = TimetableContext(
         zone_name(zone),
         _utc(anchor),
         _policy("dst_gap", DstGap, dst_gap),
@@ -136,7 +136,7 @@ def timetable(
 
 
 @lru_cache(maxsize=16_384)
-def _built(parts: tuple[tuple[tuple[str, Any], ...], ...], setting: Setting) -> Timetable:
+def _built(parts: tuple[tuple[tuple[str, Any], ...], ...], setting: TimetableContext) -> Timetable:
     built = [_kind(part).build(part, setting) for part in map(dict, parts)]
     return built[0] if len(built) == 1 else Union(tuple(built))
 

@@ -16,8 +16,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.types import OpenDays, Setting
-from django_durable_tasks.rules.recurring.timetables.wall_times import Bounded, DailyWallTimes
+from django_durable_tasks.rules.recurring.timetables.types import OpenDays, TimetableContext
+from django_durable_tasks.rules.recurring.timetables.wall_times import (
+    BoundedWallTimes,
+    DailyWallTimes,
+)
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import DAY, reading
 from django_durable_tasks.rules.recurring.timetables.zones import zone
@@ -61,7 +64,7 @@ class _Rhythm:
         return _days(self, year)
 
 
-def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
     """Return the canonical part; raises InvalidSchedule with the key."""
     unit, count = part["every"], part.get("count", 1)
     if unit not in tuple(_UNITS):
@@ -83,12 +86,12 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     return canonical
 
 
-def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
+def build(part: Mapping[str, Any], setting: TimetableContext) -> WallTimetable:
     """Return the timetable of a checked part."""
     return WallTimetable(_wall_times(part, setting), setting.zone, setting.gap, setting.overlap)
 
 
-def never(part: Mapping[str, Any], setting: Setting) -> str:
+def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
     """Return why no period has such a day, or an empty text."""
     if _wall_times(part, setting).first(0) is not None:
         return ""
@@ -98,7 +101,7 @@ def never(part: Mapping[str, Any], setting: Setting) -> str:
     )
 
 
-def _wall_times(part: Mapping[str, Any], setting: Setting) -> Bounded:
+def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> BoundedWallTimes:
     start = setting.anchor.astimezone(zone(setting.zone))
     unit, month = part["every"], part.get("month", 0)
     wanted = (
@@ -106,7 +109,7 @@ def _wall_times(part: Mapping[str, Any], setting: Setting) -> Bounded:
     )
     rhythm = _Rhythm(unit, part["count"], _index(unit, start.date()), month, wanted, setting.days)
     times = (_second_of_day(part["time"]) if "time" in part else reading(start) % DAY,)
-    return Bounded(DailyWallTimes(rhythm.days, lambda day: times), reading(start))
+    return BoundedWallTimes(DailyWallTimes(rhythm.days, lambda day: times), reading(start))
 
 
 @lru_cache(maxsize=1024)

@@ -20,14 +20,18 @@ from django_durable_tasks.rules.recurring.timetables.cron_syntax import (
     fields,
     parsed,
 )
-from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Setting
+from django_durable_tasks.rules.recurring.timetables.types import (
+    DstGap,
+    DstOverlap,
+    TimetableContext,
+)
 from django_durable_tasks.rules.recurring.timetables.wall_times import DailyWallTimes, spaced
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 
 _EVERY_KIND_OF_YEAR = range(2001, 2029)  # leap or not, for each first weekday
 
 
-def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
     """Return the canonical part, its fields separated by one space; raises InvalidSchedule."""
     seconds = part.get("seconds", "")
     fields(part["cron"], seconds)
@@ -40,7 +44,7 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     )
 
 
-def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
+def build(part: Mapping[str, Any], setting: TimetableContext) -> WallTimetable:
     """Return the timetable of a checked part."""
     rule = parsed(part["cron"], part.get("seconds", ""), setting.seed)
     if rule.real_clock:
@@ -48,7 +52,7 @@ def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
     return WallTimetable(rule_wall_times(rule), setting.zone, setting.gap, setting.overlap)
 
 
-def never(part: Mapping[str, Any], setting: Setting) -> str:
+def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
     """Return why no day can match, or an empty text."""
     rule = parsed(part["cron"], part.get("seconds", ""), setting.seed)
     if any(_days(rule.days, year) for year in _EVERY_KIND_OF_YEAR):

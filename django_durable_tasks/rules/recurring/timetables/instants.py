@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Setting
+from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, TimetableContext
 
 MOST_INSTANTS = 10_000
 
@@ -35,7 +35,7 @@ class Instants:
         return Count(max(bisect_right(self.moments, until) - bisect_right(self.moments, after), 0))
 
 
-def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
     """Return the canonical part: ascending, distinct, in UTC as ISO 8601; raises
     InvalidSchedule.
     """
@@ -48,7 +48,7 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     return {"at": [moment.isoformat().replace("+00:00", "Z") for moment in moments]}
 
 
-def build(part: Mapping[str, Any], setting: Setting) -> Instants:
+def build(part: Mapping[str, Any], setting: TimetableContext) -> Instants:
     """Return the timetable of a checked part."""
     return Instants(tuple(datetime.fromisoformat(text) for text in part["at"]))
 

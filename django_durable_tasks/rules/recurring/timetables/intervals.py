@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Setting
+from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, TimetableContext
 from django_durable_tasks.rules.tasks.durations import seconds
 
 _SHORTEST = 0.001  # a node could not start more fires per second
@@ -49,7 +49,7 @@ class Interval:
         return (moment - self.anchor) // self.step + 1 if moment >= self.anchor else 0
 
 
-def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
     """Return the canonical part; raises InvalidSchedule for an interval that is not positive, too
     long, or not a duration.
     """
@@ -63,6 +63,6 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     return {"interval": length}
 
 
-def build(part: Mapping[str, Any], setting: Setting) -> Interval:
+def build(part: Mapping[str, Any], setting: TimetableContext) -> Interval:
     """Return the timetable of a checked part."""
     return Interval(setting.anchor, timedelta(seconds=part["interval"]))

@@ -16,7 +16,7 @@ from typing import Any
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.rrule_days import rule_wall_times
 from django_durable_tasks.rules.recurring.timetables.rrule_syntax import Rule, parsed
-from django_durable_tasks.rules.recurring.timetables.types import Count, Setting
+from django_durable_tasks.rules.recurring.timetables.types import Count, TimetableContext
 from django_durable_tasks.rules.recurring.timetables.wall_times import WallTimes
 from django_durable_tasks.rules.recurring.timetables.wall_timetable import WallTimetable
 
@@ -103,18 +103,18 @@ def _too_many() -> InvalidSchedule:
     )
 
 
-def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
     """Return the canonical part; raises InvalidSchedule."""
     parsed(part["rrule"], setting)
     return {"rrule": "\n".join(line.strip() for line in part["rrule"].splitlines() if line.strip())}
 
 
-def build(part: Mapping[str, Any], setting: Setting) -> WallTimetable:
+def build(part: Mapping[str, Any], setting: TimetableContext) -> WallTimetable:
     """Return the timetable of a checked part."""
     return WallTimetable(_wall_times(part, setting), setting.zone, setting.gap, setting.overlap)
 
 
-def never(part: Mapping[str, Any], setting: Setting) -> str:
+def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
     """Return why the rule has no fire at all, or an empty text."""
     return (
         ""
@@ -123,7 +123,7 @@ def never(part: Mapping[str, Any], setting: Setting) -> str:
     )
 
 
-def _wall_times(part: Mapping[str, Any], setting: Setting) -> WallTimes:
+def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> WallTimes:
     found = parsed(part["rrule"], setting)
     included = _all(found.rules, found.dates)
     excluded = _all(found.excluded_rules, found.excluded_dates)

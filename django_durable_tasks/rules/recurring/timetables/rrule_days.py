@@ -13,7 +13,7 @@ from itertools import groupby, product
 
 from django_durable_tasks.rules.recurring.timetables.rrule_syntax import Rule
 from django_durable_tasks.rules.recurring.timetables.wall_times import (
-    Bounded,
+    BoundedWallTimes,
     DailyWallTimes,
     spaced,
 )
@@ -22,9 +22,9 @@ from django_durable_tasks.rules.recurring.timetables.zone_offsets import DAY
 _UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
 
 
-def rule_wall_times(rule: Rule) -> Bounded:
+def rule_wall_times(rule: Rule) -> BoundedWallTimes:
     """Return the wall times of one rule, from its start to its end."""
-    unbounded = Bounded(_unbounded(replace(rule, count=None, until=None)), rule.start)
+    unbounded = BoundedWallTimes(_unbounded(replace(rule, count=None, until=None)), rule.start)
     if rule.until is not None:
         return replace(unbounded, end=rule.until + 1)
     if rule.count is None:

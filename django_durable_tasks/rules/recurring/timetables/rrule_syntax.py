@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.types import Setting
+from django_durable_tasks.rules.recurring.timetables.types import TimetableContext
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import reading
 from django_durable_tasks.rules.recurring.timetables.zones import zone
 
@@ -83,7 +83,7 @@ class Recurrence:
     excluded_dates: set[int] = field(default_factory=set)
 
 
-def parsed(text: object, setting: Setting) -> Recurrence:
+def parsed(text: object, setting: TimetableContext) -> Recurrence:
     """Return the recurrence of a text; raises InvalidSchedule with the line, the key and
     the value.
     """
@@ -133,7 +133,7 @@ def _lines(text: object) -> list[str]:
     return lines
 
 
-def _starting(line: str, setting: Setting) -> datetime:
+def _starting(line: str, setting: TimetableContext) -> datetime:
     head, _, value = line.rpartition(":")
     if value.endswith("Z") and setting.zone != "UTC":
         raise InvalidSchedule(
@@ -144,7 +144,7 @@ def _starting(line: str, setting: Setting) -> datetime:
     return _stamp("DTSTART", value, setting)
 
 
-def _own_zone(line: str, parameters: str, setting: Setting) -> None:
+def _own_zone(line: str, parameters: str, setting: TimetableContext) -> None:
     for parameter in filter(None, parameters.split(";")):
         if parameter not in {f"TZID={setting.zone}", "VALUE=DATE-TIME", "VALUE=DATE"}:
             raise InvalidSchedule(
@@ -152,12 +152,12 @@ def _own_zone(line: str, parameters: str, setting: Setting) -> None:
             )
 
 
-def _dates(line: str, parameters: str, value: str, setting: Setting) -> set[int]:
+def _dates(line: str, parameters: str, value: str, setting: TimetableContext) -> set[int]:
     _own_zone(line, parameters, setting)
     return {reading(_stamp(line.partition(":")[0], stamp, setting)) for stamp in value.split(",")}
 
 
-def _stamp(name: str, text: str, setting: Setting) -> datetime:
+def _stamp(name: str, text: str, setting: TimetableContext) -> datetime:
     """Convert a time to the wall time of the schedule's zone."""
     try:
         if not _STAMP.fullmatch(text):
@@ -174,7 +174,7 @@ def _stamp(name: str, text: str, setting: Setting) -> datetime:
         ) from error
 
 
-def _rule(text: str, start: datetime, setting: Setting) -> Rule:
+def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     pairs = [part.partition("=")[::2] for part in text.split(";") if part]
     given = dict(pairs)
     if len(given) < len(pairs) or not given.get("FREQ"):
@@ -187,7 +187,7 @@ def _rule(text: str, start: datetime, setting: Setting) -> Rule:
     return _completed(rule, start)
 
 
-def _read(key: str, value: str, setting: Setting) -> Mapping[str, Any]:
+def _read(key: str, value: str, setting: TimetableContext) -> Mapping[str, Any]:
     """Return the attributes that one key sets."""
     if key in _LIMITS:
         attribute, least, most, signed = _LIMITS[key]

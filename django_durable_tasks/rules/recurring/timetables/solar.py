@@ -15,7 +15,7 @@ from math import acos, asin, cos, degrees, radians, sin, tan
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Setting
+from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, TimetableContext
 
 _HORIZON, _CIVIL, _NAUTICAL, _ASTRONOMICAL = 90.833, 96.0, 102.0, 108.0
 _EVENTS = {  # the zenith angle in degrees, and the side of noon
@@ -130,7 +130,7 @@ def _sun(day: float) -> tuple[float, float]:
     return asin(sin(tilt) * sin(apparent)), 4 * degrees(equation)
 
 
-def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
     """Return the canonical part; degrees north and east are positive, offset in seconds. Raises
     InvalidSchedule.
     """
@@ -144,14 +144,14 @@ def checked(part: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     }
 
 
-def build(part: Mapping[str, Any], setting: Setting) -> Solar:
+def build(part: Mapping[str, Any], setting: TimetableContext) -> Solar:
     """Return the timetable of a checked part."""
     return Solar(
         part["solar"], part["latitude"], part["longitude"], timedelta(seconds=part["offset"])
     )
 
 
-def never(part: Mapping[str, Any], setting: Setting) -> str:
+def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
     """Return why the event never occurs at the place, or an empty text."""
     if build(part, setting).next(setting.anchor - _TICK):
         return ""

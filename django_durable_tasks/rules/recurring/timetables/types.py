@@ -78,7 +78,7 @@ WEEKDAYS = Weekdays()
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TimetableContext:
     """The settings of a schedule for all its parts: zone, start (UTC), policies, the seed of ``H``,
     working days.
     """

@@ -116,7 +116,7 @@ class DailyWallTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class BoundedWallTimes:
     """The wall times of another object in [start, end)."""
 
     inner: WallTimes

@@ -16,7 +16,7 @@ from django_durable_tasks.rules.recurring.timetables.types import Count, DstGap,
 from django_durable_tasks.rules.recurring.timetables.wall_times import WallTimes
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import (
     DAY,
-    Stretch,
+    OffsetPeriod,
     downwards,
     instant,
     reading,
@@ -84,7 +84,7 @@ class WallTimetable:
             sum(count.number for count in counts), exact and all(count.exact for count in counts)
         )
 
-    def _count(self, stretch: Stretch, start: int, end: int) -> Count:
+    def _count(self, stretch: OffsetPeriod, start: int, end: int) -> Count:
         bottom = max(start + stretch.offset, self._bottom(stretch))
         count = self.wall_times.count(bottom, min(end + stretch.offset, self._top(stretch)))
         if stretch.start < start or not self._jumped(stretch):
@@ -94,15 +94,15 @@ class WallTimetable:
             count.exact,
         )
 
-    def _bottom(self, stretch: Stretch) -> int:
+    def _bottom(self, stretch: OffsetPeriod) -> int:
         begin = stretch.start + stretch.offset
         return max(begin, stretch.floor) if self.overlap is DstOverlap.FIRST else begin
 
-    def _top(self, stretch: Stretch) -> int:
+    def _top(self, stretch: OffsetPeriod) -> int:
         end = stretch.end + stretch.offset
         return min(end, stretch.ceiling) if self.overlap is DstOverlap.LAST else end
 
-    def _jumped(self, stretch: Stretch) -> bool:
+    def _jumped(self, stretch: OffsetPeriod) -> bool:
         """Return whether a wall time is in the gap before this stretch and fires at its start."""
         landing = stretch.start + stretch.offset
         if self.gap is DstGap.SKIP or landing <= stretch.floor:
@@ -110,10 +110,10 @@ class WallTimetable:
         wall_second = self.wall_times.first(stretch.floor)
         return wall_second is not None and wall_second < landing
 
-    def _fire(self, stretch: Stretch, second: int) -> Fire:
+    def _fire(self, stretch: OffsetPeriod, second: int) -> Fire:
         return Fire(instant(second), self._notes(stretch, second))
 
-    def _notes(self, stretch: Stretch, second: int) -> tuple[str, ...]:
+    def _notes(self, stretch: OffsetPeriod, second: int) -> tuple[str, ...]:
         shown = second + stretch.offset
         if second == stretch.start and self._jumped(stretch):
             return (self._gap_note(stretch.floor, shown),)

@@ -21,7 +21,7 @@ _MARGIN = 3 * DAY  # longer than any clock change in the time zone database
 _PROBE = DAY  # no zone has two changes within three days
 
 
-class Stretch(NamedTuple):
+class OffsetPeriod(NamedTuple):
     """A half-open range of instants with one offset.
 
     ``floor`` is the latest wall time shown before it: an earlier wall time is a repetition, a start
@@ -56,7 +56,7 @@ def year_of(second: int) -> int:
     return date.fromordinal(min(max(second // DAY, 1), date.max.toordinal())).year
 
 
-def upwards(name: str, second: int) -> Iterator[Stretch]:
+def upwards(name: str, second: int) -> Iterator[OffsetPeriod]:
     """Yield the stretch that contains the instant and all later ones, to the end of the
     calendar.
     """
@@ -66,7 +66,7 @@ def upwards(name: str, second: int) -> Iterator[Stretch]:
                 yield stretch
 
 
-def downwards(name: str, second: int) -> Iterator[Stretch]:
+def downwards(name: str, second: int) -> Iterator[OffsetPeriod]:
     """Yield the stretch that contains the instant and all earlier ones, to the start of the
     calendar.
     """
@@ -77,7 +77,7 @@ def downwards(name: str, second: int) -> Iterator[Stretch]:
 
 
 @lru_cache(maxsize=8192)
-def stretches(name: str, year: int) -> tuple[Stretch, ...]:
+def stretches(name: str, year: int) -> tuple[OffsetPeriod, ...]:
     """Return the stretches of a zone in a UTC year, also divided at the turn of the year."""
     start, end = date(year, 1, 1).toordinal() * DAY, date(year + 1, 1, 1).toordinal() * DAY
     edges = [start - _MARGIN, *_changes(name, start - _MARGIN, end + _MARGIN)]
@@ -91,13 +91,13 @@ def stretches(name: str, year: int) -> tuple[Stretch, ...]:
     ceilings = [*list(accumulate(reversed(begins), min))[-2::-1], end + 2 * _MARGIN]
     whole = zip(edges, ends, offsets, floors, ceilings, strict=False)
     return tuple(
-        _within(Stretch(*values), start, end)
+        _within(OffsetPeriod(*values), start, end)
         for values in whole
         if values[0] < end and values[1] > start
     )
 
 
-def _within(stretch: Stretch, start: int, end: int) -> Stretch:
+def _within(stretch: OffsetPeriod, start: int, end: int) -> OffsetPeriod:
     """Return the part inside the year. The division is not a clock change, so the wall time
     continues over it.
     """
