@@ -1,7 +1,7 @@
 """What `python -m tests --changed` runs: the suites that test the changed files, by the table
 below.
 
-Checks and house rules run after every change, because they read all files. The first row that fits
+Checks and architecture tests run after every change, because they read all files. The first row that fits
 a file counts. A test module is not looked up: it runs alone, on each database and broker of its
 suite. A file that fits no row runs the default selection.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.runs import PGBOUNCER, PORTABLE, ROOT, SMOKE, Run, planned
 from tests.selection import COMPLETE_BROKER, COMPLETE_PAIR, default_runs
 
-ALWAYS = ("checks", "house")
+ALWAYS = ("checks", "architecture")
 DEFAULT = "default"
 _BROKER = (f"broker@{COMPLETE_BROKER}", SMOKE)
 _PROCESSES = (f"processes@{'@'.join(COMPLETE_PAIR)}", SMOKE)
@@ -24,7 +24,7 @@ _PAGES = ("tests/database/admin@postgresql", "browser")
 
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/rules/", ("unit",)),
-    ("django_durable_tasks/diagrams/", ("unit", "tests/database/graphs@postgresql")),
+    ("django_durable_tasks/diagrams/", ("unit", "tests/database/workflows@postgresql")),
     ("django_durable_tasks/engine/db/sql/", _SQL),
     ("django_durable_tasks/engine/transitions/", _SQL),
     ("django_durable_tasks/engine/", ("database", "crash_points@postgresql", SMOKE)),
@@ -34,9 +34,9 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/due_index/", ("tests/database/scheduler", *_BROKER)),
     ("django_durable_tasks/notifier/", ("tests/database/scheduler", "broker", SMOKE)),
     ("django_durable_tasks/scheduler/", ("tests/database/scheduler", *_PROCESSES)),
-    ("django_durable_tasks/checks/", ("unit", "tests/database/test_checks_of_the_database.py")),
+    ("django_durable_tasks/checks/", ("unit", "tests/database/checks/test_database_checks.py")),
     ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),
-    ("django_durable_tasks/workflows/", ("unit", "tests/database/graphs", SMOKE)),
+    ("django_durable_tasks/workflows/", ("unit", "tests/database/workflows", SMOKE)),
     ("django_durable_tasks/management/", ("database@postgresql", "documentation", SMOKE)),
     ("django_durable_tasks/operations/", ("database@postgresql", "documentation", "browser")),
     ("django_durable_tasks/admin/", _PAGES),
@@ -53,7 +53,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tox.ini", ()),
     ("example_project/", ("tests/processes/test_example_project.py", "documentation")),
     ("benchmarks/", ("unit",)),
-    ("tests/house/", ()),
+    ("tests/architecture/", ()),
     ("tests/unit/", ("unit",)),
     ("tests/documentation/", ("documentation",)),
     ("tests/database/", ("database",)),

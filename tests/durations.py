@@ -3,7 +3,7 @@
 CHECK_SECONDS = 12
 """The mean of the checks, which have no folders."""
 SECONDS: dict[tuple[str, str | None, str | None], int] = {
-    ("house", None, None): 40,
+    ("architecture", None, None): 40,
     ("unit", None, None): 165,
     ("documentation", None, None): 40,
     ("browser", "sqlite", None): 65,

@@ -20,9 +20,9 @@ MODULES = (
     "tests/database/scheduler/test_dispatching.py",
     # exceptions of the due index and of the notifier
     "tests/database/scheduler/test_failing_parts.py",
-    "tests/database/test_durable_command_*.py",  # arguments, output and exit codes
+    "tests/database/commands/test_durable_command_*.py",  # arguments, output and exit codes
     # what `durable verify` finds in rows that were damaged on purpose, and repairs
-    "tests/database/test_verify.py",
+    "tests/database/verify/test_verify.py",
 )
 VENDORS = frozenset({"postgresql", "mariadb", "sqlite"})
 

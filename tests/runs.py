@@ -146,7 +146,7 @@ def _checks() -> Iterator[Run]:
 
 
 def _suites() -> Iterator[Run]:
-    for name in ("house", "unit", "documentation"):
+    for name in ("architecture", "unit", "documentation"):
         yield _pytest(name, (name,))
     yield _pytest("database", _DATABASE_FOLDERS, "postgresql")
     for database in ("mariadb", "sqlite"):

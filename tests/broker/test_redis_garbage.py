@@ -20,7 +20,7 @@ from django_durable_tasks.notifier.message import wake_channel
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.broker.test_due_index import REDIS, due
 from tests.broker.test_redis_filling import door, rows_due
-from tests.database.durable_command import durable
+from tests.database.commands.durable_command import durable
 from tests.processes.fleet import SHORT, fleet_in
 from tests.processes.rows import ended
 from tests.project import bodies

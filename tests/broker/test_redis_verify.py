@@ -21,7 +21,7 @@ from django_durable_tasks.models import Node, Task
 from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_redis_away import frozen, url
 from tests.broker.test_redis_filling import door, rows_due, taken
-from tests.database.durable_command import durable
+from tests.database.commands.durable_command import durable
 from tests.factories import a_node
 from tests.processes.fleet import SHORT
 

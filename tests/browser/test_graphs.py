@@ -10,7 +10,7 @@ from django.urls import reverse
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from tests.browser.conftest import Visit
-from tests.database.graphs.playing import begin, fail, of, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import begin, fail, of, stands, succeed, tell
 from tests.factories import a_task
 from tests.project.tasks import echo, noop
 

@@ -17,7 +17,7 @@ from django_durable_tasks.engine.tasks import attempts, claim, dead_letters
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import no_errors, race
-from tests.database.lifecycle.moves import CRASH, FAILURE, PLACE, end, question, start
+from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, end, question, start
 from tests.factories import QUEUE, a_run, a_task, many_tasks
 from tests.project import tasks
 

@@ -13,8 +13,8 @@ from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import elsewhere
-from tests.database.graphs.playing import begin, stands
-from tests.database.lifecycle.moves import FAILURE
+from tests.database.dependencies.worker_and_leader import begin, stands
+from tests.database.transitions.transition_calls import FAILURE
 from tests.factories import QUEUE, a_run, a_task, many_tasks
 from tests.project.tasks import noop
 

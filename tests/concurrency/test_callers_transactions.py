@@ -23,8 +23,8 @@ from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
 from tests.concurrency.racing import elsewhere, no_errors, race
-from tests.database.graphs.playing import HOPELESS, begin, recount, stands, tell
-from tests.database.lifecycle.moves import FAILURE, question
+from tests.database.dependencies.worker_and_leader import HOPELESS, begin, recount, stands, tell
+from tests.database.transitions.transition_calls import FAILURE, question
 from tests.factories import QUEUE, a_run, a_task
 from tests.project.tasks import noop, unique_latest
 

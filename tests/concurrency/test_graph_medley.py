@@ -24,8 +24,8 @@ from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.builder import Growth
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import no_errors, race
-from tests.database.graphs.playing import HOPELESS, recount, tell
-from tests.database.lifecycle.moves import FAILURE, PLACE
+from tests.database.dependencies.worker_and_leader import HOPELESS, recount, tell
+from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE
 from tests.project.tasks import noop
 

@@ -22,7 +22,7 @@ from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.builder import Growth
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.graphs.playing import (
+from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
     begin,
     fail,

@@ -19,7 +19,14 @@ from django_durable_tasks.exceptions import IdempotencyConflict, UniqueConflict
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.lifecycle.moves import FAILURE, HOPELESS, PLACE, end, start, succeed
+from tests.database.transitions.transition_calls import (
+    FAILURE,
+    HOPELESS,
+    PLACE,
+    end,
+    start,
+    succeed,
+)
 from tests.factories import QUEUE, a_task
 from tests.project import tasks
 

@@ -28,8 +28,8 @@ from django_durable_tasks.rules.recurring.policies import Fate
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.maintenance import republish
 from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
-from tests.database.lifecycle.moves import CRASH, PLACE
 from tests.database.recurring.schedules import START, a_schedule
+from tests.database.transitions.transition_calls import CRASH, PLACE
 from tests.factories import QUEUE, a_task
 
 LIMIT, LOCKED, FREE = 3, 7, 2

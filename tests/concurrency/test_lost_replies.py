@@ -16,7 +16,7 @@ from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.workflows.followups import Schedule
 from tests.concurrency.racing import one_lost_reply
-from tests.database.lifecycle.moves import FAILURE
+from tests.database.transitions.transition_calls import FAILURE
 from tests.delivery import deliver
 from tests.factories import QUEUE, a_run, a_task
 from tests.project import tasks

@@ -26,7 +26,7 @@ from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
-from tests.database.lifecycle.moves import FAILURE, PLACE
+from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE, many_tasks
 
 STEPS, ROWS = 40, 12

@@ -20,7 +20,7 @@ from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.lifecycle.moves import (
+from tests.database.transitions.transition_calls import (
     CRASH,
     FAILURE,
     HOPELESS,

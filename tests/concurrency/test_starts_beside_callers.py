@@ -18,7 +18,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.concurrency.racing import elsewhere, no_errors, race
-from tests.database.graphs.playing import begin, recount, stands, tell
+from tests.database.dependencies.worker_and_leader import begin, recount, stands, tell
 from tests.factories import QUEUE, a_task
 from tests.project.tasks import noop
 from tests.waiting import until

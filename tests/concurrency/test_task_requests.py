@@ -15,7 +15,7 @@ from django_durable_tasks.engine.transitions.requests import _AfterCommit
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import elsewhere
-from tests.database.lifecycle.moves import question
+from tests.database.transitions.transition_calls import question
 from tests.factories import QUEUE, a_task, many_tasks
 from tests.project.tasks import noop
 

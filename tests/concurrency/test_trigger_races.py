@@ -23,8 +23,8 @@ from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.lifecycle.moves import PLACE, start, succeed
 from tests.database.recurring.schedules import START, a_schedule, at, begin, born, fire, told
+from tests.database.transitions.transition_calls import PLACE, start, succeed
 from tests.factories import QUEUE
 from tests.project import tasks
 from tests.waiting import until

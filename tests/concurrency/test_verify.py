@@ -27,11 +27,11 @@ from django_durable_tasks.rules.states import REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.workflows import Workflow
 from tests.concurrency.racing import WITHIN, no_errors, race
-from tests.database.damages import DAMAGES
-from tests.database.graphs.playing import HOPELESS, recount, tell
-from tests.database.healthy_rows import ago, led
-from tests.database.lifecycle.moves import FAILURE, PLACE, question
+from tests.database.dependencies.worker_and_leader import HOPELESS, recount, tell
 from tests.database.recurring.schedules import a_schedule
+from tests.database.transitions.transition_calls import FAILURE, PLACE, question
+from tests.database.verify.corruptions import DAMAGES
+from tests.database.verify.healthy_rows import ago, led
 from tests.factories import QUEUE, a_task
 from tests.project.tasks import noop
 

@@ -17,7 +17,7 @@ from django_durable_tasks.models import (
     TaskDependency,
     TaskExecutionLog,
 )
-from tests.database.graphs.playing import recount
+from tests.database.dependencies.worker_and_leader import recount
 
 ENDED = ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")
 ACCEPTED = ("SUCCESS", "FAILED", "RETRY", "LOST", "CANCELLED")

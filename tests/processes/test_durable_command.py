@@ -7,7 +7,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from django_durable_tasks.models import Task
-from tests.database.durable_command import durable, told
+from tests.database.commands.durable_command import durable, told
 from tests.processes.fleet import Fleet
 from tests.processes.rows import ended, purge, waiting_messages
 from tests.project import tasks

@@ -15,7 +15,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskExecutionLog, WorkflowRun
-from tests.database.graphs.playing import of, recount
+from tests.database.dependencies.worker_and_leader import of, recount
 from tests.processes.fleet import Fleet, Program
 from tests.processes.graphs import (
     layered,

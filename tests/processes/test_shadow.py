@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from django_durable_tasks.models import RecurringTask, ShadowFire, Task
-from tests.database.durable_command import durable
+from tests.database.commands.durable_command import durable
 from tests.processes.fleet import Fleet
 from tests.project import tasks
 from tests.waiting import until

@@ -14,7 +14,7 @@ from django_durable_tasks.models import Task
 from tests.crash_points import bodies
 from tests.crash_points.stories.starting import messages
 from tests.crash_points.stories.story import Stand, Story
-from tests.database.graphs.playing import of
+from tests.database.dependencies.worker_and_leader import of
 from tests.factories import a_task
 
 

@@ -21,7 +21,7 @@ from tests.crash_points import bodies
 from tests.crash_points.stories.creating import a_workflow
 from tests.crash_points.stories.ending import first_of
 from tests.crash_points.stories.story import Story
-from tests.database.graphs.playing import begin, of, question, succeed, tell
+from tests.database.dependencies.worker_and_leader import begin, of, question, succeed, tell
 
 HOPELESS = Outcome(
     kind=EndingKind.FAILED,

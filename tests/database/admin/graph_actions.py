@@ -11,7 +11,7 @@ from django.utils.html import strip_tags
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.admin.graph_pages import a_diamond
-from tests.database.graphs.playing import fail, of, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import fail, of, stands, succeed, tell
 from tests.project.tasks import noop
 
 STEPS = ("top", "left", "right", "bottom")

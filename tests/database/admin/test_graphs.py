@@ -20,7 +20,7 @@ from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import list_of, page_of, staff, text
-from tests.database.graphs.playing import fail, of, succeed, tell
+from tests.database.dependencies.worker_and_leader import fail, of, succeed, tell
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
 

@@ -23,7 +23,7 @@ from tests.database.admin.graph_actions import (
 )
 from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import act, page_of, said, text
-from tests.database.graphs.playing import of, recount, stands, tell
+from tests.database.dependencies.worker_and_leader import of, recount, stands, tell
 
 pytestmark = pytest.mark.django_db
 

@@ -11,7 +11,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.rules.states import Status
 from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import list_of, page_of
-from tests.database.graphs.playing import of
+from tests.database.dependencies.worker_and_leader import of
 from tests.factories import a_tenant, many_tasks
 from tests.project.tasks import noop
 

@@ -17,7 +17,7 @@ from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.states import Status
 from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import list_of, operator, page_of, said, staff, text
-from tests.database.graphs.playing import fail, of, recount, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import fail, of, recount, stands, succeed, tell
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
 

@@ -18,7 +18,7 @@ from django_durable_tasks.rules.states import Status
 from tests.database.admin.graph_actions import address, choose, do
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.admin.test_escaping import EVIL, MARK, _refused
-from tests.database.graphs.playing import fail, of, tell
+from tests.database.dependencies.worker_and_leader import fail, of, tell
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
 

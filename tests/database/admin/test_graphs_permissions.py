@@ -15,7 +15,7 @@ from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from tests.database.admin.graph_actions import a_gated, address, choose, do
 from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import list_of, operator, page_of, staff
-from tests.database.graphs.playing import fail, of, succeed, tell
+from tests.database.dependencies.worker_and_leader import fail, of, succeed, tell
 
 pytestmark = pytest.mark.django_db
 

@@ -24,7 +24,7 @@ from tests.database.admin.graph_actions import (
 )
 from tests.database.admin.graph_pages import a_diamond
 from tests.database.admin.site import page_of, text
-from tests.database.graphs.playing import begin, of, recount, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import begin, of, recount, stands, succeed, tell
 from tests.factories import a_task
 
 pytestmark = pytest.mark.django_db

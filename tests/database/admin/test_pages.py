@@ -18,7 +18,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
 )
 from django_durable_tasks.rules.states import Resolution, Status
-from tests.celery_told import celery_told
+from tests.celery_settings import celery_configured
 from tests.database.admin.site import list_of, operator, page_of, staff, text
 from tests.factories import (
     a_dead_letter,
@@ -196,7 +196,7 @@ def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client)
 
 def test_a_broker_that_does_not_answer_is_told_without_its_password(ann: Client) -> None:
     task = a_task(due=-5)
-    with celery_told(broker_url="redis://:swordfish@127.0.0.1:1/0"):
+    with celery_configured(broker_url="redis://:swordfish@127.0.0.1:1/0"):
         for address in (reverse(OVERVIEW), page_of(task)):
             page = ann.get(address)
             assert "The broker does not answer from here" in text(page)

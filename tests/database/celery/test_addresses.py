@@ -17,7 +17,7 @@ from django_durable_tasks.celery.publishing import routing
 from django_durable_tasks.celery.publishing.broker_addresses import queue_at
 from django_durable_tasks.checks import check_schedules
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
-from tests.celery_told import celery_told, forget_routes
+from tests.celery_settings import celery_configured, forget_routes
 from tests.project.tasks import add
 
 pytestmark = pytest.mark.django_db
@@ -39,7 +39,7 @@ def _queues() -> Iterator[None]:
         Queue("one", news),
         Queue("two", news),
     ]
-    with celery_told(task_queues=queues):
+    with celery_configured(task_queues=queues):
         app.amqp = AMQP(app)
         routing._fixed.cache_clear()
         yield
@@ -123,7 +123,7 @@ def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(
     address: tuple[str, str],
 ) -> None:
     exchange, key = address
-    with celery_told(task_routes={add.name: {"exchange": exchange, "routing_key": key}}):
+    with celery_configured(task_routes={add.name: {"exchange": exchange, "routing_key": key}}):
         try:
             routed = routing.queue_of(add.name, None)
         except UnknownQueue:
@@ -134,7 +134,7 @@ def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(
 def test_an_entry_of_beat_schedule_that_would_fail_is_named_by_a_check() -> None:
     entry = {"task": add.name, "schedule": 60, "options": {"exchange": "ex"}}
     good = {**entry, "options": {"exchange": "post", "routing_key": "mail.#"}}
-    with celery_told(
+    with celery_configured(
         beat_schedule={"bad": entry, "good": good, "plain": {**entry, "task": "shop.plain"}}
     ):
         [found] = check_schedules()

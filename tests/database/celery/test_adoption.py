@@ -18,7 +18,7 @@ from django_durable_tasks.celery.plain_messages import task_id_of
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.exceptions import PlainMessageRefused
 from django_durable_tasks.models import Task
-from tests.celery_told import result_backend
+from tests.celery_settings import result_backend
 from tests.messages import take_messages
 from tests.project.tasks import add
 

@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.models import Task
-from tests.celery_told import result_backend
+from tests.celery_settings import result_backend
 from tests.messages import take_messages
 from tests.project.tasks import add, echo
 

@@ -19,7 +19,7 @@ from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.rules.recurring.declarations import CODE
-from tests.database.durable_command import durable, told
+from tests.database.commands.durable_command import durable, told
 from tests.database.recurring.schedules import a_schedule, at, begin, born, fire
 from tests.project import tasks
 

@@ -18,9 +18,9 @@ from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.engine.recurring.preview import preview
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
-from tests.celery_told import celery_told
+from tests.celery_settings import celery_configured
 from tests.database.admin.site import operator
-from tests.database.durable_command import told
+from tests.database.commands.durable_command import told
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -41,14 +41,14 @@ def _upsert() -> RecurringTask:
 def test_the_setting_that_is_nearest_to_schedules_counts(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     assert schedule_zone() == "Europe/Berlin"
-    with celery_told(timezone="Asia/Tokyo"):
+    with celery_configured(timezone="Asia/Tokyo"):
         assert schedule_zone() == "Asia/Tokyo"
         settings.DURABLE_TASKS = {"TIMEZONE": "America/New_York"}
         assert schedule_zone() == "America/New_York"
 
 
 def test_celerys_zone_may_be_an_object_or_stand_in_the_settings_alone(settings: Any) -> None:
-    with celery_told(timezone=ZoneInfo("Asia/Tokyo")):
+    with celery_configured(timezone=ZoneInfo("Asia/Tokyo")):
         assert schedule_zone() == "Asia/Tokyo"
     assert current_app.conf.get("timezone") is None
     settings.CELERY_TIMEZONE = "Asia/Tokyo"
@@ -123,14 +123,14 @@ def test_a_preview_and_the_form_show_the_zone_that_saving_would_give(
 def test_a_zone_of_schedules_that_another_setting_does_not_share_is_told(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     assert check_settings() == []
-    with celery_told(timezone="UTC"):
+    with celery_configured(timezone="UTC"):
         [message] = check_settings()
         assert message.id == "durable_tasks.W014"
         assert "use UTC (CELERY_TIMEZONE), but TIME_ZONE is Europe/Berlin" in message.msg
         settings.DURABLE_TASKS = {"TIMEZONE": "UTC"}
         assert check_settings() == []
     settings.TIME_ZONE = "Etc/UTC"
-    with celery_told(timezone="UTC"):
+    with celery_configured(timezone="UTC"):
         settings.DURABLE_TASKS = {}
         assert check_settings() == []
 

@@ -20,9 +20,9 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
 )
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from tests.database.durable_command import told as told_by_the_command
+from tests.database.commands.durable_command import told as told_by_the_command
 from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
-from tests.database.recurring.test_firing_hostile import BY_HAND
+from tests.database.recurring.test_trigger_conflicts import BY_HAND
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,7 @@ from django.db import connection
 
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.models import RecurringTask, Task
-from tests.database.durable_command import durable, told
+from tests.database.commands.durable_command import durable, told
 from tests.database.recurring.beat_rows import (
     PeriodicTask,
     PeriodicTasks,

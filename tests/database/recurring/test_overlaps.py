@@ -13,7 +13,8 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
 from django_durable_tasks.engine.tasks import claim, dead_letters, operator_actions
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from tests.database.lifecycle.moves import (
+from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.database.transitions.transition_calls import (
     CRASH,
     FAILURE,
     HOPELESS,
@@ -23,7 +24,6 @@ from tests.database.lifecycle.moves import (
     start,
     succeed,
 )
-from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import QUEUE, a_task
 from tests.project import tasks
 

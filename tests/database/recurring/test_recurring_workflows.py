@@ -22,9 +22,16 @@ from django_durable_tasks.engine.tasks import (
 )
 from django_durable_tasks.engine.workflows import deadlines, followups
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
-from tests.database.graphs.playing import HOPELESS, begin, fail, recount, succeed, tell
-from tests.database.lifecycle.moves import CRASH, FAILURE, PLACE, question
+from tests.database.dependencies.worker_and_leader import (
+    HOPELESS,
+    begin,
+    fail,
+    recount,
+    succeed,
+    tell,
+)
 from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import QUEUE
 from tests.project import tasks
 

@@ -13,7 +13,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
 from django_durable_tasks.management.durable import shadow
 from django_durable_tasks.models import RecurringTask, ShadowFire
-from tests.database.durable_command import Answer, durable
+from tests.database.commands.durable_command import Answer, durable
 from tests.database.recurring.schedules import START, a_schedule, at
 
 pytestmark = pytest.mark.django_db

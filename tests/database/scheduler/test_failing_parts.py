@@ -27,7 +27,7 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.steps import Steps
-from tests.database.durable_command import durable
+from tests.database.commands.durable_command import durable
 from tests.factories import a_task
 from tests.waiting import until
 

@@ -1,0 +1,89 @@
+"""Each region has a leader of its own, who judges the nodes of that region and no others."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.conf import InvalidSetting, read
+from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.db.clock import after, database_now
+from django_durable_tasks.models import Node, NodeKind, SchedulerLease
+from django_durable_tasks.models.lease import lease_name, region_of
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from tests.database.commands.durable_command import durable
+from tests.factories import a_node, a_task
+
+pytestmark = pytest.mark.django_db
+ANNA, BERT = uuid.UUID(int=1), uuid.UUID(int=2)
+
+
+@pytest.fixture
+def _europe(settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REGION": "eu"}
+
+
+def test_the_office_of_no_region_keeps_its_name() -> None:
+    assert (lease_name(), region_of(lease_name())) == ("leader", "")
+
+
+@pytest.mark.usefixtures("_europe")
+def test_a_region_has_a_leader_beside_that_of_another() -> None:
+    SchedulerLease.objects.filter(name="leader").update(holder=BERT, expires_at=after(60))
+    term = leadership.take(ANNA, 60)
+    assert term == 1
+    assert leadership.take(BERT, 60) is None
+    assert leadership.renew(ANNA, term, 60)
+    assert set(SchedulerLease.objects.values_list("name", "holder")) == {
+        ("leader", BERT),
+        ("leader@eu", ANNA),
+    }
+    assert leadership.resign(ANNA, term)
+    assert leadership.take(BERT, 60) == 2
+    assert region_of("leader@eu") == "eu"
+
+
+@pytest.mark.usefixtures("_europe")
+def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
+    mine, there = a_node(region="eu"), a_node()
+    led = SchedulerLease.objects.filter(name="leader")
+    led.update(expires_at=database_now() + timedelta(seconds=60))
+    nodes.register(ANNA, "a", NodeKind.WORKER)
+    assert set(nodes.beats()) == {mine.pk, ANNA}
+    departed = a_node(region="us", stopped=3_600)
+    a_task(Status.RUNNING, node=departed.pk)
+    assert reap_dead_nodes.nodes_with_orphaned_runs(database_now()) == {}
+    Node.objects.filter(pk=departed.pk).update(region="eu")
+    assert reap_dead_nodes.nodes_with_orphaned_runs(database_now()) == {departed.pk: False}
+    assert there.pk not in nodes.beats()
+    led.update(expires_at=database_now() - timedelta(hours=1))
+    assert there.pk in nodes.beats(), "nobody leads its region"
+
+
+@pytest.mark.usefixtures("_europe")
+def test_verify_finds_nothing_wrong_with_a_region_and_the_office_nobody_wants() -> None:
+    node = a_node(NodeKind.SCHEDULER, region="eu", started_at=database_now() - timedelta(hours=1))
+    assert leadership.take(node.pk, 60) is not None
+    answer = durable("verify", "--format", "json")
+    assert [one for one in answer.told["findings"] if one["check"] in ("seed-rows", "leases")] == []
+
+
+@pytest.mark.usefixtures("_europe")
+def test_verify_writes_the_office_of_a_region_that_is_missing() -> None:
+    SchedulerLease.objects.all().delete()
+    assert any(
+        one["check"] == "seed-rows"
+        for one in durable("verify", "--format", "json").told["findings"]
+    )
+    durable("verify", "--repair", "--yes")
+    assert SchedulerLease.objects.filter(name="leader@eu").exists()
+
+
+@pytest.mark.parametrize("region", ["a@b", "x" * 51, None, 3])
+def test_a_region_that_cannot_name_an_office_is_refused(region: object) -> None:
+    with pytest.raises(InvalidSetting, match="REGION"):
+        read({"REGION": region})

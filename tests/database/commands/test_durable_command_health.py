@@ -1,0 +1,256 @@
+"""``durable health``, ``status`` and the admin: a node that lives and does nothing, and a clock
+that is far off.
+"""
+
+from __future__ import annotations
+
+import platform
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.urls import reverse
+
+from django_durable_tasks.engine.cluster import health, leadership, nodes
+from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.management.durable import health as health_command
+from django_durable_tasks.models import Node, NodeKind, Task
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.loop import Scheduler
+from tests.database.admin.site import list_of, operator
+from tests.database.commands.durable_command import durable
+from tests.factories import QUEUE, a_node, a_paused_queue, a_task
+
+pytestmark = pytest.mark.django_db(transaction=True)
+LONG = 120.0
+
+
+def _ago(seconds: float) -> Any:
+    return database_now() - timedelta(seconds=seconds)
+
+
+def _worker(*, idle: float = LONG, busy: int = 0, **fields: Any) -> Node:
+    told = {
+        "started_at": _ago(3_600),
+        "last_start_at": _ago(idle),
+        "concurrency": 2,
+        "queues": [QUEUE],
+        "active": {"number": busy, "ids": []},
+        "versions": nodes.versions(),
+    }
+    return a_node(**{**told, **fields})
+
+
+def _scheduler(*, idle: float = 0.0, **fields: Any) -> Node:
+    told = {"started_at": _ago(3_600), "last_scan_at": _ago(idle), "versions": nodes.versions()}
+    return a_node(NodeKind.SCHEDULER, **{**told, **fields})
+
+
+def _waits(since: float = LONG, **fields: Any) -> Task:
+    row = a_task(Status.QUEUED, **{"publish_count": 2, **fields})
+    Task.objects.unguarded().filter(pk=row.pk).update(updated_at=_ago(since))
+    return row
+
+
+def _stalled() -> set[Any]:
+    return set(health.stalled(Node.objects.alive(), database_now()))
+
+
+def test_a_worker_that_starts_nothing_while_rows_wait_has_stalled() -> None:
+    idle, at_work, starts = _worker(), _worker(busy=2), _worker(idle=1)
+    assert _stalled() == set()
+    _waits()
+    assert _stalled() == {idle.pk}
+    assert at_work.pk != starts.pk
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"draining": True},
+        {"versions": None},
+        {"active": None},
+        {"queues": ["other"]},
+        {"seen": 3_600.0},
+    ],
+)
+def test_a_worker_is_not_called_stalled_where_it_drains_tells_nothing_or_has_nothing_to_do(
+    fields: Any,
+) -> None:
+    _waits()
+    _worker(**fields)
+    assert _stalled() == set()
+
+
+def test_a_worker_that_has_just_come_is_given_time() -> None:
+    _waits()
+    _worker(last_start_at=None, started_at=_ago(5))
+    assert _stalled() == set()
+    node = _worker(last_start_at=None)
+    assert _stalled() == {node.pk}
+
+
+def test_rows_that_were_rung_a_moment_ago_or_stand_in_a_paused_queue_accuse_nobody() -> None:
+    _waits(since=5)
+    a_paused_queue("held")
+    _waits(queue="held")
+    _worker(queues=[QUEUE, "held"])
+    assert _stalled() == set()
+
+
+def test_rows_that_were_rung_once_accuse_nobody_for_the_broker_may_be_away() -> None:
+    _waits(publish_count=1)
+    _worker()
+    assert _stalled() == set()
+
+
+def test_a_scheduler_that_looks_no_more_has_stalled(settings: Any) -> None:
+    _scheduler(idle=30)
+    node = _scheduler(idle=LONG)
+    never = _scheduler(last_scan_at=None)
+    _scheduler(last_scan_at=None, started_at=_ago(5))
+    assert _stalled() == {node.pk, never.pk}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "STALLED_AFTER": 7_200}
+    assert _stalled() == set()
+
+
+def test_status_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
+    leader = _scheduler(skew=0.5)
+    assert leadership.take(leader.pk, 60) is not None
+    assert durable("status").code == 0
+    _scheduler(idle=LONG)
+    _scheduler(skew=-300.0)
+    answer = durable("status", "--format", "json")
+    assert answer.code == 1
+    problems = "\n".join(answer.told["problems"])
+    assert "has stalled: it has not looked for due tasks for 2 min" in problems
+    assert "300.0 s behind the database's (SKEW_MAX 2 s)" in problems
+    assert {row["state"] for row in answer.told["nodes"]} == {"leads", "stalled", "alive"}
+
+
+def test_status_warns_of_nodes_with_other_releases() -> None:
+    _scheduler()
+    _scheduler(versions={**nodes.versions(), "tzdata": "1999a"})
+    warnings = durable("status", "--format", "json").told["warnings"]
+    assert any("different releases of tzdata: 1999a, " in text for text in warnings)
+
+
+def test_the_admin_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
+    node = _scheduler(idle=LONG, skew=300.0)
+    ann = operator()
+    page = ann.get(list_of("node")).content.decode()
+    assert f"<strong>{node.name}</strong> has stalled" in page
+    assert "+300.000 s" in page
+    overview = ann.get(reverse("admin:django_durable_tasks_overview")).content.decode()
+    assert f"Node {node.name} has stalled" in overview
+    assert "300.0 s from the database" in overview
+
+
+def _alive(*words: str) -> tuple[int, list[str]]:
+    answer = durable("health", *words, "--format", "json")
+    return answer.code, [row["state"] for row in answer.told["nodes"]]
+
+
+def test_a_probe_passes_for_nodes_that_live_and_drain_and_fails_for_others() -> None:
+    here = platform.node()
+    assert _alive() == (1, [])
+    _scheduler(host=here, name="a")
+    _worker(host=here, name="b", idle=1, draining=True)
+    assert _alive("--here") == (0, ["alive", "draining"])
+    _scheduler(host="elsewhere", name="c", idle=LONG)
+    assert _alive() == (0, ["alive", "draining"])
+    assert _alive("--node", "c") == (1, ["stalled"])
+    assert _alive("--node", "nobody") == (1, [])
+    assert "it has not looked" in durable("health", "--node", "c").out
+    a_node(name="d", seen=3_600)
+    assert _alive("--node", "d") == (1, ["silent"])
+    a_node(name="e", stopped=5, declared_dead=True)
+    assert _alive("--node", "e") == (1, ["dead"])
+
+
+def test_a_probe_judges_the_process_that_runs_now_not_the_one_before_it() -> None:
+    a_node(NodeKind.SCHEDULER, name="a", seen=3_600, started_at=_ago(7_200))
+    _scheduler(name="a")
+    assert _alive("--node", "a") == (0, ["alive"])
+
+
+def away(*_: Any) -> Any:
+    """Stand for a connection that cannot be made."""
+    raise OperationalError("it is away")
+
+
+def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    _scheduler(name="a", idle=LONG)
+    monkeypatch.setattr(health_command, "dedicated_connection", away)
+    answer = durable("health", "--node", "a")
+    assert answer.code == 0
+    assert "the state of the nodes is unknown" in answer.err
+
+
+# What a heartbeat tells ---------------------------------------------------------------------------
+
+
+def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_queries: Any) -> None:
+    node = a_node(NodeKind.SCHEDULER)
+    tasks = [a_task(Status.RUNNING).pk for _ in range(25)]
+    report = NodeReport(active=tasks, shards={3, 1}, scanned=0.0, started=None, skew=-0.25)
+    with django_assert_num_queries(1):
+        assert nodes.beat(node.pk, report)
+    told = Node.objects.get(pk=node.pk)
+    assert told.active == {"number": 25, "ids": [str(one) for one in tasks[:20]]}
+    assert (told.shards, told.skew, told.draining, told.last_start_at) == (
+        [1, 3],
+        -0.25,
+        False,
+        None,
+    )
+    assert told.last_scan_at is not None
+    assert told.last_scan_at < database_now()
+    assert nodes.beat(node.pk, NodeReport(draining=True))
+    assert nodes.beat(node.pk)
+    kept = Node.objects.get(pk=node.pk)
+    assert (kept.shards, kept.skew, kept.draining, kept.last_scan_at) == (
+        [1, 3],
+        -0.25,
+        True,
+        told.last_scan_at,
+    )
+
+
+def test_a_heartbeat_tells_where_a_scheduler_finds_rows_and_what_wakes_it() -> None:
+    node = a_node(NodeKind.SCHEDULER)
+    assert (node.index_state, node.wakeups_state) == ("", "")
+    nodes.beat(node.pk, NodeReport(index_state="in memory", wakeups_state="w" * 1_000))
+    nodes.beat(node.pk)
+    told = Node.objects.get(pk=node.pk)
+    assert (told.index_state, told.wakeups_state) == ("in memory", "w" * 300)
+
+
+def test_a_scheduler_tells_them_by_itself_and_all_shards_where_it_is_alone() -> None:
+    report = Scheduler()._report()
+    assert report.index_state == "in memory"
+    assert report.wakeups_state is not None
+    assert "polling every" in report.wakeups_state or "not tested yet" in report.wakeups_state
+    assert report.shards is not None
+    assert sorted(report.shards) == list(range(64))
+
+
+def test_a_node_that_drains_counts_no_slots() -> None:
+    node = a_node(queues=["mail"], concurrency=4)
+    assert list(Node.objects.alive().workers()) == [node]
+    nodes.beat(node.pk, NodeReport(draining=True))
+    assert list(Node.objects.alive().workers()) == []
+
+
+def test_a_node_says_which_releases_it_runs() -> None:
+    node = a_node()
+    nodes.register(node.pk, "a", NodeKind.WORKER)
+    assert set(Node.objects.get(pk=node.pk).versions or {}) == {
+        "package",
+        "python",
+        "tzdata",
+        "django",
+        "celery",
+    }

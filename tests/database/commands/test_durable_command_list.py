@@ -1,0 +1,136 @@
+"""``durable list`` pages through tasks, dead letters, queues and nodes, and masks secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.models import DeadLetter, NodeKind
+from django_durable_tasks.rules.states import Status
+from tests.database.commands.durable_command import durable, told
+from tests.factories import a_dead_letter, a_node, a_paused_queue, a_task, a_tenant, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _ids(*words: object) -> list[Any]:
+    return [row["id"] for row in told("list", *words)]
+
+
+def test_tasks_are_listed_the_newest_first() -> None:
+    rows = many_tasks(3)
+    assert _ids() == [str(row.pk) for row in reversed(rows)]
+    assert _ids("tasks", "--limit", 2) == [str(row.pk) for row in reversed(rows[1:])]
+
+
+def test_the_next_page_goes_on_after_the_last_id() -> None:
+    rows = many_tasks(5)
+    answer = durable("list", "--limit", 2, "--format", "json")
+    last = answer.told[-1]["id"]
+    assert f"--after {last}" in answer.err
+    assert _ids("--limit", 10, "--after", last) == [str(row.pk) for row in reversed(rows[:3])]
+
+
+def test_tasks_are_narrowed_by_each_filter() -> None:
+    tenant = a_tenant()
+    wanted = a_task(Status.CANCELLED, queue="mail", name="shop.tasks.mail", tenant=tenant)
+    a_task()
+    for words in (
+        ("--status", "CANCELLED"),
+        ("--queue", "mail"),
+        ("--name", "shop.tasks.mail"),
+        ("--tenant", tenant.slug),
+    ):
+        assert _ids(*words) == [str(wanted.pk)]
+    keyed = a_task(key="post-42")
+    assert _ids("--key", "post-42") == [str(keyed.pk)]
+    assert _ids("--status", "EXPIRED") == []
+
+
+def test_a_table_is_aligned_and_has_one_line_a_row() -> None:
+    many_tasks(2, last_error="one\ntwo")
+    head, *lines = durable("list").out.splitlines()
+    assert head.split()[:4] == ["ID", "STATUS", "QUEUE", "NAME"]
+    assert [line.index("PENDING") for line in lines] == [head.index("STATUS")] * 2
+    assert "\x1b" not in head + "".join(lines)
+    assert durable("list", "--status", "EXPIRED").out.strip() == "nothing"
+
+
+def test_secrets_in_errors_are_masked() -> None:
+    a_task(last_error="ValueError: password=hunter2")
+    a_dead_letter(a_task(Status.CANCELLED), error_message="ValueError: token=abc123")
+    for words in (("list",), ("list", "dead-letters")):
+        for form in ("json", "table"):
+            out = durable(*words, "--format", form).out
+            assert "hunter2" not in out
+            assert "abc123" not in out
+    assert "********" in durable("list", "dead-letters").out
+
+
+def test_open_dead_letters_are_listed_and_closed_ones_on_demand() -> None:
+    row = a_task(Status.FAILED, queue="mail", name="shop.tasks.mail")
+    closed = a_dead_letter(row, open=False, fingerprint="f" * 16)
+    opened = DeadLetter.objects.open().get()
+    assert _ids("dead-letters") == [opened.pk]
+    assert _ids("dead-letters", "--all") == [closed.pk, opened.pk]
+    assert _ids("dead-letters", "--all", "--fingerprint", "f" * 16) == [closed.pk]
+    assert _ids("dead-letters", "--queue", "mail", "--name", "shop.tasks.mail") == [opened.pk]
+    assert _ids("dead-letters", "--queue", "other") == []
+    assert _ids("dead-letters", "--all", "--after", closed.pk) == [opened.pk]
+
+
+def test_queues_are_listed_with_their_depth_and_their_pause() -> None:
+    many_tasks(2, queue="mail")
+    a_paused_queue("reports", reason="month's end")
+    a_node(queues=["mail"], concurrency=3)
+    rows = {row["queue"]: row for row in told("list", "queues")}
+    assert (rows["mail"]["due"], rows["mail"]["concurrency"]) == (2, 3)
+    assert (rows["reports"]["paused_by"], rows["reports"]["reason"]) == ("somebody", "month's end")
+    assert [row["queue"] for row in told("list", "queues", "--queue", "mail")] == ["mail"]
+
+
+def test_living_nodes_are_listed_and_departed_ones_on_demand() -> None:
+    here, gone = a_node(NodeKind.SCHEDULER), a_node(seen=90, stopped=60)
+    assert _ids("nodes") == [str(here.pk)]
+    assert _ids("nodes", "--all") == [str(here.pk), str(gone.pk)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nodes", "--queue", "mail"),
+        ("queues", "--status", "PENDING"),
+        ("tasks", "--fingerprint", "x"),
+        ("tasks", "--all"),
+        ("tasks", "--after", "17"),
+        ("dead-letters", "--after", "0193b0e0-0000-7000-8000-000000000000"),
+        ("tasks", "--limit", "0"),
+        ("tasks", "--status", "DONE"),
+        ("cats",),
+    ],
+)
+def test_a_filter_that_does_not_fit_is_wrong_usage(words: tuple[str, ...]) -> None:
+    answer = durable("list", *words)
+    assert answer.out == ""
+    assert answer.err
+
+
+@pytest.mark.parametrize("kind", ["tasks", "dead-letters", "queues", "nodes"])
+def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(kind: str) -> None:
+    def statements() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            told("list", kind)
+        return len(captured)
+
+    a_task(Status.FAILED)
+    a_task()
+    a_node(queues=["test"])
+    few = statements()
+    many_tasks(50, Status.FAILED, queue="other")
+    many_tasks(50)
+    for _ in range(5):
+        a_node(queues=["test"])
+    assert statements() == few <= (8 if kind == "queues" else 1)

@@ -1,0 +1,190 @@
+"""``durable show`` tells the row, its attempts, and why it did not run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.models import DeadLetter, NodeKind, Task
+from django_durable_tasks.rules.states import LogStatus, Status
+from tests.database.commands.durable_command import durable, told
+from tests.factories import QUEUE, a_log_row, a_node, a_paused_queue, a_task
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def staffed() -> None:
+    """A leading scheduler and a worker on the test queue."""
+    leadership.take(a_node(NodeKind.SCHEDULER).pk, 60)
+    a_node(queues=[QUEUE], concurrency=1)
+
+
+def _why(row: Task) -> str:
+    found: str = told("show", row.pk)["why"]
+    return found
+
+
+def test_the_row_is_told_whole() -> None:
+    row = a_task(args=[1], kwargs={"day": "monday"}, key="k", idempotency_key="i", priority=3)
+    seen = told("show", row.pk)
+    assert (seen["id"], seen["status"], seen["args"], seen["kwargs"]) == (
+        str(row.pk),
+        "PENDING",
+        [1],
+        {"day": "monday"},
+    )
+    assert (seen["key"], seen["idempotency_key"], seen["priority"], seen["tenant"]) == (
+        "k",
+        "i",
+        3,
+        "default",
+    )
+    text = durable("show", row.pk).out
+    assert text.startswith("why: ")
+    assert "no attempt yet" in text
+
+
+def test_the_attempts_are_a_timeline() -> None:
+    row = a_task(Status.RUNNING, attempts=2)
+    now = database_now()
+    a_log_row(
+        row,
+        LogStatus.RETRY,
+        started_at=now - timedelta(seconds=3),
+        completed_at=now,
+        error_message="Broken: a\nb",
+    )
+    [attempt] = told("show", row.pk)["executions"]
+    assert (attempt["status"], attempt["attempt_number"], round(attempt["seconds"])) == (
+        "RETRY",
+        1,
+        3,
+    )
+    lines = durable("show", row.pk).out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("ATTEMPT NUMBER"))
+    assert lines[at + 1].split()[:2] == ["1", "RETRY"]
+    assert lines[at + 1].endswith("Broken: a")
+    assert lines[at + 2].split()[:2] == ["2", "RUNNING"]
+
+
+def test_its_dead_letters_are_told() -> None:
+    row = a_task(Status.FAILED)
+    [letter] = told("show", row.pk)["dead_letters"]
+    assert letter["id"] == DeadLetter.objects.get().pk
+    assert "EXHAUSTED" in durable("show", row.pk).out
+
+
+def test_secrets_are_masked_everywhere() -> None:
+    row = a_task(
+        Status.FAILED,
+        name="gone.task",
+        args=["hunter2"],
+        kwargs={"password": "hunter2"},
+        result={"token": "hunter2"},
+        last_error="password=hunter2",
+    )
+    a_log_row(row, error_message="password=hunter2", traceback="password = 'hunter2'")
+    for form in ("json", "table"):
+        assert "hunter2" not in durable("show", row.pk, "--format", form).out
+
+
+def test_a_task_that_is_not_there_is_refused() -> None:
+    answer = durable("show", "0193b0e0-0000-7000-8000-000000000000")
+    assert answer.code == 2
+    assert "There is no task" in answer.err
+
+
+def test_an_id_that_is_none_is_wrong_usage() -> None:
+    assert "is not the id of a task" in durable("show", "17").err
+
+
+@pytest.mark.usefixtures("staffed")
+@pytest.mark.parametrize(
+    ("status", "fields", "sentence"),
+    [
+        (Status.PENDING, {"due": 3600}, "not due yet: in 5"),
+        (Status.PENDING, {"due": 100, "attempts": 1, "failures": 1}, "It failed 1 of 5 times"),
+        (Status.PENDING, {"queue": "lonely"}, "No live worker listens on queue lonely"),
+        (Status.PENDING, {}, "It is due "),
+        (Status.QUEUED, {}, "waits for a free worker"),
+        (Status.QUEUED, {"publish_count": 3}, "It was published 3 times and no worker started it"),
+        (Status.RUNNING, {}, "It runs since"),
+        (Status.RUNNING, {"due": -5}, "Its worker missed its heartbeats"),
+        (Status.SUCCESS, {}, "It is done"),
+        (Status.FAILED, {}, "It gave up: its tries are used up"),
+        (
+            Status.CANCELLED,
+            {"reason": "CANCELLED by ann"},
+            "It was cancelled: CANCELLED by ann",
+        ),
+        (Status.SKIPPED, {"reason": "DUPLICATE"}, "It was skipped: DUPLICATE"),
+        (Status.EXPIRED, {}, "It expired: no worker started it"),
+        (Status.BLOCKED, {}, "It waits for 1 other task or person"),
+    ],
+)
+def test_it_says_why_the_task_did_not_run(
+    status: Status, fields: dict[str, Any], sentence: str
+) -> None:
+    row = a_task(status, **fields)
+    assert any(sentence in told_ for told_ in told("show", row.pk)["sentences"])
+
+
+@pytest.mark.usefixtures("staffed")
+def test_a_paused_queue_is_the_reason() -> None:
+    a_paused_queue(reason="a move")
+    assert (
+        _why(a_task())
+        == "Queue test was paused by somebody (a move): nothing of it starts until it is resumed."
+    )
+
+
+def test_without_a_scheduler_that_is_the_reason() -> None:
+    a_node(queues=[QUEUE])
+    assert "No scheduler is alive" in _why(a_task())
+
+
+def test_a_silent_scheduler_and_a_silent_worker_are_none() -> None:
+    a_node(NodeKind.SCHEDULER, seen=3_600)
+    a_node(queues=[QUEUE], seen=3_600)
+    told_ = "\n".join(told("show", a_task().pk)["sentences"])
+    assert "No scheduler is alive" in told_
+    assert "No live worker listens" in told_
+
+
+def test_a_message_that_nobody_rings_again_is_the_leaders_absence() -> None:
+    a_node(NodeKind.SCHEDULER)
+    a_node(queues=[QUEUE])
+    row = a_task(Status.QUEUED, publish_count=2)
+    assert any(
+        "No scheduler is the leader" in sentence for sentence in told("show", row.pk)["sentences"]
+    )
+
+
+@pytest.mark.usefixtures("staffed")
+def test_code_that_this_process_lacks_is_named() -> None:
+    row = a_task(name="shop.tasks.gone")
+    assert any(
+        "is registered in this process" in sentence
+        for sentence in told("show", row.pk)["sentences"]
+    )
+
+
+def test_the_number_of_statements_does_not_depend_on_the_number_of_attempts() -> None:
+    row = a_task(Status.FAILED)
+
+    def statements() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            told("show", row.pk)
+        return len(captured)
+
+    few = statements()
+    for number in range(50):
+        a_log_row(row, attempt_number=number)
+    assert statements() == few <= 8

@@ -1,0 +1,254 @@
+"""``durable status`` shows everything, and its exit code tells whoever watches."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import misrouted
+from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
+from django_durable_tasks.rules.states import Status
+from tests.celery_settings import celery_configured
+from tests.database.commands.durable_command import durable, told
+from tests.factories import a_node, a_paused_queue, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def leader() -> Node:
+    """A living scheduler that leads."""
+    node = a_node(NodeKind.SCHEDULER)
+    assert leadership.take(node.pk, 60) is not None
+    return node
+
+
+def _problems(*words: str) -> list[str]:
+    answer = durable("status", *words, "--format", "json")
+    assert answer.code == (1 if answer.told["problems"] else 0)
+    found: list[str] = answer.told["problems"]
+    return found
+
+
+def _warnings() -> str:
+    return "\n".join(told("status")["warnings"])
+
+
+def test_a_led_and_idle_system_is_healthy(leader: Node) -> None:
+    seen = told("status")
+    assert seen["healthy"] is True
+    assert seen["leader"]["name"] == leader.name
+    assert seen["leader"]["term"] == SchedulerLease.objects.get(name="leader").term
+    assert seen["broker"] == "answers"
+    answer = durable("status")
+    assert answer.code == 0
+    assert answer.out.startswith("healthy")
+    assert f"leader: {leader.name}, term {seen['leader']['term']}" in answer.out
+
+
+def test_without_a_scheduler_it_exits_with_1() -> None:
+    found = _problems()
+    assert any("No scheduler is alive" in problem for problem in found)
+    assert any("No scheduler leads" in problem for problem in found)
+    assert durable("status").out.startswith("UNHEALTHY")
+
+
+def test_a_silent_scheduler_is_no_live_one() -> None:
+    node = a_node(NodeKind.SCHEDULER, seen=3_600)
+    leadership.take(node.pk, 60)
+    assert len(_problems()) == 1
+    assert (
+        f"Node {node.name} missed its heartbeats."
+        in durable("status", "--format", "json").told["warnings"]
+    )
+
+
+def test_a_lease_that_ended_is_no_leader(leader: Node) -> None:
+    SchedulerLease.objects.update(expires_at=database_now() - timedelta(seconds=1))
+    assert ["No scheduler leads" in problem for problem in _problems()] == [True]
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.QUEUED])
+def test_a_task_that_is_due_for_too_long_exits_with_1(leader: Node, status: Status) -> None:
+    row = a_task(status, due=-61)
+    Task.objects.unguarded().filter(pk=row.pk).update(
+        updated_at=database_now() - timedelta(seconds=61)
+    )
+    [problem] = _problems()
+    assert "the oldest due task waits since 61 s" in problem
+
+
+def test_what_waits_in_a_paused_queue_is_a_warning(leader: Node) -> None:
+    a_task(due=-61)
+    a_paused_queue(reason="a move")
+    assert _problems() == []
+    assert "is paused since 0 s by somebody: a move" in _warnings()
+
+
+def test_the_thresholds_are_settings(leader: Node, settings: Any) -> None:
+    a_task(due=-61)
+    a_task(Status.FAILED)
+    settings.DURABLE_TASKS = {
+        **settings.DURABLE_TASKS,
+        "OLDEST_DUE_MAX": 120,
+        "DEAD_LETTERS_MAX": 1,
+    }
+    assert _problems() == []
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "OLDEST_DUE_MAX": 30, "DEAD_LETTERS_MAX": 0}
+    assert len(_problems()) == 2
+
+
+def test_open_dead_letters_exit_with_1(leader: Node) -> None:
+    a_task(Status.FAILED)
+    assert _problems() == ["1 dead letters are open (DEAD_LETTERS_MAX 0)."]
+
+
+def test_an_overdue_run_is_a_warning(leader: Node) -> None:
+    a_task(
+        Status.RUNNING,
+        started_at=database_now() - timedelta(hours=1),
+        expected_duration=timedelta(minutes=1),
+    )
+    assert _problems() == []
+    assert "1 runs take longer than their expected duration" in _warnings()
+
+
+def test_work_without_a_worker_is_a_warning(leader: Node) -> None:
+    a_task(queue="lonely")
+    assert "Queue lonely: no worker listens." in _warnings()
+    a_node(queues=["lonely"], concurrency=2, pool="prefork")
+    assert "lonely" not in _warnings()
+
+
+def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) -> None:
+    many_tasks(3, queue="cards")
+    nodes.beat(leader.pk, NodeReport(rejected_queues={"cards": "PreconditionFailed: x-queue-type"}))
+    found = durable("status", "--format", "json").told
+    assert found["problems"] == [
+        (
+            "Queue cards: the broker rejects its messages (PreconditionFailed: x-queue-type); 3 tasks"
+            " wait."
+        )
+    ]
+    assert [row["rejected"] for row in found["queues"]] == ["PreconditionFailed: x-queue-type"]
+    nodes.beat(leader.pk, NodeReport(rejected_queues={}))
+    assert _problems() == []
+
+
+def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: Node) -> None:
+    misrouted.count_misrouted("cards", "mails")
+    assert "Queue cards: 1 messages for its tasks were consumed from another queue" in _warnings()
+    assert "from mails" in _warnings()
+    QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
+    assert "were consumed from another queue" not in _warnings()
+    assert [row["misrouted"] for row in told("status")["queues"] if row["queue"] == "cards"] == [1]
+
+
+def test_a_broker_that_does_not_answer_is_a_warning(leader: Node) -> None:
+    with celery_configured(broker_url="redis://127.0.0.1:1/0"):
+        assert "The broker does not answer from here: redis://" in _warnings()
+
+
+def test_tasks_whose_code_is_gone_are_named(leader: Node) -> None:
+    many_tasks(2, name="shop.tasks.gone")
+    a_task(Status.QUEUED, name="shop.tasks.gone")
+    a_task(Status.SUCCESS, name="shop.tasks.gone")
+    a_task()
+    seen = told("status")
+    assert seen["unknown_tasks"] == {"shop.tasks.gone": 3}
+    assert "3 tasks wait for shop.tasks.gone" in "\n".join(seen["warnings"])
+
+
+def test_depth_is_told_by_status_and_queue(leader: Node) -> None:
+    many_tasks(3, queue="mail")
+    many_tasks(2, due=60, queue="mail")
+    many_tasks(2, Status.QUEUED, queue="mail")
+    a_task(Status.RUNNING, queue="reports")
+    seen = told("status")
+    assert seen["depth"] == {"PENDING": 5, "QUEUED": 2, "RUNNING": 1}
+    rows = {row["queue"]: row for row in seen["queues"]}
+    assert (rows["mail"]["pending"], rows["mail"]["due"], rows["mail"]["queued"]) == (5, 3, 2)
+    assert rows["reports"]["running"] == 1
+
+
+def test_the_connections_of_all_nodes_are_added_up(leader: Node) -> None:
+    a_node(concurrency=4, pool="prefork")
+    a_node(concurrency=10, pool="thread")
+    seen = told("status")
+    assert seen["connections"]["needed"] == 7 + (1 + 3 * 4) + (2 + 2 * 10)
+    assert "for 2 workers with a concurrency of 14" in durable("status").out
+
+
+def test_a_pool_that_cannot_interrupt_tasks_with_limits_is_a_warning(leader: Node) -> None:
+    queue = current_app.conf.task_default_queue
+    a_node(queues=[queue], pool="prefork")
+    a_node(queues=["other"], pool="thread")
+    assert "cannot interrupt" not in _warnings()
+    node = a_node(queues=[queue], pool="thread")
+    assert f"Node {node.name} has the pool 'thread', which cannot interrupt" in _warnings()
+
+
+def test_where_schedulers_find_rows_and_what_wakes_them_is_shown(leader: Node) -> None:
+    assert "INDEX STATE" not in durable("status").out
+    states = {"index_state": "redis", "wakeups_state": "Redis (self-test passed 3 s ago)"}
+    Node.objects.filter(pk=leader.pk).update(**states)
+    [row] = [row for row in told("status")["nodes"] if row["id"] == str(leader.pk)]
+    assert {name: row[name] for name in states} == states
+    assert "Redis (self-test passed 3 s ago)" in durable("status").out
+    assert _warnings() == ""
+
+
+def test_a_scheduler_that_polls_though_it_should_be_told_is_a_warning(leader: Node) -> None:
+    a_node(
+        NodeKind.SCHEDULER,
+        wakeups_state="none, polling every 1 s: SQLite sends no notifications",
+        seen=3_600,
+    )
+    states = {
+        "index_state": "polling every 1 s: Redis does not serve (TimeoutError)",
+        "wakeups_state": "polling every 1 s: PostgreSQL: a notification to itself did not come",
+    }
+    Node.objects.filter(pk=leader.pk).update(**states)
+    assert durable("status").code == 0
+    warned = _warnings()
+    assert f"Node {leader.name}, due index: {states['index_state']}." in warned
+    assert f"Node {leader.name}, wake-ups: {states['wakeups_state']}." in warned
+    assert warned.count("polling") == 2
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_server_says_how_many_connections_it_allows(leader: Node) -> None:
+    assert told("status")["connections"]["allowed"] > 0
+    a_node(concurrency=1_000_000, pool="prefork")
+    assert "connections: at most" in _warnings()
+
+
+@pytest.mark.sqlite
+def test_a_file_has_no_limit_of_connections(leader: Node) -> None:
+    assert told("status")["connections"]["allowed"] is None
+
+
+def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(leader: Node) -> None:
+    def statements() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            durable("status")
+        return len(captured)
+
+    a_node(queues=["test"], concurrency=2)
+    for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
+        a_task(status)
+    few = statements()
+    for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
+        many_tasks(50, status, queue=f"q-{status}", name=f"gone.{status}")
+    for _ in range(10):
+        a_node(queues=["test"], concurrency=2)
+    assert statements() == few <= 17

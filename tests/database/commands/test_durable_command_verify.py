@@ -1,0 +1,143 @@
+"""``durable verify`` as an operator types it: what it prints, what it asks first, its
+exit codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from django_durable_tasks.engine.verify.runner import CHECKS
+from django_durable_tasks.models import DeadLetter, Task
+from tests.database.commands.durable_command import durable
+from tests.database.verify.corruptions import DAMAGES
+from tests.database.verify.healthy_rows import led, write_healthy_rows
+
+pytestmark = pytest.mark.django_db
+
+
+def test_of_healthy_tables_it_says_what_it_looked_at_and_exits_with_0() -> None:
+    write_healthy_rows()
+    answer = durable("verify")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.rstrip().endswith("0 findings")
+    assert all(name in answer.out for name in CHECKS)
+    told = durable("verify", "--format", "json").told
+    assert told["complete"] is True
+    assert {row["check"] for row in told["checks"]} == set(CHECKS)
+    [row] = [row for row in told["checks"] if row["check"] == "dead-letters-missing"]
+    assert (row["looked_at"], row["findings"], row["error"]) == (Task.objects.count(), 0, "")
+
+
+def test_a_finding_is_told_in_a_sentence_and_exits_with_1() -> None:
+    led()
+    key = DAMAGES["dead-letters-missing"]()
+    answer = durable("verify", "--only", "tasks")
+    assert answer.code == 1
+    assert (
+        f"BROKEN task {key}: dead_letters is none that is open; right is one, because it is FAILED."
+        in answer.out
+    )
+    assert "--repair: open one" in answer.out
+    [finding] = durable("verify", "--format", "json").told["findings"]
+    assert (finding["check"], finding["table"], finding["key"]) == (
+        "dead-letters-missing",
+        "task",
+        str(key),
+    )
+    assert (finding["severity"], finding["field"], finding["repair"]) == (
+        "BROKEN",
+        "dead_letters",
+        "open one",
+    )
+
+
+def test_a_repair_is_shown_first_then_confirmed_then_done_and_not_done_twice() -> None:
+    led()
+    DAMAGES["dead-letters-missing"]()
+    answer = durable("verify", "--repair")
+    assert (answer.code, DeadLetter.objects.count()) == (2, 0)
+    assert (
+        "Findings that would be repaired: 1. See them with --repair --dry-run, do it with --yes."
+        in answer.err
+    )
+    shown = durable("verify", "--repair", "--dry-run")
+    assert (shown.code, DeadLetter.objects.count()) == (1, 0)
+    assert "would repair: open one" in shown.out
+    done = durable("verify", "--repair", "--yes")
+    assert (done.code, DeadLetter.objects.count()) == (0, 1)
+    assert "repaired: opened a dead letter" in done.out
+    assert done.out.rstrip().endswith("1 finding, 1 repaired")
+    again = durable("verify", "--repair", "--yes", "--format", "json")
+    assert (again.code, again.told["findings"], DeadLetter.objects.count()) == (0, [], 1)
+
+
+def test_what_is_left_to_people_still_exits_with_1_after_a_repair() -> None:
+    led()
+    DAMAGES["quarantined"]()
+    answer = durable("verify", "--repair", "--yes")
+    assert answer.code == 1
+    assert "left: Correct it, then run `manage.py durable resume" in answer.out
+    [finding] = durable("verify", "--repair", "--yes", "--format", "json").told["findings"]
+    assert (finding["repaired"], finding["left"].startswith("Correct it")) == ("", True)
+
+
+def test_a_wrong_check_and_a_wrong_limit_are_refused() -> None:
+    answer = durable("verify", "--only", "watermark")
+    assert (
+        answer.code,
+        "There is no check 'watermark'. Did you mean 'watermarks'?" in answer.err,
+    ) == (2, True)
+    assert "'0' is not a whole number of 1 or more" in durable("verify", "--limit", "0").err
+
+
+def test_a_limit_that_cuts_findings_off_says_so() -> None:
+    for _ in range(3):
+        DAMAGES["dead-letters-missing"]()
+    answer = durable("verify", "--only", "dead-letters-missing", "--limit", "2")
+    assert answer.code == 1
+    assert "2+" in answer.out
+    assert answer.out.rstrip().endswith("2 findings; some checks could not look at everything")
+
+
+class _Terminal(StringIO):
+    def isatty(self) -> bool:
+        """Say that somebody watches."""
+        return True
+
+
+def test_on_a_terminal_a_bar_goes_and_leaves_nothing_behind() -> None:
+    stderr = _Terminal()
+    call_command("durable", "verify", stdout=StringIO(), stderr=stderr)
+    assert "100% tasks" in stderr.getvalue()
+    assert stderr.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.fixture
+def no_ledger() -> Iterator[None]:
+    """Take a table away, and bring it back."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE durable_tasks_occurrence RENAME TO away")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE away RENAME TO durable_tasks_occurrence")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("no_ledger")
+def test_what_could_not_be_read_exits_with_2_and_the_other_checks_look() -> None:
+    key = DAMAGES["dead-letters-missing"]()
+    answer = durable("verify", "--format", "json")
+    assert answer.code == 2
+    errors: dict[str, Any] = {
+        row["check"]: row["error"] for row in answer.told["checks"] if row["error"]
+    }
+    assert {"occurrence-tasks", "occurrence-entries", "orphan-ledger-entries"} <= set(errors)
+    assert "durable_tasks_occurrence" in errors["occurrence-entries"]
+    assert str(key) in {finding["key"] for finding in answer.told["findings"]}
+    assert "occurrence-entries could not look: " in durable("verify").out

@@ -1,0 +1,162 @@
+"""A task that waits is released once its join is met, and told of every other ending."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.exceptions import InvalidDependency, InvalidOption
+from django_durable_tasks.models import DeadLetter, Task, TaskDependency
+from django_durable_tasks.rules.states import Status
+from tests.database.dependencies.worker_and_leader import fail, recount, stands, succeed, tell
+from tests.factories import a_task, a_tenant
+from tests.project.tasks import noop
+
+pytestmark = pytest.mark.django_db
+
+
+def _after(*upstreams: object, **options: object) -> Task:
+    return noop.using(depends_on=list(upstreams), **options).schedule()
+
+
+def test_a_task_waits_for_all_its_upstreams() -> None:
+    first, second = a_task(), a_task()
+    last = _after(first, second)
+    assert (last.status, last.unresolved_dependencies_count, last.due_at) == ("BLOCKED", 2, None)
+    succeed(first)
+    tell()
+    assert stands(last) == ["BLOCKED"]
+    assert not recount()
+    succeed(second)
+    tell()
+    last.refresh_from_db()
+    assert last.status in ("PENDING", "QUEUED")
+    assert last.unresolved_dependencies_count == 0
+    assert list(TaskDependency.objects.values_list("outcome", "met")) == [("SUCCESS", True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("SKIP", "SKIPPED"), ("FAIL", "FAILED"), ("WAIT", "BLOCKED")]
+)
+def test_a_failed_upstream_decides_by_the_policy(policy: str, expected: str) -> None:
+    first = a_task()
+    last = _after(first, on_upstream_failure=policy)
+    fail(first)
+    tell()
+    assert stands(last) == [expected]
+    assert not recount()
+    last.refresh_from_db()
+    if expected != "BLOCKED":
+        assert last.cause == first.pk
+    assert DeadLetter.objects.filter(open_task=last.pk, reason="UPSTREAM").count() == (
+        expected == "FAILED"
+    )
+
+
+def test_an_ending_is_told_to_the_end_though_all_its_dependents_go_on_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolve, "_EDGES", 2)
+    first = a_task()
+    waiting = [_after(first, on_upstream_failure="WAIT") for _ in range(5)]
+    fail(first)
+    batches = 0
+    while resolve.resolve_endings(10).events:
+        batches += 1
+        assert batches < 10
+    assert stands(*waiting) == ["BLOCKED"] * 5
+    assert TaskDependency.objects.filter(outcome="FAILED", resolved_at=None).count() == 5
+
+
+def test_a_task_may_run_though_its_upstream_failed() -> None:
+    first = a_task()
+    last = _after(first, on_upstream_failure="RUN")
+    fail(first)
+    tell()
+    assert stands(last)[0] in ("PENDING", "QUEUED")
+
+
+def test_a_failure_walks_down_level_by_level_with_its_cause() -> None:
+    first = a_task()
+    second = _after(first)
+    third = _after(second)
+    fail(first)
+    resolve.resolve_endings(10)
+    assert stands(second, third) == ["SKIPPED", "BLOCKED"]
+    resolve.resolve_endings(10)
+    assert stands(third) == ["SKIPPED"]
+    assert set(
+        Task.objects.filter(pk__in=[second.pk, third.pk]).values_list("cause", flat=True)
+    ) == {first.pk}
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "released"),
+    [
+        ("MUST_FINISH", "fail", True),
+        ("MUST_FINISH", "succeed", True),
+        ("MUST_FAIL", "fail", True),
+        ("MUST_FAIL", "succeed", False),
+    ],
+)
+def test_an_edge_asks_for_one_kind_of_ending(kind: str, outcome: str, released: bool) -> None:
+    first = a_task()
+    last = noop.using(depends_on={first: kind}).schedule()
+    {"fail": fail, "succeed": succeed}[outcome](first)
+    tell()
+    assert (stands(last)[0] in ("PENDING", "QUEUED")) is released
+
+
+def test_a_join_of_some_needs_only_so_many() -> None:
+    ups = [a_task() for _ in range(3)]
+    last = _after(*ups, join=2)
+    fail(ups[0])
+    succeed(ups[1])
+    tell()
+    assert stands(last) == ["BLOCKED"]
+    assert not recount()
+    succeed(ups[2])
+    tell()
+    assert stands(last)[0] in ("PENDING", "QUEUED")
+
+
+def test_a_join_that_cannot_be_met_any_more_is_skipped() -> None:
+    ups = [a_task() for _ in range(3)]
+    last = _after(*ups, join=2)
+    fail(ups[0], ups[1])
+    tell()
+    assert stands(last) == ["SKIPPED"]
+
+
+def test_an_upstream_that_has_succeeded_holds_nothing() -> None:
+    last = _after(a_task(Status.SUCCESS))
+    assert last.status in ("PENDING", "QUEUED")
+
+
+def test_an_upstream_that_has_failed_is_told_to_the_newcomer() -> None:
+    last = _after(a_task(Status.FAILED))
+    assert last.status == "BLOCKED"
+    tell()
+    assert stands(last) == ["SKIPPED"]
+
+
+def test_a_deleted_upstream_is_noticed() -> None:
+    first = a_task()
+    last = _after(first)
+    Task.objects.unguarded().filter(pk=first.pk).delete()
+    assert resolve.find_deleted(0, 100)
+    tell()
+    assert stands(last) == ["SKIPPED"]
+    assert not resolve.find_deleted(TaskDependency.objects.latest("pk").pk, 100)
+
+
+def test_a_missing_or_foreign_upstream_is_refused() -> None:
+    with pytest.raises(InvalidDependency, match="there is none"):
+        _after(uuid.uuid4())
+    with pytest.raises(InvalidDependency, match="there is none"):
+        _after(a_task(tenant_id=a_tenant().pk))
+    with pytest.raises(InvalidOption, match="join=3"):
+        _after(a_task(), a_task(), join=3)
+    assert not Task.objects.filter(status="BLOCKED").exists()

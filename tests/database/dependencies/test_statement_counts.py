@@ -1,0 +1,178 @@
+"""Fifty endings, dependents or tasks cost the statements of one, and a link of a chain is told by
+two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.workflows import runs, start
+from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.states import Status
+from tests.database.dependencies.worker_and_leader import fail, recount, succeed, tell
+from tests.project.tasks import noop
+
+pytestmark = pytest.mark.django_db
+
+FEW, MANY = 1, 50
+
+
+@pytest.fixture(autouse=True)
+def slow_path(settings: Any) -> None:
+    """Ring nothing: the picture of the queues is painted once a second, which would be counted now
+    and then.
+    """
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "FAST_PATH": False}
+
+
+def _cost(act: Callable[[], Any]) -> list[str]:
+    """Return the statements that the act sends, without those of transactions and savepoints."""
+    sent: list[str] = []
+
+    def take(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.split(None, 1)[0] not in ("BEGIN", "SAVEPOINT", "RELEASE"):
+            sent.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(take):
+        act()
+    return sent
+
+
+def _pairs(number: int, **options: Any) -> Sequence[Task]:
+    """Start so many pairs of an upstream and its dependent; return the upstreams."""
+    wf = Workflow("pairs")
+    for _ in range(number):
+        wf.add(noop, after=wf.add(noop), **options)
+    run = wf.start()
+    return list(Task.objects.filter(workflow=run.pk, status=Status.PENDING))
+
+
+def _into_one(number: int) -> Sequence[Task]:
+    wf = Workflow("into-one")
+    wf.add(noop, after=[wf.add(noop) for _ in range(number)])
+    run = wf.start()
+    return list(Task.objects.filter(workflow=run.pk, status=Status.PENDING))
+
+
+def _one_into(number: int) -> Task:
+    wf = Workflow("one-into")
+    first = wf.add(noop)
+    for _ in range(number):
+        wf.add(noop, after=first)
+    run = wf.start()
+    found: Task = Task.objects.get(workflow=run.pk, status=Status.PENDING)
+    return found
+
+
+def _met(number: int) -> list[str]:
+    succeed(*_pairs(number))
+    return _cost(lambda: resolve.resolve_endings(100))
+
+
+def _met_by_some(number: int) -> list[str]:
+    wf = Workflow("some")
+    for _ in range(number):
+        wf.add(noop, after=[wf.add(noop), wf.add(noop)], join="ANY")
+    run = wf.start()
+    succeed(*Task.objects.filter(workflow=run.pk, status=Status.PENDING))
+    return _cost(lambda: resolve.resolve_endings(100))
+
+
+def _failed(number: int, policy: str) -> list[str]:
+    fail(*_pairs(number, on_upstream_failure=policy))
+    return _cost(lambda: resolve.resolve_endings(100))
+
+
+def _joined(number: int) -> list[str]:
+    succeed(*_into_one(number))
+    return _cost(lambda: resolve.resolve_endings(100))
+
+
+def _told_by_its_worker(number: int) -> list[str]:
+    first = _one_into(number)
+    succeed(first)
+    return _cost(lambda: resolve.resolve_endings_of(first.pk))
+
+
+def _counted(number: int) -> list[str]:
+    succeed(*_pairs(number))
+    resolve.resolve_endings(100)
+    return _cost(lambda: runs.count_endings(100))
+
+
+def _started(number: int) -> list[str]:
+    wf = Workflow("started")
+    for _ in range(number):
+        wf.add(noop, after=wf.add(noop))
+    return _cost(wf.start)
+
+
+def _released(number: int) -> list[str]:
+    rows = _pairs(number)
+    Task.objects.unguarded().filter(pk__in=[row.pk for row in rows]).update(
+        status=Status.BLOCKED, due_at=None
+    )
+    WorkflowRun.objects.unguarded().update(released=False)
+    return _cost(lambda: start.finish_starts(database_now(), 100))
+
+
+def _removed(number: int) -> list[str]:
+    _pairs(number)
+    WorkflowRun.objects.unguarded().update(status="STARTING", cancel_requested_at=database_now())
+    return _cost(lambda: start.finish_starts(database_now(), 100))
+
+
+COSTS: dict[str, Callable[[int], list[str]]] = {
+    "told to dependents that need all": _met,
+    "told to dependents that need some": _met_by_some,
+    "skipped": lambda number: _failed(number, "SKIP"),
+    "failed": lambda number: _failed(number, "FAIL"),
+    "joined": _joined,
+    "told by its worker": _told_by_its_worker,
+    "counted": _counted,
+    "started": _started,
+    "released": _released,
+    "removed": _removed,
+}
+
+
+@pytest.mark.parametrize("verb", COSTS)
+def test_fifty_cost_the_statements_of_one(verb: str) -> None:
+    costs = []
+    for number in (FEW, MANY):
+        costs.append(COSTS[verb](number))
+        tell()
+        assert not recount() or verb == "removed"
+        for model in (Task, TaskDependency, EndingEvent, WorkflowRun):
+            model._base_manager.all().delete()
+    one, fifty = costs
+    assert one
+    # SQLite takes 999 values in a statement, so there a batch of many columns is parted.
+    parts = 2 * MANY * len(Task._meta.fields) // (connection.features.max_query_params or 1_000_000)
+    assert len(one) <= len(fifty) <= len(one) + parts, fifty
+
+
+@pytest.mark.postgresql
+def test_a_link_of_a_chain_is_told_by_two_statements() -> None:
+    first = _one_into(1)
+    succeed(first)
+    below, spread = _cost(lambda: resolve.resolve_endings_of(first.pk))
+    assert (below.split(None, 1)[0], spread.split(None, 1)[0]) == ("SELECT", "WITH")
+    assert Task.objects.filter(status=Status.PENDING).count() == 1
+    assert not EndingEvent.objects.filter(resolved=False).exists()
+
+
+@pytest.mark.postgresql
+def test_an_ending_that_is_left_to_the_leader_costs_one_statement() -> None:
+    first, *_ = _into_one(resolve.FEW + 1)
+    succeed(first)
+    assert len(_cost(lambda: resolve.resolve_endings_of(first.pk))) == 1
+    assert EndingEvent.objects.filter(resolved=False).count() == 1

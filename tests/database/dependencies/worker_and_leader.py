@@ -1,0 +1,102 @@
+"""Plays a worker and a leader on the rows of a graph, by the verbs that the real ones use."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+
+from django_durable_tasks.engine.dependencies import edges, resolve
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks.attempts import Refusal
+from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.dependencies import needed
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.rules.tasks.runs import Run
+from tests.database.transitions.transition_calls import PLACE, question
+
+HOPELESS = Outcome(
+    kind=EndingKind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False
+)
+
+
+def begin(task: Task | uuid.UUID) -> Run:
+    """Start a task that is PENDING and due, or QUEUED; raises AssertionError when it may
+    not start.
+    """
+    row = Task.objects.get(pk=getattr(task, "pk", task))
+    if row.status == Status.PENDING:
+        (taken,) = attempts.take(question(row), 1, PLACE)
+        return taken
+    run = attempts.open_run(row.pk, row.epoch, PLACE, "celery", None)
+    assert not isinstance(run, Refusal), (row.status, run)
+    return run
+
+
+def succeed(*tasks: Task | uuid.UUID, result: str | None = None) -> None:
+    """Run tasks to their success; nobody is told of it yet."""
+    for task in tasks:
+        assert attempts.succeed(begin(task), result, "worker@host")
+
+
+def fail(*tasks: Task | uuid.UUID) -> None:
+    """Run tasks to a failure that is not tried again; nobody is told of it yet."""
+    for task in tasks:
+        run = begin(task)
+        assert attempts.fail(run, HOPELESS, "worker@host") is not None
+
+
+def tell(batch: int = 500) -> None:
+    """Tell all endings, level by level, and count them into their workflows."""
+    while resolve.resolve_endings(batch).events:
+        pass
+    while runs.count_endings(batch):
+        pass
+
+
+def stands(*tasks: Task | uuid.UUID) -> list[str]:
+    """Return where these tasks stand now, in this order."""
+    keys = [getattr(task, "pk", task) for task in tasks]
+    found = dict(Task.objects.filter(pk__in=keys).values_list("pk", "status"))
+    return [found[key] for key in keys]
+
+
+def of(run: WorkflowRun, step: str) -> Task:
+    """Return the task of this step."""
+    found: Task = Task.objects.get(workflow__root=run.root, step=step)
+    return found
+
+
+def recount() -> list[str]:
+    """Return what is wrong with counts, edges and workflows, by counting everything anew; empty
+    when all is right.
+    """
+    wrong = []
+    for row in Task.objects.filter(status=Status.BLOCKED):
+        above = list(TaskDependency.objects.filter(task=row))
+        tally = edges.tally_of(above)
+        wants = needed(row.join_count, tally)
+        if row.unresolved_dependencies_count != wants or not wants:
+            wrong.append(
+                f"{row.step or row.pk} counts {row.unresolved_dependencies_count}, a recount gives"
+                f" {wants}"
+            )
+    return wrong + _wrong_runs()
+
+
+def _wrong_runs() -> list[str]:
+    wrong = []
+    for run in WorkflowRun.objects.all():
+        stand = Counter(Task.objects.filter(workflow=run).values_list("status", flat=True))
+        counted = (run.succeeded, run.failed, run.cancelled, run.skipped, run.expired, run.total)
+        truth = (
+            *(stand[s] for s in ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")),
+            sum(stand.values()),
+        )
+        if counted != truth:
+            wrong.append(f"{run.name} counts {counted}, a recount gives {truth}")
+    return wrong
+
+
+__all__ = ["begin", "fail", "of", "question", "recount", "stands", "succeed", "tell"]

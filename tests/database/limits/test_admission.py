@@ -1,0 +1,324 @@
+"""Limits are judged at the claim: what does not fit is parked, and let go when there is room; the
+rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_durable_tasks import registry
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.engine.tasks import enqueue, new_task, operator_actions
+from django_durable_tasks.models import Limit, LimitBucket, Task
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.options import CallOptions
+from tests.database.limits.limited_tasks import (
+    BY_SCOPE,
+    NODE,
+    claim,
+    end,
+    ids,
+    let_go,
+    limit,
+    limited_tasks,
+)
+from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
+from tests.project import limited
+
+__all__ = ["limited_tasks"]
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("scope", BY_SCOPE)
+def test_no_more_rows_are_claimed_than_the_scope_has_places(scope: str) -> None:
+    rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
+    limit(scope, 3)
+    assert claim() == ids(rows[:3])
+    assert claim() == []
+    end(rows[0].pk)
+    let_go()
+    assert claim() == [rows[3].pk]
+    assert Task.objects.queued().count() == 3
+
+
+@pytest.mark.parametrize("scope", BY_SCOPE)
+def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: str) -> None:
+    rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
+    limit(scope, 3)
+    found = task_claim.claim_these(ids(rows), database_now(), NODE)
+    assert [message.task_id for message in found] == ids(rows[:3])
+    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {scope}
+    end(rows[0].pk)
+    assert let_go() == 1
+    assert claim() == [rows[3].pk]
+
+
+@pytest.mark.parametrize("scope", BY_SCOPE)
+def test_rows_that_run_hold_their_places(scope: str) -> None:
+    many_tasks(2, Status.RUNNING, **BY_SCOPE[scope])
+    many_tasks(3, **BY_SCOPE[scope])
+    limit(scope, 3)
+    assert len(claim()) == 1
+
+
+@pytest.mark.parametrize("scope", BY_SCOPE)
+def test_a_rate_lets_its_burst_go_and_then_nothing(scope: str) -> None:
+    many_tasks(9, **BY_SCOPE[scope])
+    limit(scope, rate="1/d", burst=4)
+    assert len(claim()) == 4
+    let_go()
+    assert claim() == []
+
+
+def test_tokens_come_back_with_time_and_no_further_than_the_burst() -> None:
+    many_tasks(20)
+    limit(f"task:{NOOP}", rate="10/m", burst=5)
+    assert len(claim()) == 5
+    bucket = LimitBucket.objects.filter(scope=f"task:{NOOP}")
+    bucket.update(refilled_at=database_now() - timedelta(seconds=12.5))
+    assert let_go() == 2
+    assert len(claim()) == 2
+    bucket.update(refilled_at=database_now() - timedelta(days=3))
+    assert let_go() == 5
+    assert len(claim()) == 5
+
+
+def test_what_one_limit_refuses_costs_another_no_token() -> None:
+    many_tasks(5)
+    limit(f"task:{NOOP}", 0)
+    limit("tenant:1", rate="1/d", burst=5)
+    assert claim() == []
+    assert not LimitBucket.objects.filter(scope="tenant:1").exists()
+
+
+def test_a_refused_row_is_parked_and_says_for_whom() -> None:
+    first, second = many_tasks(2)
+    limit(f"task:{NOOP}", 1)
+    assert claim() == [first.pk]
+    second.refresh_from_db()
+    assert (second.status, second.waiting_for_limit, second.due_at) == (
+        Status.PENDING,
+        f"task:{NOOP}",
+        NEVER,
+    )
+    assert (second.node, second.publish_count) == (None, 0)
+    assert second.next_attempt_at is None
+
+
+def test_a_full_scope_at_the_head_hides_nobody() -> None:
+    many_tasks(700, due=-100)
+    other = a_task(name="tests.project.tasks.add", args=[1, 2])
+    limit(f"task:{NOOP}", 2)
+    assert claim(50)[-1] == other.pk
+    assert Task.objects.parked().count() == 698
+
+
+def test_parked_rows_go_on_in_the_order_of_priority_and_then_of_birth() -> None:
+    rows = [a_task(priority=priority) for priority in (1, 5, 5, 9)]
+    limit(f"task:{NOOP}", 0)
+    claim()
+    seen = []
+    limit(f"task:{NOOP}", 1)
+    for _ in rows:
+        assert let_go() == 1
+        (gone,) = claim()
+        seen.append(gone)
+        end(gone)
+    assert seen == ids([rows[3], rows[1], rows[2], rows[0]])
+
+
+def test_a_row_that_is_let_go_goes_before_those_that_came_later() -> None:
+    old = a_task(due=-50)
+    limit(f"task:{NOOP}", 0)
+    claim()
+    a_task(due=-5)
+    limit(f"task:{NOOP}", 1)
+    let_go()
+    assert claim() == [old.pk]
+
+
+def test_what_nobody_limits_any_more_is_let_go() -> None:
+    many_tasks(3)
+    limit(f"task:{NOOP}", 0)
+    assert claim() == []
+    Limit.objects.all().delete()
+    backpressure.forget_picture()
+    assert let_go() == 3
+    assert len(claim()) == 3
+
+
+def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
+    row = a_task()
+    limit(f"task:{NOOP}", 1)
+    assert claim() == [row.pk]
+    assert [
+        message.number
+        for message in task_claim.republish(Task.objects.queued(), database_now(), 10)
+    ] == [2]
+    transitions.hand_back(Task.objects.filter(pk=row.pk), 0.0)
+    assert claim() == [row.pk]
+    a_task()
+    assert claim() == []
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda question: transitions.cancel(question, "BY_HAND"),
+        lambda question: transitions.skip(question, "BY_HAND"),
+        lambda question: transitions.expire(question, 10),
+        lambda question: transitions.force_complete(question, "BY_HAND"),
+        transitions.block,
+        lambda question: operator_actions.reschedule(question, database_now() + timedelta(hours=1)),
+        operator_actions.retry_now,
+    ],
+    ids=["cancel", "skip", "expire", "force_complete", "hold_back", "reschedule", "end_wait"],
+)
+def test_whatever_moves_a_parked_row_takes_it_out_of_the_parking(act: Callable[[Any], Any]) -> None:
+    a_task(failures=1)
+    limit(f"task:{NOOP}", 0)
+    claim()
+    assert Task.objects.parked().count() == 1
+    act(Task.objects.all())
+    row = Task.objects.get()
+    assert (row.waiting_for_limit, row.due_at == NEVER) == (None, False)
+    assert let_go() == 0
+
+
+def test_a_row_that_is_replayed_is_judged_anew() -> None:
+    row = a_task()
+    limit(f"task:{NOOP}", 0)
+    claim()
+    end(row.pk)
+    transitions.replay(Task.objects.all())
+    assert claim() == []
+    assert Task.objects.get().waiting_for_limit == f"task:{NOOP}"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_that_code_limits_is_born_pending_and_others_are_not(limited_tasks: None) -> None:
+    assert Task.objects.get(pk=limited.one_at_a_time.delay().id).status == Status.PENDING
+    assert Task.objects.get(pk=limited.ten_a_minute.delay().id).status == Status.PENDING
+    assert Task.objects.get(pk=limited.two_for_each.delay("acme").id).status == Status.PENDING
+    assert Task.objects.get(pk=limited.unlimited.delay().id).status == Status.QUEUED
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "scope", [f"queue:{QUEUE}", "tenant:1", "global", "task:tests.project.limited.unlimited"]
+)
+def test_a_task_that_an_operator_limits_is_born_pending(limited_tasks: None, scope: str) -> None:
+    limit(scope, 1)
+    born = limited.unlimited.using(queue=QUEUE).delay()
+    assert Task.objects.get(pk=born.id).status == Status.PENDING
+
+
+def test_a_key_counts_for_itself_alone(limited_tasks: None) -> None:
+    for customer in ("acme", "acme", "acme", "Acme", "zenith"):
+        limited.two_for_each.using(queue=QUEUE).delay(customer)
+    claim()
+    held = Counter(Task.objects.queued().values_list("limit_key", flat=True))
+    assert held == {"acme": 2, "Acme": 1, "zenith": 1}
+    assert Task.objects.parked().get().waiting_for_limit == "key:acme"
+    Task.objects.unguarded().queued().filter(limit_key="acme").update(
+        status=Status.CANCELLED, due_at=None
+    )
+    assert let_go() == 1
+    assert len(claim()) == 1
+
+
+def test_many_calls_at_once_have_each_its_key(limited_tasks: None) -> None:
+    limited.two_for_each.using(queue=QUEUE).schedule_many([("a",), ("b",), ("b",)])
+    assert Counter(Task.objects.values_list("limit_key", flat=True)) == {"a": 1, "b": 2}
+
+
+def test_the_key_follows_the_arguments_of_an_editable_task(limited_tasks: None) -> None:
+    using = limited.two_for_each.using(
+        queue=QUEUE, key="one", run_at=database_now() + timedelta(hours=1)
+    )
+    using.schedule("acme")
+    using.schedule("zenith")
+    assert Task.objects.get().limit_key == "zenith"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_released_task_that_is_limited_waits_for_the_claim(limited_tasks: None) -> None:
+    upstream = a_task(Status.RUNNING)
+    under = [
+        enqueue.schedule(
+            new_task.Call(
+                registry.get(name), (), {}, CallOptions(queue=QUEUE, depends_on=[upstream])
+            )
+        )
+        for name in ("tests.project.limited.one_at_a_time", "tests.project.limited.unlimited")
+    ]
+    transitions.force_complete(Task.objects.filter(pk=upstream.pk), "BY_HAND")
+    resolve.resolve_endings_of(upstream.pk)
+    standing = [Task.objects.get(pk=row.pk).status for row in under]
+    assert standing == [Status.PENDING, Status.QUEUED]
+
+
+def test_a_noisy_tenant_blocks_nobody() -> None:
+    noisy, quiet = a_tenant(), a_tenant()
+    many_tasks(3_000, tenant=noisy, due=-100)
+    late = many_tasks(3, tenant=quiet)
+    with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 40}):
+        backpressure.forget_picture()
+        backpressure.picture()
+        claimed = claim(40)
+    assert claimed[-3:] == ids(late)
+    assert len(claimed) == 20 + 3
+    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {
+        f"share:{QUEUE}:{noisy.pk}"
+    }
+
+
+def test_tenants_take_turns_as_places_come_free() -> None:
+    tenants = [a_tenant() for _ in range(4)]
+    for number, tenant in enumerate(tenants):
+        many_tasks(200, tenant=tenant, due=-100 + number)
+    with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 80}):
+        backpressure.forget_picture()
+        for _ in range(8):
+            let_go()
+            claim(backpressure.picture().room(QUEUE))
+            assert Task.objects.queued().count() >= 50
+            end(
+                *Task.objects.queued()
+                .order_by("updated_at", "pk")
+                .values_list("pk", flat=True)[:40]
+            )
+    ended = Counter(
+        Task.objects.filter(status=Status.CANCELLED).values_list("tenant_id", flat=True)
+    )
+    assert min(ended[tenant.pk] for tenant in tenants) > 40, ended
+
+
+def test_tenants_share_the_places_of_a_limited_queue() -> None:
+    noisy, quiet = a_tenant(), a_tenant()
+    many_tasks(50, tenant=noisy, due=-100)
+    many_tasks(2, tenant=quiet)
+    limit(f"queue:{QUEUE}", 4)
+    claim()
+    assert Counter(Task.objects.queued().values_list("tenant_id", flat=True)) == {
+        noisy.pk: 2,
+        quiet.pk: 2,
+    }
+
+
+def test_a_tenant_alone_in_the_installation_is_never_parked() -> None:
+    many_tasks(300)
+    claim(300)
+    assert Task.objects.queued().count() == 300

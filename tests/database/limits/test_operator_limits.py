@@ -1,0 +1,81 @@
+"""Limits where operators, expiry and slots meet them: what is parked comes back at its time, and
+hides nobody.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap, release
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.engine.tasks import dead_letters
+from django_durable_tasks.models import Task
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.states import Status
+from tests.database.limits.limited_tasks import claim, end, let_go, limit, limited_tasks
+from tests.factories import NOOP, QUEUE, a_task
+from tests.project import limited
+
+__all__ = ["limited_tasks"]
+pytestmark = pytest.mark.django_db
+SCOPE = f"task:{NOOP}"
+
+
+def test_a_row_that_an_operator_made_due_early_is_due_at_once_when_it_is_let_go() -> None:
+    limit(SCOPE, 1)
+    first, early = a_task(due=-9), a_task(due=3_600)
+    Task.objects.unguarded().filter(pk=early.pk).update(due_at=database_now())
+    assert claim() == [first.pk]
+    assert Task.objects.get(pk=early.pk).waiting_for_limit == SCOPE
+    end(first.pk)
+    assert let_go() == 1
+    assert claim() == [early.pk]
+
+
+def test_parked_rows_that_have_expired_take_no_place_from_those_behind_them() -> None:
+    limit(SCOPE, 1)
+    first, late, live = a_task(due=-9), a_task(due=-8), a_task(due=-7)
+    assert claim() == [first.pk]
+    Task.objects.unguarded().filter(pk=late.pk).update(
+        expires_at=database_now() - timedelta(seconds=1)
+    )
+    end(first.pk)
+    release.let_go(database_now(), 10)
+    assert Task.objects.get(pk=late.pk).status == Status.EXPIRED
+    assert claim() == [live.pk]
+
+
+def test_a_parked_row_keeps_its_overlap_key_and_the_row_behind_it_waits() -> None:
+    limit(SCOPE, 0)
+    parked, held = a_task(due=-9, overlap_key="one"), a_task(due=-8, overlap_key="one")
+    assert claim(1) == []
+    Task.objects.unguarded().filter(pk=held.pk).update(due_at=NEVER, waiting_for_limit=None)
+    assert Task.objects.get(pk=parked.pk).waiting_for_limit == SCOPE
+    assert overlap.release(1) == 0
+    assert overlap._keys_of(tables.tasks().waiting_for_overlap(), 10) == ["one"]
+
+
+def test_a_row_that_is_claimed_names_no_limit_any_more() -> None:
+    row = a_task(due=-9)
+    Task.objects.unguarded().filter(pk=row.pk).update(waiting_for_limit=SCOPE)
+    assert claim() == [row.pk]
+    assert Task.objects.get(pk=row.pk).waiting_for_limit is None
+    other = a_task(due=-9)
+    Task.objects.unguarded().filter(pk=other.pk).update(waiting_for_limit=SCOPE)
+    task_claim.claim_these([other.pk], database_now(), other.pk)
+    assert Task.objects.get(pk=other.pk).waiting_for_limit is None
+
+
+@pytest.mark.usefixtures("limited_tasks")
+def test_a_replay_with_other_arguments_counts_under_their_key() -> None:
+    row = limited.two_for_each.using(queue=QUEUE).schedule("acme")
+    assert row.limit_key == "acme"
+    Task.objects.unguarded().filter(pk=row.pk).update(
+        status=Status.FAILED, due_at=None, completed_at=database_now()
+    )
+    dead_letters.replay(Task.objects.filter(pk=row.pk), by="anna", args=["zenith"])
+    assert Task.objects.get(pk=row.pk).limit_key == "zenith"

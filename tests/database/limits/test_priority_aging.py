@@ -1,0 +1,71 @@
+"""Tasks that wait gain priority."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import priority_aging
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.models import Task
+from tests.database.limits.limited_tasks import NODE, claim, ids, let_go, limit
+from tests.factories import NOOP, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_row_that_waits_is_not_starved_by_a_stream_of_urgent_ones() -> None:
+    humble = a_task(priority=0, due=-1_000)
+    for _ in range(9):
+        many_tasks(2, priority=9)
+        assert humble.pk not in claim(1)
+        assert priority_aging.age(database_now(), 60.0, 100) == 1
+    assert claim(1) == [humble.pk]
+    humble.refresh_from_db()
+    assert (humble.priority, humble.priority_boost) == (9, 9)
+
+
+def test_a_row_that_waits_for_a_limit_ages_too() -> None:
+    a_task(priority=0, due=-1_000)
+    limit(f"task:{NOOP}", 0)
+    claim()
+    assert priority_aging.age(database_now(), 60.0, 100) == 1
+    assert priority_aging.age(database_now(), 2_000.0, 100) == 0
+    assert Task.objects.get().priority == 1
+
+
+def test_at_most_so_many_rows_of_a_priority_rise_at_once_and_the_oldest_first() -> None:
+    rows = [a_task(due=-1_000 + number) for number in range(5)]
+    assert priority_aging.age(database_now(), 60.0, 2) == 2
+    assert set(Task.objects.filter(priority_boost=1).values_list("pk", flat=True)) == set(
+        ids(rows[:2])
+    )
+
+
+def test_a_row_whose_id_a_caller_chose_ages_too_while_it_is_parked() -> None:
+    a_task(due=-1_000, id=uuid.uuid4())
+    limit(f"task:{NOOP}", 0)
+    claim()
+    Task.objects.unguarded().update(id=uuid.UUID(int=uuid.uuid4().int | 1 << 127))
+    assert priority_aging.age(database_now(), 60.0, 100) == 1
+
+
+def test_a_row_that_was_let_go_ages_once_at_a_time() -> None:
+    a_task(due=-1_000)
+    limit(f"task:{NOOP}", 0)
+    claim()
+    limit(f"task:{NOOP}", 1)
+    assert let_go() == 1
+    assert priority_aging.age(database_now(), 60.0, 100) == 1
+
+
+def test_what_is_taken_without_a_broker_obeys_limits() -> None:
+    rows = [a_task(due=-9 + number, weight=2) for number in range(4)]
+    limit(f"task:{NOOP}", 5)
+    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
+    runs = attempts.take(tables.tasks().due(database_now()), 10, place)
+    assert {run.task_id for run in runs} == set(ids(rows[:2]))
+    assert set(Task.objects.parked().values_list("pk", flat=True)) == set(ids(rows[2:]))

@@ -1,0 +1,129 @@
+"""Tokens come back by the database's clock, and what has come back is forgotten; what is taken
+obeys limits too.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import config, release
+from django_durable_tasks.engine.tasks import attempts, retention
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.models import LimitBucket, Task
+from django_durable_tasks.models.limit_bucket import LOCK
+from tests.database.limits.limited_tasks import NODE, claim, limit, limited_tasks
+from tests.factories import QUEUE, a_task, a_tenant, many_tasks
+
+__all__ = ["limited_tasks"]
+pytestmark = pytest.mark.django_db
+
+
+def _refilled_at(scope: str) -> datetime:
+    found = LimitBucket.objects.get(scope=scope).refilled_at
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("scope", ["tenant:1", f"queue:{QUEUE}"])
+def test_an_old_now_does_not_wind_a_bucket_back(scope: str) -> None:
+    many_tasks(5, due=-100)
+    a_task(due=-100, tenant=a_tenant())
+    limit(scope, rate="1/d", burst=2)
+    assert len(claim(2)) == 2
+    claim()
+    before, old = _refilled_at(scope), database_now() - timedelta(seconds=30)
+    release.let_go(old, 100)
+    task_claim.claim(QUEUE, old, 100, NODE)
+    assert _refilled_at(scope) == before
+
+
+@pytest.mark.parametrize("by_claim", [True, False])
+def test_tokens_come_back_by_a_clock_that_went_back(by_claim: bool) -> None:
+    many_tasks(5)
+    limit("tenant:1", rate="1/m", burst=1)
+    assert len(claim()) == 1
+    ahead = LimitBucket.objects.filter(scope="tenant:1")
+    ahead.update(refilled_at=database_now() + timedelta(hours=1))
+    if by_claim:
+        a_task()
+        assert claim() == []
+    else:
+        release.let_go(database_now(), 100)
+    assert _refilled_at("tenant:1") <= database_now()
+
+
+# Buckets that are full again ----------------------------------------------------------------------
+
+
+def _bucket(scope: str, ago: float) -> None:
+    LimitBucket.objects.create(
+        scope=scope, tokens=0, refilled_at=database_now() - timedelta(seconds=ago)
+    )
+
+
+def _prune_buckets(limit: int = 100) -> set[str]:
+    retention.prune_buckets(database_now(), limit)
+    return set(LimitBucket.objects.exclude(scope=LOCK).values_list("scope", flat=True))
+
+
+@pytest.mark.usefixtures("limited_tasks")
+def test_buckets_of_keys_go_when_they_are_full_again_and_the_lock_stays() -> None:
+    number, slowest = 1_000, _slowest()
+    for scope, ago in (("key:full", 1.01), ("key:filling", 0.99)):
+        _bucket(scope, ago * number / slowest)
+    LimitBucket.objects.update_or_create(
+        scope=LOCK, defaults={"refilled_at": database_now() - timedelta(days=9_000)}
+    )
+    assert _prune_buckets() == {"key:filling"}
+    assert LimitBucket.objects.filter(scope=LOCK).exists()
+
+
+def _slowest() -> float:
+    """Return the starts a second of the slowest rate by key."""
+    return min(
+        one.rate.per_second for one in config.read().per_key.values() if one.rate is not None
+    )
+
+
+def test_buckets_of_limits_in_force_stay_and_those_of_forgotten_ones_go() -> None:
+    limit("tenant:1", rate="1/d")
+    month = 30 * 86_400.0
+    for scope in ("tenant:1", "tenant:2", "key:gone"):
+        _bucket(scope, month + 60)
+    _bucket("tenant:3", month - 60)
+    assert _prune_buckets() == {"tenant:1", "tenant:3"}
+
+
+def test_very_many_buckets_are_looked_at_page_by_page() -> None:
+    for number in range(5):
+        _bucket(f"key:{number}", 1.0)
+        _bucket(f"key:{number}:old", 9e6)
+    left = [len(_prune_buckets(3)) for _ in range(5)]
+    assert left[0] > 5
+    assert left[-1] == 5
+
+
+# Taken without a broker ---------------------------------------------------------------------------
+
+
+def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
+    rows = many_tasks(2)
+    limit("tenant:1", 0)
+    claim()
+    limit("tenant:1", 2)
+    assert release.let_go(database_now(), 100) == 2
+    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
+    runs = attempts.take(tables.tasks().due(database_now()), 10, place)
+    assert {run.task_id for run in runs} == {row.pk for row in rows}
+    assert not Task.objects.filter(waiting_for_limit__isnull=False).exists()
+
+
+def test_a_row_that_is_due_later_keeps_nothing_for_itself() -> None:
+    a_task(due=3_600, weight=3, waiting_for_limit="tenant:1")
+    row = a_task()
+    limit("tenant:1", 3)
+    assert claim() == [row.pk]

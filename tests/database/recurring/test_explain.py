@@ -1,0 +1,259 @@
+"""What a schedule will do, and what became of any instant, as the database knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import signals
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models import RecurringTask, SchedulerLease, Task
+from tests.database.commands.durable_command import told
+from tests.database.recurring.schedules import DAILY, START, a_schedule, at, fire, tomorrow
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_fire_is_told_from_its_birth_to_its_end() -> None:
+    row = a_schedule()
+    fire(START)
+    task = Task.objects.get()
+    assert (
+        row.explain(START) == f"2026-03-02T09:00:00Z was dispatched. Its task {task.pk} is PENDING."
+    )
+    Task.objects.unguarded().update(status="SUCCESS", due_at=None, completed_at=at(5))
+    assert row.explain(START).endswith(f"Its task {task.pk} is SUCCESS since 2026-03-02T09:00:05Z.")
+    Task.objects.unguarded().all().delete()
+    assert row.explain(START).endswith("which is no longer kept.")
+
+
+def test_a_fire_that_met_an_open_run_names_it() -> None:
+    row = a_schedule()
+    fire(START)
+    fire(at(60))
+    assert (
+        f"was skipped: task {Task.objects.get().pk} of an earlier run was still open"
+        in row.explain(at(60))
+    )
+
+
+def test_a_held_fire_names_who_it_waits_for_and_durable_show_says_so_too() -> None:
+    row = a_schedule(overlap="QUEUE_ALL")
+    fire(START)
+    fire(at(60))
+    first, second = Task.objects.order_by("fire_time")
+    assert f"Its task {second.pk} is held behind task {first.pk}" in row.explain(at(60))
+    assert any(
+        "waits until the earlier runs with its overlap key" in text
+        for text in told("show", second.pk)["sentences"]
+    )
+    assert second.next_attempt_at is None
+
+
+def test_each_of_ten_million_missed_fires_is_told() -> None:
+    row = a_schedule(interval=1, catch_up_mode="SKIP_MISSED", misfire_grace=0.5)
+    fire(at(10_000_000 + 0.7))
+    for second in (0, 7, 9_999_999):
+        assert "was missed, one of 10000001 fire times" in row.explain(at(second))
+    assert "is no fire time of nightly" in row.explain(at(7.5))
+
+
+def test_a_fire_inside_a_pause_is_told_by_reason_and_name() -> None:
+    row = a_schedule()
+    row.pause("deploy", by="anna")
+    assert "did not run: it is paused since" in row.explain(START)
+    row.resume()
+    assert "the schedule was paused (deploy by anna); one of" in row.explain(at(60))
+
+
+def test_a_run_by_hand_is_found_by_its_instant() -> None:
+    row = a_schedule()
+    task = row.trigger_now(by="anna")
+    assert task.fire_time is not None
+    assert "was run by hand (by anna)" in row.explain(task.fire_time)
+
+
+def test_a_due_fire_asks_for_a_leader_where_none_is() -> None:
+    row = a_schedule()
+    assert "no scheduler leads: run `manage.py run_scheduler`" in row.explain(START)
+    SchedulerLease.objects.filter(name="leader").update(
+        expires_at=database_now() + timedelta(minutes=1)
+    )
+    assert "The leader is behind" in row.explain(START)
+
+
+def test_before_it_was_changed_nothing_fired() -> None:
+    row = a_schedule()
+    RecurringTask.objects.unguarded().update(created_at=START - timedelta(days=1))
+    RecurringTask.objects.upsert(name="nightly", task=row.task, interval=30)
+    assert "an edit never fires for a time in the past" in row.explain(at(30))
+
+
+def test_a_schedule_that_cannot_be_read_says_why() -> None:
+    row = a_schedule()
+    RecurringTask.objects.unguarded().update(
+        timetable=[{"interval": 60, "cron": "* * * * *"}], revision=77
+    )
+    assert row.explain(START).startswith("nightly cannot fire at all: ")
+
+
+def test_an_instant_without_a_zone_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="is naive"):
+        a_schedule().explain(START.replace(tzinfo=None))
+
+
+# The next fires -----------------------------------------------------------------------------------
+
+
+def test_the_next_fires_carry_jitter_within_their_stretch_and_the_trigger_uses_the_same() -> None:
+    row = a_schedule(jitter=45, overlap="ALLOW")
+    fires = row.next_fire_times(3, after=START - timedelta(seconds=1))
+    assert [one.nominal for one in fires] == [START, at(60), at(120)]
+    assert all(timedelta(0) <= one.effective - one.nominal < timedelta(seconds=45) for one in fires)
+    assert len({one.effective - one.nominal for one in fires}) == 3
+    fire(START)
+    assert Task.objects.get().run_at == fires[0].effective
+
+
+def test_the_next_fires_tell_what_the_clock_did_to_them() -> None:
+    row = a_schedule(cron="30 2 * * *", timezone="America/New_York")
+    fires = row.next_fire_times(2, after=START.replace(day=7, hour=12))
+    assert fires[0].notes
+    assert fires[0].nominal.isoformat() == "2026-03-08T07:00:00+00:00"
+    assert "DST gap" in fires[0].notes[0]
+    assert fires[1].notes == ()
+
+
+def test_from_now_on_unless_told_otherwise() -> None:
+    fires = a_schedule().next_fire_times()
+    assert len(fires) == 5
+    assert fires[0].nominal > database_now() - timedelta(seconds=1)
+
+
+def test_only_what_still_comes_is_listed() -> None:
+    row = a_schedule(max_runs=2)
+    assert len(row.next_fire_times(10)) == 2
+    row.pause("deploy")
+    assert row.next_fire_times() == []
+    until = database_now() + timedelta(days=1)
+    row.pause("deploy", until=until)
+    assert row.next_fire_times()[0].nominal > until
+    row.cancel()
+    assert row.next_fire_times() == []
+
+
+@pytest.mark.parametrize("number", [0, -1, 10_001, "5"])
+def test_a_number_out_of_range_is_refused(number: int) -> None:
+    with pytest.raises(InvalidOption, match="number="):
+        a_schedule().next_fire_times(number)
+
+
+# Instants of whole seconds, as lists and tables print them ----------------------------------------
+
+ODD = START + timedelta(microseconds=808_286)
+
+
+def _odd(**given: Any) -> RecurringTask:
+    """Return a schedule whose fire times do not lie on whole seconds."""
+    return a_schedule(**{"interval": 60, "start_time": ODD, "overlap": "ALLOW", **given})
+
+
+def test_the_second_of_a_fire_names_the_fire() -> None:
+    row = _odd()
+    fire(ODD)
+    assert "2026-03-02T09:00:00.808286Z was dispatched" in row.explain(START)
+    assert "2026-03-02T09:00:00.808286Z was dispatched" in row.explain(ODD)
+    assert "is no fire time" in row.explain(at(60) + timedelta(microseconds=5))
+
+
+def test_a_fire_in_the_ledger_is_found_by_its_second_after_the_timetable_has_changed() -> None:
+    row = _odd()
+    fire(ODD)
+    RecurringTask.objects.upsert(name=row.name, task=row.task, cron="0 0 1 1 *")
+    assert "was dispatched" in row.explain(START)
+
+
+def test_a_run_by_hand_is_found_by_its_second() -> None:
+    row = a_schedule(
+        at=[START + timedelta(days=36500)]
+    )  # others may have a fire time in the second of this test
+    task = row.trigger_now(by="anna")
+    assert "was run by hand (by anna)" in row.explain(task.fire_time.replace(microsecond=0))
+
+
+def test_a_second_that_holds_several_fires_names_none_of_them() -> None:
+    row = _odd(interval=0.25)
+    assert "is no fire time of nightly" in row.explain(at(7))
+
+
+def test_a_moved_fire_is_found_by_the_second_to_which_it_was_moved() -> None:
+    row = a_schedule(cron=DAILY, start_time=START)
+    row.override(tomorrow(), "MOVE", move_to=tomorrow(minutes=5, microseconds=7))
+    assert f"{tomorrow():%Y-%m-%dT%H:%M:%SZ} was put there" in row.explain(tomorrow(minutes=5))
+
+
+# Bounds -------------------------------------------------------------------------------------------
+
+
+def test_before_its_start_a_schedule_names_its_start() -> None:
+    row = a_schedule(cron="0 0 * * *")
+    assert (
+        row.explain(at(days=-1))
+        == "2026-03-01T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing"
+        " fires before it. The first fire time is 2026-03-03T00:00:00Z."
+    )
+    row.pause("deploy")
+    assert "is before the start of nightly" in row.explain(at(days=-1))
+
+
+def test_after_its_end_a_schedule_names_its_end() -> None:
+    row = a_schedule(end_time=at(days=99_999))
+    assert "is after the end of nightly" in row.explain(at(days=100_000))
+
+
+# A process that has not imported the task modules -------------------------------------------------
+
+
+@pytest.fixture
+def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the name of a task whose module is imported only when the modules of tasks are, as in a
+    web process.
+    """
+    known = registry.get(tasks.noop.name)
+    name = "shop.tasks.late"
+
+    def import_it(**_: Any) -> None:
+        monkeypatch.setitem(
+            registry._tasks, name, replace(known, options=replace(known.options, name=name))
+        )
+
+    monkeypatch.setattr(inspect._Tasks, "loaded_by", None)
+    signals.import_modules.connect(import_it)
+    yield name
+    signals.import_modules.disconnect(import_it)
+
+
+VERBS: dict[str, Callable[[RecurringTask], object]] = {
+    "explain": lambda row: "shop.tasks.late" not in row.explain(row.next_fire_times(1)[0].nominal),
+    "trigger": lambda row: row.trigger_now().name == "shop.tasks.late",
+    "backfill": lambda row: row.backfill(START, at(60)).born == 2,
+    "upsert": lambda row: RecurringTask.objects.upsert(name="other", task=row.task, interval=60),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_imports_the_tasks_of_the_project_at_first_need(
+    not_imported: str, verb: str
+) -> None:
+    row = a_schedule(overlap="ALLOW")
+    RecurringTask.objects.unguarded().update(task=not_imported, revision=row.revision + 1)
+    row.refresh_from_db()
+    assert VERBS[verb](row)

@@ -1,0 +1,390 @@
+"""Rows, keys and clocks that mean ill: the trigger accounts for each fire once, and no row stops
+the others.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import ProgrammingError, connection
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import overlap
+from django_durable_tasks.engine.recurring import occurrence_tasks, trigger, writes
+from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.rules.states import Status
+from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
+from tests.database.transitions.transition_calls import PLACE
+from tests.factories import QUEUE, a_task
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+UNIQUE = "tests.project.tasks.unique:a"
+
+
+def _by_hand(row: RecurringTask, **values: Any) -> None:
+    """Write columns as somebody does who knows nothing of the verbs."""
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        **{"revision": row.revision + 1, **values}
+    )
+
+
+def _states(*rows: RecurringTask) -> list[tuple[str, str]]:
+    for row in rows:
+        row.refresh_from_db()
+    return [(row.status, row.status_reason) for row in rows]
+
+
+# Bad rows -----------------------------------------------------------------------------------------
+
+BY_HAND: dict[str, dict[str, Any]] = {
+    "a word for an interval": {"timetable": [{"interval": "x"}]},
+    "an interval of zero": {"timetable": [{"interval": 0}]},
+    "a negative interval": {"timetable": [{"interval": -5}]},
+    "an interval beyond time": {"timetable": [{"interval": 1e300}]},
+    "an impossible date": {"timetable": [{"cron": "0 0 31 2 *"}]},
+    "a cron of nonsense": {"timetable": [{"cron": "99 99 * *"}]},
+    "a part of no kind": {"timetable": [{"moon": "full"}]},
+    "no parts": {"timetable": []},
+    "no list": {"timetable": 5},
+    "an unknown zone": {"time_zone": "Mars/Olympus"},
+    "localtime": {"time_zone": "localtime"},
+    "right/UTC": {"time_zone": "right/UTC"},
+    "an end before the start": {"end_time": at(-60)},
+    "an unknown policy of misfires": {"catch_up_mode": "MAYBE"},
+    "an unknown overlap": {"overlap": "MAYBE"},
+    "an unknown roll": {"roll": "SIDEWAYS"},
+    "a jitter beyond time": {"jitter": 1e300},
+    "an expiry beyond time": {"expires_in": 1e300},
+    "a window beyond time": {
+        "catchup_window": 1e300,
+        "catch_up_mode": "RUN_ALL_MISSED",
+        "misfire_grace": 0.0,
+    },
+    "a grace beyond time": {"misfire_grace": 1e300},
+    "calendars that are no list": {"calendars": 7},
+    "a calendar that is not there": {"calendars": ["nowhere"]},
+    "arguments that do not fit": {"args": [1, 2, 3]},
+    "arguments that are no list": {"args": 5},
+    "options that are unknown": {"options": {"colour": "red"}},
+    "a priority beyond all": {"priority": 9_999},
+}
+
+
+@pytest.mark.parametrize("values", BY_HAND.values(), ids=BY_HAND.keys())
+def test_a_row_spoilt_by_hand_is_set_apart_with_its_error_and_the_others_fire(
+    values: dict[str, Any],
+) -> None:
+    bad, good = a_schedule("bad"), a_schedule("good")
+    _by_hand(bad, **values)
+    assert fire(at(1)) == 1
+    assert _states(bad, good) == [("PAUSED", "QUARANTINED"), ("ACTIVE", "")]
+    assert bad.error
+    assert bad.next_run_at is None
+    assert (born(bad), told(bad)) == ([], [])
+    assert born(good) == [START]
+    assert fire(at(1)) == 0
+
+
+@pytest.mark.sqlite
+def test_a_column_that_is_no_json_is_set_apart_too() -> None:
+    bad, good = a_schedule("bad"), a_schedule("good")
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA ignore_check_constraints = ON")
+        cursor.execute(
+            "UPDATE durable_tasks_recurring_task SET timetable = '[{' WHERE id = %s", [bad.pk.hex]
+        )
+        cursor.execute("PRAGMA ignore_check_constraints = OFF")
+    assert fire(at(1)) == 1
+    state = RecurringTask.objects.filter(pk=bad.pk).values_list(
+        "status", "status_reason", "next_run_at"
+    )
+    assert list(state) == [("PAUSED", "QUARANTINED", None)]
+    assert born(good) == [START]
+
+
+def _let_the_database_refuse(row: RecurringTask) -> None:
+    """Spoil a row so that only the database can tell: a counter at its end, on SQLite a trigger."""
+    _by_hand(row, runs_count=2**63 - 1)
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TEMP TRIGGER refuse BEFORE INSERT ON durable_tasks_occurrence WHEN"
+                f" NEW.recurring_task_id = '{row.pk.hex}' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+
+
+def test_a_row_that_the_database_refuses_is_set_apart_and_the_others_fire() -> None:
+    bad, good, other = a_schedule("bad"), a_schedule("good"), a_schedule("other")
+    _let_the_database_refuse(bad)
+    assert fire(at(1)) == 2
+    assert _states(bad, good, other) == [("PAUSED", "QUARANTINED"), ("ACTIVE", ""), ("ACTIVE", "")]
+    assert bad.error
+    assert (told(bad), born(bad)) == ([], [])
+    assert (born(good), born(other)) == ([START], [START])
+
+
+@pytest.mark.sqlite
+def test_a_line_that_the_database_leaves_out_in_silence_loses_no_fire() -> None:
+    bad, good = a_schedule("bad"), a_schedule("good")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TEMP TRIGGER leave_out BEFORE INSERT ON durable_tasks_occurrence WHEN"
+            f" NEW.recurring_task_id = '{bad.pk.hex}' BEGIN SELECT RAISE(IGNORE); END"
+        )
+    assert fire(START) == 1
+    assert _states(bad) == [("PAUSED", "QUARANTINED")]
+    assert "skipped a ledger insert" in bad.error
+    assert bad.watermark_at < START
+    assert born(good) == [START]
+
+
+def test_a_row_that_is_refused_at_the_end_of_its_pause_is_set_apart_and_not_tried_for_ever() -> (
+    None
+):
+    bad, worse, good = a_schedule("bad"), a_schedule("worse"), a_schedule("good")
+    for row in (bad, worse):
+        row.pause("deploy")
+        _by_hand(row, paused_until=at(5), next_run_at=at(5))
+    bad.refresh_from_db()
+    _let_the_database_refuse(bad)
+    _by_hand(worse, timetable=[])
+    assert fire(at(65)) == 1
+    assert _states(bad, worse) == [("PAUSED", "QUARANTINED")] * 2
+    assert (bad.next_run_at, bad.paused_until) == (None, None)
+    assert born(good) == [at(60)]
+    assert not RecurringTask.objects.due(at(65)).exists()
+
+
+def test_an_outage_or_a_missing_column_sets_no_row_apart() -> None:
+    row = a_schedule()
+
+    def broken(execute: Any, sql: str, *rest: Any) -> Any:
+        if "durable_tasks_occurrence" in sql:
+            raise ProgrammingError('relation "durable_tasks_occurrence" does not exist')
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(broken), pytest.raises(ProgrammingError):
+        fire(at(1))
+    assert _states(row) == [("ACTIVE", "")]
+    assert fire(at(1)) == 1
+
+
+def test_a_row_that_was_mended_while_it_failed_is_tried_again() -> None:
+    row = a_schedule()
+    writes.quarantine(row.pk, row.revision - 1, ValueError("of an older revision"))
+    assert _states(row) == [("ACTIVE", "")]
+    assert fire(START) == 1
+
+
+def test_an_error_that_no_database_could_keep_is_kept_shortened() -> None:
+    row = a_schedule()
+    writes.quarantine(row.pk, row.revision, ValueError("\x00 and \ud800"))
+    row.refresh_from_db()
+    assert row.error == "ValueError: \\x00 and \\ud800"
+
+
+# What somebody wrote past the verbs ---------------------------------------------------------------
+
+
+def test_a_status_written_by_hand_is_never_undone_by_the_trigger() -> None:
+    paused, ended, snoozed = a_schedule("paused"), a_schedule("ended"), a_schedule("snoozed")
+    _by_hand(paused, status="PAUSED")
+    _by_hand(ended, status="CANCELLED")
+    _by_hand(snoozed, status="PAUSED", paused_until=at(600))
+    assert fire(at(1)) == 0
+    assert [state for state, _ in _states(paused, ended, snoozed)] == [
+        "PAUSED",
+        "CANCELLED",
+        "PAUSED",
+    ]
+    assert [row.next_run_at for row in (paused, ended, snoozed)] == [None, None, at(600)]
+    assert not Task.objects.exists()
+
+
+def test_a_clock_that_goes_back_moves_no_watermark_back_and_fires_nothing_twice() -> None:
+    row = a_schedule(overlap="ALLOW")
+    fire(at(600))
+    RecurringTask.objects.unguarded().update(next_run_at=START)
+    assert fire(at(60)) == 0
+    row.refresh_from_db()
+    assert (row.watermark_at, row.next_run_at) == (at(600), at(660))
+
+
+# What the ledger knows ----------------------------------------------------------------------------
+
+
+def _set_back(row: RecurringTask) -> None:
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(
+        watermark_at=START - timedelta(seconds=1), next_run_at=START
+    )
+
+
+def test_runs_are_counted_as_they_were_born_when_the_watermark_was_set_back() -> None:
+    row = a_schedule(overlap="ALLOW", max_runs=3)
+    assert [fire(START), fire(at(60))] == [1, 1]
+    _set_back(row)
+    assert fire(at(61)) == 0
+    row.refresh_from_db()
+    assert (row.status, row.runs_count, row.next_run_at) == ("ACTIVE", 2, at(120))
+    assert fire(at(120)) == 1
+    assert born(row) == [START, at(60), at(120)]
+    assert _states(row) == [("CANCELLED", "MAX_RUNS")]
+
+
+def test_a_fire_that_is_known_makes_no_room_for_itself() -> None:
+    row = a_schedule(overlap="CANCEL_RUNNING")
+    fire(START)
+    _set_back(row)
+    assert fire(at(1)) == 0
+    assert [task.status for task in Task.objects.all()] == [Status.PENDING]
+
+
+def test_what_the_ledger_has_forgotten_is_not_born_again_even_when_the_tasks_are_gone() -> None:
+    row = a_schedule(overlap="ALLOW")
+    assert fire(at(60)) == 2
+    OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
+    assert recurring_retention.prune_ledger(database_now(), 100) == 2
+    Task.objects.unguarded().all().delete()
+    _set_back(row)
+    assert fire(at(121)) == 1
+    assert born(row) == [at(120)]
+
+
+def test_pruning_forgets_nothing_that_is_still_to_be_told() -> None:
+    slow, fast = a_schedule("slow", overlap="ALLOW"), a_schedule("fast", overlap="ALLOW")
+    fire(START)
+    RecurringTask.objects.unguarded().filter(pk=slow.pk).update(next_run_at=at(90))
+    fire(at(60))
+    OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
+    assert recurring_retention.prune_ledger(database_now(), 100) == 3
+    fire(at(91))
+    assert born(slow) == born(fast) == [START, at(60)]
+
+
+# Keys of other tasks ------------------------------------------------------------------------------
+
+
+def test_a_fire_whose_unique_key_is_held_is_skipped_and_says_by_whom() -> None:
+    holder = tasks.unique.using(queue="test").schedule("a")
+    row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
+    assert fire(START) == 1
+    line = OccurrenceRecord.objects.get(recurring_task=row)
+    assert (line.outcome, line.blocked_by, line.task_id) == ("SKIPPED_OVERLAP", holder.pk, None)
+    row.refresh_from_db()
+    assert (row.status, row.runs_count, row.next_run_at) == ("ACTIVE", 0, at(60))
+    assert born(good) == [START]
+    Task.objects.unguarded().filter(pk=holder.pk).delete()
+    assert fire(at(60)) >= 1
+    assert born(row) == [at(60)]
+
+
+def test_two_schedules_of_one_unique_key_in_one_tick_give_one_birth() -> None:
+    rows = [
+        a_schedule(f"row {n}", task=tasks.unique, args=["a"], overlap="ALLOW") for n in range(3)
+    ]
+    assert fire(START) == 1
+    outcomes = sorted(line[0] for row in rows for line in told(row))
+    assert outcomes == ["DISPATCHED", "SKIPPED_OVERLAP", "SKIPPED_OVERLAP"]
+
+
+@pytest.mark.parametrize(
+    "overlap", ["ALLOW", "SKIP", "QUEUE_ONE", "QUEUE_ALL", "CANCEL_RUNNING", "REPLACE_PENDING"]
+)
+def test_a_unique_task_never_has_two_open_runs_under_any_policy(overlap: str) -> None:
+    row = a_schedule(task=tasks.unique, args=["a"], overlap=overlap, interval=10)
+    for seconds in (0, 10, 45, 50):
+        fire(at(seconds))
+        assert Task.objects.open().count() == 1
+    assert len(told(row)) == 6
+    assert _states(row) == [("ACTIVE", "")]
+
+
+@pytest.mark.parametrize("how", ["unique", "idempotency"])
+def test_a_birth_that_meets_a_key_at_the_last_moment_has_failed_to_create_and_the_row_goes_on(
+    how: str,
+) -> None:
+    """The holder is not seen before the insert: its row says another key than its marker."""
+    row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
+    given: dict[str, Any] = (
+        {"idempotency_key": occurrence_tasks.idempotency_key(row.pk, START)}
+        if how == "idempotency"
+        else {}
+    )
+    holder = a_task(Status.PENDING, **given)
+    if how == "unique":
+        tasks_of = trigger._key_owners
+        Task.objects.unguarded().filter(pk=holder.pk).update(open_unique_key=UNIQUE)
+        trigger._key_owners = lambda plans: {}
+    try:
+        assert fire(START) == 1
+    finally:
+        if how == "unique":
+            trigger._key_owners = tasks_of
+    line = OccurrenceRecord.objects.get(recurring_task=row)
+    assert (line.outcome, line.task_id, line.unique_fire_time) == ("FAILED_TO_CREATE", None, START)
+    assert line.reason
+    row.refresh_from_db()
+    assert (row.status, row.runs_count, row.last_run_at, row.next_run_at) == (
+        "ACTIVE",
+        0,
+        None,
+        at(60),
+    )
+    assert born(good) == [START]
+
+
+# Several fires of one tick ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", ["CANCEL_RUNNING", "REPLACE_PENDING"])
+def test_of_fires_that_come_together_the_last_one_replaces_the_others(overlap: str) -> None:
+    row = a_schedule(interval=10, overlap=overlap)
+    assert fire(at(25)) == 3
+    states = Task.objects.order_by("fire_time").values_list("status", "reason")
+    assert list(states) == [("CANCELLED", "REPLACED"), ("CANCELLED", "REPLACED"), ("PENDING", "")]
+    assert [line[0] for line in told(row)] == ["DISPATCHED"] * 3
+
+
+def test_a_thousand_fires_are_decided_at_a_time_and_the_rest_with_the_next_tick() -> None:
+    row = a_schedule(interval=0.01, overlap="ALLOW", misfire_grace=1_000)
+    assert [fire(at(25)) for _ in range(4)] == [1_000, 1_000, 501, 0]
+    assert len(born(row)) == len(set(born(row))) == 2_501
+    row.refresh_from_db()
+    assert (row.watermark_at, row.next_run_at) == (at(25), at(25.01))
+
+
+# Slots --------------------------------------------------------------------------------------------
+
+
+def test_a_held_run_that_is_let_go_still_waits_for_its_pace() -> None:
+    a_schedule(catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_pace=86_400 * 36_500)
+    assert fire(at(120 + 30)) == 3
+    first, second, _ = Task.objects.order_by("fire_time")
+    Task.objects.unguarded().filter(pk=first.pk).delete()
+    assert overlap.release(10) == 1
+    second.refresh_from_db()
+    assert second.due_at == second.run_at
+
+
+def test_who_died_between_its_claim_and_the_look_at_the_slot_rings_no_second_run() -> None:
+    a_schedule(overlap="QUEUE_ALL")
+    fire(START)
+    running = Task.objects.get()
+    assert len(claim.claim(QUEUE, at(1), 10, PLACE.node)) == 1
+    fire(at(60))
+    queued = Task.objects.waiting_for_overlap().get()
+    # What a claim leaves behind that never looked: QUEUED, its alarm over.
+    Task.objects.unguarded().filter(pk=queued.pk).update(
+        status=Status.QUEUED, epoch=1, due_at=START, publish_count=1
+    )
+    assert [
+        message.task_id
+        for message in claim.republish(Task.objects.filter(pk=queued.pk), at(100), 10)
+    ] == []
+    assert Task.objects.waiting_for_overlap().get().pk == queued.pk
+    assert Task.objects.queued().get().pk == running.pk

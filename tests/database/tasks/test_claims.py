@@ -1,0 +1,342 @@
+"""Due rows are claimed the most urgent first; what was published is republished or handed back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+
+from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.limits.waitlist import parked_past
+from django_durable_tasks.engine.tasks import attempts, claim
+from django_durable_tasks.engine.tasks.attempts import Refusal
+from django_durable_tasks.models import Task
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
+from tests.database.transitions.transition_calls import PLACE, question
+from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _claim(limit: int = 100, queue: str = QUEUE) -> list[TaskMessage]:
+    return claim.claim(queue, database_now(), limit, PLACE.node)
+
+
+def _rung(messages: Sequence[TaskMessage]) -> list[uuid.UUID]:
+    return [message.task_id for message in messages]
+
+
+def _due_in(row: Task) -> float:
+    row.refresh_from_db()
+    assert row.due_at is not None
+    return (row.due_at - database_now()).total_seconds()
+
+
+def test_a_batch_takes_the_highest_priority_first_and_then_the_oldest() -> None:
+    rows = [a_task(due=due, priority=priority) for priority in (0, 9, 5) for due in (-1, -30, -10)]
+    expected = sorted(rows, key=lambda row: (-row.priority, row.due_at))
+    taken = [set(_rung(_claim(2))) for _ in range(5)]
+    wanted = [row.pk for row in expected]
+    assert taken == [
+        set(wanted[0:2]),
+        set(wanted[2:4]),
+        set(wanted[4:6]),
+        set(wanted[6:8]),
+        set(wanted[8:]),
+    ]
+
+
+def test_a_claimed_row_is_queued_under_a_new_epoch_with_an_alarm() -> None:
+    row = a_task(
+        name="tests.project.tasks.urgent",
+        priority=7,
+        options={"timeout": 5.0, "soft_timeout": 4.0},
+        idempotency_key="i",
+    )
+    (message,) = _claim()
+    assert message == TaskMessage(row.pk, 1, 1, row.name, QUEUE, 7, 5.0, 4.0, "i")
+    assert _due_in(row) == pytest.approx(15, abs=5)
+    assert (row.status, row.epoch, row.publish_count, row.node) == (Status.QUEUED, 1, 1, PLACE.node)
+
+
+def test_a_claimed_row_is_not_claimed_twice() -> None:
+    many_tasks(3)
+    assert len(_claim()) == 3
+    assert _claim() == []
+
+
+def test_rows_of_the_future_of_other_queues_and_of_other_statuses_are_not_claimed() -> None:
+    a_task(due=60)
+    a_task(queue="other")
+    for status in set(Status) - {Status.PENDING}:
+        a_task(status)
+    assert _claim() == []
+
+
+def test_a_row_that_came_too_late_expires_when_its_turn_comes() -> None:
+    late = a_task(expires_at=database_now() - timedelta(seconds=1))
+    good = a_task(expires_at=database_now() + timedelta(seconds=60))
+    assert _rung(_claim()) == [good.pk]
+    late.refresh_from_db()
+    assert (late.status, late.reason) == (Status.EXPIRED, "EXPIRED")
+
+
+def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() -> None:
+    first = a_task(due=5, priority=3)
+    a_task(due=9, priority=9)
+    other = a_task(due=-5, queue="a")
+    a_task(Status.QUEUED, queue="b")
+    assert heads() == {QUEUE: first.due_at, "a": other.due_at}
+
+
+def test_heads_names_more_queues_than_a_recursion_has_steps() -> None:
+    """MariaDB ends a recursion after 1,000 steps without a word, MySQL with an error."""
+    row = a_task()
+    Task.objects.unguarded().bulk_create(
+        [
+            Task(
+                name=row.name,
+                queue=f"q{number:04}",
+                status="PENDING",
+                run_at=row.run_at,
+                due_at=row.due_at,
+            )
+            for number in range(1_200)
+        ]
+    )
+    found = heads()
+    assert len(found) == 1_201
+    assert set(found.values()) == {row.due_at}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_heads_are_asked_for_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_durable_tasks.engine.limits.next_due.AT_ONCE", 2)
+    rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
+    assert heads() == {queue: row.due_at for queue, row in rows.items()}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9])
+def test_scopes_of_parked_rows_are_asked_for_page_by_page(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_durable_tasks.engine.limits.waitlist.AT_ONCE", 2)
+    scopes = [f"task:{number}" for number in range(5)]
+    for scope in scopes:
+        a_task(due_at=NEVER, waiting_for_limit=scope)
+    assert parked_past("", limit) == scopes[:limit]
+    assert parked_past("task:2", limit) == scopes[3:][:limit]
+
+
+def test_heads_of_an_empty_table_are_none() -> None:
+    assert heads() == {}
+
+
+def test_room_is_what_the_window_leaves_and_none_in_a_paused_queue() -> None:
+    many_tasks(3, Status.QUEUED)
+    with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 5}):
+        assert backpressure.picture().room(QUEUE) == 2
+        many_tasks(7, Status.QUEUED)
+        assert backpressure.picture().room(QUEUE) == 0
+    a_paused_queue()
+    assert backpressure.picture().room(QUEUE) == 0
+
+
+def test_a_queue_is_paused_and_resumed_by_somebody() -> None:
+    queues.pause(QUEUE, by="bob", reason="deploy")
+    assert backpressure.picture().paused == {QUEUE}
+    assert queues.resume(QUEUE, by="bob")
+    assert not queues.resume(QUEUE, by="bob")
+    assert backpressure.picture().paused == frozenset()
+
+
+def test_a_message_of_a_paused_queue_hands_its_row_back() -> None:
+    row = a_task(Status.QUEUED)
+    a_paused_queue()
+    assert attempts.open_run(row.pk, row.epoch, PLACE, "id", None) == Refusal.PAUSED
+    row.refresh_from_db()
+    assert (row.status, row.attempts, row.failures) == (Status.PENDING, 0, 0)
+
+
+# Ringing again ------------------------------------------------------------------------------------
+
+
+def test_the_waits_between_rings_double_up_to_a_quarter_of_an_hour_under_the_same_epoch() -> None:
+    row = a_task(Status.QUEUED, due=-1)
+    waits, epochs = [], []
+    for _ in range(9):
+        Task.objects.unguarded().filter(pk=row.pk).update(
+            due_at=database_now() - timedelta(seconds=1)
+        )
+        (message,) = republish.republish_overdue(database_now(), 10)
+        waits.append(round(_due_in(row)))
+        epochs.append((message.epoch, message.number))
+    assert waits == pytest.approx([30, 60, 120, 240, 480, 900, 900, 3600, 3600], abs=2)
+    assert epochs == [(1, number) for number in range(2, 11)]
+
+
+def test_a_row_whose_alarm_is_not_over_is_not_rung() -> None:
+    a_task(Status.QUEUED, due=5)
+    assert republish.republish_overdue(database_now(), 10) == []
+
+
+def test_a_published_row_that_came_too_late_expires_instead_of_being_rung() -> None:
+    row = a_task(Status.QUEUED, due=-1, expires_at=database_now() - timedelta(seconds=1))
+    assert republish.republish_overdue(database_now(), 10) == []
+    row.refresh_from_db()
+    assert row.status == Status.EXPIRED
+
+
+def test_the_claims_of_a_dead_node_are_rung_at_once_and_once() -> None:
+    dead, alive = a_node(), a_node()
+    row = a_task(Status.QUEUED, node=dead.pk)
+    a_task(Status.QUEUED, node=alive.pk)
+    assert _rung(reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10)) == [row.pk]
+    assert reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10) == []
+
+
+# Handing back -------------------------------------------------------------------------------------
+
+
+def test_what_the_broker_did_not_take_is_handed_back_and_due_at_once() -> None:
+    rows = many_tasks(3)
+    assert claim.hand_back(_claim()) == 3
+    assert len(_claim()) == 3
+    assert set(
+        Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("epoch", "failures")
+    ) == {(3, 0)}
+
+
+def test_rows_that_moved_on_are_not_handed_back() -> None:
+    many_tasks(4)
+    messages = _claim()
+    moved = [message.task_id for message in messages]
+    attempts.open_run(moved[0], messages[0].epoch, PLACE, "id", None)
+    Task.objects.unguarded().filter(pk=moved[1]).update(epoch=9)
+    Task.objects.unguarded().filter(pk=moved[2]).delete()
+    assert claim.hand_back(messages) == 1
+    assert Task.objects.get(pk=moved[3]).status == Status.PENDING
+
+
+def test_a_row_of_an_unknown_task_waits_without_paying() -> None:
+    row = a_task(Status.QUEUED)
+    assert claim.hand_back_unknown(row.pk, row.epoch + 1) == 0
+    assert claim.hand_back_unknown(row.pk, row.epoch) == 1
+    assert _due_in(row) == pytest.approx(30, abs=5)
+    assert (row.status, row.attempts, row.failures, row.crashes) == (Status.PENDING, 0, 0, 0)
+
+
+def test_a_claim_takes_no_more_than_its_limit_and_a_take_neither() -> None:
+    rows = many_tasks(10)
+    assert len(_claim(4)) == 4
+    assert len(attempts.take(question(*rows), 4, PLACE)) == 4
+    assert Task.objects.pending().count() == 2
+
+
+def test_a_take_starts_each_row_as_a_run_of_its_own() -> None:
+    rows = many_tasks(3, args=[1])
+    runs = attempts.take(Task.objects.due(database_now()), 10, PLACE)
+    assert {run.task_id for run in runs} == {row.pk for row in rows}
+    assert len({run.run_id for run in runs}) == 3
+    assert {(run.attempt, tuple(run.args), run.epoch) for run in runs} == {(1, (1,), 1)}
+    assert Task.objects.running().count() == 3
+
+
+def test_a_batch_is_published_by_priority_and_then_by_time() -> None:
+    now = database_now()
+    rows = [
+        a_task(priority=priority, run_at=now - timedelta(seconds=late))
+        for late in (1, 9, 5)
+        for priority in (0, 9, 5)
+    ]
+    expected = sorted(rows, key=lambda row: (-row.priority, row.run_at))
+    assert _rung(_claim()) == [row.pk for row in expected]
+
+
+# By their ids, and by their shards ----------------------------------------------------------------
+
+
+def _these(*rows: Task) -> list[uuid.UUID]:
+    messages = claim.claim_these([row.pk for row in rows], database_now(), PLACE.node)
+    assert Task.objects.queued().filter(
+        pk__in=[message.task_id for message in messages]
+    ).count() == len(messages)
+    return [message.task_id for message in messages]
+
+
+def test_rows_are_claimed_by_their_ids_the_most_urgent_first() -> None:
+    low, high, other = a_task(priority=1), a_task(priority=9), a_task()
+    assert _these(low, high) == [high.pk, low.pk]
+    assert Task.objects.pending().get().pk == other.pk
+
+
+def test_by_their_ids_too_nothing_is_claimed_early_or_twice() -> None:
+    soon, due = a_task(due=60), a_task()
+    assert _these(soon, due) == [due.pk]
+    assert _these(soon, due) == []
+
+
+def test_by_their_ids_too_a_row_that_came_too_late_expires() -> None:
+    late = a_task(expires_at=database_now() - timedelta(seconds=1))
+    assert _these(late) == []
+    assert Task.objects.get().status == Status.EXPIRED
+
+
+def _flushes() -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW synchronous_commit")
+        return str(cursor.fetchone()[0])
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("overlap_key", [None, "overlap_key"])
+@pytest.mark.parametrize("by_ids", [False, True])
+def test_a_claim_without_overlap_keys_waits_for_no_disk_and_the_start_that_follows_does(
+    by_ids: bool, overlap_key: str | None
+) -> None:
+    """A crash of the server may take a claim back, never a start: the setting ends with the claim's
+    transaction.
+
+    Overlap keys are judged after the claim's COMMIT. A message that outlives its claim could start
+    a refused task.
+    """
+    row = a_task(overlap_key=overlap_key)
+    with transaction.atomic():
+        assert (_these(row) if by_ids else _rung(_claim())) == [row.pk]
+        assert _flushes() == ("on" if overlap_key else "off")
+        transaction.set_rollback(True)
+    assert _flushes() == "on"
+
+
+def test_a_node_claims_the_rows_of_its_shards_and_what_nobody_serves() -> None:
+    now = database_now()
+    mine, others = a_task(shard_key=3), a_task(shard_key=4)
+    unserved = a_task(shard_key=5, due=-UNSERVED_AFTER - 1)
+    claimed = claim.claim(QUEUE, now, 10, PLACE.node, frozenset({3}))
+    assert {message.task_id for message in claimed} == {mine.pk, unserved.pk}
+    assert Task.objects.pending().get().pk == others.pk
+
+
+def test_what_comes_is_known_before_it_is_due() -> None:
+    now = database_now()
+    rows = [a_task(due=wait, shard_key=wait) for wait in (3, 1, 2, 9)]
+    a_task(due=-1)
+    a_task(queue="other", due=1)
+    found = claim.coming(QUEUE, now, now + timedelta(seconds=5), 10)
+    assert [row[2] for row in found] == [rows[1].pk, rows[2].pk, rows[0].pk]
+    assert [row[4] for row in claim.coming(QUEUE, now, now + timedelta(seconds=5), 10, {2, 3})] == [
+        2,
+        3,
+    ]
+    assert len(claim.coming(QUEUE, now, now + timedelta(seconds=5), 2)) == 2

@@ -1,0 +1,208 @@
+"""A task that gave up has one open case; people replay, discard or complete it, and it is written
+down who did.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    TransitionRefused,
+    UnserializableArguments,
+)
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.rules.states import REPLAYABLE, LogStatus, Resolution, Status
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.signals import dead_letters_grew
+from tests.database.transitions.transition_calls import HOPELESS, PLACE, end, question
+from tests.factories import a_dead_letter, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _now(row: Task) -> Task:
+    found: Task = Task.objects.get(pk=row.pk)
+    return found
+
+
+def test_giving_up_opens_one_case_that_says_why() -> None:
+    row = a_task(Status.RUNNING, attempts=3)
+    end(row, outcome=HOPELESS)
+    letter = row.dead_letters.get()
+    assert (letter.open_task, letter.reason, letter.attempts) == (row.pk, "GAVE_UP", 3)
+    assert (letter.error_message, len(letter.fingerprint)) == (HOPELESS.error, 16)
+    assert (letter.resolved_at, letter.resolution) == (None, "")
+
+
+def test_the_database_refuses_a_second_open_case_and_takes_any_number_of_closed_ones() -> None:
+    row = a_task(Status.FAILED)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        a_dead_letter(row)
+    a_dead_letter(row, open=False)
+    a_dead_letter(row, open=False)
+    assert row.dead_letters.count() == 3
+
+
+def test_a_replay_renews_both_budgets_keeps_attempts_and_closes_the_case() -> None:
+    row = a_task(
+        Status.FAILED,
+        attempts=5,
+        failures=5,
+        crashes=2,
+        idempotency_key="i",
+        key="k",
+        unique_key="u",
+    )
+    assert dead_letters.replay(question(row), by="bob", reason="the bank is back") == [row.pk]
+    again = _now(row)
+    assert (again.status, again.failures, again.crashes, again.attempts) == (
+        Status.PENDING,
+        0,
+        0,
+        5,
+    )
+    assert (again.idempotency_key, again.open_key, again.open_unique_key) == ("i", "k", "u")
+    assert again.reason == "replayed by bob: the bank is back"
+    assert (again.completed_at, again.expires_at, again.publish_count) == (None, None, 0)
+    letter = row.dead_letters.get()
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        Resolution.REPLAYED,
+        "bob",
+        "the bank is back",
+    )
+    assert (letter.open_task, letter.resolved_at is not None) == (None, True)
+
+
+def test_a_replayed_task_that_fails_again_opens_a_second_case() -> None:
+    row = a_task(Status.FAILED)
+    dead_letters.replay(question(row), by="bob")
+    Task.objects.unguarded().filter(pk=row.pk).update(status=Status.QUEUED)
+    assert isinstance(attempts.open_run(row.pk, _now(row).epoch, PLACE, "id", None), Run)
+    end(_now(row), outcome=HOPELESS)
+    assert row.dead_letters.count() == 2
+    assert row.dead_letters.filter(open_task=row.pk).count() == 1
+
+
+@pytest.mark.parametrize("status", sorted(REPLAYABLE))
+def test_whatever_ended_without_success_can_be_replayed(status: Status) -> None:
+    row = a_task(status)
+    assert dead_letters.replay(question(row), by="bob") == [row.pk]
+    assert _now(row).status == Status.PENDING
+
+
+def test_a_replay_may_bring_edited_arguments() -> None:
+    row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1], kwargs={"right": 2})
+    dead_letters.replay(question(row), by="bob", args=[3])
+    assert (_now(row).args, _now(row).kwargs) == ([3], {"right": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"args": [1, 2, 3]}, InvalidArguments),
+        ({"kwargs": {"wrong": 1}}, InvalidArguments),
+        ({"args": [float("nan"), 1]}, UnserializableArguments),
+    ],
+)
+def test_edited_arguments_that_do_not_fit_are_refused_and_nothing_moves(
+    changes: dict[str, Any], error: type[Exception]
+) -> None:
+    row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
+    with pytest.raises(error):
+        dead_letters.replay(question(row), by="bob", **changes)
+    assert _now(row).status == Status.FAILED
+    assert DeadLetter.objects.open().count() == 1
+
+
+def test_edited_arguments_replay_one_task_at_a_time() -> None:
+    rows = many_tasks(2, Status.FAILED)
+    with pytest.raises(TransitionRefused, match="one task at a time"):
+        dead_letters.replay(question(*rows), by="bob", args=[])
+
+
+@pytest.mark.parametrize("key", ["key", "unique_key"])
+def test_a_replay_is_refused_while_a_newer_open_task_holds_the_key(key: str) -> None:
+    holds: dict[str, Any] = {key: "k"}
+    row = a_task(Status.FAILED, **holds)
+    a_task(Status.PENDING, **holds)
+    with pytest.raises(TransitionRefused, match="newer open task owns the key"):
+        dead_letters.replay(question(row), by="bob")
+    assert _now(row).status == Status.FAILED
+    assert DeadLetter.objects.open().count() == 1
+
+
+def test_many_are_replayed_by_a_filter_and_successes_are_left_alone() -> None:
+    failed, done = many_tasks(5, Status.FAILED), a_task(Status.SUCCESS)
+    replayed = dead_letters.replay(question(*failed, done), by="bob")
+    assert sorted(replayed) == [row.pk for row in failed]
+    assert not DeadLetter.objects.open().exists()
+
+
+def test_a_discarded_case_is_closed_with_a_reason_and_its_task_stays_failed() -> None:
+    row = a_task(Status.FAILED)
+    assert (
+        dead_letters.discard(DeadLetter.objects.filter(task=row), by="bob", reason="not worth it")
+        == 1
+    )
+    assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="eve", reason="again") == 0
+    letter = row.dead_letters.get()
+    assert (letter.resolution, letter.resolved_by, letter.note) == (
+        Resolution.DISCARDED,
+        "bob",
+        "not worth it",
+    )
+    assert _now(row).status == Status.FAILED
+
+
+def test_a_discarded_task_can_still_be_replayed() -> None:
+    row = a_task(Status.FAILED)
+    dead_letters.discard(DeadLetter.objects.all(), by="bob", reason="")
+    assert dead_letters.replay(question(row), by="bob") == [row.pk]
+    assert row.dead_letters.get().resolution == Resolution.DISCARDED
+
+
+@pytest.mark.parametrize("status", set(Status) - {Status.SUCCESS})
+def test_an_operator_may_call_any_task_done(status: Status) -> None:
+    row = a_task(status)
+    assert operator_actions.force_complete(question(row), by="bob", reason="paid by hand") == [
+        row.pk
+    ]
+    again = _now(row)
+    assert (again.status, again.reason) == (Status.SUCCESS, "completed by bob: paid by hand")
+    assert not DeadLetter.objects.open().exists()
+    log = row.executions.order_by("-id")[0]
+    assert (log.status, log.error_message) == (LogStatus.SUCCESS, "paid by hand")
+
+
+def test_long_names_and_notes_are_cut_to_their_columns() -> None:
+    row = a_task(Status.FAILED)
+    dead_letters.replay(question(row), by="b" * 300, reason="n" * 600)
+    letter = row.dead_letters.get()
+    assert (len(letter.resolved_by), len(letter.note)) == (200, 500)
+
+
+def test_the_signal_tells_how_many_are_open() -> None:
+    heard: list[int] = []
+
+    def listen(sender: Any, number: int, **_: Any) -> None:
+        heard.append(number)
+
+    many_tasks(3, Status.FAILED)
+    dead_letters_grew.connect(listen)
+    try:
+        dead_letters.send_growth_signal(dead_letters.open_count())
+    finally:
+        dead_letters_grew.disconnect(listen)
+    assert heard == [3]
+
+
+def test_a_case_keeps_the_arguments_that_failed_when_the_task_is_replayed_with_others() -> None:
+    row = a_task(Status.RUNNING, name="tests.project.tasks.add", args=[1, "x"])
+    end(row, outcome=HOPELESS)
+    dead_letters.replay(question(row), by="ada", args=[1, 2])
+    assert (row.dead_letters.get().args, _now(row).args) == ([1, "x"], [1, 2])

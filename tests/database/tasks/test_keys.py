@@ -1,0 +1,195 @@
+"""A caller's own name for an editable task: scheduling again updates the open row, a finished one
+is replaced.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import claim, operator_actions
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import TERMINAL, Status
+from tests.database.transitions.transition_calls import (
+    FAILURE,
+    PLACE,
+    end,
+    question,
+    start,
+    succeed,
+)
+from tests.factories import QUEUE, a_task, a_tenant
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+KEY = "task-PUBLISH_EVENT-42"
+
+
+def _in(seconds: float) -> datetime:
+    return timezone.now() + timedelta(seconds=seconds)
+
+
+def _add(**options: Any) -> Any:
+    return tasks.add.using(queue=QUEUE, key=KEY, **options)
+
+
+def test_scheduling_again_under_a_key_updates_the_open_row() -> None:
+    first = _add(run_at=_in(60), priority=1).schedule(1, 2)
+    later = _in(120)
+    second = _add(run_at=later, priority=5, max_attempts=9, expires_in=10).schedule(3, 4)
+    assert second.pk == first.pk
+    assert (second.args, second.run_at, second.due_at, second.priority) == ([3, 4], later, later, 5)
+    assert (second.max_attempts, second.expires_at) == (9, later + timedelta(seconds=10))
+    assert Task.objects.count() == 1
+
+
+def test_the_options_of_the_second_call_count_whole() -> None:
+    _add(run_at=_in(60), timeout=5).schedule(1, 2)
+    row = _add(
+        run_at=_in(60), lease=40, max_crashes=1, on_orphan="DEAD_LETTER", expected_duration=7
+    ).schedule(1, 2)
+    assert (row.options, row.max_crashes, row.on_orphan) == ({"lease": 40}, 1, "DEAD_LETTER")
+    assert row.expected_duration == timedelta(seconds=7)
+
+
+def test_scheduling_again_without_a_time_makes_the_row_due_now() -> None:
+    _add(run_at=_in(3600)).schedule(1, 2)
+    row = _add().schedule(1, 2)
+    assert row.due_at is not None
+    assert row.due_at <= _in(1)
+
+
+def test_a_published_row_is_taken_back_before_it_is_edited() -> None:
+    row = a_task(Status.QUEUED, name="tests.project.tasks.add", key=KEY, epoch=1)
+    again = _add(run_at=_in(60)).schedule(3, 4)
+    assert (again.pk, again.status, again.args) == (row.pk, Status.PENDING, [3, 4])
+    assert again.epoch > 1
+    assert start(row, epoch=1) is None
+
+
+def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() -> None:
+    """A crash of the server may undo a claim whose message is at the broker already."""
+    row = _add(run_at=_in(60)).schedule(1, 2)
+    again = _add(run_at=_in(90)).schedule(3, 4)
+    Task.objects.unguarded().filter(pk=row.pk).update(run_at=_in(-1), due_at=_in(-1))
+    assert [message.task_id for message in claim.claim(QUEUE, database_now(), 10, PLACE.node)] == [
+        row.pk
+    ]
+    assert again.epoch == row.epoch + 1
+    assert start(row, epoch=row.epoch + 1) is None
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_row_that_is_moved_changes_its_epoch(by_key: bool) -> None:
+    row = _add(run_at=_in(60)).schedule(1, 2)
+    assert (
+        Task.objects.reschedule(KEY, _in(90))
+        if by_key
+        else operator_actions.reschedule(question(row), _in(90))
+    ) == 1
+    assert Task.objects.get().epoch == row.epoch + 1
+
+
+def test_a_running_row_finishes_under_its_old_arguments_and_the_key_goes_to_a_new_row() -> None:
+    old = a_task(Status.RUNNING, name="tests.project.tasks.add", args=[1, 2], key=KEY)
+    new = _add(run_at=_in(60)).schedule(3, 4)
+    old.refresh_from_db()
+    assert new.pk != old.pk
+    assert (old.args, old.open_key, new.open_key, old.status) == ([1, 2], None, KEY, Status.RUNNING)
+    end(old, outcome=FAILURE)
+    old.refresh_from_db()
+    assert (old.status, old.open_key) == (Status.PENDING, None)
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+def test_an_ended_row_is_replaced_by_a_new_one(status: Status) -> None:
+    old = a_task(status, name="tests.project.tasks.add", key=KEY)
+    new = _add(run_at=_in(60)).schedule(3, 4)
+    assert new.pk != old.pk
+    assert Task.objects.get(pk=old.pk).status == status
+
+
+def test_a_key_of_another_task_is_refused() -> None:
+    a_task(key=KEY)
+    with pytest.raises(TransitionRefused, match="belongs to the open task"):
+        _add().schedule(1, 2)
+    assert Task.objects.count() == 1
+
+
+def test_keys_of_tenants_are_apart() -> None:
+    tenant = a_tenant()
+    mine, theirs = (
+        _add(run_at=_in(9)).schedule(1, 2),
+        _add(run_at=_in(9), tenant=tenant).schedule(1, 2),
+    )
+    assert mine.pk != theirs.pk
+    assert Task.objects.cancel(KEY, tenant=tenant) == 1
+    mine.refresh_from_db()
+    assert mine.status == Status.PENDING
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.QUEUED])
+def test_a_waiting_row_is_moved_by_its_key(status: Status) -> None:
+    row, later = a_task(status, key=KEY), _in(3600)
+    assert Task.objects.reschedule(KEY, later) == 1
+    row.refresh_from_db()
+    assert (row.status, row.run_at, row.due_at) == (Status.PENDING, later, later)
+
+
+def test_a_blocked_row_is_moved_and_gets_no_alarm() -> None:
+    row, later = a_task(Status.BLOCKED, key=KEY), _in(3600)
+    assert Task.objects.reschedule(KEY, later) == 1
+    row.refresh_from_db()
+    assert (row.status, row.run_at, row.due_at) == (Status.BLOCKED, later, None)
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, *sorted(TERMINAL)])
+def test_a_running_or_ended_row_is_not_moved(status: Status) -> None:
+    a_task(status, key=KEY)
+    assert Task.objects.reschedule(KEY, _in(3600)) == 0
+
+
+def test_a_naive_time_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="naive"):
+        Task.objects.reschedule(KEY, datetime(2027, 1, 1))
+
+
+@pytest.mark.parametrize("status", [Status.BLOCKED, Status.PENDING, Status.QUEUED])
+def test_a_waiting_row_is_cancelled_at_once_by_its_key(status: Status) -> None:
+    row = a_task(status, key=KEY)
+    assert Task.objects.cancel(KEY, by="bob") == 1
+    assert Task.objects.cancel(KEY, by="bob") == 0
+    row.refresh_from_db()
+    assert (row.status, row.open_key, row.reason) == (Status.CANCELLED, None, "CANCELLED by bob")
+
+
+def test_a_running_row_is_asked_and_its_end_says_who_asked() -> None:
+    row = a_task(Status.RUNNING, key=KEY)
+    assert Task.objects.cancel(KEY, by="bob") == 1
+    end(row, outcome=FAILURE)
+    row.refresh_from_db()
+    assert (row.status, row.reason, row.cancel_requested_at) == (
+        Status.CANCELLED,
+        "CANCELLED by bob",
+        None,
+    )
+    assert not row.dead_letters.exists()
+
+
+def test_cancelling_tells_apart_what_ended_and_what_was_asked() -> None:
+    rows = [a_task(status) for status in Status]
+    done = operator_actions.cancel(question(*rows), by="bob")
+    assert (done.at_once, done.asked, done.total) == (3, 1, 4)
+
+
+def test_a_run_that_was_asked_to_stop_may_still_succeed_and_then_says_nothing_of_it() -> None:
+    row = a_task(Status.RUNNING, key=KEY)
+    Task.objects.cancel(KEY, by="bob")
+    assert succeed(row)
+    row.refresh_from_db()
+    assert (row.status, row.reason, row.open_key) == (Status.SUCCESS, "", None)

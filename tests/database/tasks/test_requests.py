@@ -1,0 +1,27 @@
+"""What a transaction requested of RUNNING tasks is applied in tests that run the hooks of their
+transaction, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.models import Task, TaskRequest
+from django_durable_tasks.rules.states import Status
+from tests.database.transitions.transition_calls import question
+from tests.factories import many_tasks
+
+
+@pytest.mark.django_db
+def test_a_hook_that_has_run_serves_no_later_request(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    for row in many_tasks(2, Status.RUNNING):
+        with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+            operator_actions.cancel(question(row))
+    assert Task.objects.exclude(cancel_requested_at=None).count() == 2
+    assert not TaskRequest.objects.exists()

@@ -1,0 +1,370 @@
+"""Hypothesis plays users, schedulers, brokers and workers against the engine, and a small reference
+plays along.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from tests.database.tasks.reference import DAY, HOUR, SOON, Reference, Row
+from tests.database.transitions.transition_calls import PLACE
+from tests.factories import QUEUE
+from tests.project import tasks
+from tests.stateful import applies_if, ids_in_creation_order
+
+picks = st.integers(min_value=0, max_value=10_000)
+keys = st.sampled_from(["k1", "k2"])
+CROWD = 6  # few rows, so that events meet
+EXPIRY, LATER = DAY / 2, HOUR / 2
+CLOSED_BY_FAIL = (LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
+
+
+def _ahead(seconds: float) -> datetime:
+    return database_now() + timedelta(seconds=seconds)
+
+
+def _pick(items: list[Any], number: int) -> Any:
+    return items[number % len(items)]
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """The engine's verbs as rules; messages and runs are kept in bags, from which they come late,
+    twice or never.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        Task.objects.unguarded().all().delete()
+        connection.run_on_commit.clear()
+        backpressure.forget_picture()
+        self.reference = Reference()
+        self.messages: list[TaskMessage] = []
+        self.runs: list[Run] = []
+        self.told: dict[uuid.UUID, LogStatus] = {}
+
+    # Users ----------------------------------------------------------------------------------------
+
+    def _born(self, row: Task, **known: Any) -> None:
+        status = Status(row.status)
+        self.reference.rows.append(
+            Row(row.pk, status, row.epoch, max_attempts=row.max_attempts, **known)
+        )
+        if status == Status.QUEUED:
+            self.messages.append(TaskMessage(row.pk, row.epoch, 1, row.name, QUEUE, row.priority))
+
+    @rule(
+        later=st.booleans(),
+        expires=st.booleans(),
+        tries=st.integers(1, 3),
+        crashes=st.integers(1, 3),
+    )
+    @applies_if(lambda self: len(self.reference.rows) < CROWD // 2)
+    def enqueue(self, later: bool, expires: bool, tries: int, crashes: int) -> None:
+        """A plain call, for now or for later."""
+        options = {"run_at": _ahead(LATER)} if later else {}
+        options |= {"expires_at": _ahead(EXPIRY)} if expires else {}
+        row = tasks.noop.using(
+            queue=QUEUE, max_attempts=tries, max_crashes=crashes, **options
+        ).schedule()
+        assert row.status == (Status.PENDING if later else Status.QUEUED)
+        self._born(row, due=LATER if later else 0.0, expires=expires, max_crashes=crashes)
+
+    @rule(key=keys, tries=st.integers(1, 3), later=st.booleans())
+    @applies_if(lambda self: len(self.reference.rows) < CROWD)
+    def enqueue_by_key(self, key: str, tries: int, later: bool) -> None:
+        """A call under the caller's name: new, an update, or a second row beside a running one."""
+        options: dict[str, Any] = {"run_at": _ahead(LATER)} if later else {}
+        row = tasks.noop.using(queue=QUEUE, key=key, max_attempts=tries, **options).schedule()
+        holder, due = self.reference.holder(open_key=key), LATER if later else 0.0
+        if holder is None or holder.status == Status.RUNNING:
+            if holder is not None:
+                holder.open_key = None
+            self._born(row, due=due, key=key, open_key=key)
+            return
+        assert row.pk == holder.task_id
+        if holder.status == Status.QUEUED:
+            holder.wait()
+        holder.due, holder.max_attempts, holder.expires, holder.max_crashes = due, tries, False, 3
+        holder.epoch += 1
+
+    @rule(subject=keys)
+    @applies_if(lambda self: len(self.reference.rows) < CROWD)
+    def enqueue_unique(self, subject: str) -> None:
+        """A call that may be open once."""
+        row, unique = (
+            tasks.unique.using(queue=QUEUE).schedule(subject),
+            f"tests.project.tasks.unique:{subject}",
+        )
+        holder = self.reference.holder(open_unique=unique)
+        if holder is None:
+            self._born(row, unique=unique, open_unique=unique)
+        else:
+            assert row.pk == holder.task_id
+
+    @rule(key=keys, payload=st.integers(1, 2))
+    def enqueue_once(self, key: str, payload: int) -> None:
+        """A call under an idempotency key: the first row, or a conflict."""
+        call, first = (
+            tasks.add.using(queue=QUEUE, idempotency_key=key),
+            self.reference.holder(idempotency=key),
+        )
+        if first is not None and first.payload != payload:
+            with pytest.raises(IdempotencyConflict):
+                call.schedule(payload, 0)
+            return
+        row = call.schedule(payload, 0)
+        if first is None:
+            self._born(row, idempotency=key, payload=payload)
+        else:
+            assert row.pk == first.task_id
+
+    @rule(pick=picks)
+    @applies_if(lambda self: len(self.reference.rows) >= CROWD // 2)
+    def cancel(self, pick: int) -> None:
+        """Somebody cancels a row, whatever it does."""
+        row: Row = _pick(self.reference.rows, pick)
+        reached = operator_actions.cancel(Task.objects.filter(pk=row.task_id), by="bob").total
+        assert reached == (row.is_open and not row.asked)
+        row.cancel()
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.reference.rows)
+    def replay(self, pick: int) -> None:
+        """An operator replays a row, if there is one that ended."""
+        ended = [row for row in self.reference.rows if not row.is_open]
+        row: Row = _pick(ended or self.reference.rows, pick)
+        question = Task.objects.filter(pk=row.task_id)
+        if self.reference.may_replay(row):
+            assert dead_letters.replay(question, by="bob") == [row.task_id]
+            row.replay()
+        elif row.status in TERMINAL - {Status.SUCCESS}:
+            with pytest.raises(TransitionRefused):
+                dead_letters.replay(question, by="bob")
+        else:
+            assert dead_letters.replay(question, by="bob") == []
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.reference.rows)
+    def discard(self, pick: int) -> None:
+        """An operator closes a case."""
+        row: Row = _pick(self.reference.rows, pick)
+        closed = dead_letters.discard(
+            DeadLetter.objects.filter(task_id=row.task_id), by="bob", reason=""
+        )
+        assert closed == row.letter
+        row.letter = False
+
+    # Schedulers -----------------------------------------------------------------------------------
+
+    @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
+    def claim(self, ahead: float) -> None:
+        """A scheduler claims what is due; rows whose time is over expire at their turn."""
+        due = self.reference.due(ahead)
+        messages = task_claim.claim(QUEUE, _ahead(ahead), 1_000, PLACE.node)
+        late = [row for row in due if row.expires and ahead == DAY]
+        assert {message.task_id for message in messages} == {
+            row.task_id for row in due if row not in late
+        }
+        for row in due:
+            row.status, row.epoch = Status.QUEUED, row.epoch + 1
+        self._expire(late)
+        self.messages += messages
+
+    @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
+    def republish(self, ahead: float) -> None:
+        """A scheduler rings what nobody started."""
+        queued = self.reference.of(Status.QUEUED) if ahead > SOON else []
+        late = [row for row in queued if row.expires and ahead == DAY]
+        messages = republish.republish_overdue(_ahead(ahead), 1_000)
+        expected = {(row.task_id, row.epoch) for row in queued if row not in late}
+        assert {(message.task_id, message.epoch) for message in messages} == expected
+        self._expire(late)
+        self.messages += messages
+
+    def _expire(self, rows: list[Row]) -> None:
+        for row in rows:
+            row.close(Status.EXPIRED)
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.messages)
+    def hand_back(self, pick: int) -> None:
+        """The broker did not take a message, and the scheduler notices now or much later."""
+        message = _pick(self.messages, pick)
+        row = self.reference.get(message.task_id)
+        fits = row.status == Status.QUEUED and row.epoch == message.epoch
+        assert task_claim.hand_back([message]) == fits
+        if fits:
+            row.wait()
+
+    @rule()
+    def lose_all(self) -> None:
+        """Every worker died."""
+        running = self.reference.of(Status.RUNNING)
+        assert len(reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED)) == len(
+            running
+        )
+        for row in running:
+            row.lose()
+
+    # The broker -----------------------------------------------------------------------------------
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.messages)
+    def lose_message(self, pick: int) -> None:
+        """The broker forgets a message."""
+        self.messages.pop(pick % len(self.messages))
+
+    # Workers --------------------------------------------------------------------------------------
+
+    @rule(pick=picks, keep=st.sampled_from([True, True, False]))
+    @applies_if(lambda self: self.messages)
+    def deliver(self, pick: int, keep: bool) -> None:
+        """A message arrives, perhaps not for the last time."""
+        message = _pick(self.messages, pick)
+        if not keep:
+            self.messages.remove(message)
+        self._deliver(message)
+
+    @rule()
+    def busy_minute(self) -> None:
+        """All that waits is claimed, and every message arrives once; most stay in the bag to arrive
+        again.
+        """
+        self.claim(HOUR)
+        for message in list(self.messages):
+            self._deliver(message)
+        del self.messages[: -2 * CROWD]
+
+    def _deliver(self, message: TaskMessage) -> None:
+        row = self.reference.get(message.task_id)
+        run = attempts.open_run(message.task_id, message.epoch, PLACE, "id", None)
+        fits = row.status == Status.QUEUED and row.epoch == message.epoch
+        assert isinstance(run, Run) == fits, run
+        if isinstance(run, Run):
+            row.start(run.run_id)
+            self.runs.append(run)
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.runs)
+    def succeed(self, pick: int) -> None:
+        """A body returns; it may have been lost, or told before."""
+        self._succeed(_pick(self.runs, pick))
+
+    def _succeed(self, run: Run) -> None:
+        row = self.reference.get(run.task_id)
+        accepted = attempts.succeed(run, None, "w")
+        if row.run == run.run_id:
+            row.close(Status.SUCCESS)
+            self.told[run.run_id] = LogStatus.SUCCESS
+        assert accepted == (self.told.get(run.run_id) == LogStatus.SUCCESS)
+
+    @rule(pick=picks, retryable=st.booleans())
+    @applies_if(lambda self: self.runs)
+    def fail(self, pick: int, retryable: bool) -> None:
+        """A body raises; it may have been lost, or told before."""
+        run: Run = _pick(self.runs, pick)
+        row = self.reference.get(run.task_id)
+        verdict = attempts.fail(
+            run, Outcome(kind=EndingKind.FAILED, error="E", delay=60.0, retryable=retryable), "w"
+        )
+        if row.run == run.run_id:
+            self.told[run.run_id] = row.fail(retryable=retryable)
+        assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.runs)
+    def ignore(self, pick: int) -> None:
+        """A body says that it is not to be done."""
+        run: Run = _pick(self.runs, pick)
+        row = self.reference.get(run.task_id)
+        verdict = attempts.fail(run, Outcome(kind=EndingKind.IGNORED), "w")
+        if row.run == run.run_id:
+            row.close(Status.CANCELLED)
+            self.told[run.run_id] = LogStatus.CANCELLED
+        assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self.runs)
+    def heartbeat(self, pick: int) -> None:
+        """A run renews its lease, and hears whether it should stop."""
+        run: Run = _pick(self.runs, pick)
+        row = self.reference.get(run.task_id)
+        owned = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
+        assert owned == ({run.run_id: row.asked} if row.run == run.run_id else {})
+
+    def _frozen(self) -> list[Run]:
+        return [
+            run
+            for run in self.runs
+            if self.reference.get(run.task_id).run not in (None, run.run_id)
+        ]
+
+    @rule(pick=picks)
+    @applies_if(lambda self: self._frozen())
+    def wake(self, pick: int) -> None:
+        """A worker that was given up wakes, and tells a success while another run goes on."""
+        self._succeed(_pick(self._frozen(), pick))
+
+    # Always ---------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_database_is_as_the_reference_says(self) -> None:
+        """Statuses, epochs, budgets, deadlines and cases are the reference's; so an epoch never
+        falls.
+        """
+        opened = set(DeadLetter.objects.open().values_list("task_id", flat=True))
+        found = {row.pk: row for row in Task.objects.all()}
+        assert set(found) == {row.task_id for row in self.reference.rows}
+        for row in self.reference.rows:
+            stands = found[row.task_id]
+            assert row.seen() == (
+                stands.status,
+                stands.epoch,
+                stands.attempts,
+                stands.failures,
+                stands.crashes,
+                stands.pk in opened,
+                stands.cancel_requested_at is not None,
+            )
+            assert (stands.due_at is not None) == (stands.status in WITH_DUE_AT)
+            assert (stands.lease_until is not None) == (stands.status == Status.RUNNING)
+            assert (stands.open_key, stands.open_unique_key) == (row.open_key, row.open_unique)
+            assert stands.run_id == row.run or row.run is None
+
+
+@pytest.mark.django_db
+@pytest.mark.timeout(300)
+def test_the_engine_does_what_the_reference_does_in_any_order_of_events() -> None:
+    with ids_in_creation_order():
+        run_state_machine_as_test(
+            Lifecycle,
+            settings=settings(
+                max_examples=60 if connection.vendor == "sqlite" else 20,
+                stateful_step_count=50,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                # Without shrinking: each step is a transaction, and the trace of a small crowd can
+                # be read as it is.
+                phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            ),
+        )

@@ -1,0 +1,312 @@
+"""A batch costs the statements of one row, a birth one INSERT, a run from gate to close two
+statements.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import connections as ours
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure, config, release
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.tasks import (
+    attempts,
+    claim,
+    dead_letters,
+    operator_actions,
+)
+from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from tests.database.transitions.transition_calls import (
+    CRASH,
+    FAILURE,
+    HOPELESS,
+    PLACE,
+    end,
+    question,
+)
+from tests.delivery import deliver
+from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
+from tests.project import tasks
+
+
+class _Meter:
+    """Counts what every connection of ours sends and commits, by wrapping the connections that are
+    lent out.
+    """
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+        self.commits = 0
+
+    def wrap(self, wrapper: BaseDatabaseWrapper) -> None:
+        """Count all that this connection sends from now on."""
+        wrapper.execute_wrappers.append(self.execute)
+        commit = wrapper._commit  # type: ignore[attr-defined]
+
+        def counted() -> None:
+            self.commits += 1
+            commit()
+
+        wrapper._commit = counted  # type: ignore[attr-defined]
+
+    def execute(
+        self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
+        """Take one statement in."""
+        if sql.startswith("BEGIN"):
+            return execute(sql, params, many, context)
+        self.statements.append(sql)
+        autocommits = not context["connection"].in_atomic_block
+        self.commits += autocommits and sql.split(None, 1)[0] in ("INSERT", "UPDATE", "WITH")
+        return execute(sql, params, many, context)
+
+
+NODE = uuid.UUID(int=9)
+Rows = Sequence[Task]
+
+
+def _claim(rows: Rows) -> Any:
+    return claim.claim(QUEUE, database_now(), 100, NODE)
+
+
+@pytest.fixture(autouse=True)
+def fresh_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the limits in force be read at the first question and no more: once a second is no cost
+    of a claim.
+    """
+    monkeypatch.setattr(config, "FRESH", float("inf"))
+
+
+VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
+    "claim": (Status.PENDING, _claim),
+    "take": (Status.PENDING, lambda rows: attempts.take(question(*rows), 100, PLACE)),
+    "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
+    "move": (
+        Status.QUEUED,
+        lambda rows: operator_actions.reschedule(question(*rows), database_now()),
+    ),
+    "republish": (
+        Status.QUEUED,
+        lambda rows: claim.republish(question(*rows), database_now(), 100),
+    ),
+    "hand_back": (
+        Status.QUEUED,
+        lambda rows: claim.hand_back(transitions.messages_for(_columns(rows))),
+    ),
+    "expire": (Status.QUEUED, lambda rows: transitions.expire(question(*rows), 100)),
+    "cancel": (Status.QUEUED, lambda rows: operator_actions.cancel(question(*rows))),
+    "ask to cancel": (Status.RUNNING, lambda rows: operator_actions.cancel(question(*rows))),
+    "heartbeat": (
+        Status.RUNNING,
+        lambda rows: attempts.heartbeat(
+            [(row.pk, row.epoch, row.run_id, 60.0, "{}") for row in rows if row.run_id]
+        ),
+    ),
+    "retry": (Status.RUNNING, lambda rows: end(*rows, outcome=FAILURE)),
+    "exhaust": (Status.RUNNING, lambda rows: end(*rows, outcome=HOPELESS)),
+    "lose": (Status.RUNNING, lambda rows: end(*rows, outcome=CRASH)),
+    "replay": (Status.FAILED, lambda rows: dead_letters.replay(question(*rows), by="bob")),
+    "discard": (
+        Status.FAILED,
+        lambda rows: dead_letters.discard(DeadLetter.objects.all(), by="bob", reason=""),
+    ),
+    "force_complete": (
+        Status.FAILED,
+        lambda rows: operator_actions.force_complete(question(*rows), by="bob"),
+    ),
+}
+
+
+def _columns(rows: Rows) -> list[Any]:
+    return transitions.claimed_tasks(question(*rows))
+
+
+def _cost(act: Callable[[], Any]) -> list[str]:
+    """Return the statements that the act sends on the registered connection, without BEGIN and
+    COMMIT.
+    """
+    meter = _Meter()
+    with connection.execute_wrapper(meter.execute):
+        act()
+    return meter.statements
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_costs_as_many_statements_at_fifty_rows_as_at_one(verb: str) -> None:
+    status, act = VERBS[verb]
+    costs = []
+    config.book()
+    for number in (1, 50):
+        rows = many_tasks(number, status)
+        costs.append(_cost(partial(act, rows)))
+        Task.objects.unguarded().all().delete()
+    assert len(costs[0]) == len(costs[1]), costs
+
+
+@pytest.mark.django_db
+def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: str) -> None:
+    config.book()
+    rows = many_tasks(3)
+    statements = [
+        sql for sql in _cost(partial(_claim, rows)) if "clock_timestamp()" not in sql[:40]
+    ]
+    assert not [sql for sql in statements if "durable_tasks_limit" in sql or "limit_key" in sql], (
+        statements
+    )
+    assert vendor != "postgresql" or len(statements) == 1
+
+
+@pytest.mark.django_db
+def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> None:
+    Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
+    backpressure.forget_picture()
+    config.book()
+    costs = []
+    for number in (1, 50):
+        rows = many_tasks(number)
+        costs.append(_cost(partial(_claim, rows)))
+        Task.objects.unguarded().all().delete()
+        LimitBucket.objects.all().delete()
+    assert len(costs[0]) == len(costs[1]), costs
+
+
+@pytest.mark.django_db
+def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: str) -> None:
+    backpressure.forget_picture()
+    config.book()
+    costs = []
+    for number in (1, 50):
+        for line in range(number):
+            many_tasks(
+                2, due_at=NEVER, waiting_for_limit=f"task:line-{line:02}", name=f"line-{line:02}"
+            )
+        costs.append(_cost(lambda: release.let_go(database_now(), 500)))
+        assert not Task.objects.parked().exists()
+        Task.objects.unguarded().all().delete()
+    extra = (
+        49 if vendor == "sqlite" else 0
+    )  # SQLite cannot unite what is cut: there a line costs a call
+    assert len(costs[1]) == len(costs[0]) + extra, costs
+
+
+@pytest.mark.django_db
+def test_fifty_tasks_are_created_by_the_statements_of_one() -> None:
+    one, fifty = (_cost(partial(tasks.add.schedule_many, [(1, 2)] * number)) for number in (1, 50))
+    # SQLite takes 999 values in a statement, so there a batch of many columns is parted.
+    parts = 50 * len(Task._meta.fields) // (connection.features.max_query_params or 1_000_000)
+    assert len(one) == 1
+    assert len(fifty) <= 1 + parts
+
+
+@pytest.mark.django_db
+def test_a_dead_nodes_runs_are_lost_by_the_statements_of_one() -> None:
+    costs = []
+    for number in (1, 50):
+        node = a_node()
+        many_tasks(number, Status.RUNNING, node=node.pk)
+        costs.append(_cost(partial(reap_dead_nodes.mark_lost, leases(), reap_dead_nodes.NODE_DEAD)))
+    assert len(costs[0]) == len(costs[1])
+
+
+@pytest.mark.django_db
+def test_the_heads_of_all_queues_cost_one_statement_and_the_picture_three() -> None:
+    for number in range(20):
+        a_task(queue=f"queue-{number}")
+    assert len(_cost(heads)) == 1
+    assert len(_cost(backpressure.picture)) == 3
+
+
+# Births -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_delay_is_one_insert_and_no_other_statement_in_the_callers_transaction() -> None:
+    tasks.add.using(queue=QUEUE).delay(1, 2)
+    with transaction.atomic():
+        for _ in range(3):
+            (sql,) = _cost(partial(tasks.add.using(queue=QUEUE).delay, 1, 2))
+            assert sql.startswith("INSERT INTO")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_delay_outside_a_transaction_is_one_insert(vendor: str) -> None:
+    tasks.add.using(queue=QUEUE).delay(1, 2)
+    insert, *later = _cost(partial(tasks.add.using(queue=QUEUE).delay, 1, 2))
+    assert insert.startswith("INSERT")
+    # After the COMMIT a row that was not rung at once may wake a scheduler, once in 50 ms.
+    assert [sql for sql in later if "pg_notify" not in sql] == []
+    assert len(later) <= 1
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _metered() -> Iterator[_Meter]:
+    meter = _Meter()
+    with ours.dedicated_connection():
+        meter.wrap(connections["default"])
+    assert ours.count() == 1, "the meter must hold the only connection of ours"
+    try:
+        yield meter
+    finally:
+        ours.close_all()
+
+
+BUDGET = {"postgresql": 2, "sqlite": 5, "mariadb": 6}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_from_gate_to_close_costs_two_commits_and_few_statements(vendor: str) -> None:
+    rows = many_tasks(3, Status.QUEUED)
+    deliver(rows[0])
+    ours.close_all()
+    with _metered() as meter:
+        for row in rows[1:]:
+            meter.statements.clear()
+            meter.commits = 0
+            deliver(row)
+            assert len(meter.statements) <= BUDGET[vendor], meter.statements
+            assert meter.commits == 2
+    assert set(Task.objects.values_list("status", flat=True)) == {Status.SUCCESS}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_opens_no_connection_after_the_first() -> None:
+    rows = many_tasks(10, Status.QUEUED)
+    deliver(rows[0])
+    opened = ours.count()
+    for row in rows[1:]:
+        deliver(row)
+    assert ours.count() == opened == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_registered_connection_is_not_touched_by_a_run() -> None:
+    rows = many_tasks(2, Status.QUEUED)
+    deliver(rows[0])
+    assert _cost(partial(deliver, rows[1])) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_leaves_one_log_row_and_no_lease() -> None:
+    row = a_task(Status.QUEUED, name="tests.project.tasks.add", args=[1, 2])
+    assert deliver(row) == 3
+    row.refresh_from_db()
+    assert (row.status, row.result, row.lease_until) == (Status.SUCCESS, 3, None)
+    assert [log.status for log in row.executions.all()] == [LogStatus.SUCCESS]

@@ -1,0 +1,131 @@
+"""At most one open task of a unique key, and for a time after its success none that runs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks.engine.tasks import attempts, enqueue, new_task
+from django_durable_tasks.engine.tasks.attempts import Refusal
+from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
+from django_durable_tasks.models import Task
+from django_durable_tasks.registry import Registered, get
+from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
+from django_durable_tasks.rules.tasks.options import task_options
+from tests.database.transitions.transition_calls import PLACE
+from tests.factories import QUEUE, a_task, a_tenant
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _later() -> datetime:
+    return timezone.now() + timedelta(hours=1)
+
+
+def _schedule(task: Any, *args: Any, **options: Any) -> Task:
+    row: Task = task.using(queue=QUEUE, run_at=_later(), **options).schedule(*args)
+    return row
+
+
+def test_a_second_call_returns_the_open_row() -> None:
+    first, second = _schedule(tasks.unique, "a", "one"), _schedule(tasks.unique, "a", "two")
+    assert (second.pk, second.args) == (first.pk, ["a", "one"])
+    assert first.unique_key == "tests.project.tasks.unique:a"
+
+
+def test_another_subject_or_tenant_is_another_task() -> None:
+    rows = [
+        _schedule(tasks.unique, "a"),
+        _schedule(tasks.unique, "b"),
+        _schedule(tasks.unique, "a", tenant=a_tenant()),
+        _schedule(tasks.unique_or_raise, "a"),
+    ]
+    assert len({row.pk for row in rows}) == 4
+
+
+@pytest.mark.parametrize("status", sorted(OPEN))
+def test_a_row_holds_its_unique_key_while_it_is_open(status: Status) -> None:
+    holder = a_task(
+        status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
+    )
+    assert _schedule(tasks.unique, "a").pk == holder.pk
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+def test_an_ended_row_lets_its_unique_key_go(status: Status) -> None:
+    holder = a_task(
+        status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
+    )
+    assert _schedule(tasks.unique, "a").pk != holder.pk
+
+
+def test_raise_names_the_holder_and_writes_nothing() -> None:
+    first = _schedule(tasks.unique_or_raise, "a")
+    with pytest.raises(UniqueConflict, match=str(first.pk)):
+        _schedule(tasks.unique_or_raise, "a")
+    assert Task.objects.count() == 1
+
+
+@pytest.mark.parametrize("status", [Status.BLOCKED, Status.PENDING, Status.QUEUED])
+def test_replace_cancels_a_waiting_holder(status: Status) -> None:
+    key = "tests.project.tasks.unique_latest:a"
+    old = a_task(status, name="tests.project.tasks.unique_latest", unique_key=key)
+    new = _schedule(tasks.unique_latest, "a", "new")
+    old.refresh_from_db()
+    assert (old.status, old.reason, old.open_unique_key) == (Status.CANCELLED, "REPLACED", None)
+    assert (new.status, new.open_unique_key) == (Status.PENDING, key)
+
+
+def test_replace_asks_a_running_holder_to_stop_and_takes_its_key() -> None:
+    key = "tests.project.tasks.unique_latest:a"
+    old = a_task(Status.RUNNING, name="tests.project.tasks.unique_latest", unique_key=key)
+    new = _schedule(tasks.unique_latest, "a")
+    old.refresh_from_db()
+    assert (old.status, old.open_unique_key, new.open_unique_key) == (Status.RUNNING, None, key)
+    assert old.cancel_requested_at is not None
+
+
+@pytest.mark.parametrize("unique", ["{task}:{1}", "{task}:{detail}", "{0.nope}", "{", "{0:d}"])
+def test_a_template_that_a_call_cannot_fill_is_refused_by_an_error_of_ours(unique: str) -> None:
+    known = get("tests.project.tasks.unique")
+    odd = Registered(
+        task_options(known.options.name, {"unique": unique}), known.signature, known.function
+    )
+    with pytest.raises(InvalidOption, match="unique="):
+        enqueue.submit(new_task.Call(odd, ("a",), {}))
+
+
+def test_for_a_time_after_a_success_a_start_is_a_no_op_and_logged_as_duplicate() -> None:
+    key = "tests.project.tasks.unique_for_an_hour:a"
+    name = "tests.project.tasks.unique_for_an_hour"
+    a_task(Status.SUCCESS, name=name, unique_key=key)
+    row = a_task(Status.QUEUED, name=name, unique_key=key)
+    opened = attempts.open_run(row.pk, row.epoch, PLACE, "id", 3600)
+    row.refresh_from_db()
+    assert opened == Refusal.DUPLICATE
+    assert (row.status, row.reason, row.attempts, row.open_unique_key) == (
+        Status.SKIPPED,
+        "DUPLICATE",
+        0,
+        None,
+    )
+    log = row.executions.get()
+    assert (log.status, log.worker, log.celery_id) == (LogStatus.DUPLICATE, PLACE.worker, "id")
+
+
+@pytest.mark.parametrize("ended", ["too long ago", "another key", "failed", "another tenant"])
+def test_other_endings_do_not_make_a_duplicate(ended: str) -> None:
+    fields: dict[str, Any] = {"unique_key": "k"}
+    if ended == "too long ago":
+        fields["completed_at"] = timezone.now() - timedelta(seconds=3601)
+    if ended == "another key":
+        fields["unique_key"] = "other"
+    if ended == "another tenant":
+        fields["tenant_id"] = a_tenant().pk
+    a_task(Status.FAILED if ended == "failed" else Status.SUCCESS, **fields)
+    row = a_task(Status.QUEUED, unique_key="k")
+    assert not isinstance(attempts.open_run(row.pk, row.epoch, PLACE, "id", 3600), Refusal)

@@ -1,0 +1,273 @@
+"""Every move of the table of states: where it starts, where it ends, which epoch it leaves, and who
+is refused.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
+from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.signals import tasks_transitioned
+from tests.database.transitions.transition_calls import (
+    ACTS,
+    CRASH,
+    FAILURE,
+    HOPELESS,
+    end,
+    heartbeat,
+    question,
+    start,
+)
+from tests.factories import a_run, a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+ALLOWED = [
+    (name, status)
+    for name, move in TRANSITIONS.items()
+    if name in ACTS
+    for status in sorted(move.sources)
+]
+REFUSED = [
+    (name, status) for name in ACTS for status in Status if status not in TRANSITIONS[name].sources
+]
+
+
+def _now(row: Task) -> Task:
+    found: Task = Task.objects.get(pk=row.pk)
+    return found
+
+
+def _state(row: Task) -> tuple[Any, ...]:
+    row = _now(row)
+    return (
+        row.status,
+        row.epoch,
+        row.due_at,
+        row.lease_until,
+        row.attempts,
+        row.failures,
+        row.crashes,
+        row.run_id,
+    )
+
+
+def test_every_transition_of_the_table_is_tried() -> None:
+    assert set(TRANSITIONS) - set(ACTS) == {"create"}
+
+
+@pytest.mark.parametrize(("name", "status"), ALLOWED)
+def test_a_row_moves_from_where_the_table_says_to_where_it_says(name: str, status: Status) -> None:
+    row = a_task(status)
+    assert ACTS[name](row)
+    row = _now(row)
+    if name == "cancel" and status == Status.RUNNING:
+        assert row.status == Status.RUNNING
+        assert row.cancel_requested_at is not None
+    else:
+        assert row.status in TRANSITIONS[name].targets
+
+
+@pytest.mark.parametrize(("name", "status"), ALLOWED)
+def test_the_epoch_rises_exactly_where_the_table_says(name: str, status: Status) -> None:
+    row = a_task(status)
+    ACTS[name](row)
+    asked_only = name == "cancel" and status == Status.RUNNING
+    rises = ("epoch+1" in TRANSITIONS[name].writes or name == "take") and not asked_only
+    assert _now(row).epoch == row.epoch + rises
+
+
+@pytest.mark.parametrize(("name", "status"), REFUSED)
+def test_a_row_that_stands_elsewhere_is_refused_and_left_alone(name: str, status: Status) -> None:
+    row = a_task(status)
+    before = _state(row)
+    assert not ACTS[name](row)
+    assert _state(row) == before
+
+
+@pytest.mark.parametrize(("name", "status"), ALLOWED)
+def test_every_live_row_has_its_deadline_and_no_other(name: str, status: Status) -> None:
+    row = a_task(status)
+    ACTS[name](row)
+    row = _now(row)
+    assert (row.due_at is not None) == (row.status in WITH_DUE_AT)
+    assert (row.lease_until is not None) == (row.status == Status.RUNNING)
+    assert (row.completed_at is not None) == (row.status in TERMINAL)
+
+
+@pytest.mark.parametrize(("name", "status"), ALLOWED)
+def test_a_failed_row_has_one_open_dead_letter_and_no_other_row_has_one(
+    name: str, status: Status
+) -> None:
+    row = a_task(status)
+    ACTS[name](row)
+    row = _now(row)
+    assert row.dead_letters.filter(resolved_at=None).count() == (row.status == Status.FAILED)
+
+
+@pytest.mark.parametrize("away", [-1, 1, 100])
+def test_a_message_of_another_epoch_does_not_start_the_row(away: int) -> None:
+    row = a_task(Status.QUEUED, epoch=5)
+    assert start(row, row.epoch + away) is None
+    assert _now(row).status == Status.QUEUED
+
+
+@pytest.mark.parametrize(
+    "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
+)
+def test_a_heartbeat_under_other_tokens_renews_nothing(tokens: dict[str, Any]) -> None:
+    row = a_task(Status.RUNNING)
+    assert heartbeat(row, **tokens) == {}
+    assert _now(row).lease_until == row.lease_until
+
+
+@pytest.mark.parametrize(
+    "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
+)
+def test_an_ending_under_other_tokens_is_refused(tokens: dict[str, Any]) -> None:
+    row = a_task(Status.RUNNING)
+    told = {"epoch": row.epoch, "run_id": row.run_id} | tokens
+    Task.objects.unguarded().filter(pk=row.pk).update(**told)
+    stale = a_run(row)
+    Task.objects.unguarded().filter(pk=row.pk).update(epoch=row.epoch, run_id=row.run_id)
+    assert not transitions.succeed(stale, None, "worker@host")
+    assert _now(row).status == Status.RUNNING
+
+
+def test_a_start_hands_out_a_new_run_id_and_counts_an_attempt() -> None:
+    row = a_task(Status.QUEUED, attempts=2)
+    assert start(row)
+    row = _now(row)
+    assert (row.attempts, row.progress) == (3, None)
+    assert row.run_id is not None
+    assert row.started_at is not None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "budgets", "status"),
+    [
+        (FAILURE, {}, Status.PENDING),
+        (FAILURE, {"failures": 4}, Status.FAILED),
+        (HOPELESS, {}, Status.FAILED),
+        (CRASH, {}, Status.PENDING),
+        (CRASH, {"crashes": 2}, Status.FAILED),
+        (CRASH, {"on_orphan": "DEAD_LETTER"}, Status.FAILED),
+        (Outcome(kind=EndingKind.IGNORED), {}, Status.CANCELLED),
+    ],
+)
+def test_runs_end_where_their_budgets_say(
+    outcome: Outcome, budgets: dict[str, Any], status: Status
+) -> None:
+    row = a_task(Status.RUNNING, **budgets)
+    end(row, outcome=outcome)
+    assert _now(row).status == status
+
+
+def test_the_two_budgets_are_counted_apart_and_attempts_never_fall() -> None:
+    row = a_task(Status.RUNNING, attempts=7)
+    end(row, outcome=FAILURE)
+    assert (_now(row).failures, _now(row).crashes, _now(row).attempts) == (1, 0, 7)
+    row = a_task(Status.RUNNING, attempts=7)
+    end(row, outcome=CRASH)
+    assert (_now(row).failures, _now(row).crashes, _now(row).attempts) == (0, 1, 7)
+
+
+def test_a_retry_waits_in_the_row_and_says_its_last_error() -> None:
+    row = a_task(Status.RUNNING)
+    end(row, outcome=FAILURE)
+    row = _now(row)
+    assert row.due_at is not None
+    assert 55 < (row.due_at - row.updated_at).total_seconds() < 65
+    assert row.next_attempt_at == row.due_at
+    assert (row.last_error, row.reason) == ("Broken: broken", "")
+
+
+def test_one_signal_a_batch_tells_each_move() -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    def listen(
+        sender: Any, transition: str, status: Status, task_ids: list[uuid.UUID], **_: Any
+    ) -> None:
+        heard.append((transition, status, sorted(task_ids)))
+
+    rows = many_tasks(3, Status.PENDING)
+    tasks_transitioned.connect(listen)
+    try:
+        transitions.skip(question(*rows), "a test")
+        transitions.skip(question(*rows), "a test")
+    finally:
+        tasks_transitioned.disconnect(listen)
+    assert heard == [("skip", Status.SKIPPED, [row.pk for row in rows])]
+
+
+def test_a_receiver_that_raises_changes_nothing() -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("a receiver's own fault")
+
+    row = a_task()
+    tasks_transitioned.connect(refuse)
+    try:
+        assert transitions.skip(question(row), "a test") == 1
+    finally:
+        tasks_transitioned.disconnect(refuse)
+    assert _now(row).status == Status.SKIPPED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_receiver_whose_statement_fails_undoes_no_move() -> None:
+    def stumble(**_: Any) -> None:
+        Tenant.objects.create(id=DEFAULT_TENANT_ID, slug="taken")
+
+    tasks_transitioned.connect(stumble)
+    try:
+        row = a_task(Status.PENDING)
+        assert transitions.cancel(tables.tasks().filter(pk=row.pk), "enough") == 1
+    finally:
+        tasks_transitioned.disconnect(stumble)
+    row.refresh_from_db()
+    assert row.status == Status.CANCELLED
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_a_receiver_that_hides_a_failed_statement_undoes_no_move(in_transaction: bool) -> None:
+    def hide(**_: Any) -> None:
+        with suppress(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT nope FROM no_such_table")
+
+    row = a_task(Status.QUEUED)
+    tasks_transitioned.connect(hide)
+    try:
+        with tables.atomic() if in_transaction else nullcontext():
+            assert start(row) is not None
+    finally:
+        tasks_transitioned.disconnect(hide)
+    assert _now(row).status == Status.RUNNING
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_a_hook_that_a_receiver_registers_may_fail_after_the_commit(in_transaction: bool) -> None:
+    def fail() -> None:
+        raise RuntimeError("a hook of the project's")
+
+    def register(**_: Any) -> None:
+        transaction.on_commit(fail)
+
+    row = a_task(Status.QUEUED)
+    tasks_transitioned.connect(register)
+    try:
+        with tables.atomic() if in_transaction else nullcontext():
+            assert start(row) is not None
+    finally:
+        tasks_transitioned.disconnect(register)
+    assert _now(row).status == Status.RUNNING

@@ -1,0 +1,316 @@
+"""Damages, one for each check of ``durable verify``: what a bug, a person or a restore may do to a
+row.
+
+Each writes rows past the engine, and returns the primary key of the row that is to be found.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.db.models import QuerySet
+
+from django_durable_tasks import __version__
+from django_durable_tasks.models import (
+    DeadLetter,
+    EndingEvent,
+    NodeKind,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    RecurringTask,
+    SchedulerLease,
+    ShadowFire,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    WorkflowRun,
+)
+from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.rules.states import Status
+from tests.database.dependencies.worker_and_leader import of, succeed
+from tests.database.verify.healthy_rows import (
+    a_fired_schedule,
+    a_waiting_task,
+    a_workflow,
+    ago,
+    an_ended_workflow,
+)
+from tests.factories import a_dead_letter, a_node, a_task
+
+
+def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
+    assert rows.model._base_manager.filter(pk=pk).update(**columns) == 1
+    return pk
+
+
+def _miscounted_task() -> Any:
+    return _alter(Task.objects.all(), a_waiting_task().pk, unresolved_dependencies_count=7)
+
+
+def _blocked_by_nothing() -> Any:
+    row = a_waiting_task()
+    TaskDependency.objects.unguarded().filter(task=row).update(
+        resolved_at=ago(1), outcome="FORCED", met=True
+    )
+    return _alter(Task.objects.all(), row.pk, unresolved_dependencies_count=0)
+
+
+def _untold_edge() -> Any:
+    return TaskDependency.objects.get(task=a_waiting_task(a_task(Status.SUCCESS))).pk
+
+
+def _early_edge() -> Any:
+    edge = TaskDependency.objects.get(task=a_waiting_task()).pk
+    return _alter(
+        TaskDependency.objects.all(), edge, resolved_at=ago(1), outcome="SUCCESS", met=True
+    )
+
+
+def _unmarked_upstream() -> Any:
+    edge = TaskDependency.objects.get(task=a_waiting_task())
+    _alter(Task.objects.all(), edge.depends_on_id, has_dependents=False)
+    return edge.pk
+
+
+def _note() -> EndingEvent:
+    succeed(of(a_workflow(), "first"))
+    return EndingEvent.objects.get()
+
+
+def _second_note() -> Any:
+    note = _note()
+    note.pk = None
+    note.save(force_insert=True)
+    return note.pk
+
+
+def _lying_note() -> Any:
+    note = _note()
+    _alter(Task.objects.all(), note.task_id, updated_at=ago(1_000))
+    return note.pk
+
+
+def _orphan_note() -> Any:
+    return EndingEvent.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
+
+
+def _miscounted_run() -> Any:
+    return _alter(WorkflowRun.objects.all(), a_workflow().pk, succeeded=1)
+
+
+def _misjudged_run() -> Any:
+    return _alter(
+        WorkflowRun.objects.all(), an_ended_workflow().pk, status="RUNNING", completed_at=None
+    )
+
+
+def _abandoned_start() -> Any:
+    run = a_workflow()
+    Task.objects.unguarded().filter(workflow=run, step="first").update(
+        status="BLOCKED", due_at=None
+    )
+    return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
+
+
+def _missing_letter() -> Any:
+    row = a_task(Status.FAILED)
+    DeadLetter.objects.unguarded().filter(task=row).delete()
+    return row.pk
+
+
+def _stale_letter() -> Any:
+    return a_dead_letter(a_task(Status.SUCCESS)).pk
+
+
+def _ended_holder_of_a_key() -> Any:
+    return a_task(Status.SUCCESS, key="k", open_key="k").pk
+
+
+def _ended_nobody_knows_when() -> Any:
+    return a_task(Status.CANCELLED, completed_at=None).pk
+
+
+def _fallen_attempts() -> Any:
+    return _alter(Task.objects.all(), a_task(Status.SUCCESS).pk, attempts=0)
+
+
+def _silent_run() -> Any:
+    return a_task(Status.RUNNING, due=-600).pk
+
+
+def _unrung_row() -> Any:
+    return a_task(Status.QUEUED, due=-600).pk
+
+
+def _unpublished_row() -> Any:
+    return a_task(due=-600).pk
+
+
+def _held_row() -> Any:
+    return a_task(overlap_key="s", due_at=NEVER, updated_at=ago(600)).pk
+
+
+def _half_parked_row() -> Any:
+    return a_task(due_at=NEVER, updated_at=ago(600)).pk
+
+
+def _parked_row() -> Any:
+    return a_task(due_at=NEVER, waiting_for_limit="task:nobody", updated_at=ago(600)).pk
+
+
+def _late_next_run() -> Any:
+    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, next_run_at=ago(-86_400))
+
+
+def _late_schedule() -> Any:
+    row = a_fired_schedule()
+    return _alter(
+        RecurringTask.objects.all(), row.pk, watermark_at=ago(9_000), next_run_at=ago(600)
+    )
+
+
+def _quarantined_row() -> Any:
+    values = {
+        "status": "PAUSED",
+        "status_reason": "QUARANTINED",
+        "next_run_at": None,
+        "error": "Broken: no",
+    }
+    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, **values)
+
+
+def _miscounted_schedule() -> Any:
+    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, runs_count=5)
+
+
+def _fire_without_task() -> Any:
+    row = a_fired_schedule()
+    Task.objects.unguarded().filter(recurring_task=row).delete()
+    return OccurrenceRecord.objects.get(recurring_task=row).pk
+
+
+def _task_without_line() -> Any:
+    row = a_fired_schedule()
+    OccurrenceRecord.objects.unguarded().filter(recurring_task=row).delete()
+    return Task.objects.get(recurring_task=row).pk
+
+
+def _missing_lease() -> Any:
+    SchedulerLease.objects.all().delete()
+    return "leader"
+
+
+def _endless_lease() -> Any:
+    return _alter(SchedulerLease.objects.all(), "leader", expires_at=ago(-86_400))
+
+
+def _silent_node() -> Any:
+    return a_node(seen=1_000).pk
+
+
+def _row_in_a_wrong_shard() -> Any:
+    row = a_task(due=3_600)
+    return _alter(Task.objects.all(), row.pk, shard_key=70 if row.shard_key else 1)
+
+
+def _region_with_holes() -> Any:
+    here: dict[str, Any] = {"region": "south", "started_at": ago(1_000)}
+    SchedulerLease.objects.create(name="leader@south", expires_at=ago(-30))
+    a_node(NodeKind.SCHEDULER, shards=list(range(48)), keeps_to_shards=True, **here)
+    return "leader@south"
+
+
+def _scheduler_that_serves_too_little() -> Any:
+    here: dict[str, Any] = {"region": "north", "started_at": ago(1_000), "version": __version__}
+    a_node(NodeKind.SCHEDULER, shards=list(range(32)), keeps_to_shards=True, **here)
+    return a_node(NodeKind.SCHEDULER, shards=[*range(32, 40), 63], **here).pk
+
+
+def _orphan_log_row() -> Any:
+    row = TaskExecutionLog(
+        task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1)
+    )
+    TaskExecutionLog.objects.unguarded().bulk_create([row])
+    return row.pk
+
+
+def _orphan_edge() -> Any:
+    upstream = a_task(due=3_600, has_dependents=True)
+    return TaskDependency.objects.unguarded().create(task_id=uuid.uuid4(), depends_on=upstream).pk
+
+
+def _orphan_line() -> Any:
+    return (
+        OccurrenceRecord.objects.unguarded()
+        .create(recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED")
+        .pk
+    )
+
+
+def _orphan_override() -> Any:
+    overrides = OccurrenceOverride.objects.unguarded()
+    return overrides.create(recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP").pk
+
+
+def _old_fire_of_beat() -> Any:
+    return ShadowFire.objects.create(name="beat", task="t", heard_at=ago(700_000)).pk
+
+
+DAMAGES: Mapping[str, Callable[[], Any]] = {
+    "dependency-counts": _miscounted_task,
+    "blocked-by-nothing": _blocked_by_nothing,
+    "unresolved-edges": _untold_edge,
+    "edges-resolved-early": _early_edge,
+    "has-dependents-flag": _unmarked_upstream,
+    "duplicate-endings": _second_note,
+    "ending-events-waiting": _lying_note,
+    "orphan-ending-events": _orphan_note,
+    "workflow-counts": _miscounted_run,
+    "workflow-status": _misjudged_run,
+    "workflow-starts": _abandoned_start,
+    "dead-letters-missing": _missing_letter,
+    "dead-letters-stale": _stale_letter,
+    "key-markers": _ended_holder_of_a_key,
+    "completion-times": _ended_nobody_knows_when,
+    "attempts": _fallen_attempts,
+    "expired-leases": _silent_run,
+    "not-republished": _unrung_row,
+    "unpublished": _unpublished_row,
+    "stuck-on-overlap": _held_row,
+    "half-parked": _half_parked_row,
+    "stuck-on-limit": _parked_row,
+    "watermarks": _late_next_run,
+    "late-schedules": _late_schedule,
+    "quarantined": _quarantined_row,
+    "runs-counts": _miscounted_schedule,
+    "occurrence-tasks": _fire_without_task,
+    "occurrence-entries": _task_without_line,
+    "seed-rows": _missing_lease,
+    "leases": _endless_lease,
+    "nodes-without-heartbeat": _silent_node,
+    "shard-keys": _row_in_a_wrong_shard,
+    "unserved-shards": _region_with_holes,
+    "shard-maps": _scheduler_that_serves_too_little,
+    "orphan-log-entries": _orphan_log_row,
+    "orphan-edges": _orphan_edge,
+    "orphan-ledger-entries": _orphan_line,
+    "orphan-overrides": _orphan_override,
+    "shadow-rows": _old_fire_of_beat,
+}
+FOR_PEOPLE = frozenset(
+    {
+        "unpublished",
+        "late-schedules",
+        "quarantined",
+        "occurrence-tasks",
+        "unserved-shards",
+        "shard-maps",
+    }
+)
+"""The checks whose findings nothing can mend by itself."""
+IN_REDIS = frozenset({"due-entries", "due-missing"})
+"""The checks that have something to look at only where there is Redis; their damages are done
+beside it.
+"""

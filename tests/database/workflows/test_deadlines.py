@@ -1,0 +1,189 @@
+"""A workflow that is not done by its deadline fails: what is open is cancelled, in it and in all
+that it holds.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts, dead_letters
+from django_durable_tasks.engine.workflows import deadlines as workflow_deadlines
+from django_durable_tasks.engine.workflows import followups
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.rules.workflows.builder import Growth
+from tests.database.dependencies.worker_and_leader import (
+    HOPELESS,
+    begin,
+    of,
+    recount,
+    stands,
+    succeed,
+    tell,
+)
+from tests.project.tasks import echo, failing, noop
+
+pytestmark = pytest.mark.django_db
+
+
+def _chain(name: str, *steps: str, **given: Any) -> Workflow:
+    wf = Workflow(name, **given)
+    before = None
+    for step in steps:
+        before = wf.add(noop, after=before, step=step)
+    return wf
+
+
+def _pass_deadlines(batch: int = 500) -> int:
+    """Do what the leader does about deadlines, some minutes from now; return how many runs were
+    late.
+    """
+    late = workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), batch)
+    while workflow_deadlines.cancel_called_off(batch):
+        pass
+    tell()
+    return late
+
+
+def _runs() -> dict[str, tuple[str, str]]:
+    return {run.name: (run.status, run.reason) for run in WorkflowRun.objects.all()}
+
+
+def test_a_run_that_is_late_is_cancelled_and_has_failed() -> None:
+    run = _chain(
+        "slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=failing
+    ).start()
+    succeed(of(run, "first"))
+    tell()
+    assert _pass_deadlines() == 1
+    assert stands(of(run, "first"), of(run, "second"), of(run, "third")) == [
+        "SUCCESS",
+        "CANCELLED",
+        "CANCELLED",
+    ]
+    assert set(Task.objects.filter(status="CANCELLED").values_list("reason", flat=True)) == {
+        "DEADLINE"
+    }
+    assert _runs() == {"slow": ("FAILED", "DEADLINE")}
+    assert list(Task.objects.filter(workflow=None).values_list("name", flat=True)) == [
+        "tests.project.tasks.echo"
+    ]
+    assert _pass_deadlines() == 0
+    assert Task.objects.filter(workflow=None).count() == 1
+    assert not recount()
+
+
+def test_a_run_whose_deadline_has_not_come_goes_on() -> None:
+    run = _chain("in-time", "first", deadline=3_600).start()
+    assert _pass_deadlines() == 0
+    assert stands(of(run, "first"))[0] in ("PENDING", "QUEUED")
+
+
+def test_a_run_that_has_ended_in_time_is_left_as_it_is() -> None:
+    run = _chain("done", "first", deadline=300).start()
+    succeed(of(run, "first"))
+    assert _pass_deadlines() == 0
+    assert _runs() == {"done": ("SUCCESS", "")}
+
+
+def test_a_body_that_runs_is_asked_to_stop_and_its_ending_ends_the_run() -> None:
+    run = _chain("busy", "first", "second", deadline=300).start()
+    body = begin(of(run, "first"))
+    _pass_deadlines()
+    assert of(run, "first").cancel_requested_at is not None
+    assert _runs() == {"busy": ("RUNNING", "DEADLINE")}
+    attempts.fail(body, HOPELESS, "worker@host")
+    tell()
+    assert stands(of(run, "first"), of(run, "second")) == ["CANCELLED", "CANCELLED"]
+    assert _runs() == {"busy": ("FAILED", "DEADLINE")}
+
+
+def test_what_a_late_body_adds_is_not_written() -> None:
+    run = _chain("growing", "first", deadline=300).start()
+    body = begin(of(run, "first"))
+    growth = Growth("growth")
+    growth.add(noop, step="more")
+    _pass_deadlines()
+    assert followups.succeed(body, None, "worker@host", (growth,))
+    tell()
+    assert (Task.objects.count(), _runs()) == (1, {"growing": ("FAILED", "DEADLINE")})
+
+
+def _nested(**deadlines: float) -> WorkflowRun:
+    inmost = _chain("inmost", "leaf", deadline=deadlines.get("inmost"))
+    inner = _chain("inner", "before leaf", deadline=deadlines.get("inner"))
+    inner.add_workflow(inmost, step="inmost", after=inner.add(noop, step="beside"))
+    outer = _chain("outer", "aside", deadline=deadlines.get("outer"))
+    outer.add(noop, after=outer.add_workflow(inner, step="inner"), step="last")
+    return outer.start()
+
+
+def test_the_deadline_of_the_whole_ends_all_that_it_holds() -> None:
+    run = _nested(outer=300)
+    assert _pass_deadlines() == 1
+    assert set(Task.objects.values_list("status", flat=True)) == {"CANCELLED"}
+    assert _runs() == {
+        "outer": ("FAILED", "DEADLINE"),
+        "inner": ("CANCELLED", "DEADLINE of outer"),
+        "inmost": ("CANCELLED", "DEADLINE of outer"),
+    }
+    assert run.root == run.pk
+    assert not recount()
+
+
+def test_the_deadline_of_a_part_ends_that_part_and_what_waits_for_it() -> None:
+    run = _nested(inner=300)
+    assert _pass_deadlines() == 1
+    assert stands(of(run, "leaf"), of(run, "inmost"), of(run, "beside")) == ["CANCELLED"] * 3
+    assert stands(of(run, "inner"), of(run, "last")) == ["FAILED", "SKIPPED"]
+    assert stands(of(run, "aside"))[0] in ("PENDING", "QUEUED")
+    assert _runs()["inner"] == ("FAILED", "DEADLINE")
+    assert _runs()["outer"] == ("RUNNING", "")
+    succeed(of(run, "aside"))
+    tell()
+    assert _runs()["outer"] == ("FAILED", "")
+    assert not recount()
+
+
+def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_made_good() -> None:
+    run = _chain("long", *(f"step {number}" for number in range(7)), deadline=300).start()
+    assert workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), 5) == 1
+    assert [workflow_deadlines.cancel_called_off(3) for _ in range(4)] == [3, 3, 1, 0]
+    assert workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), 5) == 0
+    tell()
+    assert _runs() == {"long": ("FAILED", "DEADLINE")}
+    assert stands(of(run, "step 6")) == ["CANCELLED"]
+
+
+def test_what_an_operator_replays_after_the_deadline_may_take_its_time() -> None:
+    run = _chain("again", "first", "second", deadline=300).start()
+    _pass_deadlines()
+    dead_letters.replay(Task.objects.all(), by="anna")
+    tell()
+    assert _runs() == {"again": ("RUNNING", "")}
+    assert _pass_deadlines() == 0
+    succeed(of(run, "first"))
+    tell()
+    succeed(of(run, "second"))
+    tell()
+    assert _runs() == {"again": ("SUCCESS", "")}
+
+
+def test_a_replay_that_ends_before_it_was_counted_forgets_the_deadline_too() -> None:
+    run = _chain("quick", "first", deadline=300).start()
+    _pass_deadlines()
+    dead_letters.replay(Task.objects.all(), by="anna")
+    succeed(of(run, "first"))
+    tell()
+    assert _runs() == {"quick": ("SUCCESS", "")}
+
+
+@pytest.mark.parametrize("deadline", [-1, "soon"])
+def test_a_deadline_that_is_no_time_to_come_is_refused(deadline: Any) -> None:
+    with pytest.raises(InvalidOption, match="deadline"):
+        Workflow("never", deadline=deadline)

@@ -1,0 +1,192 @@
+"""What a graph refuses, and what a body is told that refers to something that is not there."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.celery.execution.outcomes import outcome_of
+from django_durable_tasks.engine.dependencies import edit, results
+from django_durable_tasks.exceptions import (
+    DependencyCycle,
+    InvalidArguments,
+    InvalidDependency,
+    InvalidOption,
+    InvalidReference,
+    ResultTooLarge,
+    TransitionRefused,
+    UnknownTask,
+)
+from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.rules.workflows.upstreams import edges_to
+from tests.database.dependencies.worker_and_leader import begin, of, recount, stands, succeed, tell
+from tests.factories import a_task, a_tenant
+from tests.project.tasks import add, echo, noop
+
+pytestmark = pytest.mark.django_db
+
+
+def _referring(*path: str | int) -> Task:
+    """Return a released task that refers to a part of a result, of which the whole is {"rows": [1,
+    2]}.
+    """
+    wf = Workflow("referring")
+    first = wf.add(add, 1, 2)
+    part = first.result
+    for key in path:
+        part = part[key]
+    wf.add(echo, part, after=first, step="second")
+    run = wf.start()
+    succeed(of(run, "add"), result=json.dumps({"rows": [1, 2]}))
+    tell()
+    return of(run, "second")
+
+
+@pytest.mark.parametrize("path", [("cols",), ("rows", 2), ("rows", 0, "x")])
+def test_a_part_that_a_result_does_not_have_fails_the_body_for_good(
+    path: tuple[str | int, ...],
+) -> None:
+    run = begin(_referring(*path))
+    with pytest.raises(InvalidReference, match="there is no") as refused:
+        results.resolve(run.args, run.kwargs)
+    assert not outcome_of(refused.value, task_options("job", {})).retryable
+
+
+def test_results_over_the_cap_fail_the_body_for_good(settings: Any) -> None:
+    run = begin(_referring("rows"))
+    assert results.resolve(run.args, run.kwargs) == ([[1, 2]], {})
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REFERENCES_MAX_BYTES": 15}
+    with pytest.raises(ResultTooLarge, match="have 16 bytes, at most 15") as refused:
+        results.resolve(run.args, run.kwargs)
+    assert not outcome_of(refused.value, task_options("job", {})).retryable
+
+
+def test_arguments_that_look_like_a_reference_are_refused_beside_real_ones() -> None:
+    wf = Workflow("look-alike")
+    first = wf.add(add, 1, 2)
+    wf.add(echo, first.result, {"$result": str(uuid.uuid4()), "path": []}, after=first)
+    with pytest.raises(InvalidReference, match="kept for references"):
+        wf.start()
+
+
+def test_a_look_alike_without_real_references_is_plain_data() -> None:
+    wf = Workflow("data")
+    wf.add(echo, {"$result": "mine"}, step="only")
+    run = begin(of(wf.start(), "only"))
+    assert run.args == [{"$result": "mine"}]
+    assert "refers" not in run.options
+
+
+def _build_and_start(build: Any) -> None:
+    wf = Workflow("refused")
+    build(wf)
+    wf.start()
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda wf: wf.add(add, 1), InvalidArguments, "right"),
+        (lambda wf: wf.add("no.such.task"), UnknownTask, "no.such.task"),
+        (lambda wf: wf.add(noop, after=wf.add(noop), join=2), InvalidOption, "join=2"),
+        (lambda wf: wf.add(noop, join=1), InvalidOption, "join=1"),
+        (lambda wf: wf.add(noop, after=uuid.uuid4()), InvalidDependency, "there is none"),
+        (
+            lambda wf: wf.add(noop, after={wf.add(noop): "MUST_SUCEED"}),
+            InvalidOption,
+            "Did you mean 'MUST_SUCCEED'",
+        ),
+        (
+            lambda wf: wf.add(noop, on_upstream_failure="IGNORE"),
+            InvalidOption,
+            "SKIP, FAIL, WAIT, RUN",
+        ),
+        (lambda wf: wf.add(lambda: None), InvalidOption, "no durable task"),
+        (
+            lambda wf: wf.add(noop, after=Workflow("other").add(noop)),
+            InvalidOption,
+            "another workflow",
+        ),
+        (lambda wf: None, InvalidOption, "has no tasks"),
+    ],
+)
+def test_a_workflow_that_cannot_run_is_refused_and_nothing_is_written(
+    build: Any, error: type, words: str
+) -> None:
+    with pytest.raises(error) as refused:
+        _build_and_start(build)
+    assert words in str(refused.value)
+    assert not Task.objects.exists()
+    assert not WorkflowRun.objects.exists()
+    assert not TaskDependency.objects.exists()
+
+
+# Edges between existing tasks ---------------------------------------------------------------------
+
+
+def _link(task: Task, *upstreams: Task | uuid.UUID, kind: str = "MUST_SUCCEED") -> int:
+    return edit.link(task.pk, edges_to(dict.fromkeys(upstreams, kind)), by="somebody")
+
+
+def test_an_edge_added_later_blocks_its_task() -> None:
+    first, second = a_task(), a_task()
+    assert _link(second, first) == 1
+    assert stands(second) == ["BLOCKED"]
+    assert _link(second, first) == 0
+    assert not recount()
+    succeed(first)
+    tell()
+    assert stands(second)[0] in ("PENDING", "QUEUED")
+
+
+def test_a_published_task_is_taken_back_before_it_waits() -> None:
+    first, second = a_task(), a_task(Status.QUEUED)
+    _link(second, first)
+    assert stands(second) == ["BLOCKED"]
+
+
+def test_an_edge_that_closes_a_circle_is_refused_with_the_path() -> None:
+    one, two, three = (a_task(due=3600.0) for _ in range(3))
+    _link(two, one)
+    _link(three, two)
+    with pytest.raises(DependencyCycle) as refused:
+        _link(one, three)
+    assert all(str(task.pk) in str(refused.value) for task in (one, two, three))
+    assert stands(one, two, three) == ["PENDING", "BLOCKED", "BLOCKED"]
+    with pytest.raises(DependencyCycle):
+        _link(one, one)
+
+
+def test_an_edge_of_another_type_between_the_same_tasks_is_refused() -> None:
+    first, second = a_task(), a_task()
+    _link(second, first)
+    with pytest.raises(InvalidDependency, match="already"):
+        _link(second, first, kind="MUST_FINISH")
+
+
+def test_an_edge_to_another_tenants_task_is_refused_as_if_there_were_none() -> None:
+    with pytest.raises(InvalidDependency, match="there is none for this tenant"):
+        _link(a_task(), a_task(tenant_id=a_tenant().pk))
+    with pytest.raises(InvalidDependency, match="there is none for this tenant"):
+        _link(a_task(), uuid.uuid4())
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.SUCCESS, Status.FAILED])
+def test_a_task_that_has_started_cannot_wait_for_more(status: Status) -> None:
+    with pytest.raises(TransitionRefused, match=f"is {status}"):
+        _link(a_task(status), a_task())
+
+
+def test_an_edge_that_is_taken_away_releases_its_task() -> None:
+    first, second = a_task(), a_task()
+    _link(second, first)
+    edit.unlink(second.pk, [first.pk])
+    assert stands(second)[0] in ("PENDING", "QUEUED")
+    with pytest.raises(TransitionRefused, match="does not wait"):
+        edit.unlink(second.pk, [first.pk])

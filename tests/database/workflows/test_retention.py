@@ -1,0 +1,315 @@
+"""Retention never leaves half a graph: a workflow goes as a whole, and a task outlives whatever
+still hangs on it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import dead_letters, retention
+from django_durable_tasks.engine.workflows import followups
+from django_durable_tasks.models import (
+    DeadLetter,
+    EndingEvent,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    WorkflowRun,
+)
+from django_durable_tasks.rules.workflows.builder import Growth
+from tests.database.commands.durable_command import told
+from tests.database.dependencies.worker_and_leader import (
+    begin,
+    fail,
+    of,
+    question,
+    recount,
+    stands,
+    succeed,
+    tell,
+)
+from tests.database.recurring.schedules import START, a_schedule, fire
+from tests.factories import a_task
+from tests.project.tasks import noop
+
+pytestmark = pytest.mark.django_db
+DAY = 86_400.0
+
+
+def _in(days: float, limit: int = 100) -> int:
+    """Do what the leader's job prune does so many days from now; return how many tasks it deleted."""
+    return retention.prune(database_now() + timedelta(days=days), limit)
+
+
+def _there() -> tuple[int, ...]:
+    models = (Task, TaskDependency, WorkflowRun, TaskExecutionLog, EndingEvent)
+    return tuple(model.objects.count() for model in models)
+
+
+def _graph() -> WorkflowRun:
+    """Start a workflow that holds another one: five tasks, two runs."""
+    inner = Workflow("inner")
+    inner.add(noop, step="leaf")
+    outer = Workflow("outer")
+    first = outer.add(noop, step="first")
+    outer.add(noop, after=outer.add_workflow(inner, after=first, step="inner"), step="last")
+    outer.add(noop, after=first, step="beside")
+    return outer.start()
+
+
+def _all(run: WorkflowRun, *but: str) -> None:
+    for step in ("first", "leaf", "inner", "last", "beside"):
+        if step not in but:
+            succeed(of(run, step))
+            tell()
+
+
+# Workflows ----------------------------------------------------------------------------------------
+
+
+def test_a_workflow_goes_with_all_that_it_holds_when_its_time_is_over() -> None:
+    _all(_graph())
+    assert _in(6.9) == 0
+    assert _there() == (5, 5, 2, 5, 0)
+    assert _in(7.1) == 5
+    assert _there() == (0, 0, 0, 0, 0)
+
+
+def test_no_task_of_a_workflow_goes_before_the_last_one_may() -> None:
+    run = _graph()
+    _all(run, "beside")
+    assert _in(400) == 0
+    succeed(of(run, "beside"))
+    assert _in(400) == 0, "its end is not counted yet"
+    tell()
+    assert _in(400) == 5
+
+
+def test_the_longest_retention_of_its_ends_is_that_of_the_whole_and_counts_from_its_last_end() -> (
+    None
+):
+    run = _graph()
+    _all(run, "beside")
+    fail(of(run, "beside"))
+    tell()
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    assert _in(29) == 0
+    WorkflowRun.objects.unguarded().filter(name="inner").update(
+        completed_at=database_now() + timedelta(days=5)
+    )
+    assert _in(31) == 0
+    assert _in(36) == 5
+
+
+def test_a_status_that_is_kept_for_ever_keeps_the_whole() -> None:
+    run = _graph()
+    _all(run, "beside")
+    fail(of(run, "beside"))
+    tell()
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    with override_settings(DURABLE_TASKS={"RETENTION": {"FAILED": None}}):
+        assert _in(4_000) == 0
+    assert _in(4_000) == 5
+
+
+def test_an_open_dead_letter_keeps_the_whole_and_a_closed_one_goes_along() -> None:
+    run = _graph()
+    _all(run, "leaf", "inner", "last")
+    fail(of(run, "leaf"))
+    tell()
+    assert _in(400) == 0
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    assert _in(400) == 5
+    assert not DeadLetter.objects.exists()
+
+
+def test_a_large_workflow_goes_in_batches_its_runs_last_and_whoever_comes_next_goes_on() -> None:
+    _all(_graph())
+    deleted = [(_in(8, limit=2), WorkflowRun.objects.count()) for _ in range(4)]
+    assert deleted == [(2, 2), (2, 2), (1, 0), (0, 0)]
+    assert _there() == (0, 0, 0, 0, 0)
+
+
+def test_a_task_that_is_open_again_keeps_its_workflow_though_that_says_it_has_ended() -> None:
+    wf = Workflow("pair")
+    wf.add(noop, step="one")
+    wf.add(noop, step="two")
+    run = wf.start()
+    for step in ("one", "two"):
+        fail(of(run, step))
+        tell()
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    dead_letters.replay(question(of(run, "two")), by="anna")
+    WorkflowRun.objects.unguarded().update(status="FAILED", completed_at=database_now())
+    EndingEvent.objects.all().delete()
+    assert (_in(400, limit=1), Task.objects.count()) == (0, 2)
+    assert not any(retention.prunable(database_now() + timedelta(days=400)).values())
+
+
+def test_a_run_inside_that_has_not_ended_keeps_the_whole() -> None:
+    _all(_graph())
+    WorkflowRun.objects.unguarded().filter(name="inner").update(status="RUNNING", completed_at=None)
+    assert _in(400) == 0
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_note_that_nobody_has_dealt_with_keeps_the_whole(told: bool) -> None:
+    run = _graph()
+    _all(run)
+    task = of(run, "beside")
+    workflow_id = task.workflow_id if told else None
+    EndingEvent.objects.create(
+        task_id=task.pk, epoch=task.epoch, workflow_id=workflow_id, status="SUCCESS", resolved=told
+    )
+    assert _in(400) == 0
+
+
+def test_a_workflow_stays_while_a_task_outside_waits_for_one_of_its_tasks() -> None:
+    run = _graph()
+    gate = a_task()
+    after = noop.using(depends_on=[of(run, "last"), gate]).schedule()
+    _all(run)
+    assert _in(400) == 0
+    succeed(gate)
+    tell()
+    succeed(after)
+    assert _in(400) == 7
+
+
+def test_a_workflow_stays_a_day_at_least_when_its_tasks_have_idempotency_keys() -> None:
+    wf = Workflow("keyed")
+    wf.add(noop.using(idempotency_key="once"))
+    run = wf.start()
+    succeed(of(run, "noop"))
+    tell()
+    with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": 60}}):
+        assert _in(0.9) == 0
+        assert _in(1.1) == 1
+
+
+def test_what_a_body_added_goes_with_the_rest() -> None:
+    run = _graph()
+    body = begin(of(run, "first"))
+    growth = Growth("growth")
+    part = Workflow("part")
+    part.add(noop, step="added")
+    growth.add_workflow(part, step="part")
+    assert followups.succeed(body, None, "worker@host", (growth,))
+    tell()
+    for step in ("added", "part"):
+        succeed(of(run, step))
+        tell()
+    _all(run, "first")
+    assert not recount()
+    assert _in(8) == 7
+    assert _there() == (0, 0, 0, 0, 0)
+
+
+def test_one_workflow_that_must_stay_does_not_keep_others() -> None:
+    stays, goes = _graph(), _graph()
+    _all(stays, "beside")
+    _all(goes)
+    assert _in(8) == 5
+    assert set(WorkflowRun.objects.values_list("root", flat=True)) == {stays.pk}
+
+
+def test_a_dry_run_counts_what_would_go() -> None:
+    run = _graph()
+    _all(run, "beside")
+    fail(of(run, "beside"))
+    tell()
+    _all(_graph())
+    a_task("SUCCESS", completed_at=database_now() - timedelta(days=40))
+    assert retention.prunable(database_now() + timedelta(days=8))["SUCCESS"] == 6
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    would = retention.prunable(database_now() + timedelta(days=31))
+    assert (would["SUCCESS"], would["FAILED"]) == (10, 1)
+    assert _in(31) == sum(would.values())
+
+
+def test_the_command_deletes_what_its_dry_run_counts() -> None:
+    _all(_graph())
+    long_ago = database_now() - timedelta(days=8)
+    WorkflowRun.objects.unguarded().update(completed_at=long_ago)
+    assert told("prune", "--dry-run")["would_delete"]["SUCCESS"] == 5
+    assert told("prune")["deleted"] == 5
+
+
+# Loose edges --------------------------------------------------------------------------------------
+
+
+def _after(*upstreams: Any, **options: Any) -> Task:
+    return noop.using(depends_on=list(upstreams), **options).schedule()
+
+
+def test_an_upstream_stays_until_what_waits_for_it_has_ended() -> None:
+    first, other = a_task(), a_task()
+    last = _after(first, other)
+    succeed(first)
+    tell()
+    assert TaskDependency.objects.unresolved().count() == 1
+    assert _in(400) == 0
+    succeed(other)
+    tell()
+    assert _in(400) == 0, "what it waited for is still there while it is open"
+    succeed(last)
+    assert _in(400) == 3
+    assert not TaskDependency.objects.exists()
+
+
+def test_an_ended_task_stays_while_an_upstream_of_it_is_open() -> None:
+    quick, slow = a_task(), a_task()
+    last = _after(quick, slow, join="ANY")
+    succeed(quick)
+    tell()
+    succeed(last)
+    assert _in(400) == 1, "only the one that is tied to ended tasks alone"
+    assert stands(last) == ["SUCCESS"]
+    succeed(slow)
+    tell()
+    assert _in(400) == 2
+
+
+def test_an_ending_that_nobody_has_told_yet_keeps_its_row() -> None:
+    first = a_task()
+    last = _after(first)
+    fail(first)
+    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    Task.objects.unguarded().filter(pk=last.pk).update(
+        status="CANCELLED", completed_at=database_now()
+    )
+    assert _in(400) == 1
+    assert stands(first) == ["FAILED"]
+    tell()
+    assert _in(400) == 1
+
+
+def test_an_upstream_that_has_gone_leaves_behind_how_it_ended() -> None:
+    first, other = a_task(), a_task()
+    last = _after(first, other)
+    succeed(first, other)
+    tell()
+    fail(last)
+    assert _in(8) == 2
+    dead_letters.replay(question(last), by="anna")
+    assert stands(last)[0] in ("PENDING", "QUEUED")
+    assert not recount()
+
+
+def test_the_task_that_started_an_open_workflow_stays_with_it() -> None:
+    a_schedule()
+    fire(START)
+    wf = Workflow("closing")
+    wf.add(noop)
+    starter = Task.objects.get()
+    assert followups.succeed(begin(starter), None, "worker@host", (wf,))
+    assert _in(400) == 0
+    succeed(Task.objects.get(step="noop"))
+    tell()
+    assert _in(400) == 2

@@ -1,0 +1,285 @@
+"""A workflow is built in Python, started whole, and runs to its end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import Workflow, registry
+from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.dependencies import results
+from django_durable_tasks.engine.tasks import dead_letters
+from django_durable_tasks.engine.workflows import followups, runs
+from django_durable_tasks.exceptions import (
+    DependencyCycle,
+    InvalidArguments,
+    InvalidReference,
+    UnknownTask,
+    WorkflowTooLarge,
+)
+from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
+from django_durable_tasks.rules.workflows.builder import Growth
+from tests.database.dependencies.worker_and_leader import (
+    begin,
+    fail,
+    of,
+    question,
+    recount,
+    stands,
+    succeed,
+    tell,
+)
+from tests.project.tasks import add, echo, failing, noop
+
+pytestmark = pytest.mark.django_db
+
+
+def _diamond() -> Workflow:
+    wf = Workflow("diamond")
+    top = wf.add(noop, step="top")
+    left = wf.add(noop, after=top, step="left")
+    right = wf.add(noop, after=top, step="right")
+    wf.add(noop, after=[left, right], step="bottom")
+    return wf
+
+
+def _run(run: WorkflowRun) -> WorkflowRun:
+    run.refresh_from_db()
+    return run
+
+
+def test_a_diamond_runs_from_top_to_bottom() -> None:
+    run = _diamond().start()
+    assert (run.status, run.total) == ("RUNNING", 4)
+    assert stands(of(run, "left"), of(run, "right"), of(run, "bottom")) == ["BLOCKED"] * 3
+    succeed(of(run, "top"))
+    tell()
+    succeed(of(run, "left"), of(run, "right"))
+    tell()
+    assert (_run(run).succeeded, run.status) == (3, "RUNNING")
+    succeed(of(run, "bottom"))
+    tell()
+    assert (_run(run).succeeded, run.status, run.completed_at is not None) == (4, "SUCCESS", True)
+    assert not recount()
+
+
+def test_a_replay_brings_back_exactly_what_was_skipped() -> None:
+    run = _diamond().start()
+    succeed(of(run, "top"))
+    tell()
+    fail(of(run, "left"))
+    tell()
+    assert stands(of(run, "bottom")) == ["SKIPPED"]
+    succeed(of(run, "right"))
+    tell()
+    assert _run(run).status == "FAILED"
+    dead_letters.replay(question(of(run, "left")), by="somebody")
+    assert stands(of(run, "left"), of(run, "right"), of(run, "bottom")) == [
+        "PENDING",
+        "SUCCESS",
+        "BLOCKED",
+    ]
+    tell()
+    assert _run(run).status == "RUNNING"
+    assert not recount()
+    succeed(of(run, "left"))
+    tell()
+    succeed(of(run, "bottom"))
+    tell()
+    assert _run(run).status == "SUCCESS"
+    assert not recount()
+
+
+def test_results_are_passed_by_reference() -> None:
+    wf = Workflow("results")
+    first = wf.add(add, 1, 2)
+    wf.add(echo, first.result, whole=first.result["rows"][1], after=first, step="second")
+    run = wf.start()
+    succeed(of(run, "add"), result=json.dumps({"rows": [5, 7]}))
+    tell()
+    started = begin(of(run, "second"))
+    assert results.resolve(started.args, started.kwargs) == ([{"rows": [5, 7]}], {"whole": 7})
+
+
+def test_a_reference_to_a_task_that_is_not_upstream_is_refused() -> None:
+    wf = Workflow("stray")
+    first = wf.add(add, 1, 2)
+    wf.add(echo, first.result)
+    with pytest.raises(InvalidReference, match="not upstream"):
+        wf.start()
+    assert not Task.objects.exists()
+
+
+def test_a_cycle_is_refused_with_its_path() -> None:
+    wf = Workflow("circle")
+    first, second = wf.add(noop, step="a"), wf.add(noop, step="b")
+    third = wf.add(noop, step="c", after=second.after(first))
+    first.after(third)
+    with pytest.raises(
+        DependencyCycle, match=r"a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c"
+    ):
+        wf.start()
+
+
+def test_a_workflow_over_the_limit_is_refused(settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "WORKFLOW_MAX_TASKS": 3}
+    with pytest.raises(WorkflowTooLarge, match="4 tasks"):
+        _diamond().start()
+
+
+def test_sub_workflows_nest_and_hand_their_results_up() -> None:
+    inmost = Workflow("inmost")
+    inmost.add(add, 1, 1, step="leaf")
+    inner = Workflow("inner")
+    inner.add_workflow(inmost, step="inmost")
+    outer = Workflow("outer")
+    before = outer.add(noop, step="before")
+    nested = outer.add_workflow(inner, after=before, step="inner")
+    outer.add(echo, nested.result, after=nested, step="last")
+    run = outer.start()
+    assert WorkflowRun.objects.filter(root=run.pk).count() == 3
+    assert stands(of(run, "leaf")) == ["BLOCKED"]
+    succeed(of(run, "before"))
+    tell()
+    succeed(of(run, "leaf"))
+    tell()
+    assert stands(of(run, "inner"), of(run, "last")) == ["BLOCKED", "BLOCKED"]
+    succeed(of(run, "inmost"))
+    tell()
+    succeed(of(run, "inner"), result='{"inmost": {"leaf": 2}}')
+    tell()
+    started = begin(of(run, "last"))
+    assert results.resolve(started.args, started.kwargs)[0] == [{"inmost": {"leaf": 2}}]
+    assert not recount()
+
+
+def test_a_sub_workflow_that_fails_fails_the_whole_and_comes_back_with_it() -> None:
+    inner = Workflow("inner")
+    inner.add(noop, after=inner.add(noop, step="bad"), step="leaf")
+    outer = Workflow("outer")
+    outer.add(noop, after=outer.add_workflow(inner, step="inner"), step="last")
+    run = outer.start()
+    fail(of(run, "bad"))
+    tell()
+    assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == [
+        "SKIPPED",
+        "FAILED",
+        "SKIPPED",
+    ]
+    assert _run(run).status == "FAILED"
+    dead_letters.replay(question(of(run, "bad")), by="somebody")
+    assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["BLOCKED"] * 3
+    assert DeadLetter.objects.filter(open_task__isnull=False).count() == 0
+    for step in ("bad", "leaf", "inner", "last"):
+        succeed(of(run, step))
+        tell()
+    assert _run(run).status == "SUCCESS"
+    assert not recount()
+
+
+def test_a_sub_workflow_is_skipped_with_what_it_waits_for() -> None:
+    inner = Workflow("inner")
+    inner.add(noop, step="leaf")
+    outer = Workflow("outer")
+    outer.add_workflow(inner, after=outer.add(noop, step="before"), step="inner")
+    run = outer.start()
+    fail(of(run, "before"))
+    tell()
+    assert stands(of(run, "leaf"), of(run, "inner")) == ["SKIPPED", "SKIPPED"]
+    assert not recount()
+
+
+def test_what_a_body_adds_holds_what_waits_for_the_body() -> None:
+    run = _diamond().start()
+    succeed(of(run, "top"))
+    tell()
+    left = begin(of(run, "left"))
+    growth = Growth("growth")
+    growth.add(noop, step="one", after=growth.add(noop, step="zero"))
+    assert followups.succeed(left, None, "worker@host", (growth,))
+    succeed(of(run, "right"))
+    tell()
+    assert stands(of(run, "bottom"), of(run, "one")) == ["BLOCKED", "BLOCKED"]
+    assert not recount()
+    succeed(of(run, "zero"))
+    tell()
+    succeed(of(run, "one"))
+    tell()
+    assert stands(of(run, "bottom"))[0] in ("PENDING", "QUEUED")
+    assert _run(run).total == 6
+
+
+def test_what_a_body_adds_is_waited_for_as_the_body_is() -> None:
+    wf = Workflow("cleaning")
+    body = wf.add(noop, step="body")
+    wf.add(noop, after={body: "MUST_FINISH"}, step="clean-up")
+    wf.add(noop, after={body: "MUST_FAIL"}, step="alarm")
+    run = wf.start()
+    growth = Growth("growth")
+    growth.add(noop, step="added")
+    assert followups.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
+    tell()
+    assert stands(of(run, "clean-up"), of(run, "alarm")) == ["BLOCKED", "SKIPPED"]
+    fail(of(run, "added"))
+    tell()
+    assert stands(of(run, "clean-up"))[0] in ("PENDING", "QUEUED")
+    assert not recount()
+
+
+def test_another_open_run_of_the_key_is_returned() -> None:
+    run = _diamond().start(key="nightly")
+    assert _diamond().start(key="nightly").pk == run.pk
+    assert Task.objects.count() == 4
+
+
+def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wf, other = Workflow("told", on_complete=echo), Workflow("untold")
+    wf.add(noop)
+    other.add(noop)
+    run, untold = wf.start(), other.start()
+    known = registry._tasks.pop(echo.name)
+    monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
+    succeed(of(run, "noop"), of(untold, "noop"))
+    tell()
+    assert "callback tests.project.tasks.echo is not registered" in caplog.text
+    assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == [
+        "RUNNING",
+        "SUCCESS",
+    ]
+    registry._tasks[echo.name] = known
+    monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
+    tell()
+    assert WorkflowRun.objects.get(pk=run.pk).status == "SUCCESS"
+    assert Task.objects.get(workflow=None).name == echo.name
+    assert not recount()
+
+
+@pytest.mark.parametrize(
+    ("task", "error"), [("no.such.task", UnknownTask), (add, InvalidArguments)]
+)
+def test_a_callback_that_could_not_be_called_is_refused_at_the_start(
+    task: Any, error: type[Exception]
+) -> None:
+    wf = Workflow("told", on_failure=task)
+    wf.add(noop)
+    with pytest.raises(error):
+        wf.start()
+    assert not WorkflowRun.objects.exists()
+
+
+def test_callbacks_are_created_once_each() -> None:
+    wf = Workflow("told", on_success=echo, on_failure=failing, on_complete=echo)
+    wf.add(noop)
+    run = wf.start()
+    succeed(of(run, "noop"))
+    tell()
+    tell()
+    born = Task.objects.filter(workflow=None)
+    assert sorted(born.values_list("name", "idempotency_key")) == sorted(
+        ("tests.project.tasks.echo", f"workflow-{run.pk}-{kind}")
+        for kind in ("on_success", "on_complete")
+    )
