@@ -24,7 +24,10 @@ _PAGES = ("tests/database/admin@postgresql", "browser")
 
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/rules/", ("unit",)),
-    ("django_durable_tasks/diagrams/", ("unit", "tests/database/workflows@postgresql")),
+    (
+        "django_durable_tasks/diagrams/",
+        ("unit", "tests/database/dependencies@postgresql", "tests/database/workflows@postgresql"),
+    ),
     ("django_durable_tasks/engine/db/sql/", _SQL),
     ("django_durable_tasks/engine/transitions/", _SQL),
     ("django_durable_tasks/engine/", ("database", "crash_points@postgresql", SMOKE)),
@@ -36,7 +39,10 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/scheduler/", ("tests/database/scheduler", *_PROCESSES)),
     ("django_durable_tasks/checks/", ("unit", "tests/database/checks/test_database_checks.py")),
     ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),
-    ("django_durable_tasks/workflows/", ("unit", "tests/database/workflows", SMOKE)),
+    (
+        "django_durable_tasks/workflows/",
+        ("unit", "tests/database/dependencies", "tests/database/workflows", SMOKE),
+    ),
     ("django_durable_tasks/management/", ("database@postgresql", "documentation", SMOKE)),
     ("django_durable_tasks/operations/", ("database@postgresql", "documentation", "browser")),
     ("django_durable_tasks/admin/", _PAGES),

@@ -1,3 +1,1 @@
-"""The house rules as tests: each reads syntax trees, and each is shown a breach that it
-must find.
-"""
+"""Rules of the code as tests. Each reads syntax trees and is shown a violation that it must find."""

@@ -4,7 +4,7 @@ what it is.
 
 import pytest
 
-from tests.architecture import conventions as manners
+from tests.architecture import conventions
 from tests.architecture.sources import (
     EVERYWHERE,
     PACKAGE,
@@ -37,13 +37,15 @@ SPEAKERS = frozenset({"tests/__main__.py", "tests/environments.py"})
 
 
 def test_imports_stand_at_the_top() -> None:
-    expect_none(findings(manners.inner_imports, python_files(PACKAGE, without=frozenset({APPS}))))
+    expect_none(
+        findings(conventions.inner_imports, python_files(PACKAGE, without=frozenset({APPS})))
+    )
     apps = [file for file in python_files(PACKAGE) if name_of(file) == APPS]
-    expect_none(findings(manners.imports_outside_ready, apps))
+    expect_none(findings(conventions.imports_outside_ready, apps))
 
 
 def test_no_error_is_swallowed() -> None:
-    expect_none(findings(manners.swallowed_errors, python_files(*EVERYWHERE)))
+    expect_none(findings(conventions.swallowed_errors, python_files(*EVERYWHERE)))
 
 
 def test_nothing_prints_but_commands() -> None:
@@ -52,62 +54,68 @@ def test_nothing_prints_but_commands() -> None:
         for file in python_files(PACKAGE, "tests", without=SPEAKERS)
         if not _speaks(name_of(file))
     ]
-    expect_none(findings(manners.prints, quiet))
+    expect_none(findings(conventions.prints, quiet))
 
 
 def test_no_test_sleeps() -> None:
-    expect_none(findings(manners.sleeps, python_files("tests")))
+    expect_none(findings(conventions.sleeps, python_files("tests")))
 
 
 def test_no_property_test_draws_by_state() -> None:
-    expect_none(findings(manners.draws_from_state, python_files("tests")))
+    expect_none(findings(conventions.draws_from_state, python_files("tests")))
 
 
 def test_modules_classes_and_public_interfaces_have_docstrings() -> None:
-    expect_none(findings(manners.missing_docstrings, python_files(PACKAGE)))
+    expect_none(findings(conventions.missing_docstrings, python_files(PACKAGE)))
     public = [
         file
         for file in python_files(PACKAGE)
         if name_of(file).removeprefix(f"{PACKAGE}/").startswith(PUBLIC)
     ]
     assert len(public) > len(PUBLIC)
-    expect_none(findings(manners.missing_docstrings_of_functions, public))
+    expect_none(findings(conventions.missing_docstrings_of_functions, public))
 
 
 def test_no_test_is_skipped_without_a_reason() -> None:
-    expect_none(findings(manners.silent_skips, python_files("tests")))
+    expect_none(findings(conventions.silent_skips, python_files("tests")))
 
 
 @pytest.mark.parametrize(
     ("checker", "breach"),
     [
-        (manners.inner_imports, "def told():\n    import json"),
-        (manners.inner_imports, "class Room:\n    def told(self):\n        from json import loads"),
-        (manners.imports_outside_ready, "class Apps:\n    def other(self):\n        import json"),
-        (manners.swallowed_errors, "try:\n    act()\nexcept Exception:\n    pass"),
-        (manners.swallowed_errors, "try:\n    act()\nexcept:\n    ..."),
+        (conventions.inner_imports, "def told():\n    import json"),
         (
-            manners.swallowed_errors,
+            conventions.inner_imports,
+            "class Room:\n    def told(self):\n        from json import loads",
+        ),
+        (
+            conventions.imports_outside_ready,
+            "class Apps:\n    def other(self):\n        import json",
+        ),
+        (conventions.swallowed_errors, "try:\n    act()\nexcept Exception:\n    pass"),
+        (conventions.swallowed_errors, "try:\n    act()\nexcept:\n    ..."),
+        (
+            conventions.swallowed_errors,
             "try:\n    act()\nexcept (ValueError, BaseException):\n    'later'",
         ),
-        (manners.swallowed_errors, "with contextlib.suppress(Exception):\n    act()"),
-        (manners.prints, "print('here')"),
-        (manners.sleeps, "import time\ntime.sleep(1)"),
-        (manners.sleeps, "from time import sleep"),
+        (conventions.swallowed_errors, "with contextlib.suppress(Exception):\n    act()"),
+        (conventions.prints, "print('here')"),
+        (conventions.sleeps, "import time\ntime.sleep(1)"),
+        (conventions.sleeps, "from time import sleep"),
         (
-            manners.draws_from_state,
+            conventions.draws_from_state,
             "@precondition(lambda self: self.rows)\n@rule()\ndef act(self): ...",
         ),
-        (manners.draws_from_state, "@rule(data=st.data())\ndef act(self, data): ..."),
-        (manners.missing_docstrings, "import json"),
-        (manners.missing_docstrings, "'''Room.'''\nclass Chair:\n    pass"),
-        (manners.missing_docstrings_of_functions, "'''Room.'''\ndef sit():\n    pass"),
+        (conventions.draws_from_state, "@rule(data=st.data())\ndef act(self, data): ..."),
+        (conventions.missing_docstrings, "import json"),
+        (conventions.missing_docstrings, "'''Room.'''\nclass Chair:\n    pass"),
+        (conventions.missing_docstrings_of_functions, "'''Room.'''\ndef sit():\n    pass"),
         (
-            manners.missing_docstrings_of_functions,
+            conventions.missing_docstrings_of_functions,
             "'''Room.'''\nclass Chair:\n    '''Seat.'''\n    def sit(self):\n        pass",
         ),
-        (manners.silent_skips, "@pytest.mark.skip()\ndef test_a(): ..."),
-        (manners.silent_skips, "pytest.skip()"),
+        (conventions.silent_skips, "@pytest.mark.skip()\ndef test_a(): ..."),
+        (conventions.silent_skips, "pytest.skip()"),
     ],
 )
 def test_a_breach_is_found(checker: Checker, breach: str) -> None:
@@ -117,19 +125,22 @@ def test_a_breach_is_found(checker: Checker, breach: str) -> None:
 @pytest.mark.parametrize(
     ("checker", "source"),
     [
-        (manners.imports_outside_ready, "class Apps:\n    def ready(self):\n        import json"),
-        (manners.swallowed_errors, "try:\n    act()\nexcept ValueError:\n    pass"),
         (
-            manners.swallowed_errors,
+            conventions.imports_outside_ready,
+            "class Apps:\n    def ready(self):\n        import json",
+        ),
+        (conventions.swallowed_errors, "try:\n    act()\nexcept ValueError:\n    pass"),
+        (
+            conventions.swallowed_errors,
             "try:\n    act()\nexcept Exception:\n    logger.exception('lost')",
         ),
-        (manners.sleeps, "until(condition, within=3)"),
+        (conventions.sleeps, "until(condition, within=3)"),
         (
-            manners.draws_from_state,
+            conventions.draws_from_state,
             "@rule(pick=st.integers())\n@applies_if(lambda self: self.rows)\ndef act(self): ...",
         ),
-        (manners.missing_docstrings, "'''Room.'''\ndef _sit():\n    pass"),
-        (manners.silent_skips, "pytest.skip('the broker has no priorities')"),
+        (conventions.missing_docstrings, "'''Room.'''\ndef _sit():\n    pass"),
+        (conventions.silent_skips, "pytest.skip('the broker has no priorities')"),
     ],
 )
 def test_what_is_right_passes(checker: Checker, source: str) -> None:

@@ -6,7 +6,7 @@ Called by the maintenance job ``age_priorities``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django_durable_tasks.engine import transitions
@@ -21,26 +21,31 @@ _scan = waitlist.ScopeCursor()
 
 
 def age(now: datetime, wait: float, limit: int) -> int:
-    """Raise by one the priority of tasks that have been due or waiting for a limit for ``wait``
-    seconds; return how many.
+    """Execute all ``steps``; return how many tasks were raised."""
+    return sum(steps(now, wait, limit))
 
-    Call it once per ``wait`` seconds. Raises at most ``limit`` due tasks of each priority of a
-    queue, the oldest first, and at most ``limit`` parked tasks of each priority. The next call
-    raises the others. ``priority_boost`` counts the steps.
+
+def steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
+    """Raise by one the priority of tasks that have been due or waiting for a limit for ``wait``
+    seconds. Yield how many were raised after each transaction.
+
+    Start it once per ``wait`` seconds. Each step raises at most ``limit`` due tasks of one priority
+    of a queue, the oldest first, or at most ``limit`` parked tasks of one priority. The next pass
+    raises the others. ``priority_boost`` counts the raises. The number of steps grows with the
+    number of queues with late tasks, so the caller may pause between two steps.
     """
-    since, raised = now - timedelta(seconds=wait), 0
+    since = now - timedelta(seconds=wait)
     late = [queue for queue, head in heads().items() if head <= since]
     scopes = _scan.next(_SCOPES)
     # Start with the highest priority, so that a task that was just raised is not raised again.
     for priority in range(_HIGHEST - 1, -1, -1):
         level = tables.tasks().pending().filter(priority=priority)
         for queue in late:
-            raised += transitions.age(
+            yield transitions.age(
                 level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit
             )
         if scopes:
-            raised += _age_parked(scopes, priority, since, limit)
-    return raised
+            yield _age_parked(scopes, priority, since, limit)
 
 
 def _age_parked(scopes: Sequence[str], priority: int, since: datetime, limit: int) -> int:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import priority_aging
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Task
+from django_durable_tasks.scheduler.maintenance import job
+from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
 from tests.database.limits.limited_tasks import NODE, claim, ids, let_go, limit
 from tests.factories import NOOP, a_task, many_tasks
 
@@ -60,6 +64,25 @@ def test_a_row_that_was_let_go_ages_once_at_a_time() -> None:
     limit(f"task:{NOOP}", 1)
     assert let_go() == 1
     assert priority_aging.age(database_now(), 60.0, 100) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_over_many_queues_returns_after_each_slice_and_raises_each_task_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DURABLE_TASKS = {"PRIORITY_AGING": 60.0}
+    for number in range(5):
+        a_task(due=-1_000, queue=f"queue-{number}", priority=number)
+    monkeypatch.setattr(job, "SLICE", 0.0)
+    aging, monitor = AgePriorities(), HeartbeatMonitor()
+    aging._next = 0.0
+    calls = [aging(database_now(), monitor)]
+    while aging._pass is not None:
+        calls.append(aging(database_now(), monitor))
+    assert len(calls) > 40  # one queue and one priority per call
+    assert max(calls) == 1
+    assert set(Task.objects.values_list("priority_boost", flat=True)) == {1}
+    assert aging(database_now(), monitor) == 0
 
 
 def test_what_is_taken_without_a_broker_obeys_limits() -> None:
