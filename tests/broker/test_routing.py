@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from django.db.models import Count
 from kombu import Exchange, Queue
 
 from django_durable_tasks.celery.publishing import publisher, routing
+from django_durable_tasks.models import Task
 from tests.broker.routes import NAME, application, declare, increase, messages, waiting
+from tests.project.bodies import add
 from tests.waiting import until
 
 
@@ -104,6 +107,24 @@ def test_a_message_reaches_the_queue_that_celery_sends_the_task_to_and_no_other(
         assert ours == sent == {a: number}
         named = _sent(app, lambda: publisher.publish(messages(routing.queue_of(NAME, b), number)))
         assert named == {b: number}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda made: made.__name__.strip("_"))
+def test_a_call_is_published_to_the_queue_that_celery_sends_the_task_to_and_no_other(
+    configuration: Callable[[str, str], dict[str, Any]], names: tuple[str, str]
+) -> None:
+    a, b = names
+    with application(**configuration(a, b)) as app:
+        assert [app.amqp.queues[name].name for name in names] == [a, b]
+        assert app.amqp.queues[app.conf.task_default_queue]  # Celery 5.6 makes it when it publishes
+        declare(app)
+        by_celery = Celery.send_task.__wrapped__
+        sent = _sent(app, lambda: by_celery(app, NAME, (1, 2)))
+        assert _sent(app, lambda: add.delay(1, 2)) == sent == {a: 1}
+        assert _sent(app, lambda: add.apply_async((1, 2))) == sent
+        assert _sent(app, lambda: add.apply_async((1, 2), queue=b)) == {b: 1}
+        assert dict(Task.objects.values_list("queue").annotate(Count("pk"))) == {a: 2, b: 1}
 
 
 def _sent(app: Celery, act: Callable[[], object]) -> dict[str, int]:
