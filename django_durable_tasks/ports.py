@@ -209,19 +209,19 @@ class DueChanges(Protocol):
     are not raised. Without Redis and PostgreSQL notifications it does nothing.
     """
 
-    def born(self, rows: Sequence[Any]) -> None:
+    def created(self, rows: Sequence[Any]) -> None:
         """Record that these tasks (``NewTask``) were created."""
 
-    def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
+    def rescheduled(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
         """Record that the ``due_at`` of these tasks changed.
 
         ``at`` is the new time, as a datetime or an expression. Without it no scheduler is notified.
         """
 
-    def gone(self, ids: Sequence[uuid.UUID]) -> None:
+    def removed(self, ids: Sequence[uuid.UUID]) -> None:
         """Record that these tasks are not waiting anymore."""
 
-    def duties(self, at: Any = None) -> None:
+    def leader_work(self, at: Any = None) -> None:
         """Record that the leader has ending events to process, or a schedule to fire at ``at``."""
 
 

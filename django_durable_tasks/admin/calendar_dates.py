@@ -97,7 +97,7 @@ def _cell(days: BusinessDays, special: SpecialDay | None, day: date) -> dict[str
         return {
             "number": day.day,
             "mark": "open" if open_ else "off",
-            "told": "" if open_ else _("closed"),
+            "title": "" if open_ else _("closed"),
         }
     kinds = {DayKind.CLOSED: ("closed", _("closed")), DayKind.OPEN: ("extra", _("open"))}
     mark, word = kinds.get(
@@ -106,7 +106,7 @@ def _cell(days: BusinessDays, special: SpecialDay | None, day: date) -> dict[str
     return {
         "number": day.day,
         "mark": mark,
-        "told": f"{word}: {special.name}" if special.name else word,
+        "title": f"{word}: {special.name}" if special.name else word,
     }
 
 

@@ -95,7 +95,16 @@ class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
 class TaskDependencyAdmin(ReadOnlyAdmin):
     """Dependencies; they are added and removed by operations only."""
 
-    list_display = ("waiter", "upstream", "kind", "policy", "state", _RESOLVED, "tenant", "told")
+    list_display = (
+        "waiter",
+        "upstream",
+        "kind",
+        "policy",
+        "state",
+        _RESOLVED,
+        "tenant",
+        "approved_by",
+    )
     list_display_links = ("kind",)
     list_filter = (StandingFilter, KindFilter, TenantOfTaskFilter)
     lookups_allowed = frozenset(_OF_ONE)
@@ -115,7 +124,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
                     ("state", _RESOLVED),
                     ("tenant", "workflow"),
                     ("placed_by", "resolved_by"),
-                    "said",
+                    "comment",
                 )
             },
         ),
@@ -129,7 +138,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         _RESOLVED,
         "tenant",
         "workflow",
-        "said",
+        "comment",
     )
     change_form_template = "admin/django_durable_tasks/taskdependency/change_form.html"
 
@@ -223,12 +232,12 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         return edge.tenant_name or display.NOTHING
 
     @admin.display(description=_("who and why"))
-    def told(self, edge: TaskDependency) -> str:
+    def approved_by(self, edge: TaskDependency) -> str:
         """Show who added and opened the gate, and the comments."""
         return task_graph.who(edge) or display.NOTHING
 
     @admin.display(description=_("note"))
-    def said(self, edge: TaskDependency) -> str:
+    def comment(self, edge: TaskDependency) -> str:
         """Show the comment."""
         return display.clean(edge.note) or display.NOTHING
 

@@ -204,7 +204,7 @@ class BornFilter(ScreenFilter):
     """Filter by age. Ids sort by creation time, so this reads one range of the primary key."""
 
     title = _("created within the last")
-    parameter_name = "born"
+    parameter_name = "created"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("hour", _("hour")), ("day", _("day")), ("week", _("week")), ("month", _("month"))]

@@ -53,7 +53,16 @@ class TaskAdmin(ReadOnlyAdmin):
     """Tasks."""
 
     named_by = ("name",)
-    list_display = ("short_id", "name_and_error", "queue", "state", "spent", "born", "due", "took")
+    list_display = (
+        "short_id",
+        "name_and_error",
+        "queue",
+        "state",
+        "spent",
+        "created",
+        "due",
+        "took",
+    )
     list_filter = (
         "status",
         filters.ConditionFilter,
@@ -237,7 +246,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return f"{task.attempts} started, {task.failures}/{task.max_attempts} failed{crashed}"
 
     @admin.display(description=_("created"))
-    def born(self, task: Any) -> str:
+    def created(self, task: Any) -> str:
         """Show the age."""
         return display.since(task.created_at, task.seen_at)
 

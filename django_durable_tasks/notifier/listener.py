@@ -69,11 +69,11 @@ class Listener(threading.Thread):
         self,
         transport: NotificationTransport,
         wake: Callable[[datetime], None],
-        duties: Callable[[], None],
+        leader_work: Callable[[], None],
     ) -> None:
         super().__init__(name=f"durable-wakeups-{transport.name}", daemon=True)
         self.listening, self.why = False, _UNTESTED
-        self._transport, self._wake, self._wake_duties = transport, wake, duties
+        self._transport, self._wake, self._wake_leader = transport, wake, leader_work
         self._stop_requested = threading.Event()
         self._pause = _SHORTEST_PAUSE
         self._token, self._token_sent_at, self._test_at = "", 0.0, 0.0
@@ -81,8 +81,8 @@ class Listener(threading.Thread):
         self._first: datetime | None = None
         self._passed_at = 0.0
         self._woke_at, self._waking = 0.0, False
-        self._duties_at: float | None = None
-        self._duties_woke_at, self._repeat_duties = 0.0, False
+        self._leader_work_at: float | None = None
+        self._leader_work_woke_at, self._repeat_duties = 0.0, False
 
     def run(self) -> None:
         """Receive notifications; never raises if the server is unavailable."""
@@ -110,7 +110,7 @@ class Listener(threading.Thread):
             )
 
     @property
-    def told(self) -> str:
+    def source_state(self) -> str:
         """When the last self-test of this transport passed, or why it receives nothing."""
         if not self.listening:
             return (
@@ -158,7 +158,9 @@ class Listener(threading.Thread):
         if self._waking:
             waits.append(self._woke_at + _GAP - time.monotonic())
         waits += [
-            at - time.monotonic() for at in (self._repeat_at, self._duties_at) if at is not None
+            at - time.monotonic()
+            for at in (self._repeat_at, self._leader_work_at)
+            if at is not None
         ]
         return max(0.0, min(waits))
 
@@ -180,7 +182,10 @@ class Listener(threading.Thread):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
         self._process_duties(
-            now, any(notification.kind == NotificationKind.DUTIES for notification in notifications)
+            now,
+            any(
+                notification.kind == NotificationKind.LEADER_WORK for notification in notifications
+            ),
         )
         if any(
             notification.kind == NotificationKind.TEST and notification.word == self._token
@@ -202,15 +207,17 @@ class Listener(threading.Thread):
         """
         if notified:
             self._repeat_duties = True
-            soonest = max(now, self._duties_woke_at + INTERVAL)
-            self._duties_at = soonest if self._duties_at is None else min(soonest, self._duties_at)
-        if self._duties_at is not None and now >= self._duties_at:
-            self._duties_woke_at = now
-            self._duties_at, self._repeat_duties = (
+            soonest = max(now, self._leader_work_woke_at + INTERVAL)
+            self._leader_work_at = (
+                soonest if self._leader_work_at is None else min(soonest, self._leader_work_at)
+            )
+        if self._leader_work_at is not None and now >= self._leader_work_at:
+            self._leader_work_woke_at = now
+            self._leader_work_at, self._repeat_duties = (
                 now + _ECHO if self._repeat_duties else None,
                 False,
             )
-            self._wake_duties()
+            self._wake_leader()
 
     def _lost(self, why: str) -> None:
         if self.listening or self.why != why:
@@ -229,16 +236,16 @@ class Wakeups:
 
     ``at`` is when the first of the tasks is due (UTC, may be in the past). Each call is repeated
     after about 60 ms, because a process that has notified suppresses notifications of tasks that it
-    commits in the next 50 ms. ``duties()`` is called if the leader has ending events to process, or
-    a schedule that fires soon.
+    commits in the next 50 ms. ``leader_work()`` is called if the leader has ending events to
+    process, or a schedule that fires soon.
     """
 
     def __init__(
-        self, wake: Callable[[datetime], None], duties: Callable[[], None] | None = None
+        self, wake: Callable[[datetime], None], leader_work: Callable[[], None] | None = None
     ) -> None:
         transports, self._why = _transports()
         self._listeners = [
-            Listener(transport, wake, duties or _nothing) for transport in transports
+            Listener(transport, wake, leader_work or _nothing) for transport in transports
         ]
 
     @property
@@ -256,7 +263,7 @@ class Wakeups:
         return f"polling every {conf.settings().POLL:g} s ({why})"
 
     @property
-    def told(self) -> str:
+    def source_state(self) -> str:
         """The state of each transport.
 
         It begins with ``polling`` if notifications arrive through none of them although one is
@@ -264,7 +271,7 @@ class Wakeups:
         """
         if not self._listeners:
             return f"none, polling every {conf.settings().POLL:g} s: {self._why}"
-        states = "; ".join(listener.told for listener in self._listeners)
+        states = "; ".join(listener.source_state for listener in self._listeners)
         fine = self.listening or any(listener.why == _UNTESTED for listener in self._listeners)
         return states if fine else f"polling every {conf.settings().POLL:g} s: {states}"
 

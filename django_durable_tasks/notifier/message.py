@@ -26,7 +26,7 @@ class NotificationKind(StrEnum):
     """The subject of a notification."""
 
     ROWS = "rows"
-    DUTIES = "duties"
+    LEADER_WORK = "leader_work"
     TEST = "test"
 
 

@@ -76,7 +76,7 @@ class _Batch:
         self.created: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
         self.moved: list[uuid.UUID] = []
         self.moved_to: list[datetime] = []
-        self.duties: list[datetime | None] = []
+        self.leader_work: list[datetime | None] = []
         self.sent = False
 
     def __call__(self) -> None:
@@ -90,11 +90,11 @@ class OnCommitNotifier:
     """The implementation of ``ports.due``."""
 
     def __init__(self) -> None:
-        self._rows, self._duties = Limiter(INTERVAL), Limiter(INTERVAL)
+        self._rows, self._leader_work = Limiter(INTERVAL), Limiter(INTERVAL)
         self._index: RedisDueIndex | None = None
         self._index_connection: redis_client.RedisConnection | None = None
 
-    def born(self, rows: Sequence[NewTask]) -> None:
+    def created(self, rows: Sequence[NewTask]) -> None:
         """Record new tasks; those that are PENDING and due within the horizon are announced after
         the commit.
         """
@@ -109,7 +109,7 @@ class OnCommitNotifier:
             batch.created += found
             self._unless_in_transaction(batch)
 
-    def moved(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
+    def rescheduled(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
         """Record that tasks have another due time. Without ``at`` (retries, tasks returned to
         PENDING) no scheduler is notified.
         """
@@ -121,20 +121,20 @@ class OnCommitNotifier:
             batch.moved_to.append(at if isinstance(at, datetime) else timezone.now())
         self._unless_in_transaction(batch)
 
-    def gone(self, ids: Sequence[uuid.UUID]) -> None:
+    def removed(self, ids: Sequence[uuid.UUID]) -> None:
         """Record that tasks are no longer PENDING. A task that is PENDING again at the commit keeps
         its entry.
         """
-        self.moved(ids)
+        self.rescheduled(ids)
 
-    def duties(self, at: datetime | None = None) -> None:
+    def leader_work(self, at: datetime | None = None) -> None:
         """Record work for the leader: ending events to process, or a fire time ``at``."""
         if not _has_listeners() or (
             at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW
         ):
             return
         if (batch := self._batch()) is not None:
-            batch.duties.append(at)
+            batch.leader_work.append(at)
             self._unless_in_transaction(batch)
 
     def announce(self, batch: _Batch) -> None:
@@ -155,8 +155,11 @@ class OnCommitNotifier:
             )
             if first is not None and first[0] <= soon and self._rows.allows():
                 send(Notification(NotificationKind.ROWS, *first))
-            if any(at is None or at <= soon for at in batch.duties) and self._duties.allows():
-                send(Notification(NotificationKind.DUTIES, now))
+            if (
+                any(at is None or at <= soon for at in batch.leader_work)
+                and self._leader_work.allows()
+            ):
+                send(Notification(NotificationKind.LEADER_WORK, now))
         except Error:
             logger.debug("A notification was not sent; polling finds the tasks.", exc_info=True)
 

@@ -98,13 +98,15 @@ def _backfill(
         start, end, dry_run=dry_run, by=by, reason=reason, **options
     )
     parts = (
-        ngettext("Created %d task", "Created %d tasks", done.born) % done.born,
+        ngettext("Created %d task", "Created %d tasks", done.created) % done.created,
         ngettext("replayed %d task", "replayed %d tasks", done.replayed) % done.replayed,
         ngettext("left %d fire time unchanged", "left %d fire times unchanged", done.left)
         % done.left,
     )
     message = f"{', '.join(parts)}. {done.remark}".strip()
-    return OperationResult({"created": done.born, "replayed": done.replayed}, message, value=done)
+    return OperationResult(
+        {"created": done.created, "replayed": done.replayed}, message, value=done
+    )
 
 
 def _override(

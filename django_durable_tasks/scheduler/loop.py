@@ -125,7 +125,7 @@ class Scheduler:
             scanned=loop.scanned_at,
             started=loop.sent_at,
             index_state=loop.index.state,
-            wakeups_state=self.wakeups.told,
+            wakeups_state=self.wakeups.source_state,
             failing=self.steps.failing(),
             rejected_queues=broker_outage.backoff.reasons(),
         )

@@ -31,8 +31,8 @@ class Sleeper:
     def __init__(self) -> None:
         self.woken: list[datetime] = []
         self.saw: list[int] = []
-        self.duties = threading.Event()
-        self.wakeups = Wakeups(self.wake, self.duties.set)
+        self.leader_work = threading.Event()
+        self.wakeups = Wakeups(self.wake, self.leader_work.set)
 
     def wake(self, at: datetime) -> None:
         """Record a wake-up."""

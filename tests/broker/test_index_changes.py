@@ -90,12 +90,12 @@ def test_a_row_that_waits_again_in_the_same_transaction_keeps_its_entry(
 ) -> None:
     row = bodies.add.schedule(1, 2, run_at=soon(60)).pk
     with transaction.atomic():
-        ports.due.moved([row])
+        ports.due.rescheduled([row])
         with (
             transaction.atomic()
         ):  # what is told in a savepoint is heard after what the transaction around it tells
-            ports.due.gone([row])
-        ports.due.moved([row])
+            ports.due.removed([row])
+        ports.due.rescheduled([row])
     assert set(known(index)) == {row}
 
 

@@ -21,7 +21,7 @@ _PAYLOADS = st.one_of(
     st.builds(
         "{}|{}|{}|{}".format,
         st.sampled_from(["", "eu"]),
-        st.sampled_from(["rows", "duties", "test", "odd"]),
+        st.sampled_from(["rows", "leader_work", "test", "odd"]),
         st.one_of(st.integers().map(str), st.sampled_from(["٣", "1e9", "9" * 14])),
         st.text("|x", max_size=3),
     ),

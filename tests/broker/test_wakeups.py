@@ -28,7 +28,7 @@ def test_a_row_that_is_due_soon_wakes_and_a_later_one_does_not(
     sleeping: Callable[..., Sleeper],
 ) -> None:
     sleeper, later, at = sleeping(), soon(60), soon()
-    assert re.fullmatch(r"PostgreSQL \(self-test passed \d+ s ago\)", sleeper.wakeups.told)
+    assert re.fullmatch(r"PostgreSQL \(self-test passed \d+ s ago\)", sleeper.wakeups.source_state)
     bodies.add.schedule(1, 2, run_at=later)
     bodies.add.schedule(1, 2, run_at=at)
     until(lambda: sleeper.heard(at), within=20)
@@ -119,10 +119,10 @@ def test_what_the_limiter_holds_back_is_seen_by_an_echo(
 def test_the_duties_of_the_leader_are_woken(sleeping: Callable[..., Sleeper]) -> None:
     sleeper = sleeping()
     with transaction.atomic():
-        ports.due.duties()
-        ports.due.duties()
-        assert not sleeper.duties.is_set()
-    until(sleeper.duties.is_set, within=20)
+        ports.due.leader_work()
+        ports.due.leader_work()
+        assert not sleeper.leader_work.is_set()
+    until(sleeper.leader_work.is_set, within=20)
 
 
 def test_duties_that_the_limiter_holds_back_are_seen_by_an_echo(
@@ -132,11 +132,11 @@ def test_duties_that_the_limiter_holds_back_are_seen_by_an_echo(
     monkeypatch.setattr(listener, "_ECHO", 1.2)
     telling_fresh(monkeypatch)
     sleeper = sleeping()
-    ports.due.duties()
-    until(sleeper.duties.is_set, within=20)
-    sleeper.duties.clear()
-    ports.due.duties()
-    until(sleeper.duties.is_set, within=20)
+    ports.due.leader_work()
+    until(sleeper.leader_work.is_set, within=20)
+    sleeper.leader_work.clear()
+    ports.due.leader_work()
+    until(sleeper.leader_work.is_set, within=20)
 
 
 def test_a_schedule_wakes_the_leader_when_it_fires_soon_and_not_when_it_fires_later(
@@ -146,9 +146,9 @@ def test_a_schedule_wakes_the_leader_when_it_fires_soon_and_not_when_it_fires_la
     RecurringTask.objects.upsert(name="later", task=bodies.add, args=[1, 2], at=[soon(86_400)])
     bodies.add.schedule(1, 2, run_at=at)
     until(lambda: sleeper.heard(at), within=20)
-    assert not sleeper.duties.is_set()
+    assert not sleeper.leader_work.is_set()
     RecurringTask.objects.upsert(name="soon", task=bodies.add, args=[1, 2], at=[soon(1)])
-    until(sleeper.duties.is_set, within=20)
+    until(sleeper.leader_work.is_set, within=20)
 
 
 def test_an_ending_that_others_wait_for_wakes_the_leader_and_any_other_does_not(
@@ -159,12 +159,15 @@ def test_an_ending_that_others_wait_for_wakes_the_leader_and_any_other_does_not(
     Task.objects.cancel("alone")
     bodies.add.schedule(1, 2, run_at=at)
     until(lambda: sleeper.heard(at), within=20)
-    assert (Task.objects.get(pk=first.pk).status, sleeper.duties.is_set()) == ("CANCELLED", False)
+    assert (Task.objects.get(pk=first.pk).status, sleeper.leader_work.is_set()) == (
+        "CANCELLED",
+        False,
+    )
     upstream = bodies.add.using(run_at=soon(600)).schedule(1, 2)
     bodies.add.using(depends_on=[upstream]).schedule(1, 2)
     with transaction.atomic():
         transitions.cancel(Task.objects.filter(pk=upstream.pk), "a test")
-    until(sleeper.duties.is_set, within=20)
+    until(sleeper.leader_work.is_set, within=20)
 
 
 def test_a_listener_whose_backend_was_ended_listens_again(sleeping: Callable[..., Sleeper]) -> None:
@@ -188,14 +191,14 @@ def test_notifications_that_do_not_arrive_are_found_out(
 ) -> None:
     """A listener in another database hears as little as one behind a transaction pooler."""
     monkeypatch.setattr(listener, "_TEST_WITHIN", 0.3)
-    monkeypatch.setattr(listener, "_DEAF_PAUSE", 0.3)
+    monkeypatch.setattr(listener, "_FAILED_TEST_PAUSE", 0.3)
     deaf = {**connections.settings["default"], "NAME": "postgres"}
     monkeypatch.setitem(connections.settings, "deaf", deaf)
     sleeper = sleeping(
         "polling every 0.2 s (a notification to itself did not come", LISTEN_DATABASE="deaf"
     )
     assert not sleeper.wakeups.listening
-    assert sleeper.wakeups.told.startswith(
+    assert sleeper.wakeups.source_state.startswith(
         "polling every 0.2 s: PostgreSQL: a notification to itself did not come"
     )
     monkeypatch.setitem(
@@ -211,7 +214,7 @@ def test_behind_a_pooler_by_djangos_own_mark_nobody_listens(
     assert "LISTEN_DATABASE may name a direct connection" in Wakeups(lambda at: None).state
     settings.DURABLE_TASKS = {**SHORT, "LISTEN_DATABASE": "default"}
     assert "not tested yet" in Wakeups(lambda at: None).state
-    assert "polling" not in Wakeups(lambda at: None).told
+    assert "polling" not in Wakeups(lambda at: None).source_state
 
 
 def test_notes_of_another_region_and_noise_wake_nobody(

@@ -55,7 +55,7 @@ def test_backfills_of_one_range_at_once_bear_each_fire_once() -> None:
             for _ in range(OPERATORS)
         ]
         reports = no_errors(race(fill))
-        assert sorted(report.born for report in reports) == [0, 0, 0, 11]
+        assert sorted(report.created for report in reports) == [0, 0, 0, 11]
         assert born(row) == [at(60 * minute) for minute in range(11)]
         assert Task.objects.filter(recurring_task=row).waiting_for_overlap().count() == 10
 

@@ -96,7 +96,7 @@ def resolve_dependents(live: LiveRun) -> None:
             )
             # An ending that releases no task may be the last of its workflow. The leader counts.
             if done.left or (run.workflow_id is not None and not done.moved):
-                ports.due.duties()
+                ports.due.leader_work()
         ports.publish(done.messages)
     except Error as error:
         logger.warning(
@@ -106,7 +106,7 @@ def resolve_dependents(live: LiveRun) -> None:
             extra={"task_id": str(live.run.task_id)},
         )
         with suppress(Error), nullcontext() if live.eager else dedicated_connection():
-            ports.due.duties()
+            ports.due.leader_work()
 
 
 def outcome_for(live: LiveRun, error: BaseException, options: TaskOptions) -> Outcome:

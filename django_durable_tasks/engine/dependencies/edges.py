@@ -173,7 +173,7 @@ def insert_events_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
         ]
     )
     if upstreams:
-        ports.due.duties()
+        ports.due.leader_work()
 
 
 # Runs ---------------------------------------------------------------------------------------------

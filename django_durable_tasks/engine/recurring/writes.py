@@ -79,7 +79,7 @@ def rewrite(row: RecurringTask) -> None:
 
 def _notify_due(row: RecurringTask) -> None:
     if row.next_run_at is not None:
-        ports.due.duties(row.next_run_at)
+        ports.due.leader_work(row.next_run_at)
 
 
 def advance(moves: Sequence[Move]) -> None:

@@ -220,7 +220,7 @@ def _notify_of(released: Sequence[ClaimedTask]) -> None:
         return
     now = timezone.now()
     later = [task.id for task in released if task.run_at > now]
-    ports.due.moved(later or [released[0].id], min(task.run_at for task in released))
+    ports.due.rescheduled(later or [released[0].id], min(task.run_at for task in released))
 
 
 def block(queryset: TaskQuerySet) -> list[uuid.UUID]:

@@ -212,10 +212,10 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     elif status == Status.PENDING:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.
-        ports.due.moved(ids, None if name == "hand_back" else writes.get("due_at"))
+        ports.due.rescheduled(ids, None if name == "hand_back" else writes.get("due_at"))
     # Not for claims: the due index has removed claimed tasks, or their next claim matches no row.
     if Status.PENDING in sources and status not in WITH_DUE_AT:
-        ports.due.gone(ids)
+        ports.due.removed(ids)
     announce(name, status, ids)
     return changed
 
@@ -223,7 +223,7 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
 def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
     """Insert the ending events of these tasks, and wake the leader if there are any."""
     if insert_ending_events(ids, status):
-        ports.due.duties()
+        ports.due.leader_work()
 
 
 def _ended_in_workflows(

@@ -39,7 +39,7 @@ def create(task: NewTask) -> bool:
     created = _insert_unless_taken(task) if sql is None else count(sql, task._asdict()) == 1
     if created:
         announce("create", Status(task.status), [task.id])
-        ports.due.born([task])
+        ports.due.created([task])
     return created
 
 
@@ -89,7 +89,7 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
     for status in {task.status for task in new_tasks}:
         ids = [task.id for task in new_tasks if task.status == status]
         announce("create", Status(status), ids)
-    ports.due.born(new_tasks)
+    ports.due.created(new_tasks)
 
 
 def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:
@@ -102,7 +102,7 @@ def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
         pairs = locked(queryset.filter(status__in=TRANSITIONS["edit"].sources), limit)
         at = changes.get("due_at", changes.get("run_at"))
         if at is not None:
-            ports.due.moved([task_id for task_id, _ in pairs], at)
+            ports.due.rescheduled([task_id for task_id, _ in pairs], at)
         if "run_at" in changes:
             changes["due_at"] = Case(
                 When(status=Status.PENDING, then=changes["run_at"]), default=None

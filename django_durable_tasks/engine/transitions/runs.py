@@ -213,7 +213,7 @@ def end(ends: Sequence[End]) -> int:
         updated_at=DatabaseNow(),
         **NO_OWNER,
     )
-    ports.due.moved([end.task_id for end in ends if end.verdict.status == Status.PENDING])
+    ports.due.rescheduled([end.task_id for end in ends if end.verdict.status == Status.PENDING])
     for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
         group = [
             end.task_id

@@ -61,7 +61,7 @@ def _write(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str
     keys = [one.key for one in findings]
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
-    ports.due.moved(keys)  # the due index stores the shard of each task
+    ports.due.rescheduled(keys)  # the due index stores the shard of each task
     return dict.fromkeys(keys, "written")
 
 

@@ -95,7 +95,7 @@ def backfill(options: Options, out: Output) -> int:
     row = _row(options)
     fields = values(options, schedules.BACKFILL) | {"dry_run": options["dry_run"]}
     report: BackfillReport = _perform(schedules.BACKFILL, row, options, **fields).value
-    counts = {"created": report.born, "replayed": report.replayed, "left": report.left}
+    counts = {"created": report.created, "replayed": report.replayed, "left": report.left}
     steps = [{name: getattr(step, name) for name in _STEP} for step in report.steps]
     shown = {
         "verb": "backfill",

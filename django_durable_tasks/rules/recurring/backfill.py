@@ -74,7 +74,7 @@ class BackfillReport:
         return tuple(step for step in self.steps if step.deed == deed)
 
     @property
-    def born(self) -> int:
+    def created(self) -> int:
         """How many fire times got a new task."""
         return len(self.of(BackfillAction.CREATED))
 

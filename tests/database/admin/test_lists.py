@@ -63,7 +63,7 @@ def test_tasks_are_filtered_by_status_queue_name_tenant_reason_and_age(ann: Clie
         "name": "billing.charge",
         "tenant": str(tenant.pk),
         "reason": "CANCELLED",
-        "born": "hour",
+        "created": "hour",
     }
     for name, value in asked.items():
         assert _found(ann, "task", **{name: value}) == {wanted.pk}, name
@@ -73,7 +73,7 @@ def test_tasks_are_filtered_by_status_queue_name_tenant_reason_and_age(ann: Clie
 
 
 @pytest.mark.parametrize("value", ["\x00", "x" * 5_000, "9" * 40, "-1", "'", "é"])
-@pytest.mark.parametrize("name", ["queue", "name", "tenant", "reason", "born", "condition"])
+@pytest.mark.parametrize("name", ["queue", "name", "tenant", "reason", "created", "condition"])
 def test_a_filter_with_nonsense_finds_nothing(ann: Client, name: str, value: str) -> None:
     a_task()
     answer = ann.get(list_of("task"), {name: value})

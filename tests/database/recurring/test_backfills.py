@@ -42,7 +42,7 @@ def end_task(task: Task | None, status: str) -> None:
 def test_what_was_missed_gets_its_runs_and_the_watermark_stays() -> None:
     row = a_missed_stretch()
     report = row.backfill(START, at(240), by="anna")
-    assert (report.born, report.replayed, report.left) == (5, 0, 0)
+    assert (report.created, report.replayed, report.left) == (5, 0, 0)
     assert born(row) == [at(60 * number) for number in range(5)]
     assert [step.task_id for step in report.steps] == list(
         Task.objects.order_by("fire_time").values_list("pk", flat=True)
@@ -55,7 +55,7 @@ def test_what_was_missed_gets_its_runs_and_the_watermark_stays() -> None:
 
 def test_the_range_counts_both_its_ends_and_nothing_beside() -> None:
     row = a_missed_stretch()
-    assert row.backfill(at(60), at(120)).born == 2
+    assert row.backfill(at(60), at(120)).created == 2
     assert row.backfill(at(61), at(119)).steps == ()
     assert born(row) == [at(60), at(120)]
 
@@ -64,7 +64,7 @@ def test_a_second_backfill_finds_all_done() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240))
     report = row.backfill(START, at(240), reprocess="ALL")
-    assert (report.born, report.replayed, report.left) == (0, 0, 5)
+    assert (report.created, report.replayed, report.left) == (0, 0, 5)
     assert {step.why for step in report.steps} == {"its task is PENDING"}
 
 
@@ -170,7 +170,7 @@ def test_what_the_trigger_has_not_come_to_yet_is_not_born_twice() -> None:
 def test_a_pause_does_not_keep_a_backfill_from_running() -> None:
     row = a_schedule()
     row.pause("deploy")
-    assert row.backfill(START, at(60)).born == 2
+    assert row.backfill(START, at(60)).created == 2
     row.resume(run_missed=True)
     assert born(row) == [START, at(60)]
 
@@ -188,7 +188,7 @@ def test_ranges_that_cannot_be_filled_are_refused() -> None:
     RecurringTask.objects.unguarded().update(ledger_from=at(60))
     with pytest.raises(InvalidOption, match="is kept from"):
         row.backfill(START, at(120))
-    assert row.backfill(at(60), at(120)).born == 2
+    assert row.backfill(at(60), at(120)).created == 2
 
 
 def test_too_many_fire_times_are_refused_before_they_are_all_listed() -> None:
@@ -197,7 +197,7 @@ def test_too_many_fire_times_are_refused_before_they_are_all_listed() -> None:
         row.backfill(START, at(10_000_000))
     with pytest.raises(InvalidOption, match="more than 10 fire times"):
         row.backfill(START, at(10), limit=10)
-    assert row.backfill(START, at(10), limit=11).born == 11
+    assert row.backfill(START, at(10), limit=11).created == 11
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_task_that_may_be_open_once_is_refused_for_many_fire_times() -> None:
     with pytest.raises(UniqueConflict, match="one fire time at a time"):
         row.backfill(START, at(240))
     assert (Task.objects.count(), OccurrenceRecord.objects.count()) == (0, lines)
-    assert row.backfill(START, START).born == 1
+    assert row.backfill(START, START).created == 1
 
 
 def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() -> None:
@@ -246,7 +246,7 @@ def test_before_its_start_nothing_is_run_and_the_report_says_why() -> None:
         == "2026-02-27T09:00:00Z is before the start of nightly, 2026-03-02T09:00:00Z: nothing"
         " fires before it. The first fire time is 2026-03-03T00:00:00Z."
     )
-    assert row.backfill(at(days=-3), at(days=3)).born == 3
+    assert row.backfill(at(days=-3), at(days=3)).created == 3
     assert "is before the start of nightly" in row.backfill(at(days=-3), at(days=3)).remark
 
 

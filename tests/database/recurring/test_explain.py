@@ -244,7 +244,7 @@ def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 VERBS: dict[str, Callable[[RecurringTask], object]] = {
     "explain": lambda row: "shop.tasks.late" not in row.explain(row.next_fire_times(1)[0].nominal),
     "trigger": lambda row: row.trigger_now().name == "shop.tasks.late",
-    "backfill": lambda row: row.backfill(START, at(60)).born == 2,
+    "backfill": lambda row: row.backfill(START, at(60)).created == 2,
     "upsert": lambda row: RecurringTask.objects.upsert(name="other", task=row.task, interval=60),
 }
 

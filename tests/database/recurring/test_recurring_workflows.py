@@ -348,7 +348,7 @@ def test_the_account_of_a_fire_tells_how_far_its_workflow_is() -> None:
 def test_a_backfill_runs_one_workflow_after_the_other() -> None:
     row = a_schedule(catch_up_mode="SKIP_MISSED", misfire_grace=1)
     fire(at(150))
-    assert row.backfill(START, THIRD).born == 3
+    assert row.backfill(START, THIRD).created == 3
     for fire_time in (START, SECOND, THIRD):
         overlap.release(10)
         assert due() == [fire_time]

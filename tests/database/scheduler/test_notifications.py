@@ -47,7 +47,7 @@ def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: A
     assert not wakeups.listening
     assert wakeups.state.startswith("polling every 1 s (")
     assert wakeups.state.endswith("sends no notifications; REDIS_URL would give wake-ups)")
-    assert wakeups.told.startswith("none, polling every 1 s: ")
+    assert wakeups.source_state.startswith("none, polling every 1 s: ")
     wakeups.stop()
     assert not notify_on_commit.send_by_postgresql(
         Notification(NotificationKind.ROWS, timezone.now())
