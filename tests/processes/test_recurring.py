@@ -40,7 +40,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def _leads(fleet: Fleet, program: Program) -> None:
-    until(lambda: fleet.leading() is program, within=30, message=f"{program.name} leads")
+    # The lease lasts 25 s on SQLite.
+    until(lambda: fleet.leading() is program, within=90, message=f"{program.name} leads")
 
 
 def _goes_round(program: Program) -> None:
