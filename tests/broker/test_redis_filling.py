@@ -32,7 +32,7 @@ __all__ = ["url"]
 class Deaf(OnCommitNotifier):
     """A process that tells nothing."""
 
-    def tell(self, batch: Any) -> None:
+    def announce(self, batch: Any) -> None:
         """Tell nothing."""
 
 
