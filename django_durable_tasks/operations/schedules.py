@@ -94,9 +94,8 @@ def _backfill(
     dry_run: bool = False,
     **options: Any,
 ) -> OperationResult:
-    done: BackfillReport = row.backfill(
-        start, end, dry_run=dry_run, by=by, reason=reason, **options
-    )
+    who = {"by": by, "reason": reason}
+    done: BackfillReport = row.backfill(start, end, dry_run=dry_run, **who, **options)
     parts = (
         ngettext("Created %d task", "Created %d tasks", done.created) % done.created,
         ngettext("replayed %d task", "replayed %d tasks", done.replayed) % done.replayed,
@@ -104,9 +103,8 @@ def _backfill(
         % done.left,
     )
     message = f"{', '.join(parts)}. {done.remark}".strip()
-    return OperationResult(
-        {"created": done.created, "replayed": done.replayed}, message, value=done
-    )
+    counts = {"created": done.created, "replayed": done.replayed}
+    return OperationResult(counts, message, value=done)
 
 
 def _override(
