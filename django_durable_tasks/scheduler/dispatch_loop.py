@@ -24,7 +24,7 @@ from django_durable_tasks.due_index.types import Due, DueIndex
 from django_durable_tasks.engine.db import clock_estimate
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import backpressure, release
+from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.limits.backpressure import QueueSnapshot
 from django_durable_tasks.engine.limits.next_due import heads
 from django_durable_tasks.engine.limits.waitlist import URGENT
@@ -151,14 +151,6 @@ class DispatchLoop:
         self._poll_requested = False  # first, so that a request during this poll is kept
         with dedicated_connection():
             self._clock = clock_estimate.read_clock()
-        gone = self._attempt(
-            "Releasing tasks that wait for a limit",
-            partial(self._release_waiting, self._clock.database_time),
-            _TIME_LIMIT,
-        )
-        with dedicated_connection():
-            if gone:
-                self._clock = clock_estimate.read_clock()  # the released tasks are due by now
             self._heads = heads()
             self._failed_queues &= self._heads.keys()
             now = self._clock.database_time
@@ -176,9 +168,7 @@ class DispatchLoop:
                 "Reading upcoming tasks", partial(self._look_ahead, coming, now, soon), _TIME_LIMIT
             )
         self.scanned_at = time.monotonic()
-        self._poll_at = self.scanned_at + (
-            0.0 if more or gone == settings().BATCH_SIZE else self._pause(sent or gone)
-        )
+        self._poll_at = self.scanned_at + (0.0 if more else self._pause(sent))
         return sent
 
     def _next_poll_at(self) -> float:
@@ -189,20 +179,19 @@ class DispatchLoop:
             else self._poll_at
         )
 
-    def _pause(self, moved: int) -> float:
-        """Return the seconds until the next poll after one that published or released ``moved``
-        tasks and left no due task.
+    def busy(self) -> bool:
+        """Return whether tasks were dispatched, or became due, in the last seconds; safe to call
+        from other threads.
         """
-        if moved:
-            return _MIN_POLL_INTERVAL
-        return min(
-            _BUSY_POLL_INTERVAL if time.monotonic() < self._busy_until else settings().POLL,
-            settings().POLL,
-        )
+        return time.monotonic() < self._busy_until
 
-    def _release_waiting(self, now: datetime) -> int:
-        with dedicated_connection():
-            return release.let_go(now, settings().BATCH_SIZE)
+    def _pause(self, sent: int) -> float:
+        """Return the seconds until the next poll after one that published ``sent`` tasks and left
+        no due task.
+        """
+        if sent:
+            return _MIN_POLL_INTERVAL
+        return min(_BUSY_POLL_INTERVAL if self.busy() else settings().POLL, settings().POLL)
 
     def _dispatch(self, queues: list[str], now: datetime) -> tuple[int, bool]:
         """Publish due tasks of these queues; return how many, and whether more may be publishable.

@@ -1,8 +1,8 @@
 """The main loop of a scheduler: dispatch, then sleep until the next task is due. Only ``stop`` ends
 it; no exception does.
 
-This thread only dispatches. Maintenance jobs and the firing of recurring tasks have
-threads of their own.
+This thread only dispatches. Maintenance jobs, the release of tasks that wait for a limit and the
+firing of recurring tasks have threads of their own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from django_durable_tasks.rules.tasks.shards import SHARDS
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.maintenance.runner import Maintenance
+from django_durable_tasks.scheduler.releasing import Releasing
 from django_durable_tasks.scheduler.steps import Steps
 from django_durable_tasks.scheduler.threads import Waiter
 from django_durable_tasks.scheduler.triggering import Triggering
@@ -54,6 +55,7 @@ class Scheduler:
             self._on_tasks_due,
         )
         self.triggering = Triggering(self.leader, self.steps, self._on_tasks_due)
+        self.releasing = Releasing(self.steps, self.dispatching.busy, self._on_tasks_due)
         self.dispatching.shards = self.maintenance.kept_shards = shards
         self.wakeups = Wakeups(self._on_due_soon, self._on_leader_work)
         self._beat = NodeBeat(self.node, self.name, NodeKind.SCHEDULER, self._report)
@@ -61,13 +63,13 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until ``stop``; then resign and mark the node as stopped."""
-        threads = (self._beat, self.leader, self.wakeups, self.maintenance, self.triggering)
-        for thread in threads:
+        jobs = (self.maintenance, self.triggering, self.releasing)
+        for thread in (self._beat, self.leader, self.wakeups, *jobs):
             thread.start()
         while not self._stopping:
             self._waiter.wait(self.round())
-        self.triggering.stop()
-        self.maintenance.stop()
+        for job in jobs:
+            job.stop()
         self.leader.stop()
         self.wakeups.stop()
         self._beat.leave()
@@ -79,6 +81,7 @@ class Scheduler:
         """
         self.leader.step()
         self.triggering.round()
+        self.releasing.round()
         sent = self.dispatching.poll()
         self.maintenance.round()
         self.leader.resign()
@@ -115,7 +118,10 @@ class Scheduler:
         if self._in_outage:
             logger.warning("The database connection is restored; dispatching continues.")
         self._in_outage = False
-        return 0.0 if sent else self._time_to_sleep()
+        if not sent:
+            return self._time_to_sleep()
+        self.releasing.tasks_dispatched()
+        return 0.0
 
     def _report(self) -> NodeReport:
         loop = self.dispatching

@@ -28,7 +28,7 @@ from django_durable_tasks.rules.recurring.policies import QUARANTINED
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.explanations import Situation
 
-_PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 7
+_PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 8
 _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
@@ -120,7 +120,7 @@ def connections_needed(all_nodes: Sequence[Node]) -> int:
 
     A prefork child has three: for gate and endings, for its heartbeat, and for the task function.
     Its parent has one, for the heartbeat of the node. Other pools have two for the heartbeats of
-    node and runs, and two per thread. A scheduler has seven, two of them to receive notifications.
+    node and runs, and two per thread. A scheduler has eight, two of them to receive notifications.
     """
     number = 0
     for node in all_nodes:

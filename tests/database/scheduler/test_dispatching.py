@@ -128,6 +128,7 @@ def test_the_first_look_goes_by_the_databases_clock(
     )
     # The host's clock is an hour ahead.
     monkeypatch.setattr("django_durable_tasks.scheduler.dispatch_loop.datetime", _Ahead)
+    scheduler.releasing.round()
     assert scheduler.dispatching.poll() == 1
     row.refresh_from_db()
     assert row.status == Status.QUEUED
@@ -152,6 +153,7 @@ def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
     ).delete()
     scheduler.dispatching.poll()
     parked = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
+    scheduler.releasing.round()
     assert scheduler.dispatching.poll() == 1
     parked.refresh_from_db()
     assert parked.status == Status.QUEUED

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import pytest
 from django.db import connection, connections
 
 from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits import backpressure, release
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -86,6 +88,29 @@ def test_tasks_are_dispatched_while_a_duty_or_the_firing_waits_for_a_lock(table:
         assert any(dispatched_meanwhile() for _ in range(5))
 
 
+def test_tasks_are_dispatched_while_a_release_of_limits_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+    let_go = release.let_go
+
+    def slow(now: datetime, limit: int) -> int:
+        begun.set()
+        over.wait(60)
+        return let_go(now, limit)
+
+    with _running():
+        monkeypatch.setattr(release, "let_go", slow)
+        waiting = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
+        assert begun.wait(30)
+        try:
+            row = a_task()
+            until(lambda: Task.objects.queued().filter(pk=row.pk).exists(), within=30)
+        finally:
+            over.set()
+        until(lambda: Task.objects.queued().filter(pk=waiting.pk).exists(), within=30)
+
+
 def test_a_scheduler_does_its_duties_and_dispatches_until_it_is_stopped(settings: Any) -> None:
     settings.DURABLE_TASKS = {"RETENTION": {"CANCELLED": 0.001}, "POLL": 0.2}
     many_tasks(30, Status.CANCELLED)
@@ -98,6 +123,7 @@ def test_a_scheduler_does_its_duties_and_dispatches_until_it_is_stopped(settings
         assert scheduler.steps.failing() == []
     assert not scheduler.maintenance.is_alive()
     assert not scheduler.triggering.is_alive()
+    assert not scheduler.releasing.is_alive()
 
 
 def test_a_step_of_any_thread_that_takes_too_long_costs_the_lead() -> None:
