@@ -47,6 +47,11 @@ class CircuitBreaker:
         """Return whether the last request succeeded."""
         return self._open_until is None
 
+    def ended_outages(self) -> int:
+        """Return how often the breaker has opened and closed again in this process."""
+        with self._lock:
+            return self.outages - (self._open_until is not None)
+
     def succeeded(self) -> bool:
         """Record a successful request; return whether this closed the breaker."""
         if self._open_until is None:

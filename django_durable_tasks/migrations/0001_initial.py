@@ -276,6 +276,14 @@ class Migration(migrations.Migration):
                         verbose_name="rejected queues",
                     ),
                 ),
+                (
+                    "broker_outages",
+                    models.IntegerField(
+                        db_default=0,
+                        help_text="How often the node lost the broker and could use it again.",
+                        verbose_name="broker outages",
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "node",

@@ -107,6 +107,12 @@ class Node(models.Model):
         help_text=_("Queues whose messages the broker rejects, with its reason."),
     )
 
+    broker_outages = models.IntegerField(
+        _("broker outages"),
+        db_default=0,
+        help_text=_("How often the node lost the broker and could use it again."),
+    )
+
     objects = NodeQuerySet.as_manager()
 
     class Meta:

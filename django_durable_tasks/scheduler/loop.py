@@ -134,6 +134,7 @@ class Scheduler:
             wakeups_state=self.wakeups.source_state,
             failing=self.steps.failing(),
             rejected_queues=broker_outage.backoff.reasons(),
+            broker_outages=broker_outage.breaker.ended_outages(),
         )
 
     def _time_to_sleep(self) -> float:

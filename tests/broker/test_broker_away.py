@@ -5,6 +5,7 @@ again by itself.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +15,9 @@ from django.db import connections
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
 from django_durable_tasks.celery.publishing.broker_outage import BrokerBreaker
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import BrokerUnavailable
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import Node, Task
 from django_durable_tasks.ports import TaskMessage
 from tests.processes.fleet import SHORT, fleet_in
 from tests.processes.proxy import Proxy, proxy_to
@@ -176,6 +178,36 @@ def test_a_frozen_broker_is_given_up_in_time(
         told = _bounded(lambda: publisher.publish([_ring() for _ in range(number)]))
         assert isinstance(told, BrokerUnavailable)
         assert not broker_outage.breaker.closed()
+
+
+def test_lost_messages_are_republished_if_only_the_worker_noticed_the_outage(
+    rows: None, tmp_path: Path, broker: str
+) -> None:
+    """The scheduler publishes nothing during the outage. Without the report of the worker, the
+    tasks, whose messages do not exist any more, would be republished after an hour.
+    """
+    if broker == "filesystem":
+        pytest.skip("a worker keeps no connection to a folder, and a folder keeps its messages")
+    with (
+        _between(broker) as (switch, environment),
+        fleet_in(tmp_path, SHORT, **environment) as fleet,
+    ):
+        fleet.worker(slots=1)
+        fleet.scheduler()
+        fleet.ready()
+        lost = [_without_message() for _ in range(3)]
+        until(lambda: Node.objects.filter(beats__gte=3).count() == 2, within=60)
+        assert statuses() == {"QUEUED": 3}
+        switch.cut()
+        switch.restore()
+        for task in lost:
+            assert ended(task, within=60).result == 3
+
+
+def _without_message() -> Task:
+    task: Task = bodies.add.using(run_at=database_now() + timedelta(hours=1)).schedule(1, 2)
+    Task.objects.unguarded().filter(pk=task.pk).update(status="QUEUED", publish_count=1)
+    return task
 
 
 def test_a_worker_whose_broker_was_cut_serves_again(

@@ -177,21 +177,43 @@ class _Clock:
             )
 
 
-def _report(state: Any, consumer: Any) -> NodeReport:
+class _Reconnections:
+    """Counts how often the consumer of this worker has connected to the broker again."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._number = 0
+
+    def count(self, connection: Any) -> int:
+        """Return the number, given the consumer's current connection, or None if it has none."""
+        if connection is not None and connection is not self._last:
+            self._number += self._last is not None
+            self._last = connection
+        return self._number
+
+
+def _report(state: Any, consumer: Any, reconnections: _Reconnections) -> NodeReport:
     """Return the report of this worker from Celery's state in the parent process.
 
     Without a connection to the broker the worker cannot start tasks. It then reports a start just
     now, so that it is not considered stalled.
     """
-    if getattr(consumer, "connection", None) is None:
-        return NodeReport(started=time.monotonic())
+    connection = getattr(consumer, "connection", None)
+    outages = reconnections.count(connection)
+    if connection is None:
+        return NodeReport(started=time.monotonic(), broker_outages=outages)
     try:
         requests = list(state.active_requests)
     except RuntimeError:  # the consumer changed the set while we read it
-        return NodeReport(started=process_runs.last_start())
+        return NodeReport(started=process_runs.last_start(), broker_outages=outages)
     messages = (message_id.parse(request.id) for request in requests)
     active = [message.task_id for message in messages if message is not None]
-    return NodeReport(active=active, busy=len(requests), started=process_runs.last_start())
+    return NodeReport(
+        active=active,
+        busy=len(requests),
+        started=process_runs.last_start(),
+        broker_outages=outages,
+    )
 
 
 def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:
@@ -224,7 +246,7 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
     concurrency = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
-    report = partial(_report, controller.state, sender)
+    report = partial(_report, controller.state, sender, _Reconnections())
     _ThisProcess.beat = NodeBeat(
         _ThisProcess.node,
         _ThisProcess.name,

@@ -43,7 +43,8 @@ class NodeReport:
     ``wakeups_state`` describe the due index and the wakeups of a scheduler. ``failing`` are the
     failing parts of a scheduler: ``what``, ``error``, ``number`` of consecutive failures and
     ``since`` (seconds). ``rejected_queues`` maps queues to the reason why the broker rejects their
-    messages.
+    messages. ``broker_outages`` counts how often this process lost the broker and could use it
+    again.
     """
 
     active: Sequence[uuid.UUID] | None = None
@@ -58,6 +59,7 @@ class NodeReport:
     wakeups_state: str | None = None
     rejected_queues: Mapping[str, str] | None = None
     failing: Sequence[Mapping[str, Any]] | None = None
+    broker_outages: int | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return the reported values as columns of the Node row."""
@@ -65,6 +67,7 @@ class NodeReport:
             "skew": self.skew,
             "draining": self.draining,
             "keeps_to_shards": self.keeps_to_shards,
+            "broker_outages": self.broker_outages,
             "rejected_queues": None if self.rejected_queues is None else dict(self.rejected_queues),
             "failing": None
             if self.failing is None
@@ -204,6 +207,12 @@ def beats() -> dict[uuid.UUID, int]:
     )
 
 
+def broker_outages() -> dict[uuid.UUID, int]:
+    """Return how many outages of the broker each live node has reported, in every region."""
+    alive = Node.objects.using(database()).alive()
+    return dict(alive.values_list("pk", "broker_outages"))
+
+
 class _UnchangedReads:
     """How many consecutive reads each key has shown the value that it shows now."""
 
@@ -233,6 +242,9 @@ class HeartbeatMonitor:
         self.contact = 0
         self._looked_at = float("-inf")
         self._nodes, self._leases = _UnchangedReads(), _UnchangedReads()
+        self._broker_outages: Mapping[uuid.UUID, int] | None = None
+        self.broker_outage_at = float("-inf")
+        """The monotonic instant at which the last outage of the broker was read from a node."""
         self._lock = threading.RLock()
 
     def look(
@@ -255,6 +267,16 @@ class HeartbeatMonitor:
             self.contact += 1
             self._nodes.look(beats_now)
             self._leases.look(leases or {})
+
+    def look_for_broker_outages(self, reported: Mapping[uuid.UUID, int], at: float) -> None:
+        """Record how many outages of the broker each node has reported, read at the monotonic
+        instant ``at``. The first read only records what was reported before.
+        """
+        before, self._broker_outages = self._broker_outages, reported
+        if before is not None and any(
+            number > before.get(node, 0) for node, number in reported.items()
+        ):
+            self.broker_outage_at = at
 
     def missed(self) -> None:
         """Record that a read did not reach the database."""

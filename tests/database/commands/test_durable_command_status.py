@@ -183,7 +183,7 @@ def test_the_connections_of_all_nodes_are_added_up(leader: Node) -> None:
     a_node(concurrency=4, pool="prefork")
     a_node(concurrency=10, pool="thread")
     seen = told("status")
-    assert seen["connections"]["needed"] == 7 + (1 + 3 * 4) + (2 + 2 * 10)
+    assert seen["connections"]["needed"] == 8 + (1 + 3 * 4) + (2 + 2 * 10)
     assert "for 2 workers with a concurrency of 14" in durable("status").out
 
 
