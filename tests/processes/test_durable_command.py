@@ -33,7 +33,7 @@ def test_a_living_fleet_is_healthy_and_a_dead_one_is_not(fleet: Fleet) -> None:
         worker.name: "alive",
         scheduler.name: "leads",
     }
-    assert seen["connections"]["needed"] == (1 + 3 * 2) + 7
+    assert seen["connections"]["needed"] == (1 + 3 * 2) + 8
     for program in fleet.programs:
         program.kill()
     until(lambda: len(_problems()) == 2, within=20)
