@@ -105,7 +105,7 @@ def claim() -> dict[str, float]:
         with dedicated_connection():
             began = time.perf_counter()
             heads()
-            backpressure.picture()
+            backpressure.snapshot()
             found = task_claim.claim(queue, database_now(), BATCH, node)
             took.append(time.perf_counter() - began)
         if len(found) != BATCH:

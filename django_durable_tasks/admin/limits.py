@@ -42,7 +42,7 @@ class LimitAdmin(ScreenAdmin):
         "max_concurrency",
         "rate",
         "burst",
-        "parked",
+        "waiting",
         "note",
         "set_by",
         "set_at",
@@ -99,7 +99,7 @@ class LimitAdmin(ScreenAdmin):
             REMOVE.perform(scope, by=who(request), reason="")
 
     @admin.display(description=_("waiting"))
-    def parked(self, limit: Limit) -> int:
+    def waiting(self, limit: Limit) -> int:
         """Count the tasks that wait for this limit."""
         return operator_limits.waiting_for(limit.scope)
 

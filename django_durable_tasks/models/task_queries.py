@@ -100,20 +100,20 @@ class TaskQuerySet(TaskActions["Task"]):
         )
         return waiting.filter(waiting_for_limit__isnull=True)
 
-    def parked(self) -> Self:
+    def waiting_for_limit(self) -> Self:
         """PENDING tasks that wait for capacity of a limit."""
         return self.pending().filter(waiting_for_limit__isnull=False, due_at__gte=NEVER)
 
-    def parked_for(self, scope: str) -> Self:
-        """Tasks that are parked for this scope, the most urgent first."""
+    def waiting_for_scope(self, scope: str) -> Self:
+        """Tasks that are waiting for this scope, the most urgent first."""
         return (
             self.pending()
             .filter(waiting_for_limit=scope, due_at__gte=NEVER)
             .order_by("-priority", "id")
         )
 
-    def in_line_for(self, scope: str) -> Self:
-        """Tasks that are parked for this scope, or were released by it and not claimed yet, the
+    def reserved_for_scope(self, scope: str) -> Self:
+        """Tasks that are waiting for this scope, or were released by it and not claimed yet, the
         most urgent first.
         """
         waiting = Q(due_at__lte=DatabaseNow()) | Q(due_at__gte=NEVER)

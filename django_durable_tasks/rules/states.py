@@ -136,7 +136,7 @@ _TABLE = (
     _move(
         "republish", "QUEUED", "QUEUED", "due_at is over", "same epoch, later due_at, publish_count"
     ),
-    _move("hand_back", "QUEUED", "PENDING", "epoch", "epoch+1; no failure counted"),
+    _move("return_to_pending", "QUEUED", "PENDING", "epoch", "epoch+1; no failure counted"),
     _move(
         "start",
         "QUEUED",

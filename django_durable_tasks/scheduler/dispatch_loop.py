@@ -157,11 +157,11 @@ class DispatchLoop:
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
             coming = [queue for queue, head in self._heads.items() if head <= soon]
             if coming:
-                self._picture = backpressure.picture()
+                self._picture = backpressure.snapshot()
         due = [queue for queue in coming if self._heads[queue] <= now]
         if coming:
             self._throughput.record_queued(self._picture.queued)
-            backpressure.move_at(self._throughput.rate)
+            backpressure.use_start_rates(self._throughput.rate)
         sent, more = self._dispatch(due, now)
         if coming:
             self._attempt(
@@ -296,13 +296,13 @@ class DispatchLoop:
         capacity = self._capacity(queue)
         if capacity:
             return Demand(queue, capacity)
-        urgent = self._picture.urgent_room(
+        urgent = self._picture.urgent_capacity(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
         return Demand(queue, max(0, urgent), URGENT)
 
     def _capacity(self, queue: str) -> int:
-        capacity = self._picture.room(
+        capacity = self._picture.capacity(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
         return max(0, min(capacity, broker_outage.capacity_of(queue)))

@@ -54,4 +54,4 @@ class Releasing(PeriodicThread):
 
     def _release(self) -> int:
         with dedicated_connection():
-            return release.let_go(database_now(), settings().BATCH_SIZE)
+            return release.release_waiting(database_now(), settings().BATCH_SIZE)

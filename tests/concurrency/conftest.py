@@ -15,7 +15,7 @@ from tests.factories import first_rows
 @pytest.fixture(autouse=True)
 def clean_engine(transactional_db: None) -> Iterator[None]:
     """Begin with the rows of the migrations and a fresh view, and leave no connection behind."""
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
     first_rows()

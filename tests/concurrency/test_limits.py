@@ -34,7 +34,7 @@ def _limit(
     scope: str, places: int | None = None, rate: str = "", burst: float | None = None
 ) -> None:
     Limit.objects.create(scope=scope, max_concurrency=places, rate=rate, burst=burst)
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
 
 
 def _claim(queue: str = QUEUE) -> int:
@@ -59,7 +59,7 @@ def test_claims_at_once_never_exceed_the_places_of_a_scope(scope: str, racers: i
         no_errors(race([partial(_claim, queues[number % 2]) for number in range(racers)]))
         assert Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING]).count() <= 3
         _end_some()
-        no_errors(race([partial(release.let_go, database_now(), 50)] * 2))
+        no_errors(race([partial(release.release_waiting, database_now(), 50)] * 2))
     _claim()
     assert Task.objects.queued().count() == 3
 
@@ -81,7 +81,7 @@ def test_claims_at_once_never_exceed_the_places_of_a_scope_by_weight(scope: str)
         no_errors(race([partial(_claim, queues[number % 2]) for number in range(6)]))
         assert _weight_under_way() <= 5
         _end_some()
-        no_errors(race([partial(release.let_go, database_now(), 50)] * 2))
+        no_errors(race([partial(release.release_waiting, database_now(), 50)] * 2))
     assert Task.objects.exclude(status=Status.PENDING).count() > _ROUNDS
 
 
@@ -101,7 +101,7 @@ def test_a_heavy_row_starts_although_light_ones_come_and_go_at_once() -> None:
             _claim,
             partial(_claim, "other"),
             partial(_claim, "other"),
-            partial(release.let_go, database_now(), 50),
+            partial(release.release_waiting, database_now(), 50),
         ]
         no_errors(race(acts))
         waiting, rounds = (
@@ -127,7 +127,7 @@ def test_claims_at_once_never_exceed_the_rate_of_a_key(monkeypatch: pytest.Monke
     many_tasks(30, limit_key="zenith")
     coded = {NOOP: Allowance(None, rate_of("rate_limit", "1/d"))}
     monkeypatch.setattr(config, "read", lambda: config.LimitConfig({}, coded))
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     for _ in range(3):
         no_errors(race([_claim] * 6))
     assert Counter(Task.objects.queued().values_list("limit_key", flat=True)) == {
@@ -141,7 +141,9 @@ def test_claims_of_tenants_who_take_turns_never_exceed_the_rate_of_their_queue()
         many_tasks(30, tenant=tenant)
     _limit(f"queue:{QUEUE}", rate="1/d", burst=6)
     for _ in range(3):
-        no_errors(race([_claim, _claim, _claim, partial(release.let_go, database_now(), 50)]))
+        no_errors(
+            race([_claim, _claim, _claim, partial(release.release_waiting, database_now(), 50)])
+        )
     assert Task.objects.queued().count() == 6
     assert Task.objects.queued().values("tenant_id").distinct().count() == 2
 
@@ -180,7 +182,7 @@ def _frozen_holder(patience: connections.TimeLimits) -> Iterator[None]:
 
     def freeze() -> None:
         with suppress(Error), connections.dedicated_connection(patience), tables.atomic():
-            usage.hold_lock()
+            usage.lock_limits()
             holds.set()
             assert may_go.wait(WITHIN)
 
@@ -234,7 +236,7 @@ def test_behind_a_pooler_the_transaction_itself_has_the_limits(
     )
     with connections.dedicated_connection(), dj_connections["default"].cursor() as cursor:
         with tables.atomic():
-            usage.hold_lock()
+            usage.lock_limits()
             cursor.execute(asked)
             assert cursor.fetchone() == ("5s", "10s")
         cursor.execute(asked)
@@ -252,7 +254,7 @@ def test_claims_and_verbs_of_operators_do_not_wait_for_each_other_for_ever() -> 
         acts: list[Callable[[], int]] = [
             _claim,
             _claim,
-            partial(release.let_go, database_now(), 50),
+            partial(release.release_waiting, database_now(), 50),
             cancel,
         ]
         answers = Counter(type(answer).__name__ for answer in race(acts))
@@ -270,7 +272,7 @@ def test_the_lock_is_made_again_where_its_row_is_gone() -> None:
 
 @pytest.mark.postgresql
 def test_without_the_lock_the_limit_would_be_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "hold_lock", lambda: None)
+    monkeypatch.setattr(usage, "lock_limits", lambda: None)
     _limit(f"task:{NOOP}", 1)
     most = 0
     for _ in range(20):

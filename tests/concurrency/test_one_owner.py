@@ -87,7 +87,10 @@ def _cancel(row: Task) -> int:
 
 MOVES: dict[str, tuple[Status, Callable[[Task], Any]]] = {
     "claim": (Status.PENDING, lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node)),
-    "hand_back": (Status.QUEUED, lambda row: transitions.hand_back(question(row), 0)),
+    "return_to_pending": (
+        Status.QUEUED,
+        lambda row: transitions.return_to_pending(question(row), 0),
+    ),
     "republish": (Status.QUEUED, lambda row: claim.republish(question(row), database_now(), 10)),
     "start": (Status.QUEUED, start),
     "retry": (Status.RUNNING, partial(end, outcome=FAILURE)),

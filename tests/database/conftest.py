@@ -21,7 +21,7 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Begin with a fresh view of queues and broker, and leave no connection and no
     message behind.
     """
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
     mark = request.node.get_closest_marker("django_db")

@@ -22,7 +22,7 @@ def eager(transactional_db: None) -> Iterator[None]:
     declared.
     """
     declared = dict(registry._declarations)
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     first_rows()
     before = current_app.conf.task_always_eager
     current_app.conf.task_always_eager = True

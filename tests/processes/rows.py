@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
-from django_durable_tasks.engine.limits.backpressure import forget_picture
+from django_durable_tasks.engine.limits.backpressure import forget_snapshot
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -38,7 +38,7 @@ def clear_rows() -> None:
 def forget_processes() -> None:
     """Forget the nodes of processes that are gone, and this process's picture of the queues."""
     Node.objects.all().delete()
-    forget_picture()
+    forget_snapshot()
     broker_connection.close_idle()
     broker_outage.backoff.forget()
 

@@ -58,7 +58,7 @@ def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_
         message="as many run as there are places",
     )
     until(
-        lambda: Task.objects.parked().count() == _TASKS - _PLACES,
+        lambda: Task.objects.waiting_for_limit().count() == _TASKS - _PLACES,
         within=30,
         message="the others are parked",
     )

@@ -105,7 +105,7 @@ def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> N
     def write() -> None:
         with dedicated_connection():
             # The message may come from another queue, whose workers do not run this task.
-            claim.hand_back_unknown(
+            claim.return_unknown_task(
                 envelope.task_id, envelope.epoch, consumed_queue.names_of(headers)
             )
 

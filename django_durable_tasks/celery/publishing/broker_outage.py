@@ -194,7 +194,7 @@ def is_open_for(queue: str | None = None) -> bool:
 def return_to_pending(refused: Iterable[NotAccepted]) -> None:
     """Return claimed tasks to PENDING whose first message was not accepted."""
     for delay, messages in _by_delay(refused).items():
-        claim.hand_back(messages, delay)
+        claim.return_to_pending(messages, delay)
 
 
 def undo_publish(refused: Sequence[NotAccepted]) -> None:

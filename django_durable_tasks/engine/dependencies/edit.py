@@ -154,7 +154,7 @@ def _lock_unstarted(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dic
     Raises InvalidDependency if the task does not exist, TransitionRefused if it has started.
     """
     transitions.lock_rows([task_id, *others])
-    transitions.hand_back(tables.tasks().filter(pk=task_id), 0)
+    transitions.return_to_pending(tables.tasks().filter(pk=task_id), 0)
     rows = transitions.lock_rows([task_id, *others])
     row = rows.get(task_id)
     if row is None:

@@ -117,7 +117,7 @@ def _block_released(
         if subgraph.rows[key].status in RELEASED and subgraph.needed_by(key, replayed)
     ]
     these = tables.tasks().filter(pk__in=blocked)
-    transitions.hand_back(these, 0)
+    transitions.return_to_pending(these, 0)
     transitions.block(these)
     subgraph.blocked_again.update(blocked)
 

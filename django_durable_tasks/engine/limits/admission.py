@@ -1,9 +1,9 @@
-"""Applies limits at the claim: tasks that exceed a limit are parked under its scope.
+"""Applies limits at the claim: tasks that exceed a limit wait for its scope.
 
-Counting, claiming and parking are one transaction. If a limit other than a fair share applies, the
-transaction first locks the row of limits, so that the limited claims of all nodes are serial and
-each one counts what the others committed (READ COMMITTED). A transaction that has this lock never
-waits for a task: locked tasks are skipped. Tasks without a limit need no lock.
+Counting, claiming and recording the waits are one transaction. If a limit other than a fair share
+applies, the transaction first locks the row of limits, so that the limited claims of all nodes are
+serial and each one counts what the others committed (READ COMMITTED). A transaction that has this
+lock never waits for a task: locked tasks are skipped. Tasks without a limit need no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import LimitBucket
 from django_durable_tasks.rules.limits import admission
 from django_durable_tasks.rules.limits import options as rules
-from django_durable_tasks.rules.limits.admission import Asking, Room
+from django_durable_tasks.rules.limits.admission import AdmissionRequest, Capacity
 from django_durable_tasks.rules.limits.options import Allowance, Bucket
 from django_durable_tasks.rules.tasks.demands import Demand
 
@@ -48,14 +48,14 @@ class _Bound:
     queue: str
     tenant_id: int
     limit_key: str | None
-    asking: Asking
+    request: AdmissionRequest
     share: str | None
     is_selected: bool
 
     @property
     def scopes(self) -> Sequence[str]:
         """The scopes that may refuse the task."""
-        return self.asking.scopes
+        return self.request.scopes
 
 
 class LimitAdmission:
@@ -64,7 +64,7 @@ class LimitAdmission:
     def __init__(self, book: LimitConfig, queues: Iterable[str] = ()) -> None:
         self._book = book
         self._wide = {scope for queue in queues for scope in book.wide(queue)}
-        self._room, self._buckets = Room(), dict[str, Bucket]()
+        self._capacity, self._buckets = Capacity(), dict[str, Bucket]()
         self._usage: Usage | None = None
         self._now: datetime | None = None
         self._shares_waiting: dict[str, bool] = {}
@@ -86,54 +86,56 @@ class LimitAdmission:
         return [one for one in parts if one.limit > 0], self._at_most(limit, rules.GLOBAL)
 
     def _at_most(self, number: int, scope: str) -> int:
-        left = self._room.left(scope) if scope in self._wide else None
+        left = self._capacity.left(scope) if scope in self._wide else None
         return number if left is None else max(0, min(number, left))
 
-    def let_in(self, claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the claimed tasks that are admitted, in their order, and park the others."""
+    def admit_claimed(self, claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
+        """Return the claimed tasks that are admitted, in their order, and make the others wait."""
         if not self._book.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
         before = {task.id: task.waiting_for_limit for task in claimed}
         bound = self._bound(list(before), before)
         refused = self._refused([bound[task.id] for task in claimed])
-        transitions.park_claimed(refused)
+        transitions.make_claimed_wait(refused)
         return [task for task in claimed if task.id not in refused]
 
     def admit(self, ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
-        """Return the due tasks that are admitted, in their order, and park the others."""
+        """Return the due tasks that are admitted, in their order, and make the others wait."""
         bound = self._bound(ids)
         refused = self._refused(
             [bound[task_id] for task_id in ids if task_id in bound], claimed=False
         )
-        transitions.park_due(refused, now)
+        transitions.make_due_wait(refused, now)
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
     def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
-        """Park the next due tasks that would be refused too, so that the next claim reads the tasks
-        behind them.
+        """Make the next due tasks that would be refused too wait, so that the next claim reads the
+        tasks behind them.
         """
         full = {
             row.task_id: scope
             for row in self._bound(next_due(queues, now, limit)).values()
             for scope in row.scopes
-            if scope not in self._wide and self._room.refuses(scope, row.asking)
+            if scope not in self._wide and self._capacity.refuses(scope, row.request)
         }
-        return transitions.park_due(full, now)
+        return transitions.make_due_wait(full, now)
 
     def close(self) -> None:
         """Write the buckets whose tokens were used."""
         rows = [
             LimitBucket(
-                scope=scope, tokens=self._room.tokens[scope], refilled_at=self._buckets[scope].at
+                scope=scope,
+                tokens=self._capacity.tokens[scope],
+                refilled_at=self._buckets[scope].at,
             )
-            for scope in sorted(self._room.spent)
+            for scope in sorted(self._capacity.spent)
         ]
         if rows:
             usage.write(rows)
 
     def _refused(self, bound: Sequence[_Bound], *, claimed: bool = True) -> dict[uuid.UUID, str]:
-        """Judge these tasks in their order; return the scope under which each refused task is
-        parked.
+        """Judge these tasks in their order; return the scope for which each refused task
+        waits.
         """
         if not any(row.scopes for row in bound):
             return {}
@@ -146,16 +148,16 @@ class LimitAdmission:
             if row.share is not None and self._waits_for_its_share(row)
         }
         answers = admission.admitted(
-            [row.asking for row in bound if row.task_id not in refused], self._room
+            [row.request for row in bound if row.task_id not in refused], self._capacity
         )
         return refused | {
-            row.task_id: self._parking_scope(row, answers[row.task_id])
+            row.task_id: self._waiting_scope(row, answers[row.task_id])
             for row in bound
             if row.task_id in answers
         }
 
-    def _parking_scope(self, row: _Bound, scope: str) -> str:
-        """Return the scope to park a task under: its tenant's share if the queue serves tenants
+    def _waiting_scope(self, row: _Bound, scope: str) -> str:
+        """Return the scope for which a task waits: its tenant's share if the queue serves tenants
         round-robin.
         """
         if (
@@ -192,8 +194,8 @@ class LimitAdmission:
             )
             if share is not None and not selected:
                 scopes.append(share)
-            asking = waitlist.asking(task_id, scopes, weight, priority)
-            found[task_id] = _Bound(task_id, name, queue, tenant_id, key, asking, share, selected)
+            request = waitlist.admission_request(task_id, scopes, weight, priority)
+            found[task_id] = _Bound(task_id, name, queue, tenant_id, key, request, share, selected)
         return found
 
     def _allowed(self, tasks: Iterable[_Bound]) -> dict[str, Allowance]:
@@ -213,23 +215,25 @@ class LimitAdmission:
         if self._usage is not None and (self._now is not None or not strict):
             return
         if strict:
-            usage.hold_lock()
+            usage.lock_limits()
             self._now = database_now()
-        found = usage.holders(running=strict)
+        found = usage.count(running=strict)
         for row in own:
-            found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.asking.weight)
+            found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.request.weight)
         self._usage = found
 
     def _open(self, scopes: Mapping[str, Allowance], own: Sequence[_Bound] = ()) -> None:
         """Compute the free capacity of these scopes, unless it is computed already."""
-        new = {scope: allowed for scope, allowed in scopes.items() if scope not in self._room.known}
-        self._room.known |= new.keys()
+        new = {
+            scope: allowed for scope, allowed in scopes.items() if scope not in self._capacity.known
+        }
+        self._capacity.known |= new.keys()
         rates = {scope: allowed.rate for scope, allowed in new.items() if allowed.rate is not None}
         if self._now is not None and rates:
             fresh = usage.buckets(rates, self._now)
             self._buckets |= fresh
-            self._room.rates |= rates
-            self._room.tokens |= {scope: bucket.tokens for scope, bucket in fresh.items()}
+            self._capacity.rates |= rates
+            self._capacity.tokens |= {scope: bucket.tokens for scope, bucket in fresh.items()}
         found = self._usage
         if found is None:
             return
@@ -240,14 +244,14 @@ class LimitAdmission:
             share = rules.shared(scope)
             if share is not None:
                 tenants = found.tenants(share[0]) | owners.get(share[0], set())
-                self._room.places[scope] = free_of_share(share, self._book, found, tenants)
+                self._capacity.places[scope] = free_of_share(share, self._book, found, tenants)
             elif allowed.places is not None:
-                self._room.places[scope] = allowed.places - found.under_way[scope]
+                self._capacity.places[scope] = allowed.places - found.under_way[scope]
             if allowed.heaviest is not None:
-                self._room.heaviest[scope] = allowed.heaviest
+                self._capacity.heaviest[scope] = allowed.heaviest
 
     def _reserve_for_heavy(self, scopes: Collection[str]) -> None:
-        """Reserve capacity in each scope for its most urgent parked task, if that is heavier than
+        """Reserve capacity in each scope for its most urgent waiting task, if that is heavier than
         1.
 
         Lighter tasks then leave the capacity that it needs. Nothing is reserved for a task that
@@ -262,10 +266,10 @@ class LimitAdmission:
         self._heads_read.update(new)
         if self._now is None or not new:
             return
-        waitlists = {scope: tables.tasks().in_line_for(scope) for scope in new}
+        waitlists = {scope: tables.tasks().reserved_for_scope(scope) for scope in new}
         for row in {
             row.waiting_for_limit: row
-            for row in reversed(waitlist.able(waitlists, lambda _: 1, self._is_eligible))
+            for row in reversed(waitlist.eligible(waitlists, lambda _: 1, self._is_eligible))
         }.values():
             if row.weight == 1:
                 continue
@@ -274,13 +278,13 @@ class LimitAdmission:
                 *self._book.narrow(row.name, row.tenant_id, row.limit_key),
             ]
             self._open({scope: self._book.among(scope, [row.name]) for scope in others})
-            asking = waitlist.asking(row.pk, others, row.weight, row.priority)
+            request = waitlist.admission_request(row.pk, others, row.weight, row.priority)
             if not any(
-                self._room.refuses(scope, asking)
+                self._capacity.refuses(scope, request)
                 for scope in others
                 if scope != row.waiting_for_limit
             ):
-                self._room.ahead[row.waiting_for_limit] = asking
+                self._capacity.ahead[row.waiting_for_limit] = request
 
     def _is_eligible(self, row: waitlist.Waiting) -> bool:
         """Return whether the task has not expired, its queue admits it, and its weight is within
@@ -288,7 +292,7 @@ class LimitAdmission:
         """
         if row.expires_at is not None and self._now is not None and row.expires_at <= self._now:
             return False
-        if row.weight > self._room.heaviest.get(row.waiting_for_limit, row.weight):
+        if row.weight > self._capacity.heaviest.get(row.waiting_for_limit, row.weight):
             return False
         if self._paused is None:
             self._paused = backpressure.paused_queues()
@@ -318,10 +322,10 @@ def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID
 
 
 def waiting_shares(queue: str, most: int, past: str = "") -> list[str]:
-    """Return at most ``most`` shares of a queue that have parked tasks, starting after ``past``."""
+    """Return at most ``most`` shares of a queue with waiting tasks, starting after ``past``."""
     found: list[str] = []
     for start in dict.fromkeys((past or rules.before_shares(queue), rules.before_shares(queue))):
-        scopes = waitlist.parked_past(start, most) if len(found) < most else []
+        scopes = waitlist.scopes_after(start, most) if len(found) < most else []
         found += [
             scope
             for scope in scopes

@@ -74,13 +74,13 @@ class QueueSnapshot:
             return _UNKNOWN_WORKERS_WINDOW
         return max(_SMALLEST_WINDOW, 2 * self.concurrency[queue] + round(2 * starts_per_second))
 
-    def room(self, queue: str, starts_per_second: float = 0.0) -> int:
+    def capacity(self, queue: str, starts_per_second: float = 0.0) -> int:
         """Return how many more tasks of this queue may be published now."""
         if queue in self.paused:
             return 0
         return max(0, self.window(queue, starts_per_second) - self.queued[queue])
 
-    def urgent_room(self, queue: str, starts_per_second: float = 0.0) -> int:
+    def urgent_capacity(self, queue: str, starts_per_second: float = 0.0) -> int:
         """Return how many more tasks of the highest priority may be published: a full window is
         extended by a tenth for them.
         """
@@ -103,7 +103,7 @@ def paused_queues() -> frozenset[str]:
     return frozenset(paused.values_list("name", flat=True))
 
 
-def picture(queues: Collection[str] | None = None) -> QueueSnapshot:
+def snapshot(queues: Collection[str] | None = None) -> QueueSnapshot:
     """Read the state of these queues, or of all, with three statements."""
     global _window_of
     published = (
@@ -124,7 +124,7 @@ _window_of: Callable[[str, float], int] = QueueSnapshot().window
 _pace_of: Callable[[str], float] = Counter[str]().__getitem__
 
 
-def move_at(pace: Callable[[str], float]) -> None:
+def use_start_rates(pace: Callable[[str], float]) -> None:
     """Set the function that returns the starts per second of a queue, for the windows of this
     process.
     """
@@ -151,12 +151,12 @@ def _concurrency(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
 class _State:
     """The state of the queues as last read, and the tasks that this process has published since.
 
-    ``picture`` is None if the database did not answer. ``queues`` were read. In those of ``behind``
-    tasks have been due for longer than ``_BEHIND``.
+    ``snapshot`` is None if the database did not answer. ``queues`` were read. In those of
+    ``behind`` tasks have been due for longer than ``_BEHIND``.
     """
 
     read_at: float
-    picture: QueueSnapshot | None = None
+    snapshot: QueueSnapshot | None = None
     book: config.LimitConfig = field(default_factory=config.LimitConfig)
     queues: frozenset[str] = frozenset()
     behind: frozenset[str] = frozenset()
@@ -166,18 +166,18 @@ class _State:
     def take_place(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a task may be published without a claim, and count it."""
         if (
-            self.picture is None
+            self.snapshot is None
             or queue not in self.queues
             or self.book.binds(name, queue, tenant_id)
         ):
             return False
         # Tasks that are due must not starve: new tasks leave half of the window to them.
-        left = self.picture.window(queue) // 2 if queue in self.behind else 0
-        if self.picture.room(queue) - left <= self.published[queue]:
+        left = self.snapshot.window(queue) // 2 if queue in self.behind else 0
+        if self.snapshot.capacity(queue) - left <= self.published[queue]:
             return False
         if (
             self.book.tenants
-            and self.picture.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
+            and self.snapshot.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
         ):
             return False
         self.published[queue] += 1
@@ -241,7 +241,7 @@ class _Recent:
             self._asked.pop(queue, None)
         try:
             with dedicated_connection():
-                book, found = config.read(), picture(queues)
+                book, found = config.read(), snapshot(queues)
                 behind = late(queues, database_now() - timedelta(seconds=_BEHIND))
             return _State(time.monotonic(), found, book, queues, behind)
         except Error:
@@ -254,7 +254,7 @@ class _Recent:
 _recent = _Recent()
 
 
-def forget_picture() -> None:
+def forget_snapshot() -> None:
     """Remove the last state and the limits that were read; the next call reads them."""
     _recent.stop()
     _begin_anew()

@@ -77,7 +77,7 @@ class LimitConfig:
             coded.rate if given.rate is None else given.rate,
         )
 
-    def by_anybody(self, scope: str) -> Allowance | None:
+    def common_limits(self, scope: str) -> Allowance | None:
         """Return the limits of a scope that do not depend on a task; None if tasks have different
         limits for a key.
         """

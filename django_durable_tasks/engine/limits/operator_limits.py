@@ -65,14 +65,14 @@ def remove_limit(scope: str) -> bool:
 
 
 def waiting_for(scope: str) -> int:
-    """Return the number of tasks parked for a scope."""
-    return tasks().parked_for(scope).count()
+    """Return the number of tasks that wait for a scope."""
+    return tasks().waiting_for_scope(scope).count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUsage:
-    """A limit and its usage: ``taken`` is the weight of QUEUED and RUNNING tasks, ``parked`` the
-    number of waiting tasks.
+    """A limit and its usage: ``taken`` is the weight of QUEUED and RUNNING tasks, ``waiting``
+    the number of waiting tasks.
 
     ``too_heavy`` is the weight of the heaviest waiting task, if it exceeds the whole limit, so that
     the task can never start. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` in code), TENANT_SHARE
@@ -85,16 +85,16 @@ class LimitUsage:
     taken: int = 0
     rate: str = ""
     tokens: float | None = None
-    parked: int = 0
+    waiting: int = 0
     too_heavy: int | None = None
 
 
 def standings() -> list[LimitUsage]:
-    """Return every configured limit and every scope with parked tasks, ordered by scope."""
-    book, found, now = config.read(), usage.holders(), database_now()
+    """Return every configured limit and every scope with waiting tasks, ordered by scope."""
+    book, found, now = config.read(), usage.count(), database_now()
     counts = (
         tasks()
-        .parked()
+        .waiting_for_limit()
         .order_by()
         .values_list("waiting_for_limit")
         .annotate(number=Count("pk"), most=Max("weight"))
@@ -107,7 +107,7 @@ def standings() -> list[LimitUsage]:
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
     result = []
     for scope in scopes:
-        one, (parked, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
+        one, (count, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
         result.append(
             LimitUsage(
                 scope=scope,
@@ -115,7 +115,7 @@ def standings() -> list[LimitUsage]:
                 max_concurrency=one.places,
                 taken=found.under_way[scope],
                 rate=str(one.rate or ""),
-                parked=parked,
+                waiting=count,
                 tokens=(
                     None
                     if one.rate is None
@@ -132,10 +132,10 @@ def standings() -> list[LimitUsage]:
 
 
 def crowded() -> list[LimitUsage]:
-    """Return the limits with parked tasks; one statement if there are none."""
+    """Return the limits with waiting tasks; one statement if there are none."""
     return (
-        [standing for standing in standings() if standing.parked]
-        if tasks().parked().exists()
+        [standing for standing in standings() if standing.waiting]
+        if tasks().waiting_for_limit().exists()
         else []
     )
 
@@ -162,7 +162,7 @@ def why(task: Task) -> str:
         return _sentence(task.waiting_for_limit, task, book)
     if task.is_waiting or not book.wide(task.queue):
         return ""
-    found = usage.holders()
+    found = usage.count()
     full = (
         scope
         for scope in book.wide(task.queue)
@@ -174,7 +174,7 @@ def why(task: Task) -> str:
 
 
 def _sentence(scope: str, task: Task, book: config.LimitConfig) -> str:
-    found, one, parts = usage.holders(), release.allowed(scope, book), []
+    found, one, parts = usage.count(), release.allowed(scope, book), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (
             f"It can never start: it weighs {task.weight}, and the whole limit {scope} is"

@@ -115,16 +115,16 @@ def admitted(claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
         for key, several in by_key.items()
         for task in (several if key in taken else several[1:])
     }
-    hand_back(refused)
+    return_to_pending(refused)
     return [task for task in claimed if task.id not in refused]
 
 
-def hand_back(epochs: dict[uuid.UUID, int]) -> int:
+def return_to_pending(epochs: dict[uuid.UUID, int]) -> int:
     """Return QUEUED tasks of these epochs to PENDING, where they wait for their overlap key; return
     how many.
     """
     return (
-        transitions.hand_back(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
+        transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
         if epochs
         else 0
     )

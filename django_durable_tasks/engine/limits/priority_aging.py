@@ -30,7 +30,7 @@ def steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
     seconds. Yield how many were raised after each transaction.
 
     Start it once per ``wait`` seconds. Each step raises at most ``limit`` due tasks of one priority
-    of a queue, the oldest first, or at most ``limit`` parked tasks of one priority. The next pass
+    of a queue, the oldest first, or at most ``limit`` waiting tasks of one priority. The next pass
     raises the others. ``priority_boost`` counts the raises. The number of steps grows with the
     number of queues with late tasks, so the caller may pause between two steps.
     """
@@ -45,15 +45,15 @@ def steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
                 level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit
             )
         if scopes:
-            yield _age_parked(scopes, priority, since, limit)
+            yield _age_waiting(scopes, priority, since, limit)
 
 
-def _age_parked(scopes: Sequence[str], priority: int, since: datetime, limit: int) -> int:
+def _age_waiting(scopes: Sequence[str], priority: int, since: datetime, limit: int) -> int:
     """Raise the oldest waiting tasks of each scope that were due before ``since``. Reads at most
     ``limit``.
     """
     waiting = {
-        scope: tables.tasks().parked_for(scope).filter(priority=priority).order_by("id")
+        scope: tables.tasks().waiting_for_scope(scope).filter(priority=priority).order_by("id")
         for scope in scopes
     }
     each = -(-limit // len(scopes))

@@ -1,4 +1,4 @@
-"""Re-queues parked tasks once their limit has capacity, round-robin over scopes.
+"""Re-queues waiting tasks once their limit has capacity, round-robin over scopes.
 
 The number of statements does not depend on the number of tasks. This module only makes tasks
 eligible; the claim enforces the limit. An eligible task keeps the name of its scope until it is
@@ -24,7 +24,7 @@ from django_durable_tasks.engine.limits.waitlist import Waiting
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits import admission as limit_admission
 from django_durable_tasks.rules.limits import options as rules
-from django_durable_tasks.rules.limits.admission import Asking, Room
+from django_durable_tasks.rules.limits.admission import AdmissionRequest, Capacity
 from django_durable_tasks.rules.limits.options import Allowance
 
 _WIDE_SHARE = 1_000_000_000
@@ -41,25 +41,25 @@ round-robin position.
 """
 
 
-def let_go(now: datetime, limit: int) -> int:
-    """Make parked tasks eligible, round-robin over their scopes, as far as these have capacity;
+def release_waiting(now: datetime, limit: int) -> int:
+    """Make waiting tasks eligible, round-robin over their scopes, as far as these have capacity;
     return how many.
 
-    Call it in every round of dispatch. If no task is parked, it executes one index probe.
+    Call it in every round of dispatch. If no task waits, it executes one index probe.
     """
     scopes = _scan.next(limit)
-    return len(_let_go(scopes, now, limit)) if scopes else 0
+    return len(_release(scopes, now, limit)) if scopes else 0
 
 
-def _let_go(
+def _release(
     scopes: Sequence[str], now: datetime, limit: int, given: Mapping[str, int] | None = None
 ) -> list[uuid.UUID]:
     found = plan_release(scopes, now, limit, given)
     if found.late:
         transitions.expire(tables.tasks().filter(pk__in=found.late), limit)
-    transitions.park_elsewhere(found.elsewhere)
+    transitions.change_waiting_limit(found.elsewhere)
     if found.rows:
-        transitions.let_go(tables.tasks().filter(pk__in=list(found.rows)), limit)
+        transitions.release_waiting(tables.tasks().filter(pk__in=list(found.rows)), limit)
     for scope in found.rows.values():
         share = rules.shared(scope)
         if share is not None:
@@ -67,11 +67,14 @@ def _let_go(
     return [*found.rows, *found.late]
 
 
-def line_up(current: LimitConfig, queue: str, now: datetime, limit: int) -> list[uuid.UUID] | None:
-    """Select the due tasks of a queue whose tenants are served round-robin, and park the others.
+def select_round_robin(
+    current: LimitConfig, queue: str, now: datetime, limit: int
+) -> list[uuid.UUID] | None:
+    """Select the due tasks of a queue whose tenants are served round-robin, and make the others
+    wait.
 
     Return the ids of the tasks to claim, or None if no task waits and every due task may be
-    claimed. Locks only the tasks that it parks.
+    claimed. Locks only the tasks that it makes wait.
     """
     shares = set(admission.waiting_shares(queue, limit, _last_turn.get(queue, "")))
     free, given = _tokens(current, queue, now), list[uuid.UUID]()
@@ -90,11 +93,11 @@ def line_up(current: LimitConfig, queue: str, now: datetime, limit: int) -> list
             for task_id, (share, waiting_for_limit) in of.items()
             if share != waiting_for_limit
         }
-        transitions.park_due(new, now)
+        transitions.make_due_wait(new, now)
         shares.update(new.values())
         if len(due) < _AHEAD:
             break
-    return given + _let_go(sorted(shares), now, limit, {queue: len(given)})
+    return given + _release(sorted(shares), now, limit, {queue: len(given)})
 
 
 def _tokens(current: LimitConfig, queue: str, now: datetime) -> int:
@@ -121,43 +124,43 @@ class ReleasePlan:
 def plan_release(
     scopes: Collection[str], now: datetime, limit: int, given: Mapping[str, int] | None = None
 ) -> ReleasePlan:
-    """Return at most ``limit`` tasks parked for these scopes that their limits and queues admit
-    now.
+    """Return at most ``limit`` tasks that wait for these scopes and that their limits and queues
+    admit now.
 
     ``given`` is the number of tasks per queue that were selected but not claimed yet. If a queue is
     missing in it, its due tasks are counted instead.
     """
-    current, found = book(), usage.holders()
-    judge = _FreeCapacity(current, found, now, backpressure.paused_queues(), given or {})
-    judge.open(scopes)
+    current, found = book(), usage.count()
+    free = _FreeCapacity(current, found, now, backpressure.paused_queues(), given or {})
+    free.open(scopes)
     waitlists = {
         scope: tasks
-        for scope in judge.order(scopes)
-        if (tasks := judge.waitlist_of(scope)) is not None
+        for scope in free.order(scopes)
+        if (tasks := free.waitlist_of(scope)) is not None
     }
     most = max(1, 4 * limit // len(waitlists)) if waitlists else 0
-    rows = waitlist.able(
-        waitlists, lambda scope: min(limit, most, judge.number(scope, limit)), judge.takes
+    rows = waitlist.eligible(
+        waitlists, lambda scope: min(limit, most, free.number(scope, limit)), free.takes
     )
     late = {row.pk for row in rows if row.expires_at is not None and row.expires_at <= now}
     of: dict[Hashable, Waiting] = {row.pk: row for row in rows if row.pk not in late}
-    judge.bind(of.values())
-    waiting: dict[str, list[Asking]] = {scope: [] for scope in waitlists}
+    free.bind(of.values())
+    waiting: dict[str, list[AdmissionRequest]] = {scope: [] for scope in waitlists}
     for row in of.values():
-        waiting[row.waiting_for_limit].append(judge.asking(row))
-    chosen, elsewhere = limit_admission.going(waiting, judge.room, limit)
+        waiting[row.waiting_for_limit].append(free.request(row))
+    chosen, elsewhere = limit_admission.select_releasable(waiting, free.capacity, limit)
     blocked = {
         of[task_id].pk: scope
         for task_id, full in elsewhere.items()
-        if (scope := _parking_scope(full)) is not None
+        if (scope := _waiting_scope(full)) is not None
     }
     return ReleasePlan(
         {of[task_id].pk: of[task_id].waiting_for_limit for task_id in chosen}, blocked, list(late)
     )
 
 
-def _parking_scope(full: Sequence[str]) -> str | None:
-    """Return the first scope in which a task can be parked; not a window, which has capacity again
+def _waiting_scope(full: Sequence[str]) -> str | None:
+    """Return the first scope for which a task can wait; not a window, which has capacity again
     soon.
     """
     return next(
@@ -188,7 +191,7 @@ class _FreeCapacity:
             paused,
             given,
         )
-        self.room = Room()
+        self.capacity = Capacity()
         self._differing: list[Allowance] = []
 
     def open(self, scopes: Collection[str]) -> None:
@@ -198,7 +201,7 @@ class _FreeCapacity:
             sharing.setdefault(queue, set()).add(tenant)
         wide = {scope for queue in sharing for scope in self._book.wide(queue)}
         allowed = {
-            scope: self._book.by_anybody(scope)
+            scope: self._book.common_limits(scope)
             for scope in {*scopes, *wide}
             if rules.shared(scope) is None
         }
@@ -208,21 +211,21 @@ class _FreeCapacity:
 
     def _allow(self, allowed: Mapping[str, Allowance], mark: str = "") -> None:
         rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
-        self.room.rates |= {scope + mark: rate for scope, rate in rates.items()}
+        self.capacity.rates |= {scope + mark: rate for scope, rate in rates.items()}
         fresh = usage.buckets(rates, self._now)
-        self.room.tokens |= {scope + mark: bucket.tokens for scope, bucket in fresh.items()}
+        self.capacity.tokens |= {scope + mark: bucket.tokens for scope, bucket in fresh.items()}
         for scope, one in allowed.items():
-            self.room.known.add(scope + mark)
+            self.capacity.known.add(scope + mark)
             if one.places is not None:
-                self.room.places[scope + mark] = one.places - self._found.under_way[scope]
+                self.capacity.places[scope + mark] = one.places - self._found.under_way[scope]
             if one.heaviest is not None:
-                self.room.heaviest[scope + mark] = one.heaviest
+                self.capacity.heaviest[scope + mark] = one.heaviest
 
     def _divide(self, sharing: Mapping[str, set[int]]) -> None:
         """Divide the capacity of shared queues between their tenants; due tasks come first, or get
         half of the window.
 
-        Due tasks may belong to tenants without parked tasks. If only one tenant waits, it gets all
+        Due tasks may belong to tenants without waiting tasks. If only one tenant waits, it gets all
         of a limited queue. Half of a window is enough to keep every worker busy.
         """
         due = tables.tasks().due(self._now).order_by()
@@ -237,7 +240,7 @@ class _FreeCapacity:
                 self._book.takes_turns(queue),
             )
             window = self._window(queue)
-            self.room.places[rules.of_window(queue)] = (
+            self.capacity.places[rules.of_window(queue)] = (
                 window // 2 if number and not turns else window
             )
             for scope in wide if turns else ():
@@ -252,25 +255,27 @@ class _FreeCapacity:
                 each = (
                     _WIDE_SHARE
                     if turns
-                    else -(-self.room.places[rules.of_window(queue)] // len(tenants))
+                    else -(-self.capacity.places[rules.of_window(queue)] // len(tenants))
                 )
-                self.room.places[scope] = _WIDE_SHARE if only_tenant else min(fair, each)
+                self.capacity.places[scope] = _WIDE_SHARE if only_tenant else min(fair, each)
 
     def _relevant_due(self, queue: str) -> int:
         """Return how many due tasks of a queue have to be read: more than the capacity are not
         needed.
         """
         left = [
-            room for scope in self._book.wide(queue) if (room := self.room.left(scope)) is not None
+            capacity
+            for scope in self._book.wide(queue)
+            if (capacity := self.capacity.left(scope)) is not None
         ]
         return max(1, min([_AHEAD, *left])) if self._book.takes_turns(queue) else 1
 
     def _take(self, scope: str, number: int) -> None:
-        if scope in self.room.places:
-            self.room.places[scope] -= number
-        if scope in self.room.tokens:
-            self.room.tokens[scope] = (
-                min(self.room.tokens[scope], self.room.rates[scope].holds()) - number
+        if scope in self.capacity.places:
+            self.capacity.places[scope] -= number
+        if scope in self.capacity.tokens:
+            self.capacity.tokens[scope] = (
+                min(self.capacity.tokens[scope], self.capacity.rates[scope].holds()) - number
             )
 
     def _window(self, queue: str) -> int:
@@ -284,27 +289,27 @@ class _FreeCapacity:
         shares = []
         for queue in queues:
             own = [scope for scope in scopes if (rules.shared(scope) or ("",))[0] == queue]
-            shares += limit_admission.from_turn(own, _last_turn.get(queue, ""))
+            shares += limit_admission.rotate_after(own, _last_turn.get(queue, ""))
         return [*(scope for scope in scopes if rules.shared(scope) is None), *shares]
 
     def number(self, scope: str, limit: int) -> int:
         """Return how many tasks of weight 1 a scope admits; ``limit`` if the scope is
         not limited.
         """
-        room = self.room.left(scope)
-        return limit if room is None else room
+        capacity = self.capacity.left(scope)
+        return limit if capacity is None else capacity
 
     def waitlist_of(self, scope: str) -> TaskQuerySet | None:
-        """Return the parked tasks of a scope that may be released now, or None if it has no
+        """Return the waiting tasks of a scope that may be released now, or None if it has no
         capacity.
         """
         if self.number(scope, 1) <= 0 or (rules.shared(scope) or ("",))[0] in self._paused:
             return None
-        parked, share = tables.tasks().parked_for(scope), rules.shared(scope)
+        waiting, share = tables.tasks().waiting_for_scope(scope), rules.shared(scope)
         return (
-            parked
+            waiting
             if share is None or self._window(share[0])
-            else parked.filter(priority__gte=waitlist.URGENT)
+            else waiting.filter(priority__gte=waitlist.URGENT)
         )
 
     def takes(self, row: Waiting) -> bool:
@@ -326,16 +331,16 @@ class _FreeCapacity:
         """
         new: dict[str, dict[str, Allowance]] = {}
         for row in rows:
-            self.room.places.setdefault(rules.of_window(row.queue), self._window(row.queue))
+            self.capacity.places.setdefault(rules.of_window(row.queue), self._window(row.queue))
             for scope in (row.waiting_for_limit, *self._narrow(row)):
                 marked = self._marked(scope, row.name)
-                if marked not in self.room.known and rules.shared(scope) is None:
+                if marked not in self.capacity.known and rules.shared(scope) is None:
                     mark = marked.removeprefix(scope)
                     new.setdefault(mark, {})[scope] = self._book.among(scope, [row.name])
         for mark, allowed in new.items():
             self._allow(allowed, mark)
 
-    def asking(self, row: Waiting) -> Asking:
+    def request(self, row: Waiting) -> AdmissionRequest:
         """Return the task with all scopes whose capacity it uses when it is released."""
         wide = self._book.wide(row.queue) if rules.shared(row.waiting_for_limit) is not None else []
         others = [
@@ -344,7 +349,7 @@ class _FreeCapacity:
             if scope != row.waiting_for_limit
         ]
         others += [] if row.priority >= waitlist.URGENT else [rules.of_window(row.queue)]
-        return waitlist.asking(
+        return waitlist.admission_request(
             row.pk,
             [self._marked(row.waiting_for_limit, row.name), *wide],
             row.weight,
@@ -359,7 +364,7 @@ class _FreeCapacity:
         """Return the scope; with a marker for the allowance if tasks declare different limits for
         its key.
         """
-        if self._book.by_anybody(scope) is not None:
+        if self._book.common_limits(scope) is not None:
             return scope
         allowed = self._book.among(scope, [name])
         if allowed not in self._differing:
@@ -370,10 +375,10 @@ class _FreeCapacity:
 def allowed(scope: str, current: LimitConfig) -> Allowance:
     """Return the allowance of a scope.
 
-    If tasks declare different limits for a key, the most urgent parked task decides.
+    If tasks declare different limits for a key, the most urgent waiting task decides.
     """
-    common = current.by_anybody(scope)
+    common = current.common_limits(scope)
     if common is not None:
         return common
-    name: Any = tables.tasks().parked_for(scope).values_list("name", flat=True).first()
+    name: Any = tables.tasks().waiting_for_scope(scope).values_list("name", flat=True).first()
     return current.among(scope, [] if name is None else [name])

@@ -26,7 +26,7 @@ from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.options import Bucket, Rate
 
 
-def hold_lock() -> None:
+def lock_limits() -> None:
     """Lock the single row that serializes limited claims, until the end of the transaction.
 
     Inserts the row if it is missing. Waiters time out after ``lock_timeout``. PostgreSQL and
@@ -90,7 +90,7 @@ def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> l
     ]
 
 
-def holders(*, running: bool = True) -> Usage:
+def count(*, running: bool = True) -> Usage:
     """Count the usage with one grouped statement for QUEUED and, if ``running``, one for RUNNING
     tasks.
 
@@ -160,7 +160,7 @@ def _refilled(
 
 def _reset_clock(scopes: Collection[str]) -> None:
     with tables.atomic():
-        hold_lock()
+        lock_limits()
         now = database_now()
         these = LimitBucket.objects.using(tables.database()).filter(pk__in=sorted(scopes))
         these.filter(refilled_at__gt=now + timedelta(seconds=rules.A_NEW_CLOCK)).update(

@@ -1,4 +1,4 @@
-"""Reads the waitlists of limits: the scopes with parked tasks, and the first tasks of each scope.
+"""Reads the waitlists of limits: the scopes with waiting tasks, and the first tasks of each scope.
 
 One statement reads many scopes. Called by ``admission``, ``release``, ``priority_aging`` and the
 dispatch loop.
@@ -17,7 +17,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.limits.next_due import AT_ONCE
 from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.rules.limits.admission import Asking
+from django_durable_tasks.rules.limits.admission import AdmissionRequest
 
 URGENT = 9
 """Tasks of this priority are released even if the window of their queue is full."""
@@ -28,7 +28,7 @@ the first ``_FAR`` are read.
 
 
 class Waiting(NamedTuple):
-    """A parked task."""
+    """A task that waits for a limit."""
 
     waiting_for_limit: str
     pk: uuid.UUID
@@ -41,7 +41,7 @@ class Waiting(NamedTuple):
     expires_at: datetime | None
 
 
-def able(
+def eligible(
     waitlists: Mapping[str, TaskQuerySet],
     number: Callable[[str], int],
     takes: Callable[[Waiting], bool],
@@ -86,17 +86,17 @@ def waitlist_order(priority: int, key: Any) -> tuple[int, Any]:
     return (-priority, key)
 
 
-def asking(
+def admission_request(
     key: Any, scopes: Sequence[str], weight: int, priority: int, others: Sequence[str] = ()
-) -> Asking:
+) -> AdmissionRequest:
     """Return the task as the rules of admission expect it."""
-    return Asking(key, scopes, weight, waitlist_order(priority, key), others)
+    return AdmissionRequest(key, scopes, weight, waitlist_order(priority, key), others)
 
 
 class ScopeCursor:
-    """A cursor over the scopes with parked tasks.
+    """A cursor over the scopes with waiting tasks.
 
-    If more scopes have parked tasks than one call returns, consecutive calls return all of them in
+    If more scopes have waiting tasks than one call returns, consecutive calls return all of them in
     turn.
     """
 
@@ -104,12 +104,12 @@ class ScopeCursor:
         self._past = ""
 
     def next(self, limit: int) -> list[str]:
-        """Return at most ``limit`` scopes with parked tasks; each call continues after the last one
-        returned.
+        """Return at most ``limit`` scopes with waiting tasks; each call continues after the last
+        one returned.
         """
-        found = parked_past(self._past, limit)
+        found = scopes_after(self._past, limit)
         if len(found) < limit and self._past:
-            found += [scope for scope in parked_past("", limit - len(found)) if scope not in found]
+            found += [scope for scope in scopes_after("", limit - len(found)) if scope not in found]
         self._past = found[-1] if len(found) == limit else ""
         return found
 
@@ -126,9 +126,9 @@ def _by_pages(sql: str, past: str, limit: int) -> list[str]:
     return found
 
 
-def parked_past(past: str, limit: int) -> list[str]:
-    """Return at most ``limit`` scopes with parked tasks, in the order of names, after ``past``."""
-    sql = statement("parked")
+def scopes_after(past: str, limit: int) -> list[str]:
+    """Return at most ``limit`` scopes with waiting tasks, in the order of names, after ``past``."""
+    sql = statement("waiting_scopes")
     if sql is not None:
         return _by_pages(sql, past, limit)
     waiting = tables.tasks().filter(waiting_for_limit__gt=past).order_by("waiting_for_limit")

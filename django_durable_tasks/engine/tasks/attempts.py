@@ -107,7 +107,7 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id:
 def take(queryset: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
     """Claim and start due tasks in one step, for a process that runs them without a broker.
 
-    Tasks that a limit refuses are parked in the same transaction, as by a claim.
+    Tasks that a limit refuses wait from the same transaction, as by a claim.
     """
     book = config.book()
     if book.empty:
@@ -181,7 +181,7 @@ def _refusal(task_id: uuid.UUID, epoch: int, place: RunLocation) -> Refusal:
         .filter(name=row.queue, paused_at__isnull=False)
         .exists()
     ):
-        transitions.hand_back(this, 0)
+        transitions.return_to_pending(this, 0)
         return Refusal.PAUSED
     return Refusal.STALE
 

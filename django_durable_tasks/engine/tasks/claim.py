@@ -70,7 +70,7 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     """Claim those of these tasks that are due by the database's clock; return their messages.
 
     The messages have the order in which they are to be published. Tasks that a limit refuses are
-    parked in the same transaction.
+    made to wait in the same transaction.
     """
     book = config.book()
     act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
@@ -78,7 +78,7 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
         return transitions.messages_for(overlap.admitted(_ordered(act(), now)))
     with tables.atomic():
         gate = admission.LimitAdmission(book)
-        rows = gate.let_in(_ordered(act(), now))
+        rows = gate.admit_claimed(_ordered(act(), now))
         gate.close()
     return transitions.messages_for(overlap.admitted(rows))
 
@@ -131,7 +131,7 @@ def claim_of(
     """Claim due tasks of the queues of one group; return at most ``limit`` messages in order.
 
     The number of statements does not depend on the number of queues. Tasks that a limit refuses are
-    parked in the same transaction, and the tasks behind them are claimed instead.
+    made to wait in the same transaction, and the tasks behind them are claimed instead.
     """
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
     book = config.book()
@@ -159,7 +159,7 @@ def claim_of(
         for _ in range(_PASSES):
             current, number = gate.free(left, limit - len(found))
             rows = act(current, number) if current and number else []
-            fit = gate.let_in(rows)
+            fit = gate.admit_claimed(rows)
             found += fit
             if len(fit) == len(rows):
                 break
@@ -176,7 +176,7 @@ def _turns(
     one = demands[0]
     if one.least or not book.takes_turns(one.queue):
         return None
-    return release.line_up(book, one.queue, now, _TOGETHER)
+    return release.select_round_robin(book, one.queue, now, _TOGETHER)
 
 
 def _left(
@@ -236,14 +236,14 @@ def republish_all(queryset: TaskQuerySet, batch: int) -> Iterator[list[TaskMessa
         page = list(queued.filter(pk__gt=page[-1]).values_list("pk", flat=True)[:batch])
 
 
-def hand_back(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
+def return_to_pending(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
     """Return claimed tasks to PENDING whose messages the broker did not accept; return how many.
 
     They are due in ``delay`` seconds. Tasks that have left the epoch of their message do not
     change.
     """
     epochs = {message.task_id: message.epoch for message in messages}
-    return transitions.hand_back(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
+    return transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
 
 
 def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
@@ -257,10 +257,12 @@ def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
     )
 
 
-def hand_back_unknown(task_id: uuid.UUID, epoch: int, queues: Collection[str] = ()) -> int:
+def return_unknown_task(task_id: uuid.UUID, epoch: int, queues: Collection[str] = ()) -> int:
     """Return a task to PENDING that is not registered in this worker; no failure is counted.
 
     It is due again in UNKNOWN_TASK_DELAY seconds. ``queues``: only a task of one of these queues.
     """
     queryset = tables.tasks().filter(pk=task_id, **({"queue__in": list(queues)} if queues else {}))
-    return transitions.hand_back(queryset, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch})
+    return transitions.return_to_pending(
+        queryset, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch}
+    )

@@ -149,7 +149,7 @@ def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
 
 def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
     this = tables.tasks().filter(pk=row.pk)
-    transitions.hand_back(this, 0)
+    transitions.return_to_pending(this, 0)
     transitions.edit(
         this,
         args=json.loads(task.args),

@@ -64,7 +64,7 @@ def reschedule(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason
     The messages of QUEUED tasks become stale.
     """
     with tables.atomic():
-        transitions.hand_back(queryset, 0)
+        transitions.return_to_pending(queryset, 0)
         return transitions.edit(
             queryset, run_at=run_at, **_reason_change("rescheduled", by, reason)
         )

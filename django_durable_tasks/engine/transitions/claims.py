@@ -1,4 +1,4 @@
-"""The transitions before a run: claim, take, republish and hand_back, and their messages."""
+"""The transitions before a run (claim, take, republish, return_to_pending), and their messages."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -
         return unchanged.update(due_at=after(wait), publish_count=F("publish_count") - 1)
 
 
-def hand_back(
+def return_to_pending(
     queryset: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None
 ) -> int:
     """QUEUED to PENDING. No failure is counted.
@@ -239,7 +239,9 @@ def hand_back(
         if epochs is not None:
             pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
         due_at = again if isinstance(again, datetime) else after(again)
-        return move("hand_back", pairs, Status.PENDING, due_at=due_at, node=None, publish_count=0)
+        return move(
+            "return_to_pending", pairs, Status.PENDING, due_at=due_at, node=None, publish_count=0
+        )
 
 
 def messages_for(claimed: Iterable[ClaimedTask]) -> list[TaskMessage]:

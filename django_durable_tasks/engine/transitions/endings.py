@@ -67,7 +67,7 @@ def skip(queryset: TaskQuerySet, reason: str) -> int:
 def expire(queryset: TaskQuerySet, limit: int) -> int:
     """BLOCKED, PENDING and QUEUED to EXPIRED for at most ``limit`` tasks; return how many.
 
-    The caller selects tasks whose ``expires_at`` has passed. A claim and a release of parked tasks
+    The caller selects tasks whose ``expires_at`` has passed. A claim and a release of waiting tasks
     expire all such tasks together. A single row cannot make that fail: locked rows are skipped,
     only keys and epochs are read, only constants are written, and errors of receivers are caught.
     """

@@ -212,7 +212,7 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     elif status == Status.PENDING:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.
-        ports.due.rescheduled(ids, None if name == "hand_back" else writes.get("due_at"))
+        ports.due.rescheduled(ids, None if name == "return_to_pending" else writes.get("due_at"))
     # Not for claims: the due index has removed claimed tasks, or their next claim matches no row.
     if Status.PENDING in sources and status not in WITH_DUE_AT:
         ports.due.removed(ids)

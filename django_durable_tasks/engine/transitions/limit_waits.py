@@ -1,8 +1,8 @@
-"""Parks tasks that a limit refuses, and makes them due again.
+"""Makes tasks that a limit refuses wait, and makes them due again.
 
-A parked task is PENDING, its ``due_at`` is NEVER, and ``waiting_for_limit`` is the scope without
-capacity. ``engine/limits/`` calls these functions. None of them waits for a locked row, except
-``park_claimed``, whose rows the caller has locked, and ``repair_limit_wait``.
+A task that waits for a limit is PENDING, its ``due_at`` is NEVER, and ``waiting_for_limit`` is the
+scope without capacity. ``engine/limits/`` calls these functions. None of them waits for a locked
+row, except ``make_claimed_wait``, whose rows the caller has locked, and ``repair_limit_wait``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
 from django_durable_tasks.rules.states import Status
 
 _WAS_DUE: Any = Least("run_at", NOW)
-"""Only due tasks are parked. An operator may have made them due before their ``run_at``."""
+"""Only due tasks are made to wait. An operator may have made them due before their ``run_at``."""
 
 
-def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
-    """QUEUED to PENDING for tasks that this transaction has just claimed: park them for these
-    scopes.
+def make_claimed_wait(scopes: Mapping[uuid.UUID, str]) -> int:
+    """QUEUED to PENDING for tasks that this transaction has just claimed: make them wait for
+    these scopes.
     """
     pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
     writes = {
@@ -35,11 +35,11 @@ def park_claimed(scopes: Mapping[uuid.UUID, str]) -> int:
         "node": None,
         "publish_count": 0,
     }
-    return move("hand_back", pairs, Status.PENDING, **writes)
+    return move("return_to_pending", pairs, Status.PENDING, **writes)
 
 
-def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
-    """Park PENDING tasks that are due at ``now`` for these scopes; return how many.
+def make_due_wait(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
+    """Make PENDING tasks that are due at ``now`` wait for these scopes; return how many.
 
     Rows that other transactions have locked are skipped.
     """
@@ -56,18 +56,18 @@ def park_due(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
         )
 
 
-def let_go(queryset: TaskQuerySet, limit: int) -> int:
-    """Make at most ``limit`` parked tasks due again; return how many.
+def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
+    """Make at most ``limit`` waiting tasks due again; return how many.
 
     ``due_at`` becomes ``run_at`` or, if that is in the future, now. Rows that other transactions
     have locked are skipped. ``waiting_for_limit`` is kept until the claim, so that the capacity
     stays reserved for these tasks.
     """
     with atomic():
-        parked = queryset.filter(
+        waiting = queryset.filter(
             status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
         )
-        pairs = locked(parked, limit)
+        pairs = locked(waiting, limit)
         these = tasks().filter(
             matches_epochs(pairs),
             status__standing=[Status.PENDING],
@@ -76,21 +76,21 @@ def let_go(queryset: TaskQuerySet, limit: int) -> int:
         return these.update(due_at=_WAS_DUE, updated_at=NOW) if pairs else 0
 
 
-def park_elsewhere(scopes: Mapping[uuid.UUID, str]) -> int:
-    """Change the scopes for which these parked tasks wait; return how many.
+def change_waiting_limit(scopes: Mapping[uuid.UUID, str]) -> int:
+    """Change the scopes for which these tasks wait; return how many.
 
     Rows that other transactions have locked are skipped.
     """
     if not scopes:
         return 0
     with atomic():
-        parked = tasks().filter(
+        waiting = tasks().filter(
             pk__in=list(scopes),
             status=Status.PENDING,
             waiting_for_limit__isnull=False,
             due_at__gte=NEVER,
         )
-        pairs = locked(parked, len(scopes))
+        pairs = locked(waiting, len(scopes))
         these = tasks().filter(
             matches_epochs(pairs),
             status__standing=[Status.PENDING],
@@ -114,8 +114,8 @@ def repair_limit_wait(queryset: TaskQuerySet) -> int:
             overlap_key=None,
         )
         number = unnamed.update(due_at=_WAS_DUE, updated_at=NOW)
-        unparked = these.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
-        return number + unparked.update(waiting_for_limit=None, updated_at=NOW)
+        not_waiting = these.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
+        return number + not_waiting.update(waiting_for_limit=None, updated_at=NOW)
 
 
 def age(queryset: TaskQuerySet, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""Checks of parked tasks: each waits for an existing limit without capacity, and its
+"""Checks of tasks that wait for a limit: each waits for an existing limit without capacity, and its
 columns agree.
 """
 
@@ -21,21 +21,21 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.verify import Finding, Severity
 
 _RECENT_ATTEMPTS = 1_000
-_NO_SCHEDULER = "No scheduler releases parked tasks: run `manage.py run_scheduler`."
+_NO_SCHEDULER = "No scheduler releases waiting tasks: run `manage.py run_scheduler`."
 
 
-def half_parked(look: VerifyContext, rows: Rows) -> list[Finding]:
-    """Tasks that name a limit but are not PENDING, and parked tasks without a limit and overlap
+def limit_columns(look: VerifyContext, rows: Rows) -> list[Finding]:
+    """Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
     key.
     """
     waits = Q(status=Status.PENDING)
-    parked = waits & Q(due_at__gte=NEVER)
+    waiting = waits & Q(due_at__gte=NEVER)
     wrong = (Q(waiting_for_limit__isnull=False) & ~waits) | (
-        Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & parked
+        Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & waiting
     )
     return [
         finding(
-            "half-parked",
+            "limit-columns",
             "task",
             pk,
             "waiting_for_limit",
@@ -47,23 +47,23 @@ def half_parked(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _unpark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _repair_columns(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
     return dict.fromkeys(keys, "it no longer waits for a limit")
 
 
 def stuck_on_limit(look: VerifyContext, rows: Rows) -> list[Finding]:
-    """Tasks that stay parked although their limit has capacity or no longer exists, and no other
+    """Tasks that still wait although their limit has capacity or no longer exists, and no other
     task uses it.
     """
     if not look.may_judge(PATIENCE):
         return []
-    parked = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
-    parked = parked.filter(updated_at__lt=look.ago(PATIENCE))
+    waiting = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
+    waiting = waiting.filter(updated_at__lt=look.ago(PATIENCE))
     found = [
         (pk, scope)
-        for pk, scope in parked.values_list("pk", "waiting_for_limit")
+        for pk, scope in waiting.values_list("pk", "waiting_for_limit")
         if scope is not None
     ]
     if not found:
@@ -102,7 +102,7 @@ def _active_scopes(look: VerifyContext) -> set[str]:
 def _release(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     batch = conf.settings().BATCH_SIZE
     plan = release.plan_release(sorted({str(one.found) for one in findings}), look.now, batch)
-    transitions.let_go(tables.tasks().filter(pk__in=list(plan.rows)), batch)
+    transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)
     return {one.key: "the most urgent tasks of its limit were released" for one in findings}
 
 
@@ -110,14 +110,14 @@ CHECKS = tuple(
     Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
     for name, question, judge, repair in (
         (
-            "half-parked",
+            "limit-columns",
             "Does each task with a waiting_for_limit wait for that limit?",
-            half_parked,
-            _unpark,
+            limit_columns,
+            _repair_columns,
         ),
         (
             "stuck-on-limit",
-            "Does each parked task wait for a limit without capacity?",
+            "Does each waiting task wait for a limit without capacity?",
             stuck_on_limit,
             _release,
         ),

@@ -121,8 +121,8 @@ def unpublished(look: VerifyContext, rows: Rows) -> list[Finding]:
     )
     if not overdue:
         return []
-    snapshot = backpressure.picture()
-    idle = {queue for _, queue, _ in overdue if snapshot.room(queue)} - _active_queues(
+    snapshot = backpressure.snapshot()
+    idle = {queue for _, queue, _ in overdue if snapshot.capacity(queue)} - _active_queues(
         {queue for _, queue, _ in overdue}, look
     )
     return [

@@ -26,7 +26,7 @@ from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
-from django_durable_tasks.engine.workflows.start import let_go, write
+from django_durable_tasks.engine.workflows.start import release_without_upstreams, write
 from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
 from django_durable_tasks.models import TaskDependency, WorkflowRun
 from django_durable_tasks.rules.dependencies import DependencyType, needed
@@ -106,7 +106,7 @@ def add_tasks(run: Run, plan: Plan) -> None:
     runs().bulk_create(found.runs[1:])
     write(found)
     _block_dependents(run.task_id, found)
-    publish_after_commit(let_go(found.roots))
+    publish_after_commit(release_without_upstreams(found.roots))
 
 
 def _check_growth(inside: WorkflowRun, plan: Plan) -> None:

@@ -126,7 +126,7 @@ def _start_at_once(found: WorkflowDraft) -> None:
     with tables.atomic():
         runs().bulk_create(found.runs)
         write(found)
-        publish_after_commit(let_go(found.roots))
+        publish_after_commit(release_without_upstreams(found.roots))
 
 
 def write(found: WorkflowDraft) -> None:
@@ -161,7 +161,7 @@ def _check_outside(
     edit.check_upstreams(wanted, outside, found.runs[0].tenant_id)
 
 
-def let_go(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
+def release_without_upstreams(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
     """Release BLOCKED tasks without upstreams; return the messages of those that may be published
     at once.
     """
@@ -282,7 +282,7 @@ def _release(root: uuid.UUID, tasks: TaskQuerySet) -> int:
         if sealed.select_for_update().first() is None:
             return 0
         ids = list(tasks.values_list("pk", flat=True))
-        publish_after_commit(let_go(ids))
+        publish_after_commit(release_without_upstreams(ids))
     return len(ids)
 
 

@@ -19,7 +19,7 @@ from django_durable_tasks.management.durable.subcommand import (
 )
 from django_durable_tasks.operations import limits
 
-_COLUMNS = ("scope", "source", "max_concurrency", "taken", "rate", "tokens", "parked")
+_COLUMNS = ("scope", "source", "max_concurrency", "taken", "rate", "tokens", "waiting")
 
 
 def limit(options: Options, out: Output) -> int:

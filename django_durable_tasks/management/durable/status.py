@@ -122,7 +122,7 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     for depth in seen.depths:
         found += _warnings_of(depth, seen)
     found += [
-        f"{limit.parked} tasks wait for the limit {limit.scope}{_taken(limit)}."
+        f"{limit.waiting} tasks wait for the limit {limit.scope}{_taken(limit)}."
         for limit in seen.limits
     ]
     found += [

@@ -19,7 +19,7 @@ broker, or turns.
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class AdmissionRequest:
     """A task that requests admission: the scopes in which it counts, its weight, and its turn (the
     smallest goes first).
 
@@ -39,7 +39,7 @@ class Asking:
 
 
 @dataclass(slots=True)
-class Room:
+class Capacity:
     """The free capacity of each scope during a claim; a scope that is not listed is unlimited.
 
     ``tokens``: all tokens that have accumulated; ``rates`` determines how many of them count.
@@ -51,23 +51,23 @@ class Room:
     tokens: dict[str, float] = field(default_factory=dict)
     rates: dict[str, Rate] = field(default_factory=dict)
     heaviest: dict[str, int] = field(default_factory=dict)
-    ahead: dict[str, Asking] = field(default_factory=dict)
+    ahead: dict[str, AdmissionRequest] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     spent: Counter[str] = field(default_factory=Counter)
     known: set[str] = field(default_factory=set)
 
-    def refuses(self, scope: str, asking: Asking) -> bool:
+    def refuses(self, scope: str, request: AdmissionRequest) -> bool:
         """Return whether the scope lacks capacity for this task, apart from what is reserved for
         the task ahead of it.
         """
-        needs = asking.in_scope(scope) + self._kept(scope, asking)
+        needs = request.in_scope(scope) + self._kept(scope, request)
         if scope in self.closed or self.places.get(scope, needs) < needs:
             return True
-        return scope in self.tokens and whole(self._tokens(scope, asking)) < needs
+        return scope in self.tokens and whole(self._tokens(scope, request)) < needs
 
-    def waits_in_vain(self, scope: str, asking: Asking) -> bool:
+    def exceeds_limit(self, scope: str, request: AdmissionRequest) -> bool:
         """Return whether the weight of the task exceeds the whole limit."""
-        return asking.in_scope(scope) > self.heaviest.get(scope, asking.weight)
+        return request.in_scope(scope) > self.heaviest.get(scope, request.weight)
 
     def left(self, scope: str) -> int | None:
         """Return how many tasks of weight 1 the scope admits at most; None if the scope is
@@ -75,41 +75,43 @@ class Room:
         """
         found = [self.places[scope]] if scope in self.places else []
         if scope in self.tokens:
-            found.append(whole(self._tokens(scope, Asking(None, ()))))
+            found.append(whole(self._tokens(scope, AdmissionRequest(None, ()))))
         return 0 if scope in self.closed else min(found, default=None)
 
-    def take(self, asking: Asking) -> None:
+    def take(self, request: AdmissionRequest) -> None:
         """Subtract the task's weight from the capacity and tokens of each of its scopes."""
-        for scope in (*asking.scopes, *asking.others):
+        for scope in (*request.scopes, *request.others):
             if scope in self.places:
-                self.places[scope] -= asking.in_scope(scope)
+                self.places[scope] -= request.in_scope(scope)
             if scope in self.tokens:
-                self.tokens[scope] = self._tokens(scope, asking) - asking.weight
-                self.spent[scope] += asking.weight
-        self.forget(asking)
+                self.tokens[scope] = self._tokens(scope, request) - request.weight
+                self.spent[scope] += request.weight
+        self.forget(request)
 
-    def forget(self, asking: Asking, but: str | None = None) -> None:
+    def forget(self, request: AdmissionRequest, but: str | None = None) -> None:
         """Remove the reservations for this task, except in one scope."""
         for scope in [
-            scope for scope, ahead in self.ahead.items() if ahead.row == asking.row and scope != but
+            scope
+            for scope, ahead in self.ahead.items()
+            if ahead.row == request.row and scope != but
         ]:
             del self.ahead[scope]
 
-    def _kept(self, scope: str, asking: Asking) -> int:
+    def _kept(self, scope: str, request: AdmissionRequest) -> int:
         ahead = self.ahead.get(scope)
         return (
             ahead.weight
-            if ahead is not None and ahead.row != asking.row and ahead.turn < asking.turn
+            if ahead is not None and ahead.row != request.row and ahead.turn < request.turn
             else 0
         )
 
-    def _tokens(self, scope: str, asking: Asking) -> float:
+    def _tokens(self, scope: str, request: AdmissionRequest) -> float:
         tokens, rate, ahead = self.tokens[scope], self.rates.get(scope), self.ahead.get(scope)
-        heaviest = max(asking.weight, 0 if ahead is None else ahead.weight)
+        heaviest = max(request.weight, 0 if ahead is None else ahead.weight)
         return tokens if rate is None else min(tokens, rate.holds(heaviest))
 
 
-def admitted(rows: Sequence[Asking], room: Room) -> dict[Hashable, str]:
+def admitted(rows: Sequence[AdmissionRequest], capacity: Capacity) -> dict[Hashable, str]:
     """Admit tasks in order, and return those that are refused, each with the first scope that
     refused it.
 
@@ -118,23 +120,27 @@ def admitted(rows: Sequence[Asking], room: Room) -> dict[Hashable, str]:
     admitted. Otherwise lighter tasks would delay it indefinitely.
     """
     refused: dict[Hashable, str] = {}
-    for asking in rows:
-        full = next((scope for scope in asking.scopes if room.refuses(scope, asking)), None)
+    for request in rows:
+        full = next((scope for scope in request.scopes if capacity.refuses(scope, request)), None)
         if full is None:
-            room.take(asking)
+            capacity.take(request)
             continue
-        refused[asking.row] = full
-        room.forget(asking, but=full)
-        if asking.weight > 1 and full not in room.ahead and not room.waits_in_vain(full, asking):
-            room.closed.add(full)
+        refused[request.row] = full
+        capacity.forget(request, but=full)
+        if (
+            request.weight > 1
+            and full not in capacity.ahead
+            and not capacity.exceeds_limit(full, request)
+        ):
+            capacity.closed.add(full)
     return refused
 
 
 # Turns --------------------------------------------------------------------------------------------
 
 
-def going(
-    lines: Mapping[str, Sequence[Asking]], room: Room, limit: int
+def select_releasable(
+    lines: Mapping[str, Sequence[AdmissionRequest]], capacity: Capacity, limit: int
 ) -> tuple[list[Hashable], dict[Hashable, list[str]]]:
     """Return at most ``limit`` tasks that may go, one of each waitlist in turn, until the next task
     of the waitlist does not fit.
@@ -144,29 +150,31 @@ def going(
     scopes refuse it. Tasks for which their own waitlist had capacity are returned with the scopes
     that refused them.
     """
-    gone: list[Hashable] = []
+    released: list[Hashable] = []
     elsewhere: dict[Hashable, list[str]] = {}
     waiting = {name: list(reversed(rows)) for name, rows in lines.items() if rows}
-    while waiting and len(gone) < limit:
+    while waiting and len(released) < limit:
         for name, rows in list(waiting.items()):
-            if len(gone) >= limit:
+            if len(released) >= limit:
                 break
-            asking = rows.pop()
-            full = next((scope for scope in asking.scopes if room.refuses(scope, asking)), None)
-            others = [scope for scope in asking.others if room.refuses(scope, asking)]
+            request = rows.pop()
+            full = next(
+                (scope for scope in request.scopes if capacity.refuses(scope, request)), None
+            )
+            others = [scope for scope in request.others if capacity.refuses(scope, request)]
             if full is None and not others:
-                room.take(asking)
-                gone.append(asking.row)
+                capacity.take(request)
+                released.append(request.row)
             elif full is None:
-                elsewhere[asking.row] = others
-            elif not others and not room.waits_in_vain(full, asking):
+                elsewhere[request.row] = others
+            elif not others and not capacity.exceeds_limit(full, request):
                 rows[:] = [row for row in rows if full not in row.scopes]
             if not rows:
                 del waiting[name]
-    return gone, elsewhere
+    return released, elsewhere
 
 
-def from_turn(names: Iterable[str], last: str) -> list[str]:
+def rotate_after(names: Iterable[str], last: str) -> list[str]:
     """Return the names in order, starting after the one that was served last."""
     found = sorted(names)
     return [name for name in found if name > last] + [name for name in found if name <= last]

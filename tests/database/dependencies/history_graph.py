@@ -41,7 +41,7 @@ class HistoryGraph(RuleBasedStateMachine):
         for table in (Task, EndingEvent, TaskDependency, WorkflowRun):
             table._base_manager.all().delete()
         connection.run_on_commit.clear()
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         self.graph, self.ids, self.runs = Graph(), dict[str, uuid.UUID](), dict[str, Run]()
         flow = Workflow("history")
         steps: list[Any] = []

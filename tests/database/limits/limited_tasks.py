@@ -37,7 +37,7 @@ def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) 
     Limit.objects.update_or_create(
         scope=scope, defaults={"max_concurrency": places, "rate": rate, **fields}
     )
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
 
 
 def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
@@ -47,7 +47,7 @@ def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
 
 def let_go(number: int = 1_000) -> int:
     """Let parked rows go on."""
-    return release.let_go(database_now(), number)
+    return release.release_waiting(database_now(), number)
 
 
 def ids(rows: list[Task]) -> list[uuid.UUID]:
@@ -59,7 +59,7 @@ def ids(rows: list[Task]) -> list[uuid.UUID]:
 def limited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the tasks that code limits; without them nothing is limited in the other tests."""
     monkeypatch.setattr(registry, "_tasks", registry._tasks | _KNOWN)
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
 
 
 def end(*ids: uuid.UUID) -> None:

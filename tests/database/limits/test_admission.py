@@ -59,7 +59,9 @@ def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: 
     limit(scope, 3)
     found = task_claim.claim_these(ids(rows), database_now(), NODE)
     assert [message.task_id for message in found] == ids(rows[:3])
-    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {scope}
+    assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
+        scope
+    }
     end(rows[0].pk)
     assert let_go() == 1
     assert claim() == [rows[3].pk]
@@ -122,7 +124,7 @@ def test_a_full_scope_at_the_head_hides_nobody() -> None:
     other = a_task(name="tests.project.tasks.add", args=[1, 2])
     limit(f"task:{NOOP}", 2)
     assert claim(50)[-1] == other.pk
-    assert Task.objects.parked().count() == 698
+    assert Task.objects.waiting_for_limit().count() == 698
 
 
 def test_parked_rows_go_on_in_the_order_of_priority_and_then_of_birth() -> None:
@@ -154,7 +156,7 @@ def test_what_nobody_limits_any_more_is_let_go() -> None:
     limit(f"task:{NOOP}", 0)
     assert claim() == []
     Limit.objects.all().delete()
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     assert let_go() == 3
     assert len(claim()) == 3
 
@@ -167,7 +169,7 @@ def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
         message.number
         for message in task_claim.republish(Task.objects.queued(), database_now(), 10)
     ] == [2]
-    transitions.hand_back(Task.objects.filter(pk=row.pk), 0.0)
+    transitions.return_to_pending(Task.objects.filter(pk=row.pk), 0.0)
     assert claim() == [row.pk]
     a_task()
     assert claim() == []
@@ -190,7 +192,7 @@ def test_whatever_moves_a_parked_row_takes_it_out_of_the_parking(act: Callable[[
     a_task(failures=1)
     limit(f"task:{NOOP}", 0)
     claim()
-    assert Task.objects.parked().count() == 1
+    assert Task.objects.waiting_for_limit().count() == 1
     act(Task.objects.all())
     row = Task.objects.get()
     assert (row.waiting_for_limit, row.due_at == NEVER) == (None, False)
@@ -231,7 +233,7 @@ def test_a_key_counts_for_itself_alone(limited_tasks: None) -> None:
     claim()
     held = Counter(Task.objects.queued().values_list("limit_key", flat=True))
     assert held == {"acme": 2, "Acme": 1, "zenith": 1}
-    assert Task.objects.parked().get().waiting_for_limit == "key:acme"
+    assert Task.objects.waiting_for_limit().get().waiting_for_limit == "key:acme"
     Task.objects.unguarded().queued().filter(limit_key="acme").update(
         status=Status.CANCELLED, due_at=None
     )
@@ -275,12 +277,12 @@ def test_a_noisy_tenant_blocks_nobody() -> None:
     many_tasks(3_000, tenant=noisy, due=-100)
     late = many_tasks(3, tenant=quiet)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 40}):
-        backpressure.forget_picture()
-        backpressure.picture()
+        backpressure.forget_snapshot()
+        backpressure.snapshot()
         claimed = claim(40)
     assert claimed[-3:] == ids(late)
     assert len(claimed) == 20 + 3
-    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {
+    assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
         f"share:{QUEUE}:{noisy.pk}"
     }
 
@@ -290,10 +292,10 @@ def test_tenants_take_turns_as_places_come_free() -> None:
     for number, tenant in enumerate(tenants):
         many_tasks(200, tenant=tenant, due=-100 + number)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 80}):
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         for _ in range(8):
             let_go()
-            claim(backpressure.picture().room(QUEUE))
+            claim(backpressure.snapshot().capacity(QUEUE))
             assert Task.objects.queued().count() >= 50
             end(
                 *Task.objects.queued()

@@ -50,7 +50,7 @@ def test_what_one_task_allows_a_key_closes_the_line_for_no_other_task() -> None:
     assert claim() == ids(behind[:4])
     assert let_go() == 0
     end(*Task.objects.queued().values_list("pk", flat=True))
-    while Task.objects.parked().exists():
+    while Task.objects.waiting_for_limit().exists():
         assert let_go() > 0
         end(*claim())
     assert Task.objects.get(pk=first[0].pk).status == Status.CANCELLED
@@ -85,7 +85,7 @@ def test_parked_rows_of_a_full_window_take_no_turn_from_a_heavy_row() -> None:
     late = many_tasks(1)
     assert claim() == []
     assert Task.objects.get(pk=late[0].pk).waiting_for_limit == SCOPE
-    assert Task.objects.parked().filter(pk=heavy.pk).exists()
+    assert Task.objects.waiting_for_limit().filter(pk=heavy.pk).exists()
 
 
 def test_so_many_rows_of_a_line_are_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +128,14 @@ def test_rows_that_another_limit_holds_back_wait_for_that_one_and_start_when_it_
     limit("tenant:1", 2)
     limit("task:other", 1)
     assert let_go() == 1
-    assert set(Task.objects.parked().values_list("waiting_for_limit", flat=True)) == {"task:other"}
+    assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
+        "task:other"
+    }
     for row in rows:
         assert claim() == [row.pk]
         end(row.pk)
         let_go()
-    assert not Task.objects.parked().exists()
+    assert not Task.objects.waiting_for_limit().exists()
 
 
 def test_rows_whose_two_limits_have_no_room_go_from_line_to_line_for_nothing() -> None:

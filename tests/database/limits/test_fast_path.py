@@ -38,7 +38,7 @@ def as_in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     ours.
     """
     monkeypatch.delattr(mail, "outbox")
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     clock_estimate.forget()
     connections.close_all()
     opened: list[int] = []
@@ -50,7 +50,7 @@ def as_in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     connection_created.connect(note)
     yield opened
     connection_created.disconnect(note)
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     take_rings(QUEUE)
 
 
@@ -145,9 +145,9 @@ def test_a_child_has_a_thread_of_its_own(as_in_production: list[int]) -> None:
 def test_only_the_queues_that_this_process_publishes_to_are_read() -> None:
     many_tasks(3, Status.QUEUED, queue="elsewhere")
     many_tasks(2, Status.QUEUED)
-    found = backpressure.picture({QUEUE})
+    found = backpressure.snapshot({QUEUE})
     assert found.queued == {QUEUE: 2}
-    assert backpressure.picture().queued == {QUEUE: 2, "elsewhere": 3}
+    assert backpressure.snapshot().queued == {QUEUE: 2, "elsewhere": 3}
 
 
 def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_alone() -> None:
@@ -155,7 +155,7 @@ def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_alone() -> None:
     for number in range(5):
         many_tasks(1, Status.QUEUED, queue=f"elsewhere-{number}", tenant=a_tenant())
     many_tasks(4, Status.QUEUED, tenant=one)
-    found = backpressure.picture()
+    found = backpressure.snapshot()
     assert (found.share(QUEUE, one.pk), found.share(QUEUE, two.pk)) == (500 - 4, 500)
 
 

@@ -44,7 +44,7 @@ def test_parked_rows_that_have_expired_take_no_place_from_those_behind_them() ->
         expires_at=database_now() - timedelta(seconds=1)
     )
     end(first.pk)
-    release.let_go(database_now(), 10)
+    release.release_waiting(database_now(), 10)
     assert Task.objects.get(pk=late.pk).status == Status.EXPIRED
     assert claim() == [live.pk]
 

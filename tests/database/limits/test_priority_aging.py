@@ -91,4 +91,4 @@ def test_what_is_taken_without_a_broker_obeys_limits() -> None:
     place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
     runs = attempts.take(tables.tasks().due(database_now()), 10, place)
     assert {run.task_id for run in runs} == set(ids(rows[:2]))
-    assert set(Task.objects.parked().values_list("pk", flat=True)) == set(ids(rows[2:]))
+    assert set(Task.objects.waiting_for_limit().values_list("pk", flat=True)) == set(ids(rows[2:]))

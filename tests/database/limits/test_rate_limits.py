@@ -36,7 +36,7 @@ def test_an_old_now_does_not_wind_a_bucket_back(scope: str) -> None:
     assert len(claim(2)) == 2
     claim()
     before, old = _refilled_at(scope), database_now() - timedelta(seconds=30)
-    release.let_go(old, 100)
+    release.release_waiting(old, 100)
     task_claim.claim(QUEUE, old, 100, NODE)
     assert _refilled_at(scope) == before
 
@@ -52,7 +52,7 @@ def test_tokens_come_back_by_a_clock_that_went_back(by_claim: bool) -> None:
         a_task()
         assert claim() == []
     else:
-        release.let_go(database_now(), 100)
+        release.release_waiting(database_now(), 100)
     assert _refilled_at("tenant:1") <= database_now()
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
     limit("tenant:1", 0)
     claim()
     limit("tenant:1", 2)
-    assert release.let_go(database_now(), 100) == 2
+    assert release.release_waiting(database_now(), 100) == 2
     place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
     runs = attempts.take(tables.tasks().due(database_now()), 10, place)
     assert {run.task_id for run in runs} == {row.pk for row in rows}

@@ -44,7 +44,7 @@ def _turn(tokens: float = 1, scope: str = SCOPE) -> list[uuid.UUID]:
     the next turn.
     """
     _tokens_come(tokens, scope)
-    release.let_go(database_now(), 500)
+    release.release_waiting(database_now(), 500)
     found = claim()
     end(*found)
     return found
@@ -81,7 +81,7 @@ def test_the_rows_at_the_head_are_seen_through_within_few_turns() -> None:
     started: list[uuid.UUID] = []
     for _ in range(6):
         LimitBucket.objects.filter(scope=SCOPE).update(tokens=F("tokens") + 1)
-        release.let_go(database_now(), 500)
+        release.release_waiting(database_now(), 500)
         started += claim()
     assert one.pk in started
     tokens = LimitBucket.objects.get(scope=SCOPE).tokens
@@ -126,7 +126,7 @@ def test_rows_that_come_at_their_instant_take_no_turn_from_those_who_wait() -> N
     _slow()
     many_tasks(5, tenant=first, due=-500)
     claim()
-    assert Task.objects.parked().count() == 5
+    assert Task.objects.waiting_for_limit().count() == 5
     (at_its_instant,) = many_tasks(1, tenant=second)
     _tokens_come(1)
     assert task_claim.claim_these([at_its_instant.pk], database_now(), NODE) == []
@@ -177,7 +177,7 @@ def test_nothing_goes_of_a_paused_queue_and_its_turns_wait() -> None:
     claim()
     a_paused_queue()
     _tokens_come(5)
-    assert release.let_go(database_now(), 100) == 0
+    assert release.release_waiting(database_now(), 100) == 0
 
 
 def test_a_tenant_for_whom_nobody_else_waits_has_all_places_of_a_limited_queue() -> None:
@@ -186,12 +186,12 @@ def test_a_tenant_for_whom_nobody_else_waits_has_all_places_of_a_limited_queue()
     limit(SCOPE, 4)
     for _ in range(2):
         claim()
-        release.let_go(database_now(), 100)
+        release.release_waiting(database_now(), 100)
     claim()
     assert Counter(Task.objects.queued().values_list("tenant_id", flat=True)) == {noisy.pk: 4}
     one = a_task(tenant=quiet)
     end(Task.objects.queued().values_list("pk", flat=True)[0])
-    release.let_go(database_now(), 100)
+    release.release_waiting(database_now(), 100)
     claim()
     assert Task.objects.get(pk=one.pk).status == Status.QUEUED
 
@@ -202,4 +202,4 @@ def test_a_waiting_task_says_that_its_turn_comes() -> None:
     _slow()
     many_tasks(2, tenant=noisy, due=-9)
     claim()
-    assert "waits for its turn" in operator_limits.why(Task.objects.parked()[0])
+    assert "waits for its turn" in operator_limits.why(Task.objects.waiting_for_limit()[0])

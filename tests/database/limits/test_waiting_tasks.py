@@ -27,7 +27,7 @@ SCOPE = f"task:{NOOP}"
 
 
 def _claim() -> int:
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     return len(claim.claim(QUEUE, database_now(), 100, uuid.uuid4()))
 
 
@@ -49,7 +49,7 @@ def test_a_limit_is_set_listed_and_removed() -> None:
     assert row.set_by
     assert _claim() == 1
     (standing,) = [one for one in told("limit", "list") if one["scope"] == SCOPE]
-    assert (standing["source"], standing["taken"], standing["parked"]) == ("OPERATOR", 1, 2)
+    assert (standing["source"], standing["taken"], standing["waiting"]) == ("OPERATOR", 1, 2)
     assert told("limit", "remove", SCOPE)["removed"] is True
     assert durable("limit", "remove", SCOPE).code == 2
     assert not Limit.objects.exists()
@@ -95,10 +95,10 @@ def test_a_task_over_its_tenants_share_says_so() -> None:
     noisy = a_tenant()
     many_tasks(30, tenant=noisy)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 20}):
-        backpressure.forget_picture()
-        backpressure.picture()
+        backpressure.forget_snapshot()
+        backpressure.snapshot()
         claim.claim(QUEUE, database_now(), 20, uuid.uuid4())
-    assert f"fair share of queue {QUEUE}" in _says(Task.objects.parked()[0])
+    assert f"fair share of queue {QUEUE}" in _says(Task.objects.waiting_for_limit()[0])
 
 
 def test_status_tells_how_many_wait_for_which_limit() -> None:
@@ -120,7 +120,9 @@ def test_an_operator_counts_more_than_settings() -> None:
         assert _claim() == 1
         Limit.objects.create(scope=SCOPE, max_concurrency=3)
         config.forget()
-        Task.objects.unguarded().parked().update(waiting_for_limit=None, due_at=database_now())
+        Task.objects.unguarded().waiting_for_limit().update(
+            waiting_for_limit=None, due_at=database_now()
+        )
         assert _claim() == 2
 
 

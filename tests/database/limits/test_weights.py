@@ -142,7 +142,7 @@ def test_a_more_urgent_row_passes_a_heavy_one_that_waits() -> None:
     assert claim() == []
     urgent = a_task(priority=5)
     assert claim() == [urgent.pk]
-    assert Task.objects.parked().get().pk == heavy.pk
+    assert Task.objects.waiting_for_limit().get().pk == heavy.pk
 
 
 def test_parked_rows_behind_a_heavy_one_wait_for_their_turn() -> None:
@@ -182,7 +182,7 @@ def test_a_heavy_row_of_a_paused_queue_holds_nobody_up() -> None:
     heavy = a_task(due=-9, weight=3)
     limit(SCOPE, 4)
     claim()
-    assert Task.objects.parked().get().pk == heavy.pk
+    assert Task.objects.waiting_for_limit().get().pk == heavy.pk
     a_paused_queue()
     end(running.pk)
     late = many_tasks(3, queue="other")
@@ -234,7 +234,7 @@ def test_a_rate_counts_for_each_key_and_stands_beside_its_places() -> None:
     Task.objects.unguarded().queued().update(status=Status.SUCCESS, due_at=None)
     assert let_go() == 0
     assert LimitBucket.objects.get(scope="key:acme").tokens == pytest.approx(0.0, abs=0.01)
-    row = Task.objects.parked().get()
+    row = Task.objects.waiting_for_limit().get()
     assert "the limit key:acme, 0 of 1 taken, 0 starts free at 2/d" in operator_limits.why(row)
     _refill("key:acme", 43_200)
     assert let_go() == 1
@@ -268,7 +268,10 @@ def test_what_no_queue_takes_is_not_let_go() -> None:
     many_tasks(1_000, Status.QUEUED, queue="full", name="other")
     limit(SCOPE, 3)
     assert let_go() == 2
-    assert set(Task.objects.parked().values_list("pk", flat=True)) == {*ids(paused), *ids(full)}
+    assert set(Task.objects.waiting_for_limit().values_list("pk", flat=True)) == {
+        *ids(paused),
+        *ids(full),
+    }
     assert claim() == ids(open_)
 
 
@@ -308,5 +311,5 @@ def test_a_replay_keeps_its_weight(limited_tasks: None) -> None:
     row = limited.heavy.schedule()
     operator_actions.reschedule(Task.objects.filter(pk=row.pk), database_now())
     assert Task.objects.get().weight == 3
-    assert release.let_go(database_now(), 10) == 0
+    assert release.release_waiting(database_now(), 10) == 0
     assert uuid.UUID(str(row.pk)) == row.pk

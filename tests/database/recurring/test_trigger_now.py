@@ -138,7 +138,7 @@ def test_it_asks_a_running_one_to_stop_and_waits_for_its_end() -> None:
 @pytest.mark.parametrize("overlap", ["ALLOW", "SKIP"])
 def test_it_is_rung_at_the_commit_when_the_fast_path_is_open(overlap: str) -> None:
     row = a_schedule(overlap=overlap)
-    backpressure.picture()
+    backpressure.snapshot()
     with transaction.atomic():
         task = row.trigger_now()
         assert take_rings(QUEUE) == []
@@ -150,7 +150,7 @@ def test_it_is_rung_at_the_commit_when_the_fast_path_is_open(overlap: str) -> No
 @pytest.mark.django_db(transaction=True)
 def test_what_took_its_slot_before_the_commit_holds_it_back_unrung() -> None:
     row = a_schedule()
-    backpressure.picture()
+    backpressure.snapshot()
     with transaction.atomic():
         task = row.trigger_now()
         a_task("RUNNING", recurring_task=row, overlap_key=f"recurring:{row.pk}", fire_time=at())

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scheduler() -> Scheduler:
     """Return a scheduler that does not lead, with a fresh view of the queues."""
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     broker_outage.breaker.succeeded()
     return Scheduler("one")
 

@@ -60,7 +60,7 @@ class BrokenIndex(MemoryDueIndex):
 def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_raises(
     method: str, kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     broker_outage.breaker.succeeded()
     scheduler = Scheduler("one")
     scheduler.dispatching.index = BrokenIndex(method, _error(kind))

@@ -31,7 +31,7 @@ SELECT pid, query_start FROM pg_stat_activity
 
 @contextmanager
 def _running() -> Iterator[Scheduler]:
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     broker_outage.breaker.succeeded()
     scheduler = Scheduler("one")
     thread = threading.Thread(target=scheduler.run)
@@ -92,7 +92,7 @@ def test_tasks_are_dispatched_while_a_release_of_limits_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, over = threading.Event(), threading.Event()
-    let_go = release.let_go
+    let_go = release.release_waiting
 
     def slow(now: datetime, limit: int) -> int:
         begun.set()

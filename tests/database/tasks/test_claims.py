@@ -14,7 +14,7 @@ from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.limits.next_due import heads
-from django_durable_tasks.engine.limits.waitlist import parked_past
+from django_durable_tasks.engine.limits.waitlist import scopes_after
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.models import Task
@@ -135,8 +135,8 @@ def test_scopes_of_parked_rows_are_asked_for_page_by_page(
     scopes = [f"task:{number}" for number in range(5)]
     for scope in scopes:
         a_task(due_at=NEVER, waiting_for_limit=scope)
-    assert parked_past("", limit) == scopes[:limit]
-    assert parked_past("task:2", limit) == scopes[3:][:limit]
+    assert scopes_after("", limit) == scopes[:limit]
+    assert scopes_after("task:2", limit) == scopes[3:][:limit]
 
 
 def test_heads_of_an_empty_table_are_none() -> None:
@@ -146,19 +146,19 @@ def test_heads_of_an_empty_table_are_none() -> None:
 def test_room_is_what_the_window_leaves_and_none_in_a_paused_queue() -> None:
     many_tasks(3, Status.QUEUED)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 5}):
-        assert backpressure.picture().room(QUEUE) == 2
+        assert backpressure.snapshot().capacity(QUEUE) == 2
         many_tasks(7, Status.QUEUED)
-        assert backpressure.picture().room(QUEUE) == 0
+        assert backpressure.snapshot().capacity(QUEUE) == 0
     a_paused_queue()
-    assert backpressure.picture().room(QUEUE) == 0
+    assert backpressure.snapshot().capacity(QUEUE) == 0
 
 
 def test_a_queue_is_paused_and_resumed_by_somebody() -> None:
     queues.pause(QUEUE, by="bob", reason="deploy")
-    assert backpressure.picture().paused == {QUEUE}
+    assert backpressure.snapshot().paused == {QUEUE}
     assert queues.resume(QUEUE, by="bob")
     assert not queues.resume(QUEUE, by="bob")
-    assert backpressure.picture().paused == frozenset()
+    assert backpressure.snapshot().paused == frozenset()
 
 
 def test_a_message_of_a_paused_queue_hands_its_row_back() -> None:
@@ -211,7 +211,7 @@ def test_the_claims_of_a_dead_node_are_rung_at_once_and_once() -> None:
 
 def test_what_the_broker_did_not_take_is_handed_back_and_due_at_once() -> None:
     rows = many_tasks(3)
-    assert claim.hand_back(_claim()) == 3
+    assert claim.return_to_pending(_claim()) == 3
     assert len(_claim()) == 3
     assert set(
         Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("epoch", "failures")
@@ -225,14 +225,14 @@ def test_rows_that_moved_on_are_not_handed_back() -> None:
     attempts.open_run(moved[0], messages[0].epoch, PLACE, "id", None)
     Task.objects.unguarded().filter(pk=moved[1]).update(epoch=9)
     Task.objects.unguarded().filter(pk=moved[2]).delete()
-    assert claim.hand_back(messages) == 1
+    assert claim.return_to_pending(messages) == 1
     assert Task.objects.get(pk=moved[3]).status == Status.PENDING
 
 
 def test_a_row_of_an_unknown_task_waits_without_paying() -> None:
     row = a_task(Status.QUEUED)
-    assert claim.hand_back_unknown(row.pk, row.epoch + 1) == 0
-    assert claim.hand_back_unknown(row.pk, row.epoch) == 1
+    assert claim.return_unknown_task(row.pk, row.epoch + 1) == 0
+    assert claim.return_unknown_task(row.pk, row.epoch) == 1
     assert _due_in(row) == pytest.approx(30, abs=5)
     assert (row.status, row.attempts, row.failures, row.crashes) == (Status.PENDING, 0, 0, 0)
 

@@ -105,7 +105,7 @@ def test_rows_that_are_named_by_key_are_locked_by_one_list_of_keys() -> None:
     """Two lists of keys in one statement make PostgreSQL read the whole table."""
     rows = many_tasks(3, Status.QUEUED)
     with CaptureQueriesContext(connection) as captured:
-        transitions.hand_back(_of(*rows), 0)
+        transitions.return_to_pending(_of(*rows), 0)
     locks = [
         query["sql"] for query in captured.captured_queries if "FOR NO KEY UPDATE" in query["sql"]
     ]

@@ -178,7 +178,7 @@ def test_a_task_whose_time_has_passed_is_rung_at_once() -> None:
 
 def test_a_paused_queue_takes_no_fast_path() -> None:
     a_paused_queue()
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     assert _delay().status == Status.PENDING
     assert tasks.urgent.delay().task.status == Status.QUEUED
     take_rings("urgent")
@@ -187,17 +187,17 @@ def test_a_paused_queue_takes_no_fast_path() -> None:
 def test_a_full_window_takes_no_fast_path() -> None:
     many_tasks(2, Status.QUEUED)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 3}):
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         assert [_delay().status for _ in range(2)] == [Status.QUEUED, Status.PENDING]
 
 
 def test_births_leave_half_of_the_window_to_rows_that_wait_longer() -> None:
     waiting = a_task(due=-60)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 4}):
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
         transitions.cancel(Task.objects.filter(pk=waiting.pk), "TEST")
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
 
 
@@ -214,17 +214,17 @@ def test_the_fast_path_can_be_switched_off() -> None:
 
 
 def test_the_window_is_a_thousand_while_no_worker_is_known_and_follows_the_slots_then() -> None:
-    assert backpressure.picture().window(QUEUE) == 1_000
+    assert backpressure.snapshot().window(QUEUE) == 1_000
     a_node(concurrency=150, queues=[QUEUE])
     a_node(concurrency=50, queues=[QUEUE, "other"])
     a_node(concurrency=999, queues=[QUEUE], stopped=1)
-    picture = backpressure.picture()
+    picture = backpressure.snapshot()
     assert (picture.window(QUEUE), picture.window(QUEUE, starts_per_second=100)) == (400, 600)
     assert picture.window("other") == 200
 
 
 def test_the_picture_is_painted_on_a_connection_of_our_own() -> None:
     with transaction.atomic():
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         many_tasks(5, Status.QUEUED)
         assert backpressure.FastPath().is_open(NOOP, QUEUE, 1)

@@ -56,7 +56,7 @@ class Lifecycle(RuleBasedStateMachine):
         super().__init__()
         Task.objects.unguarded().all().delete()
         connection.run_on_commit.clear()
-        backpressure.forget_picture()
+        backpressure.forget_snapshot()
         self.reference = Reference()
         self.messages: list[TaskMessage] = []
         self.runs: list[Run] = []
@@ -207,12 +207,12 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(pick=picks)
     @applies_if(lambda self: self.messages)
-    def hand_back(self, pick: int) -> None:
+    def return_to_pending(self, pick: int) -> None:
         """The broker did not take a message, and the scheduler notices now or much later."""
         message = _pick(self.messages, pick)
         row = self.reference.get(message.task_id)
         fits = row.status == Status.QUEUED and row.epoch == message.epoch
-        assert task_claim.hand_back([message]) == fits
+        assert task_claim.return_to_pending([message]) == fits
         if fits:
             row.wait()
 

@@ -103,9 +103,9 @@ VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
         Status.QUEUED,
         lambda rows: claim.republish(question(*rows), database_now(), 100),
     ),
-    "hand_back": (
+    "return_to_pending": (
         Status.QUEUED,
-        lambda rows: claim.hand_back(transitions.messages_for(_columns(rows))),
+        lambda rows: claim.return_to_pending(transitions.messages_for(_columns(rows))),
     ),
     "expire": (Status.QUEUED, lambda rows: transitions.expire(question(*rows), 100)),
     "cancel": (Status.QUEUED, lambda rows: operator_actions.cancel(question(*rows))),
@@ -174,7 +174,7 @@ def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: s
 @pytest.mark.django_db
 def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> None:
     Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     config.book()
     costs = []
     for number in (1, 50):
@@ -187,7 +187,7 @@ def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> N
 
 @pytest.mark.django_db
 def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: str) -> None:
-    backpressure.forget_picture()
+    backpressure.forget_snapshot()
     config.book()
     costs = []
     for number in (1, 50):
@@ -195,8 +195,8 @@ def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: 
             many_tasks(
                 2, due_at=NEVER, waiting_for_limit=f"task:line-{line:02}", name=f"line-{line:02}"
             )
-        costs.append(_cost(lambda: release.let_go(database_now(), 500)))
-        assert not Task.objects.parked().exists()
+        costs.append(_cost(lambda: release.release_waiting(database_now(), 500)))
+        assert not Task.objects.waiting_for_limit().exists()
         Task.objects.unguarded().all().delete()
     extra = (
         49 if vendor == "sqlite" else 0
@@ -228,7 +228,7 @@ def test_the_heads_of_all_queues_cost_one_statement_and_the_picture_three() -> N
     for number in range(20):
         a_task(queue=f"queue-{number}")
     assert len(_cost(heads)) == 1
-    assert len(_cost(backpressure.picture)) == 3
+    assert len(_cost(backpressure.snapshot)) == 3
 
 
 # Births -------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "claim": lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node),
     "take": lambda row: attempts.take(question(row), 10, PLACE),
     "republish": lambda row: claim.republish(question(row), database_now(), 10),
-    "hand_back": lambda row: transitions.hand_back(question(row), 0.0),
+    "return_to_pending": lambda row: transitions.return_to_pending(question(row), 0.0),
     "start": start,
     "heartbeat": heartbeat,
     "succeed": succeed,

@@ -279,7 +279,7 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "not-republished": _unrung_row,
     "unpublished": _unpublished_row,
     "stuck-on-overlap": _held_row,
-    "half-parked": _half_parked_row,
+    "limit-columns": _half_parked_row,
     "stuck-on-limit": _parked_row,
     "watermarks": _late_next_run,
     "late-schedules": _late_schedule,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.limits.admission import (
-    Asking,
-    Room,
+    AdmissionRequest,
+    Capacity,
     admitted,
-    from_turn,
-    going,
+    rotate_after,
+    select_releasable,
     share_of,
 )
 from django_durable_tasks.rules.limits.options import (
@@ -107,14 +107,14 @@ def test_a_limit_says_something() -> None:
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=3, unique=True), max_size=30))
 def test_whoever_is_let_in_fits_and_the_first_that_fits_is_let_in(wishes: list[list[str]]) -> None:
-    room = Room(places={"a": 3, "b": 0}, tokens={"c": 2.5})
-    rows = [Asking(number, scopes) for number, scopes in enumerate(wishes)]
-    refused = admitted(rows, room)
+    capacity = Capacity(places={"a": 3, "b": 0}, tokens={"c": 2.5})
+    rows = [AdmissionRequest(number, scopes) for number, scopes in enumerate(wishes)]
+    refused = admitted(rows, capacity)
     let_in = [row.scopes for row in rows if row.row not in refused]
     counts = {scope: sum(scope in scopes for scopes in let_in) for scope in "abc"}
     assert counts["a"] <= 3
     assert counts["b"] == 0
-    assert counts["c"] == room.spent["c"] <= 2
+    assert counts["c"] == capacity.spent["c"] <= 2
     assert all(scope in wishes[int(str(number))] for number, scope in refused.items())
     assert not any(not row.scopes for row in rows if row.row in refused)
 
@@ -131,44 +131,57 @@ _asking = st.lists(
 def test_what_is_let_in_never_weighs_more_than_there_is_room(
     wishes: list[tuple[list[str], int]], first: int, second: int, tokens: float
 ) -> None:
-    room = Room(
+    capacity = Capacity(
         places={"a": first, "b": second},
         tokens={"c": tokens},
         rates={"c": rate_of("rate", "4/s", 4)},
     )
     rows = [
-        Asking(number, scopes, weight, (number,)) for number, (scopes, weight) in enumerate(wishes)
+        AdmissionRequest(number, scopes, weight, (number,))
+        for number, (scopes, weight) in enumerate(wishes)
     ]
-    refused = admitted(rows, room)
+    refused = admitted(rows, capacity)
     weights = {
         scope: sum(row.weight for row in rows if row.row not in refused and scope in row.scopes)
         for scope in "abc"
     }
     assert weights["a"] <= first
     assert weights["b"] <= second
-    assert weights["c"] == room.spent["c"] <= min(tokens, 4) + 1e-6
+    assert weights["c"] == capacity.spent["c"] <= min(tokens, 4) + 1e-6
 
 
 def test_behind_a_row_that_is_too_heavy_for_now_nobody_of_its_scope_goes() -> None:
-    room = Room(places={"a": 4, "b": 9}, heaviest={"a": 4})
-    rows = [Asking(1, ["a"], 2), Asking(2, ["a"], 3), Asking(3, ["a"], 1), Asking(4, ["b"], 1)]
-    assert admitted(rows, room) == {2: "a", 3: "a"}
+    capacity = Capacity(places={"a": 4, "b": 9}, heaviest={"a": 4})
+    rows = [
+        AdmissionRequest(1, ["a"], 2),
+        AdmissionRequest(2, ["a"], 3),
+        AdmissionRequest(3, ["a"], 1),
+        AdmissionRequest(4, ["b"], 1),
+    ]
+    assert admitted(rows, capacity) == {2: "a", 3: "a"}
 
 
 def test_a_row_that_is_heavier_than_the_whole_limit_holds_nobody_up() -> None:
-    room = Room(places={"a": 2}, heaviest={"a": 2})
-    assert admitted([Asking(1, ["a"], 3), Asking(2, ["a"], 1)], room) == {1: "a"}
+    capacity = Capacity(places={"a": 2}, heaviest={"a": 2})
+    assert admitted([AdmissionRequest(1, ["a"], 3), AdmissionRequest(2, ["a"], 1)], capacity) == {
+        1: "a"
+    }
 
 
 def test_rows_of_a_later_turn_leave_what_the_row_ahead_of_them_needs() -> None:
-    heavy = Asking("heavy", ["a"], 3, (0, 5))
-    room = Room(places={"a": 4}, ahead={"a": heavy})
-    urgent, old = Asking("urgent", ["a"], 1, (-9, 8)), Asking("old", ["a"], 1, (0, 4))
-    assert room.refuses("a", Asking("two", ["a"], 2, (0, 6)))
-    assert admitted([Asking("late", ["a"], 1, (0, 6))], room) == {}
-    assert admitted([Asking("later", ["a"], 1, (0, 7)), heavy], room) == {"later": "a"}
-    room = Room(places={"a": 2}, ahead={"a": heavy})
-    assert admitted([urgent, old], room) == {}
+    heavy = AdmissionRequest("heavy", ["a"], 3, (0, 5))
+    capacity = Capacity(places={"a": 4}, ahead={"a": heavy})
+    urgent, old = (
+        AdmissionRequest("urgent", ["a"], 1, (-9, 8)),
+        AdmissionRequest("old", ["a"], 1, (0, 4)),
+    )
+    assert capacity.refuses("a", AdmissionRequest("two", ["a"], 2, (0, 6)))
+    assert admitted([AdmissionRequest("late", ["a"], 1, (0, 6))], capacity) == {}
+    assert admitted([AdmissionRequest("later", ["a"], 1, (0, 7)), heavy], capacity) == {
+        "later": "a"
+    }
+    capacity = Capacity(places={"a": 2}, ahead={"a": heavy})
+    assert admitted([urgent, old], capacity) == {}
 
 
 @given(st.integers(1, 30), rates)
@@ -176,40 +189,51 @@ def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_
     weight: int, rate: Rate
 ) -> None:
     waited = START + timedelta(seconds=(weight + 1) / rate.per_second)
-    room = Room(tokens={"a": gathered(Bucket(0.0, START), rate, waited).tokens}, rates={"a": rate})
-    assert room.refuses("a", Asking(1, ["a"], weight)) == (rate.fixed and weight > rate.burst)
+    capacity = Capacity(
+        tokens={"a": gathered(Bucket(0.0, START), rate, waited).tokens}, rates={"a": rate}
+    )
+    assert capacity.refuses("a", AdmissionRequest(1, ["a"], weight)) == (
+        rate.fixed and weight > rate.burst
+    )
     assert Allowance(None, rate).heaviest == (int(rate.burst) if rate.fixed else None)
 
 
 def test_the_burst_grows_for_the_heaviest_row_and_not_for_a_light_one_beside_it() -> None:
-    heavy, light = Asking("heavy", ["a"], 3, (0, 5)), Asking("light", ["a"], 1, (0, 6))
-    room = Room(tokens={"a": 50.0}, rates={"a": rate_of("rate", "1/d")}, ahead={"a": heavy})
-    assert admitted([light, heavy], room) == {"light": "a"}
-    assert room.spent["a"] == 3
+    heavy, light = (
+        AdmissionRequest("heavy", ["a"], 3, (0, 5)),
+        AdmissionRequest("light", ["a"], 1, (0, 6)),
+    )
+    capacity = Capacity(tokens={"a": 50.0}, rates={"a": rate_of("rate", "1/d")}, ahead={"a": heavy})
+    assert admitted([light, heavy], capacity) == {"light": "a"}
+    assert capacity.spent["a"] == 3
 
 
 def test_what_cannot_go_anyway_closes_no_line() -> None:
     rows = [
-        Asking(1, ["a"], 9),
-        Asking(2, ["a"], 2, others=["b"]),
-        Asking(3, ["a"], 1, others=["b"]),
-        Asking(4, ["a"], 2),
-        Asking(5, ["a"], 2),
-        Asking(6, ["a"]),
+        AdmissionRequest(1, ["a"], 9),
+        AdmissionRequest(2, ["a"], 2, others=["b"]),
+        AdmissionRequest(3, ["a"], 1, others=["b"]),
+        AdmissionRequest(4, ["a"], 2),
+        AdmissionRequest(5, ["a"], 2),
+        AdmissionRequest(6, ["a"]),
     ]
-    room = Room(places={"a": 3, "b": 0}, heaviest={"a": 4})
-    assert going({"a": rows}, room, 9) == ([4], {2: ["b"], 3: ["b"]})
+    capacity = Capacity(places={"a": 3, "b": 0}, heaviest={"a": 4})
+    assert select_releasable({"a": rows}, capacity, 9) == ([4], {2: ["b"], 3: ["b"]})
 
 
 def test_lines_go_by_turns_and_a_line_stops_where_its_next_row_finds_no_room() -> None:
     lines = {
-        "a": [Asking(1, ["a"]), Asking(2, ["a"], 3), Asking(3, ["a"])],
-        "b": [Asking(4, ["b"]), Asking(5, ["b"]), Asking(6, ["b"])],
+        "a": [
+            AdmissionRequest(1, ["a"]),
+            AdmissionRequest(2, ["a"], 3),
+            AdmissionRequest(3, ["a"]),
+        ],
+        "b": [AdmissionRequest(4, ["b"]), AdmissionRequest(5, ["b"]), AdmissionRequest(6, ["b"])],
     }
-    assert going(lines, Room(places={"a": 3}), 9)[0] == [1, 4, 5, 6]
-    assert going(lines, Room(places={"a": 3}), 3)[0] == [1, 4, 5]
-    assert from_turn(["c", "a", "b"], "b") == ["c", "a", "b"]
-    assert from_turn(["c", "a", "b"], "") == ["a", "b", "c"]
+    assert select_releasable(lines, Capacity(places={"a": 3}), 9)[0] == [1, 4, 5, 6]
+    assert select_releasable(lines, Capacity(places={"a": 3}), 3)[0] == [1, 4, 5]
+    assert rotate_after(["c", "a", "b"], "b") == ["c", "a", "b"]
+    assert rotate_after(["c", "a", "b"], "") == ["a", "b", "c"]
 
 
 def test_a_task_counts_under_one_key() -> None:

@@ -66,7 +66,7 @@ def _publishing(state: State, case: Case) -> Iterator[Step]:
             continue
         yield Step("publish", FAIR, released._replace(messages=add(released.messages, age)))
         if age == NOW and state.row.status == QUEUED and reachable(state):
-            yield Step("hand back", FAULT, commit(released, case, status=PENDING))
+            yield Step("return to pending", FAULT, commit(released, case, status=PENDING))
 
 
 def _delivering(state: State, case: Case) -> Iterator[Step]:

@@ -91,7 +91,9 @@ def _starting(state: State, case: Case, slot: int, worker: Worker) -> Iterator[S
     if case.world.doubts:
         yield Step(f"reply of {name} is lost", FAULT, seat(started, slot, Worker(UNSURE, NOW)))
     if by_ring and worker.age == NOW and state.row.status == QUEUED:
-        yield Step("hand back", FAULT, seat(commit(state, case, status=PENDING), slot, None))
+        yield Step(
+            "return to pending", FAULT, seat(commit(state, case, status=PENDING), slot, None)
+        )
 
 
 def _reading_back(state: State, case: Case, slot: int, worker: Worker) -> Iterator[Step]:

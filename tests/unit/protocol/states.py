@@ -160,7 +160,7 @@ class Rules:
 @dataclass(frozen=True)
 class World:
     """Say what may happen beside the core (death of processes, lost rings, late publishes, pauses,
-    hand_back).
+    return_to_pending).
     """
 
     takes: bool = False

@@ -1,4 +1,4 @@
--- A loose scan of the index of parked tasks: one probe for each scope after `past`, at most `limit` of them.
+-- A loose scan of the index of tasks that wait for a limit: one probe for each scope after `past`, at most `limit` of them.
 WITH RECURSIVE scopes (scope, number) AS (
   SELECT min(waiting_for_limit), 1 FROM durable_tasks_task WHERE waiting_for_limit IS NOT NULL AND waiting_for_limit > %(past)s
   UNION ALL
