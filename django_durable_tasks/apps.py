@@ -60,7 +60,7 @@ def _bind_ports() -> None:
         letter_port=manager_operations.EngineDeadLetterOperations(),
         pause_port=queues,
         calendar_port=calendars,
-        schedule_verbs=manager_operations.ManagerOperations(),
+        schedule_operations=manager_operations.ManagerOperations(),
         queue_port=routing.queue_of,
         broker_port=broker_outage.is_open_for,
         fast_path_port=backpressure.FastPath(),

@@ -281,7 +281,7 @@ def bind(
     letter_port: DeadLetterOperations,
     pause_port: QueueOperations,
     calendar_port: CalendarOperations,
-    schedule_verbs: ScheduleOperations,
+    schedule_operations: ScheduleOperations,
     queue_port: QueueOf,
     broker_port: BrokerOpen,
     fast_path_port: FastPathPort,
@@ -302,7 +302,7 @@ def bind(
         calendar_port,
     )
     schedules, queue_of, broker_open, fast_path = (
-        schedule_verbs,
+        schedule_operations,
         queue_port,
         broker_port,
         fast_path_port,

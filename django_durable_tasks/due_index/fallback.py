@@ -96,5 +96,7 @@ def due_index() -> DueIndex:
     """Return the index for a scheduler of this process: the shared one if Redis is configured,
     otherwise one in memory.
     """
-    door = redis_client.door()
-    return MemoryDueIndex() if door is None else SharedDueIndex(RedisDueIndex(door, probe=False))
+    shared = redis_client.connection()
+    return (
+        MemoryDueIndex() if shared is None else SharedDueIndex(RedisDueIndex(shared, probe=False))
+    )

@@ -32,12 +32,12 @@ def fill(now: datetime) -> int:
     Continues at the mark, for about a second, and stops at about 100,000 entries. Then the mark is
     set to the instant up to which the set is complete. Raises Error if the database is unavailable.
     """
-    door = redis_client.door()
-    if door is None or not door.open():
+    shared = redis_client.connection()
+    if shared is None or not shared.open():
         return 0
-    index, end, read = RedisDueIndex(door, probe=False), time.monotonic() + _AT_ONCE, 0
+    index, end, read = RedisDueIndex(shared, probe=False), time.monotonic() + _AT_ONCE, 0
     index.next_at()
-    if not door.open():
+    if not shared.open():
         return 0
     filled = index.filled_until
     if (

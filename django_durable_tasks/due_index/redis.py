@@ -117,11 +117,11 @@ class RedisDueIndex:
     that.
     """
 
-    def __init__(self, door: RedisConnection, *, probe: bool = True) -> None:
-        self._door, self._probe = door, probe
+    def __init__(self, connection: RedisConnection, *, probe: bool = True) -> None:
+        self._connection, self._probe = connection, probe
         self._keys = keys()
-        self._scripts = {name: door.client.register_script(script(name)) for name in _SCRIPTS}
-        self._untold = False
+        self._scripts = {name: connection.client.register_script(script(name)) for name in _SCRIPTS}
+        self._change_lost = False
         self._filled_until: datetime | None = None
         self.unreadable = 0
         """How many members, marks and keys this process removed because they could not be parsed.
@@ -132,7 +132,7 @@ class RedisDueIndex:
         """The instant (UTC) up to which the set was complete when it was last read; None if it is
         not usable.
         """
-        return self._filled_until if self._door.open() else None
+        return self._filled_until if self._connection.open() else None
 
     @property
     def state(self) -> str:
@@ -140,7 +140,7 @@ class RedisDueIndex:
         removed = f"; {self.unreadable} unreadable entries were removed" if self.unreadable else ""
         if self.filled_until is not None:
             return f"redis{removed}"
-        why = self._door.why or "the set in Redis is not filled"
+        why = self._connection.why or "the set in Redis is not filled"
         return f"polling every {conf.settings().POLL:g} s: {why}{removed}"
 
     def add(self, rows: Iterable[Due]) -> None:
@@ -152,16 +152,16 @@ class RedisDueIndex:
                 for due in batch
                 for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)))
             ]
-            self._tell("add", [life, *fields])
+            self._change("add", [life, *fields])
 
     def discard(self, ids: Iterable[uuid.UUID]) -> None:
         """Remove the entries of these tasks."""
         for batch in _batches(ids):
-            self._tell("discard", [str(task_id) for task_id in batch])
+            self._change("discard", [str(task_id) for task_id in batch])
 
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due."""
-        answer = self._ask("peek", [])
+        answer = self._read("peek", [])
         return from_ms(score_ms(float(answer[1]))) if answer and answer[1] else None
 
     def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
@@ -170,13 +170,13 @@ class RedisDueIndex:
             return []
         allowed_shards = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
         past = math.floor((now - _EPOCH) / timedelta(milliseconds=1))
-        answer = self._ask("pop", [past, limit, max(_FARTHEST, 2 * limit), allowed_shards])
+        answer = self._read("pop", [past, limit, max(_FARTHEST, 2 * limit), allowed_shards])
         read = {answer[n]: _due_of(answer[n], answer[n + 1]) for n in range(1, len(answer), 2)}
         self._removed([member for member, due in read.items() if due is None])
         return [due for due in read.values() if due is not None]
 
     def __len__(self) -> int:
-        return int(self._through(lambda client: client.zcard(self._keys[0]), 0))
+        return int(self._call(lambda client: client.zcard(self._keys[0]), 0))
 
     def close(self) -> None:
         """Release this object. The set stays in Redis, because other schedulers use it."""
@@ -191,7 +191,7 @@ class RedisDueIndex:
         """
         seen = "" if self._filled_until is None else str(instant_ms(self._filled_until))
         mark = self._scripts["filled"]
-        done = self._through(
+        done = self._call(
             lambda _: mark(keys=self._keys[2:], args=[str(instant_ms(until)), seen]), 0
         )
         self._filled_until = until if done else None
@@ -199,11 +199,11 @@ class RedisDueIndex:
 
     def forget_mark(self) -> None:
         """Remove the mark, so that the leader fills the set again."""
-        self._through(lambda client: client.delete(self._keys[2]), 0)
+        self._call(lambda client: client.delete(self._keys[2]), 0)
         self._filled_until = None
 
-    def _through(self, act: Callable[[Any], T], otherwise: T) -> T:
-        return self._door.through(
+    def _call(self, act: Callable[[Any], T], otherwise: T) -> T:
+        return self._connection.call(
             lambda client: self._in_our_types(client, act), otherwise, probe=self._probe
         )
 
@@ -236,21 +236,21 @@ class RedisDueIndex:
             )
         self.unreadable += len(texts)
 
-    def _tell(self, name: str, arguments: Sequence[str]) -> None:
+    def _change(self, name: str, arguments: Sequence[str]) -> None:
         """Change the set. If the change is lost, the mark is removed, so that the leader fills the
         set again.
         """
 
         def act(client: Any) -> bool:
-            if self._untold:
+            if self._change_lost:
                 client.delete(self._keys[2])
             self._scripts[name](keys=self._keys[:2], args=arguments)
             return True
 
-        self._untold = not self._through(act, False)
+        self._change_lost = not self._call(act, False)
 
-    def _ask(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        answer: list[Any] = self._through(
+    def _read(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        answer: list[Any] = self._call(
             lambda _: self._scripts[name](keys=self._keys, args=arguments), []
         )
         self._filled_until = mark_of(answer[0]) if answer else None

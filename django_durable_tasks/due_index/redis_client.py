@@ -53,7 +53,7 @@ class RedisConnection:
         """Return whether the last request succeeded."""
         return self._shut_until is None
 
-    def through(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
+    def call(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
         """Return the result of ``act`` for the client, or ``otherwise`` while Redis is unavailable.
         Never raises RedisError.
 
@@ -129,26 +129,26 @@ def listening_client(address: str) -> Any:
     return redis.Redis.from_url(address, **_patience(10 * WAIT))
 
 
-_doors: dict[str, RedisConnection] = {}
+_connections: dict[str, RedisConnection] = {}
 _making = threading.Lock()
 
 
-def door() -> RedisConnection | None:
+def connection() -> RedisConnection | None:
     """Return the shared Redis connection of this process; None if no Redis is configured."""
     address = url()
     if address is None:
         return None
-    found = _doors.get(address)
+    found = _connections.get(address)
     if found is None:
         with _making:
-            found = _doors.setdefault(address, RedisConnection(address))
+            found = _connections.setdefault(address, RedisConnection(address))
     return found
 
 
 def _after_fork() -> None:
     global _making
     _making = threading.Lock()
-    for each in _doors.values():
+    for each in _connections.values():
         # redis-py detects the fork and reconnects.
         each.forget_callers()
 
@@ -159,7 +159,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def close_idle() -> None:
     """Close all shared connections; the next use opens new ones."""
     with _making:
-        doors = list(_doors.values())
-        _doors.clear()
-    for each in doors:
+        open_ones = list(_connections.values())
+        _connections.clear()
+    for each in open_ones:
         each.close()

@@ -43,17 +43,17 @@ class RedisEntries:
     ids.
     """
 
-    def __init__(self, door: RedisConnection) -> None:
-        self._door, (self._set, self._hash, self._mark) = door, keys()
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection, (self._set, self._hash, self._mark) = connection, keys()
 
     def filled_until(self) -> datetime | None:
         """Return the instant (UTC) of the mark; None if there is none."""
-        (mark,) = self._ask(lambda client: [client.get(self._mark)])
+        (mark,) = self._read(lambda client: [client.get(self._mark)])
         return mark_of(mark)
 
     def number(self) -> int:
         """Return how many entries there are."""
-        return self._ask(lambda client: int(client.zcard(self._set)))
+        return self._read(lambda client: int(client.zcard(self._set)))
 
     def pages(self) -> Iterator[dict[str, int]]:
         """Yield the entries in pages of members with their scores. An entry that stays in the set
@@ -61,7 +61,7 @@ class RedisEntries:
         """
         cursor, begun = 0, False
         while cursor or not begun:
-            cursor, found = self._ask(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
+            cursor, found = self._read(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
             begun = True
             yield {member: score_ms(score) for member, score in found}
 
@@ -69,7 +69,7 @@ class RedisEntries:
         """Return the scores of those of these members that are in the set."""
         found: dict[str, int] = {}
         for some in _batches(members):
-            scores = self._ask(lambda client: client.zmscore(self._set, some))  # noqa: B023
+            scores = self._read(lambda client: client.zmscore(self._set, some))  # noqa: B023
             found |= {
                 member: score_ms(score)
                 for member, score in zip(some, scores, strict=True)
@@ -81,7 +81,7 @@ class RedisEntries:
         """Return the members of these tasks, as the hash maps them."""
         found: dict[uuid.UUID, str] = {}
         for some in _batches(ids):
-            members = self._ask(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
+            members = self._read(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
             found |= {
                 task_id: member
                 for task_id, member in zip(some, members, strict=True)
@@ -129,12 +129,12 @@ class RedisEntries:
                 client.register_script(script(name))(keys=[self._set, self._hash], args=arguments)
             )
 
-        return self._ask(act)
+        return self._read(act)
 
-    def _ask(self, act: Callable[[Any], T]) -> T:
-        found = self._door.through(lambda client: (act(client),), None)
+    def _read(self, act: Callable[[Any], T]) -> T:
+        found = self._connection.call(lambda client: (act(client),), None)
         if found is None:
-            raise Unreadable(self._door.why or "Redis does not answer.")
+            raise Unreadable(self._connection.why or "Redis does not answer.")
         return found[0]
 
 

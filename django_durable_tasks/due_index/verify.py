@@ -53,10 +53,10 @@ class Entries:
 
 
 def _entries() -> RedisEntries:
-    door = redis_client.door()
-    if door is None:
+    shared = redis_client.connection()
+    if shared is None:
         raise Unreadable(_NO_REDIS)
-    return RedisEntries(door)
+    return RedisEntries(shared)
 
 
 def _idle() -> str:

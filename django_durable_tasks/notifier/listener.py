@@ -22,8 +22,8 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.notifier.message import Notification, NotificationKind, read
 from django_durable_tasks.notifier.notify_on_commit import INTERVAL
-from django_durable_tasks.notifier.postgresql import NotificationWay
-from django_durable_tasks.notifier.redis import ChannelWay
+from django_durable_tasks.notifier.postgresql import PostgreSQLTransport
+from django_durable_tasks.notifier.redis import RedisTransport
 from django_durable_tasks.rules.tasks.explanations import ago
 
 logger = logging.getLogger("django_durable_tasks.notifier")
@@ -40,7 +40,7 @@ class NotificationTransport(Protocol):
     """One transport of notifications. Every method may raise the errors of its driver."""
 
     name: str
-    unheard: str
+    failure_cause: str
     """Why a notification that a listener sent to itself may not arrive."""
 
     def open(self) -> None:
@@ -71,7 +71,7 @@ class Listener(threading.Thread):
         wake: Callable[[datetime], None],
         leader_work: Callable[[], None],
     ) -> None:
-        super().__init__(name=f"durable-wakeups-{transport.name}", daemon=True)
+        super().__init__(name=f"durable-listener-{transport.name}", daemon=True)
         self.listening, self.why = False, _UNTESTED
         self._transport, self._wake, self._wake_leader = transport, wake, leader_work
         self._stop_requested = threading.Event()
@@ -82,7 +82,7 @@ class Listener(threading.Thread):
         self._passed_at = 0.0
         self._woke_at, self._waking = 0.0, False
         self._leader_work_at: float | None = None
-        self._leader_work_woke_at, self._repeat_duties = 0.0, False
+        self._leader_work_woke_at, self._repeat_leader_work = 0.0, False
 
     def run(self) -> None:
         """Receive notifications; never raises if the server is unavailable."""
@@ -129,8 +129,8 @@ class Listener(threading.Thread):
 
     def _listen(self) -> None:
         while not self._stop_requested.is_set():
-            if not self._proved():
-                self._lost(self._transport.unheard)
+            if not self._self_test():
+                self._lost(self._transport.failure_cause)
                 self._pause = _LONGEST_PAUSE if self._transport.doubtful() else _FAILED_TEST_PAUSE
                 return
             self._process(
@@ -141,7 +141,7 @@ class Listener(threading.Thread):
                 ]
             )
 
-    def _proved(self) -> bool:
+    def _self_test(self) -> bool:
         """Test the transport if a test is due; return False if the last test failed."""
         now = time.monotonic()
         if self._token:
@@ -181,7 +181,7 @@ class Listener(threading.Thread):
         if self._first is not None and (repeated or (self._waking and now >= self._woke_at + _GAP)):
             self._woke_at, self._waking = now, False
             self._wake(self._first)
-        self._process_duties(
+        self._process_leader_work(
             now,
             any(
                 notification.kind == NotificationKind.LEADER_WORK for notification in notifications
@@ -201,20 +201,20 @@ class Listener(threading.Thread):
                 self.listening, self.why = True, ""
                 logger.info("Notifications are received through %s.", self._transport.name)
 
-    def _process_duties(self, now: float, notified: bool) -> None:
+    def _process_leader_work(self, now: float, notified: bool) -> None:
         """Process endings and schedules of the leader at once, at most once per INTERVAL seconds,
         and repeat it once as for tasks.
         """
         if notified:
-            self._repeat_duties = True
+            self._repeat_leader_work = True
             soonest = max(now, self._leader_work_woke_at + INTERVAL)
             self._leader_work_at = (
                 soonest if self._leader_work_at is None else min(soonest, self._leader_work_at)
             )
         if self._leader_work_at is not None and now >= self._leader_work_at:
             self._leader_work_woke_at = now
-            self._leader_work_at, self._repeat_duties = (
-                now + _ECHO if self._repeat_duties else None,
+            self._leader_work_at, self._repeat_leader_work = (
+                now + _ECHO if self._repeat_leader_work else None,
                 False,
             )
             self._wake_leader()
@@ -230,7 +230,7 @@ class Listener(threading.Thread):
         self.listening, self.why = False, why
 
 
-class Wakeups:
+class Listeners:
     """The listeners of this process. ``wake(at)`` is called from their threads and must return at
     once.
 
@@ -297,7 +297,7 @@ def _transports() -> tuple[list[NotificationTransport], str]:
     settings, found, why = conf.settings(), list[NotificationTransport](), ""
     database: Any = connections[settings.DATABASE]
     if redis_client.url() is not None:
-        found.append(ChannelWay())
+        found.append(RedisTransport())
     if database.vendor != "postgresql":
         why = (
             f"{_NAMES.get(database.vendor, database.vendor)} sends no notifications; REDIS_URL"
@@ -313,5 +313,5 @@ def _transports() -> tuple[list[NotificationTransport], str]:
     elif database.Database.__version__.startswith("2"):
         why = "psycopg 3 is needed to listen"
     else:
-        found.append(NotificationWay())
+        found.append(PostgreSQLTransport())
     return found, why

@@ -164,11 +164,11 @@ class OnCommitNotifier:
             logger.debug("A notification was not sent; polling finds the tasks.", exc_info=True)
 
     def _shared_index(self) -> RedisDueIndex | None:
-        door = redis_client.door()
-        if door is None:
+        shared = redis_client.connection()
+        if shared is None:
             return None
-        if self._index is None or self._index_connection is not door:
-            self._index, self._index_connection = RedisDueIndex(door), door
+        if self._index is None or self._index_connection is not shared:
+            self._index, self._index_connection = RedisDueIndex(shared), shared
         return self._index
 
     def _batch(self) -> _Batch | None:
@@ -253,9 +253,9 @@ def send_by_redis(notification: Notification) -> bool:
     """Publish a notification in Redis. Returns False if Redis is not configured or unavailable, or
     if the channel has no subscriber.
     """
-    door = redis_client.door()
+    shared = redis_client.connection()
     channel, payload = wake_channel(scope()), notification.spelled()
-    return door is not None and door.through(
+    return shared is not None and shared.call(
         lambda client: client.publish(channel, payload) > 0, False
     )
 

@@ -23,13 +23,13 @@ _TIMEOUTS = {
 }
 
 
-class NotificationWay:
+class PostgreSQLTransport:
     """Listens on LISTEN_DATABASE if it is set, otherwise on the database of the tasks. Self-tests
     are sent like any other notification.
     """
 
     name = "PostgreSQL"
-    unheard = "a notification to itself did not come, as behind a transaction pooler"
+    failure_cause = "a notification to itself did not come, as behind a transaction pooler"
 
     def __init__(self) -> None:
         self._driver: Any = None

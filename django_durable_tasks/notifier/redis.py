@@ -13,11 +13,11 @@ from django_durable_tasks.notifier.notify_on_commit import send_by_redis
 _MOST = 500
 
 
-class ChannelWay:
+class RedisTransport:
     """Subscribes with a separate Redis client."""
 
     name = "Redis"
-    unheard = "a message to itself did not come"
+    failure_cause = "a message to itself did not come"
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -44,8 +44,8 @@ class ChannelWay:
 
     def doubtful(self) -> bool:
         """Return whether requests to Redis are suspended after a failure."""
-        door = redis_client.door()
-        return door is None or not door.open()
+        shared = redis_client.connection()
+        return shared is None or not shared.open()
 
     def close(self) -> None:
         """Close the connection."""

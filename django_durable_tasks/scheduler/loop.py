@@ -22,7 +22,7 @@ from django_durable_tasks.due_index.fallback import due_index
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.notifier.listener import Wakeups
+from django_durable_tasks.notifier.listener import Listeners
 from django_durable_tasks.rules.tasks.shards import SHARDS
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
@@ -57,21 +57,21 @@ class Scheduler:
         self.triggering = Triggering(self.leader, self.steps, self._on_tasks_due)
         self.releasing = Releasing(self.steps, self.dispatching.busy, self._on_tasks_due)
         self.dispatching.shards = self.maintenance.kept_shards = shards
-        self.wakeups = Wakeups(self._on_due_soon, self._on_leader_work)
+        self.listeners = Listeners(self._on_due_soon, self._on_leader_work)
         self._beat = NodeBeat(self.node, self.name, NodeKind.SCHEDULER, self._report)
         self._stopping, self._in_outage, self._waiter = False, False, Waiter()
 
     def run(self) -> None:
         """Run until ``stop``; then resign and mark the node as stopped."""
         jobs = (self.maintenance, self.triggering, self.releasing)
-        for thread in (self._beat, self.leader, self.wakeups, *jobs):
+        for thread in (self._beat, self.leader, self.listeners, *jobs):
             thread.start()
         while not self._stopping:
             self._waiter.wait(self.round())
         for job in jobs:
             job.stop()
         self.leader.stop()
-        self.wakeups.stop()
+        self.listeners.stop()
         self._beat.leave()
 
     def run_once(self) -> int:
@@ -131,7 +131,7 @@ class Scheduler:
             scanned=loop.scanned_at,
             started=loop.sent_at,
             index_state=loop.index.state,
-            wakeups_state=self.wakeups.source_state,
+            wakeups_state=self.listeners.source_state,
             failing=self.steps.failing(),
             rejected_queues=broker_outage.backoff.reasons(),
             broker_outages=broker_outage.breaker.ended_outages(),

@@ -13,7 +13,7 @@ from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier import listener, notify_on_commit
-from django_durable_tasks.notifier.listener import Wakeups
+from django_durable_tasks.notifier.listener import Listeners
 from tests.processes.fleet import SHORT
 from tests.waiting import until
 
@@ -32,7 +32,7 @@ class Sleeper:
         self.woken: list[datetime] = []
         self.saw: list[int] = []
         self.leader_work = threading.Event()
-        self.wakeups = Wakeups(self.wake, self.leader_work.set)
+        self.wakeups = Listeners(self.wake, self.leader_work.set)
 
     def wake(self, at: datetime) -> None:
         """Record a wake-up."""

@@ -36,7 +36,7 @@ def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
     settings.DURABLE_TASKS = {**CALM, "REDIS_URL": REDIS}
     redis_client.close_idle()
     telling_fresh(monkeypatch)
-    door = redis_client.door()
+    door = redis_client.connection()
     assert door is not None
     index = RedisDueIndex(door)
     door.client.delete(*index._keys)

@@ -186,7 +186,7 @@ def test_the_set_ends_by_itself_when_nobody_writes_any_more(door: RedisConnectio
 def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
     redis_client.use_url(url)
     try:
-        door = redis_client.door()
+        door = redis_client.connection()
         assert door is not None
         door.client.flushall()
         with door._lock:

@@ -42,7 +42,7 @@ def door(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     monkeypatch.setattr(ports, "due", Deaf())
     redis_client.close_idle()
-    door = redis_client.door()
+    door = redis_client.connection()
     assert door is not None
     keys = RedisDueIndex(door)._keys
     door.client.delete(*keys)
@@ -199,7 +199,7 @@ def test_who_lost_a_change_while_the_leader_fills_has_all_filled_again(
     loader.fill(database_now())
     index.next_at()
     other = RedisDueIndex(door)
-    other._untold = True
+    other._change_lost = True
     other.add([])
     other.discard([uuid.uuid4()])
     assert not index.filled(database_now() + timedelta(seconds=60)), (
@@ -264,9 +264,9 @@ def test_a_scheduler_goes_by_its_own_index_while_redis_is_frozen_and_back(
         assert "polling" in index.state
         assert _ids(index.pop_due(late, 1)) == [2]
         assert index.next_at() == due(3).at
-    mine = redis_client.door()
+    mine = redis_client.connection()
     assert mine is not None
-    until(lambda: mine.through(lambda client: client.ping(), False), within=20)
+    until(lambda: mine.call(lambda client: client.ping(), False), within=20)
     loader.fill(database_now())
     assert sorted(_ids(index.pop_due(late, 5))) == [1, 3], "what is left in memory comes too"
     assert index.state == "redis"

@@ -194,7 +194,7 @@ def test_run_scheduler_survives_garbage_under_a_load(
     """
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     redis_client.close_idle()
-    door = redis_client.door()
+    door = redis_client.connection()
     assert door is not None
     with fleet_in(tmp_path, {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}) as fleet:
         fleet.worker(slots=2)

@@ -14,7 +14,7 @@ from django_durable_tasks import ports
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.notifier import listener, notify_on_commit
-from django_durable_tasks.notifier.listener import Wakeups
+from django_durable_tasks.notifier.listener import Listeners
 from django_durable_tasks.notifier.message import CHANNEL, Notification, NotificationKind
 from tests.broker.listening_schedulers import BY_POSTGRESQL, Sleeper, sleeping, soon, telling_fresh
 from tests.processes.fleet import SHORT
@@ -211,10 +211,10 @@ def test_behind_a_pooler_by_djangos_own_mark_nobody_listens(
     rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-    assert "LISTEN_DATABASE may name a direct connection" in Wakeups(lambda at: None).state
+    assert "LISTEN_DATABASE may name a direct connection" in Listeners(lambda at: None).state
     settings.DURABLE_TASKS = {**SHORT, "LISTEN_DATABASE": "default"}
-    assert "not tested yet" in Wakeups(lambda at: None).state
-    assert "polling" not in Wakeups(lambda at: None).source_state
+    assert "not tested yet" in Listeners(lambda at: None).state
+    assert "polling" not in Listeners(lambda at: None).source_state
 
 
 def test_notes_of_another_region_and_noise_wake_nobody(

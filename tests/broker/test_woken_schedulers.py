@@ -139,7 +139,7 @@ def test_two_schedulers_share_the_set_in_redis_and_go_on_while_it_is_frozen_or_e
         fleet.worker(slots=2)
         fleet.scheduler(), fleet.scheduler()
         fleet.ready()
-        door = redis_client.door()
+        door = redis_client.connection()
         assert door is not None
         index = RedisDueIndex(door)
         until(

@@ -22,11 +22,13 @@ def _with_words(*changes: tuple[str, str]) -> None:
 
     def changed(verb: str) -> str | None:
         sql = statement(verb)
-        if verb != "spread" or sql is None:
+        if verb != "resolve_endings" or sql is None:
             return sql
         for words, others in changes:
             if words not in sql:
-                raise LookupError(f"The mutant no longer finds {words!r} in spread.postgresql.sql.")
+                raise LookupError(
+                    f"The mutant no longer finds {words!r} in resolve_endings.postgresql.sql."
+                )
             sql = sql.replace(words, others)
         return sql
 

@@ -23,7 +23,7 @@ from celery import signals
 from django.utils.module_loading import import_string
 
 _UID = "django_durable_tasks.shadow"
-_HEAR = "django_durable_tasks.contrib.beat.shadow_fires.hear"
+_RECORD = "django_durable_tasks.contrib.beat.shadow_fires.record_fire"
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Entry:
 
     name: str
     task: str
-    heard: bool = False
+    recorded: bool = False
 
 
 _sending: ContextVar[_Entry | None] = ContextVar("sending", default=None)
@@ -56,7 +56,7 @@ def _begin(sender: Any, **_: Any) -> None:
             return apply_async(entry, *args, **kwargs)
 
     scheduler.apply_async = sending
-    signals.before_task_publish.connect(_hear, weak=False, dispatch_uid=_UID)
+    signals.before_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
 
 
 @contextmanager
@@ -64,14 +64,14 @@ def _sent(entry: _Entry) -> Iterator[None]:
     token = _sending.set(entry)
     try:
         yield
-        if not entry.heard:  # beat created the row of this durable task
-            import_string(_HEAR)(entry.name, entry.task, "")
+        if not entry.recorded:  # beat created the row of this durable task
+            import_string(_RECORD)(entry.name, entry.task, "")
     finally:
         _sending.reset(token)
 
 
-def _hear(headers: Mapping[str, Any] | None = None, **_: Any) -> None:
+def _on_publish(headers: Mapping[str, Any] | None = None, **_: Any) -> None:
     entry = _sending.get()
-    if entry is not None and not entry.heard:
-        entry.heard = True
-        import_string(_HEAR)(entry.name, entry.task, str((headers or {}).get("id", "")))
+    if entry is not None and not entry.recorded:
+        entry.recorded = True
+        import_string(_RECORD)(entry.name, entry.task, str((headers or {}).get("id", "")))

@@ -45,7 +45,7 @@ class Shadow:
         return bool(self.only_here or self.only_beat or self.remark)
 
 
-def hear(name: str, task: str, celery_id: str) -> None:
+def record_fire(name: str, task: str, celery_id: str) -> None:
     """Record a message of beat. An error is logged and never stops beat."""
     try:
         with dedicated_connection():
@@ -55,7 +55,7 @@ def hear(name: str, task: str, celery_id: str) -> None:
         logger.exception("A fire time of beat was not recorded: %s", name)
 
 
-def heard_from() -> datetime | None:
+def recorded_since() -> datetime | None:
     """Return the time of the oldest stored fire."""
     rows = ShadowFire.objects.using(tables.database()).order_by("heard_at")
     found: datetime | None = rows.values_list("heard_at", flat=True).first()

@@ -1,4 +1,4 @@
-"""Positions in one lane: close to the neighbours, in the given order, without overlap.
+"""Positions in one group: close to the neighbours, in the given order, without overlap.
 
 Each layer is solved by isotonic regression (the positions closest to the desired ones that keep
 order and distance), in sweeps up and down the layers. A block, which covers several layers, gets
@@ -26,8 +26,9 @@ Wishes = Sequence[tuple[float, float]]
 class Cell:
     """The extent of one item, or of one layer of a block, in a layer; ``at`` is its middle.
 
-    ``entry``: the item's number, or minus the number of the block's lane. ``before`` and ``after``:
-    the cells in adjacent layers that attract it, the distance from their middle, and the weight.
+    ``entry``: the item's number, or minus the number of the block's group. ``before`` and
+    ``after``: the cells in adjacent layers that attract it, the distance from their middle, and the
+    weight.
     """
 
     half: float
@@ -44,8 +45,8 @@ class Cell:
 
 
 @dataclass(slots=True)
-class LaneCells:
-    """The cells of a lane by layer, in order; ``gaps``: the minimum distance from each middle to
+class GroupCells:
+    """The cells of a group by layer, in order; ``gaps``: the minimum distance from each middle to
     the next.
     """
 
@@ -53,7 +54,7 @@ class LaneCells:
     gaps: list[list[float]]
     cells: list[Cell]
 
-    def reevaluate_joins(self) -> None:
+    def place(self) -> None:
         """Assign a position to every cell."""
         for row, gaps in zip(self.layers, self.gaps, strict=True):
             _settle(row, gaps, [(0.0, 1.0)] * len(row))

@@ -73,7 +73,7 @@ def drawn(outline: Outline, width: int, height: int) -> Drawing:
         outline, alone, (height, width) if downwards else (width, height), downwards=downwards
     )
     spots = {place: draft.box(place) for place in range(len(outline.boxes)) if place not in alone}
-    frames = tuple(draft.frame(lane) for lane in sorted(draft.places.frames))
+    frames = tuple(draft.frame(group) for group in sorted(draft.places.frames))
     lines = tuple(
         tuple(draft.points(route, backwards=line.source != route[0]))
         for line, route in zip(outline.lines, draft.mesh.routes, strict=True)
@@ -140,17 +140,20 @@ class _Draft:
             self.starts[self.mesh.layer[place]], self._at(place) - across // 2, along, across
         )
 
-    def frame(self, lane: int) -> Frame:
+    def frame(self, group: int) -> Frame:
         """Return the frame of a sub-workflow, with a margin for the frames in it."""
-        lanes = self.mesh.lanes
-        start, end = self.starts[lanes.first[lane]], self.starts[lanes.last[lane]] + self.size[0]
-        start -= _nested(self.mesh, lanes.first[lane], lanes.first, lane) * _opening(
+        groups = self.mesh.groups
+        start, end = (
+            self.starts[groups.first[group]],
+            self.starts[groups.last[group]] + self.size[0],
+        )
+        start -= _nested(self.mesh, groups.first[group], groups.first, group) * _opening(
             downwards=self.downwards
         )
-        end += _nested(self.mesh, lanes.last[lane], lanes.last, lane) * _FRAME
-        low, high = self.places.frames[lane]
+        end += _nested(self.mesh, groups.last[group], groups.last, group) * _FRAME
+        low, high = self.places.frames[group]
         return Frame(
-            lanes.paths[lane], self._turned(start, low - self.low, end - start, high - low)
+            groups.paths[group], self._turned(start, low - self.low, end - start, high - low)
         )
 
     def points(self, route: Sequence[int], *, backwards: bool) -> Iterator[Point]:
@@ -192,7 +195,7 @@ def _starts(mesh: Mesh, places: Placed, along: int, *, downwards: bool) -> list[
     """Return the start of each layer; the distance is larger for steep edges and at the ends of
     frames.
     """
-    lanes, count = mesh.lanes, max(mesh.layer, default=-1) + 1
+    groups, count = mesh.groups, max(mesh.layer, default=-1) + 1
     steepest = [0.0] * (count + 1)
     for low, high in mesh.links:
         steepest[mesh.layer[high]] = max(
@@ -202,8 +205,8 @@ def _starts(mesh: Mesh, places: Placed, along: int, *, downwards: bool) -> list[
     for layer in range(count):
         if layer:
             start += along + min(_MOST_BETWEEN, max(_BETWEEN_LAYERS, steepest[layer] * _STEEP))
-            start += _nested(mesh, layer - 1, lanes.last) * _FRAME
-        start += _nested(mesh, layer, lanes.first) * _opening(downwards=downwards)
+            start += _nested(mesh, layer - 1, groups.last) * _FRAME
+        start += _nested(mesh, layer, groups.first) * _opening(downwards=downwards)
         starts.append(start)
     return starts
 
@@ -214,8 +217,8 @@ def _opening(*, downwards: bool) -> int:
 
 def _nested(mesh: Mesh, layer: int, edges: Sequence[int], within: int = 0) -> int:
     """Return how many nested frames, including this one, have an edge at this layer."""
-    lanes = mesh.lanes
-    chains = (lanes.chain(lane) for lane in range(1, len(lanes.paths)))
+    groups = mesh.groups
+    chains = (groups.chain(group) for group in range(1, len(groups.paths)))
     inner = (
         chain[chain.index(within) if within else 0 :]
         for chain in chains

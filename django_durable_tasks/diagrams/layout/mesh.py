@@ -1,9 +1,9 @@
-"""The items of the layers: boxes, the bends of long edges, and lanes for sub-workflows.
+"""The items of the layers: boxes, the bends of long edges, and the groups of sub-workflows.
 
-Each sub-workflow has a lane: a range across the layers, from its first to its last, without other
+Each sub-workflow is a group: a range across the layers, from its first to its last, without other
 items. Therefore its frame is a rectangle that contains exactly its own items. A *bend* is the
 position of an edge in a layer that it crosses; edges of one kind from one box share their bends. A
-*keeper* reserves a lane in a layer where it would be empty.
+*keeper* reserves the space of a group in a layer where it would be empty.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BEND = 6.0
 
 
 @dataclass(slots=True)
-class Lanes:
-    """The tree of sub-workflows; lane 0 is the outer one, and a parent has a lower number than its
+class GroupTree:
+    """The tree of sub-workflows; group 0 is the outer one, and a parent has a lower number than its
     children.
     """
 
@@ -27,16 +27,16 @@ class Lanes:
     first: list[int] = field(default_factory=lambda: [0])
     last: list[int] = field(default_factory=lambda: [0])
 
-    def chain(self, lane: int) -> tuple[int, ...]:
-        """Return the lanes from the outermost, except lane 0, to this one."""
+    def chain(self, group: int) -> tuple[int, ...]:
+        """Return the groups from the outermost, except group 0, to this one."""
         found = []
-        while lane:
-            found.append(lane)
-            lane = self.parents[lane]
+        while group:
+            found.append(group)
+            group = self.parents[group]
         return tuple(reversed(found))
 
     def shared(self, one: int, other: int) -> int:
-        """Return the innermost lane around both."""
+        """Return the innermost group around both."""
         while one != other:
             one, other = (self.parents[one], other) if one > other else (one, self.parents[other])
         return one
@@ -50,18 +50,18 @@ class Mesh:
     ``links``: neighbours in adjacent layers with their weight, from the lower layer to the higher.
     """
 
-    lanes: Lanes
+    groups: GroupTree
     layer: list[int]
-    lane: list[int]
+    group: list[int]
     size: list[float]
     routes: list[tuple[int, ...]]
     links: dict[tuple[int, int], float]
     boxes: int
 
-    def add(self, layer: int, lane: int, size: float) -> int:
+    def add(self, layer: int, group: int, size: float) -> int:
         """Add an item; returns its number."""
         self.layer.append(layer)
-        self.lane.append(lane)
+        self.group.append(group)
         self.size.append(size)
         return len(self.layer) - 1
 
@@ -80,8 +80,12 @@ def meshed(outline: Outline, size: float, alone: frozenset[int]) -> Mesh:
     ``alone``.
     """
     boxes = outline.boxes
-    lanes, lane = _lanes([() if place in alone else box.group for place, box in enumerate(boxes)])
-    mesh = Mesh(lanes, [box.layer for box in boxes], lane, [size] * len(boxes), [], {}, len(boxes))
+    groups, group = _group_tree(
+        [() if place in alone else box.group for place, box in enumerate(boxes)]
+    )
+    mesh = Mesh(
+        groups, [box.layer for box in boxes], group, [size] * len(boxes), [], {}, len(boxes)
+    )
     _measure(mesh, boxes, alone)
     bends: dict[tuple[int, str, int, int, bool], int] = {}
     for line in outline.lines:
@@ -93,47 +97,49 @@ def meshed(outline: Outline, size: float, alone: frozenset[int]) -> Mesh:
     return mesh
 
 
-def _lanes(groups: Sequence[tuple[str, ...]]) -> tuple[Lanes, list[int]]:
-    paths = sorted({group[:depth] for group in groups for depth in range(len(group) + 1)} | {()})
+def _group_tree(owners: Sequence[tuple[str, ...]]) -> tuple[GroupTree, list[int]]:
+    paths = sorted({owner[:depth] for owner in owners for depth in range(len(owner) + 1)} | {()})
     number = {path: place for place, path in enumerate(paths)}
-    lanes = Lanes(paths, [number[path[:-1]] for path in paths], [0] * len(paths), [-1] * len(paths))
-    return lanes, [number[group] for group in groups]
+    groups = GroupTree(
+        paths, [number[path[:-1]] for path in paths], [0] * len(paths), [-1] * len(paths)
+    )
+    return groups, [number[owner] for owner in owners]
 
 
 def _measure(mesh: Mesh, boxes: Sequence[Box], alone: frozenset[int]) -> None:
-    lanes = mesh.lanes
-    lanes.first = [max((box.layer for box in boxes), default=0)] * len(lanes.paths)
+    groups = mesh.groups
+    groups.first = [max((box.layer for box in boxes), default=0)] * len(groups.paths)
     for place, box in enumerate(boxes):
         if place not in alone:
-            for lane in (0, *lanes.chain(mesh.lane[place])):
-                lanes.first[lane] = min(lanes.first[lane], box.layer)
-                lanes.last[lane] = max(lanes.last[lane], box.layer)
+            for group in (0, *groups.chain(mesh.group[place])):
+                groups.first[group] = min(groups.first[group], box.layer)
+                groups.last[group] = max(groups.last[group], box.layer)
 
 
 def _route(
     mesh: Mesh, line: EdgePath, bends: dict[tuple[int, str, int, int, bool], int]
 ) -> Iterator[int]:
     low, high = sorted((line.source, line.target), key=lambda place: mesh.layer[place])
-    lane = mesh.lanes.shared(mesh.lane[low], mesh.lane[high])
+    group = mesh.groups.shared(mesh.group[low], mesh.group[high])
     yield low
     for layer in range(mesh.layer[low] + 1, mesh.layer[high]):
-        key = (low, line.kind, lane, layer, line.broken)
+        key = (low, line.kind, group, layer, line.broken)
         if key not in bends:
-            bends[key] = mesh.add(layer, lane, BEND)
+            bends[key] = mesh.add(layer, group, BEND)
         yield bends[key]
     yield high
 
 
 def _keep_open(mesh: Mesh, alone: frozenset[int]) -> None:
-    lanes = mesh.lanes
+    groups = mesh.groups
     filled = {
-        (lane, mesh.layer[item])
-        for item, own in enumerate(mesh.lane)
+        (group, mesh.layer[item])
+        for item, own in enumerate(mesh.group)
         if item not in alone
-        for lane in lanes.chain(own)
+        for group in groups.chain(own)
     }
-    for lane in reversed(range(1, len(lanes.paths))):
-        for layer in range(lanes.first[lane], lanes.last[lane] + 1):
-            if (lane, layer) not in filled:
-                mesh.add(layer, lane, 0.0)
-                filled.update((around, layer) for around in lanes.chain(lane))
+    for group in reversed(range(1, len(groups.paths))):
+        for layer in range(groups.first[group], groups.last[group] + 1):
+            if (group, layer) not in filled:
+                mesh.add(layer, group, 0.0)
+                filled.update((around, layer) for around in groups.chain(group))

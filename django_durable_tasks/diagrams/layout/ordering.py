@@ -67,10 +67,10 @@ def _discovered(mesh: Mesh, after: Sequence[Sequence[int]], alone: frozenset[int
                 seen[item] = len(seen)
                 stack.extend(reversed(after[item]))
     everything = [[item for item in row if item in seen] for row in _by_layer(mesh)]
-    keys = [float("inf")] * len(mesh.lanes.paths)
+    keys = [float("inf")] * len(mesh.groups.paths)
     for item, met in seen.items():
-        for lane in mesh.lanes.chain(mesh.lane[item]):
-            keys[lane] = min(keys[lane], met)
+        for group in mesh.groups.chain(mesh.group[item]):
+            keys[group] = min(keys[group], met)
     return [
         _sorted(mesh, row, {item: float(seen[item]) for item in row}, keys) for row in everything
     ]
@@ -86,13 +86,13 @@ def _by_layer(mesh: Mesh) -> Rows:
 def _sorted(
     mesh: Mesh, row: Sequence[int], values: dict[int, float], keys: Sequence[float]
 ) -> list[int]:
-    """Sort by value; a lane is sorted as one item by its own key, in every layer."""
+    """Sort by value; a group is sorted as one item by its own key, in every layer."""
     place = {item: at for at, item in enumerate(row)}
-    lanes = {
-        lane: tuple((keys[step], 1, step) for step in mesh.lanes.chain(lane))
-        for lane in set(map(mesh.lane.__getitem__, row))
+    groups = {
+        group: tuple((keys[step], 1, step) for step in mesh.groups.chain(group))
+        for group in set(map(mesh.group.__getitem__, row))
     }
-    return sorted(row, key=lambda item: (*lanes[mesh.lane[item]], (values[item], 0, place[item])))
+    return sorted(row, key=lambda item: (*groups[mesh.group[item]], (values[item], 0, place[item])))
 
 
 def _swept(
@@ -100,7 +100,7 @@ def _swept(
 ) -> Rows:
     """Sort each layer by the mean position of its neighbours on the first side."""
     at = {item: (place + 0.5) / len(row) for row in rows for place, item in enumerate(row)}
-    keys = _lane_keys(mesh, at, sides)
+    keys = _group_keys(mesh, at, sides)
     swept = [list(row) for row in rows]
     for layer in reversed(range(len(rows))) if upwards else range(len(rows)):
         values = {
@@ -112,24 +112,24 @@ def _swept(
     return swept
 
 
-def _lane_keys(
+def _group_keys(
     mesh: Mesh, at: dict[int, float], sides: tuple[list[list[int]], list[list[int]]]
 ) -> list[float]:
-    """Return for each lane the mean position of its neighbours outside; that of its items if it has
-    none.
+    """Return for each group the mean position of its neighbours outside; that of its items if it
+    has none.
     """
-    count = len(mesh.lanes.paths)
+    count = len(mesh.groups.paths)
     outside: list[list[float]] = [[] for _ in range(count)]
     inside: list[list[float]] = [[] for _ in range(count)]
-    chains = [frozenset(mesh.lanes.chain(lane)) for lane in range(count)]
+    chains = [frozenset(mesh.groups.chain(group)) for group in range(count)]
     for item, place in at.items():
-        for lane in chains[mesh.lane[item]]:
-            inside[lane].append(place)
+        for group in chains[mesh.group[item]]:
+            inside[group].append(place)
             for side in sides:
-                outside[lane].extend(
-                    at[other] for other in side[item] if lane not in chains[mesh.lane[other]]
+                outside[group].extend(
+                    at[other] for other in side[item] if group not in chains[mesh.group[other]]
                 )
-    return [_mean(outside[lane], _mean(inside[lane], 0.0)) for lane in range(count)]
+    return [_mean(outside[group], _mean(inside[group], 0.0)) for group in range(count)]
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:

@@ -1,5 +1,5 @@
-"""Positions of the items across the layers: lane by lane, the inner ones first, each as a block in
-the lane around it.
+"""Positions of the items across the layers: group by group, the inner ones first, each as a block
+in the group around it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from django_durable_tasks.diagrams.layout.alignment import Cell, LaneCells
+from django_durable_tasks.diagrams.layout.alignment import Cell, GroupCells
 from django_durable_tasks.diagrams.layout.mesh import Mesh
 from django_durable_tasks.diagrams.layout.ordering import Rows
 
@@ -29,7 +29,7 @@ class Distances:
 
 @dataclass(slots=True)
 class Placed:
-    """The middle of each item across the layers, and the two ends of each lane's frame."""
+    """The middle of each item across the layers, and the two ends of each group's frame."""
 
     at: list[float]
     frames: dict[int, tuple[float, float]]
@@ -38,33 +38,33 @@ class Placed:
 def placed(mesh: Mesh, rows: Rows, distances: Distances) -> Placed:
     """Return the positions of all items in the rows."""
     found = Placed([0.0] * len(mesh.layer), {})
-    inside: list[list[int]] = [[] for _ in mesh.lanes.paths]
+    inside: list[list[int]] = [[] for _ in mesh.groups.paths]
     for row in rows:
         for item in row:
-            inside[mesh.lane[item]].append(item)
-    for lane in reversed(range(len(mesh.lanes.paths))):
-        children = [child for child in found.frames if mesh.lanes.parents[child] == lane]
-        entry_of = {item: item for item in inside[lane]}
+            inside[mesh.group[item]].append(item)
+    for group in reversed(range(len(mesh.groups.paths))):
+        children = [child for child in found.frames if mesh.groups.parents[child] == group]
+        entry_of = {item: item for item in inside[group]}
         for child in children:
             entry_of.update((item, -child) for item in inside[child])
-            inside[lane].extend(inside[child])
-        low, high = _place_lane(mesh, rows, entry_of, found, distances)
-        if lane:
-            found.frames[lane] = (low - distances.frame_start, high + distances.frame_end)
-            _shift(mesh, found, inside[lane], lane, -sum(found.frames[lane]) / 2)
+            inside[group].extend(inside[child])
+        low, high = _place_group(mesh, rows, entry_of, found, distances)
+        if group:
+            found.frames[group] = (low - distances.frame_start, high + distances.frame_end)
+            _shift(mesh, found, inside[group], group, -sum(found.frames[group]) / 2)
     return found
 
 
-def _place_lane(
+def _place_group(
     mesh: Mesh, rows: Rows, entry_of: dict[int, int], found: Placed, distances: Distances
 ) -> tuple[float, float]:
-    """Place the entries of one lane: items by their number, blocks by minus the number of their
-    lane.
+    """Place the entries of one group: items by their number, blocks by minus the number of their
+    group.
     """
     layers = [_cells(mesh, row, entry_of, found) for row in rows]
     gaps = [[_distance(one, other, distances) for one, other in pairwise(row)] for row in layers]
     cells = _connected(mesh, layers, entry_of, found)
-    LaneCells(layers, gaps, cells).reevaluate_joins()
+    GroupCells(layers, gaps, cells).place()
     at = {cell.entry: cell.at for cell in cells}
     for item, entry in entry_of.items():
         found.at[item] = at[entry] + (found.at[item] if entry < 0 else 0.0)
@@ -119,10 +119,10 @@ def _distance(one: Cell, other: Cell, distances: Distances) -> float:
     return one.half + other.half + (distances.bends if one.bend or other.bend else distances.boxes)
 
 
-def _shift(mesh: Mesh, found: Placed, items: Iterable[int], lane: int, by: float) -> None:
-    """Move the items, and the frames of the lane and of those in it."""
+def _shift(mesh: Mesh, found: Placed, items: Iterable[int], group: int, by: float) -> None:
+    """Move the items, and the frames of the group and of those in it."""
     for item in items:
         found.at[item] += by
     for other, (low, high) in found.frames.items():
-        if lane in mesh.lanes.chain(other):
+        if group in mesh.groups.chain(other):
             found.frames[other] = (low + by, high + by)

@@ -1,4 +1,4 @@
-"""Reads the SQL statements in ``sql/<verb>.<vendor>.sql``.
+"""Reads the SQL statements in ``sql/<name>.<vendor>.sql``.
 
 Each statement has an ORM form for other databases, which passes the same tests.
 """
@@ -18,18 +18,18 @@ from django_durable_tasks import conf
 
 
 @functools.cache
-def text(verb: str, vendor: str) -> str | None:
-    """Return the statement of this verb without comments; None if the vendor uses the ORM form."""
-    file = resources.files(__package__).joinpath("sql", f"{verb}.{vendor}.sql")
+def text(name: str, vendor: str) -> str | None:
+    """Return the statement of this name without comments; None if the vendor uses the ORM form."""
+    file = resources.files(__package__).joinpath("sql", f"{name}.{vendor}.sql")
     if not file.is_file():
         return None
     lines = file.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith("--"))
 
 
-def statement(verb: str) -> str | None:
-    """Return the statement of this verb for the database of settings.DURABLE_TASKS, or None."""
-    return text(verb, connections[conf.settings().DATABASE].vendor)
+def statement(name: str) -> str | None:
+    """Return the statement of this name for the database of settings.DURABLE_TASKS, or None."""
+    return text(name, connections[conf.settings().DATABASE].vendor)
 
 
 def _text_of(value: object) -> str:

@@ -188,12 +188,12 @@ def release_met(
     One statement reads at most ``limit`` edges. Returns None if this database has no SQL form. The
     caller then uses the ORM form.
     """
-    sql = statement("spread")
+    sql = statement("resolve_endings")
     if sql is None:
         return None
     alone = not connections[database()].in_atomic_block
     parameters = {
-        "notes": list(events),
+        "events": list(events),
         "limit": limit,
         "open": list(queues),
         "limited": list(limited),

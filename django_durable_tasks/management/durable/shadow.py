@@ -36,7 +36,7 @@ def shadow(options: Options, out: Output) -> int:
     end = options["to"] or database_now() - tolerance
     if options["watch"]:
         return _watch(options, out, end, tolerance)
-    start = options["from"] or shadow_fires.heard_from()
+    start = options["from"] or shadow_fires.recorded_since()
     if start is None:
         refuse(
             "No fires of Celery beat were recorded: call listener.listen() in the settings of"

@@ -193,7 +193,9 @@ def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
 
     notes = list(EndingEvent.objects.unresolved().values_list("pk", flat=True))
     assert len(notes) == 20
-    spread = _raw("spread", notes=notes, limit=2_000, open=[], limited=[], wait=15.0, alone=False)
+    spread = _raw(
+        "resolve_endings", events=notes, limit=2_000, open=[], limited=[], wait=15.0, alone=False
+    )
     spread.expect(
         "durable_tasks_ending_event_pkey",
         "durable_dependency_below",
@@ -205,7 +207,13 @@ def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
 
 def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: list[int]) -> None:
     spread = _raw(
-        "spread", notes=unanalyzed, limit=2_000, open=[], limited=[], wait=15.0, alone=False
+        "resolve_endings",
+        events=unanalyzed,
+        limit=2_000,
+        open=[],
+        limited=[],
+        wait=15.0,
+        alone=False,
     )
     assert spread.compared() < 10 * WIDE
     told = [

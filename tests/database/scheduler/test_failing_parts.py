@@ -178,7 +178,7 @@ def test_the_thread_of_the_leader_survives_a_receiver_that_raises(settings: Any)
 class OddWay:
     """A way that raises each time something else, also when it is closed."""
 
-    name, unheard = "an odd way", ""
+    name, failure_cause = "an odd way", ""
 
     def __init__(self) -> None:
         self.opened = 0

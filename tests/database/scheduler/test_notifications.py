@@ -15,7 +15,7 @@ from django_durable_tasks.due_index import loader, redis_client
 from django_durable_tasks.due_index.fallback import due_index
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.notifier import notify_on_commit
-from django_durable_tasks.notifier.listener import Wakeups
+from django_durable_tasks.notifier.listener import Listeners
 from django_durable_tasks.notifier.message import Notification, NotificationKind
 from tests.factories import QUEUE
 from tests.project import tasks
@@ -42,7 +42,7 @@ def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: A
         _schedule(0.5)
         _schedule(1.0)
         assert _tellers() == 0
-    wakeups = Wakeups(lambda at: None)
+    wakeups = Listeners(lambda at: None)
     wakeups.start()
     assert not wakeups.listening
     assert wakeups.state.startswith("polling every 1 s (")

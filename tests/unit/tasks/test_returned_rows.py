@@ -44,7 +44,7 @@ def test_a_statement_returns_the_columns_of_its_type(
 
 
 def test_the_release_returns_the_status_and_then_the_columns_of_a_claim() -> None:
-    sql = statements.text("spread", "postgresql")
+    sql = statements.text("resolve_endings", "postgresql")
     assert sql is not None
     (returned,) = re.findall(r"RETURNING (task\.status.*?)\),\n", sql, re.DOTALL)
     assert _names(returned) == ("status", *ClaimedTask._fields)

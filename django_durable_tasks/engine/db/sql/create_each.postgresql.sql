@@ -4,14 +4,14 @@ INSERT INTO durable_tasks_task
         publish_count, max_attempts, max_crashes, on_orphan, expected_duration, idempotency_key, unique_key,
         open_unique_key, time_zone, recurring_task_id, fire_time, overlap_key, shard_key, workflow_id, step, join_count,
         on_upstream_failure, unresolved_dependencies_count, has_dependents, limit_key, weight)
-SELECT born.id, tenant_id, name, queue, priority, args::jsonb, kwargs::jsonb, options::jsonb, status, run_at,
+SELECT created.id, tenant_id, name, queue, priority, args::jsonb, kwargs::jsonb, options::jsonb, status, run_at,
        CASE WHEN status = 'BLOCKED' THEN NULL ELSE COALESCE(due_at, run_at) END, expires_at, epoch, publish_count, max_attempts, max_crashes, on_orphan,
        expected_duration * interval '1 second', idempotency_key, unique_key, unique_key, COALESCE(time_zone, ''),
        recurring_task_id, fire_time, overlap_key, shard_key, workflow_id, step, join_count,
        COALESCE(on_upstream_failure, 'SKIP'), COALESCE(unresolved, 0), COALESCE(has_dependents, false), limit_key,
        COALESCE(weight, 1)
   FROM json_to_recordset(%(rows)s::json)
-       AS born (id uuid, tenant_id bigint, name text, queue text, priority smallint, args text, kwargs text,
+       AS created (id uuid, tenant_id bigint, name text, queue text, priority smallint, args text, kwargs text,
                 options text, status text, run_at timestamptz, due_at timestamptz, expires_at timestamptz,
                 epoch bigint, publish_count integer, max_attempts integer, max_crashes integer, on_orphan text,
                 expected_duration float8, idempotency_key text, unique_key text, time_zone text,

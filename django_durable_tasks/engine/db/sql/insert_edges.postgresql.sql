@@ -4,5 +4,5 @@ INSERT INTO durable_tasks_dependency
 SELECT task_id, depends_on_id, COALESCE(dependency_type, 'MUST_SUCCEED'), gate, on_upstream_failure,
        COALESCE(placed_by, ''), COALESCE(note, '')
   FROM json_to_recordset(%(rows)s::json)
-       AS born (task_id uuid, depends_on_id uuid, dependency_type text, gate text, on_upstream_failure text,
+       AS created (task_id uuid, depends_on_id uuid, dependency_type text, gate text, on_upstream_failure text,
                 placed_by text, note text)

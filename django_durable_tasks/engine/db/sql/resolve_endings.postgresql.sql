@@ -12,18 +12,18 @@
 -- here. It cannot use a nested loop for a FULL JOIN. The other joins read single rows by primary key. num_nonnulls()
 -- < 1 is a condition whose selectivity the planner cannot estimate. With old statistics it would choose a plan by an
 -- IS NULL condition and read all unresolved edges.
-WITH note AS MATERIALIZED (
+WITH event AS MATERIALIZED (
   SELECT id, task_id, epoch, workflow_id, delta
     FROM durable_tasks_ending_event
-   WHERE id = ANY (%(notes)s::bigint[]) AND NOT resolved
+   WHERE id = ANY (%(events)s::bigint[]) AND NOT resolved
    ORDER BY id
      FOR UPDATE SKIP LOCKED),
 fresh AS MATERIALIZED (
-  SELECT note.id, note.task_id, note.epoch
-    FROM note LEFT JOIN durable_tasks_task AS task ON task.id = note.task_id
-   WHERE COALESCE(task.epoch, note.epoch) = note.epoch),
+  SELECT event.id, event.task_id, event.epoch
+    FROM event LEFT JOIN durable_tasks_task AS task ON task.id = event.task_id
+   WHERE COALESCE(task.epoch, event.epoch) = event.epoch),
 waiting AS MATERIALIZED (
-  SELECT edge.id, edge.task_id, edge.dependency_type, fresh.id AS note_id, fresh.task_id AS upstream, fresh.epoch
+  SELECT edge.id, edge.task_id, edge.dependency_type, fresh.id AS event_id, fresh.task_id AS upstream, fresh.epoch
     FROM fresh
    CROSS JOIN LATERAL (
      SELECT id, task_id, dependency_type
@@ -31,61 +31,61 @@ waiting AS MATERIALIZED (
       WHERE depends_on_id = fresh.task_id AND depends_on_id IS NOT NULL AND num_nonnulls(resolved_at, outcome) < 1
       LIMIT %(limit)s) AS edge
    LIMIT %(limit)s),
-held AS MATERIALIZED (
+locked AS MATERIALIZED (
   SELECT id, epoch, status, join_count, unresolved_dependencies_count AS wants,
          queue = ANY (%(open)s::text[]) AND run_at <= clock_timestamp() AND expires_at IS NULL AND overlap_key IS NULL
-         AND name <> ALL (%(limited)s::text[]) AS rung
+         AND name <> ALL (%(limited)s::text[]) AS publish
     FROM durable_tasks_task
    WHERE id = ANY (ARRAY(SELECT task_id FROM fresh) || ARRAY(SELECT task_id FROM waiting))
    ORDER BY id
      FOR NO KEY UPDATE),
-line AS MATERIALIZED (
-  SELECT waiting.id, waiting.note_id, up.status AS outcome, child.id AS task_id, child.status, child.wants, child.rung,
+edge_state AS MATERIALIZED (
+  SELECT waiting.id, waiting.event_id, up.status AS outcome, child.id AS task_id, child.status, child.wants, child.publish,
          COALESCE(child.join_count IS NULL AND child.id IS NOT NULL AND up.epoch = waiting.epoch
                   AND CASE waiting.dependency_type
                            WHEN 'MUST_SUCCEED' THEN up.status = 'SUCCESS' WHEN 'MUST_FAIL' THEN up.status = 'FAILED'
                            ELSE up.status IN ('SUCCESS', 'FAILED', 'CANCELLED', 'SKIPPED', 'EXPIRED') END, false) AS fits
     FROM waiting
-    FULL JOIN held AS up ON up.id = waiting.upstream
-    FULL JOIN held AS child ON child.id = waiting.task_id),
+    FULL JOIN locked AS up ON up.id = waiting.upstream
+    FULL JOIN locked AS child ON child.id = waiting.task_id),
 met AS MATERIALIZED (
-  SELECT * FROM line WHERE id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM line WHERE id IS NOT NULL AND NOT fits)),
-told AS (
+  SELECT * FROM edge_state WHERE id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM edge_state WHERE id IS NOT NULL AND NOT fits)),
+resolved_edge AS (
   UPDATE durable_tasks_dependency AS edge
      SET resolved_at = clock_timestamp(), outcome = met.outcome, met = true
     FROM met
    WHERE edge.id = met.id AND num_nonnulls(edge.resolved_at, edge.outcome) < 1
-  RETURNING met.note_id, met.task_id, met.status, met.wants, met.rung),
-flips AS MATERIALIZED (
-  SELECT task_id, rung, wants - count(*)::integer AS wants
-    FROM told
+  RETURNING met.event_id, met.task_id, met.status, met.wants, met.publish),
+count_left AS MATERIALIZED (
+  SELECT task_id, publish, wants - count(*)::integer AS wants
+    FROM resolved_edge
    WHERE status = 'BLOCKED'
-   GROUP BY task_id, rung, told.wants),
+   GROUP BY task_id, publish, resolved_edge.wants),
 moved AS (
   UPDATE durable_tasks_task AS task
-     SET status = CASE WHEN flips.wants > 0 THEN 'BLOCKED' WHEN flips.rung THEN 'QUEUED' ELSE 'PENDING' END,
-         epoch = task.epoch + CASE WHEN flips.wants > 0 THEN 0 ELSE 1 END,
-         due_at = CASE WHEN flips.wants > 0 THEN NULL
-                         WHEN flips.rung THEN clock_timestamp() + %(wait)s * interval '1 second'
+     SET status = CASE WHEN count_left.wants > 0 THEN 'BLOCKED' WHEN count_left.publish THEN 'QUEUED' ELSE 'PENDING' END,
+         epoch = task.epoch + CASE WHEN count_left.wants > 0 THEN 0 ELSE 1 END,
+         due_at = CASE WHEN count_left.wants > 0 THEN NULL
+                         WHEN count_left.publish THEN clock_timestamp() + %(wait)s * interval '1 second'
                          ELSE GREATEST(task.run_at, clock_timestamp()) END,
-         publish_count = CASE WHEN flips.wants <= 0 AND flips.rung THEN 1 ELSE task.publish_count END,
-         unresolved_dependencies_count = GREATEST(flips.wants, 0), updated_at = clock_timestamp()
-    FROM flips
-   WHERE task.id = flips.task_id
+         publish_count = CASE WHEN count_left.wants <= 0 AND count_left.publish THEN 1 ELSE task.publish_count END,
+         unresolved_dependencies_count = GREATEST(count_left.wants, 0), updated_at = clock_timestamp()
+    FROM count_left
+   WHERE task.id = count_left.task_id
   RETURNING task.status, task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
             task.idempotency_key, task.run_at, task.expires_at, task.overlap_key, task.waiting_for_limit),
-dealt AS MATERIALIZED (
+done AS MATERIALIZED (
   SELECT id, workflow_id IS NOT NULL AND delta <> 0 AS counts
-    FROM note
+    FROM event
    WHERE (SELECT count(*) FROM waiting) < %(limit)s
-     AND NOT EXISTS (SELECT 1 FROM line WHERE id IS NOT NULL AND NOT fits)
-     AND id <> ALL (ARRAY(SELECT DISTINCT still.note_id
-                            FROM (SELECT note_id FROM waiting EXCEPT ALL SELECT note_id FROM told) AS still))),
-kept AS (
-  UPDATE durable_tasks_ending_event AS ending SET resolved = true FROM dealt WHERE ending.id = dealt.id AND dealt.counts),
-gone AS (
-  DELETE FROM durable_tasks_ending_event AS ending USING dealt WHERE ending.id = dealt.id AND NOT dealt.counts)
-SELECT (SELECT count(*) FROM note), (SELECT count(*) FROM waiting) >= %(limit)s AND EXISTS (SELECT 1 FROM told),
-       ARRAY(SELECT id FROM note EXCEPT SELECT id FROM dealt), one.setting, moved.*
+     AND NOT EXISTS (SELECT 1 FROM edge_state WHERE id IS NOT NULL AND NOT fits)
+     AND id <> ALL (ARRAY(SELECT DISTINCT still.event_id
+                            FROM (SELECT event_id FROM waiting EXCEPT ALL SELECT event_id FROM resolved_edge) AS still))),
+marked AS (
+  UPDATE durable_tasks_ending_event AS ending SET resolved = true FROM done WHERE ending.id = done.id AND done.counts),
+removed AS (
+  DELETE FROM durable_tasks_ending_event AS ending USING done WHERE ending.id = done.id AND NOT done.counts)
+SELECT (SELECT count(*) FROM event), (SELECT count(*) FROM waiting) >= %(limit)s AND EXISTS (SELECT 1 FROM resolved_edge),
+       ARRAY(SELECT id FROM event EXCEPT SELECT id FROM done), one.setting, moved.*
   FROM (SELECT CASE WHEN %(alone)s THEN set_config('synchronous_commit', 'off', true) END AS setting) AS one
   LEFT JOIN moved ON moved.status <> 'BLOCKED'
