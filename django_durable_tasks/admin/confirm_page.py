@@ -31,7 +31,7 @@ SHOWN = 500
 """The number of rows on the page. The file contains all of them."""
 DO, FILE, SEEN = "_do", "_file", "seen"
 _PAGE = "admin/django_durable_tasks/graph/preview.html"
-_STOP = gettext_lazy("asked to stop")
+_STOP = gettext_lazy("stop requested")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def _done(
     screen: Any, request: HttpRequest, pending: PendingOperation, reason: str
 ) -> HttpResponse:
     report = _report(pending.perform(actions.who(request), reason, False))
-    if report.changes or report.asked:
+    if report.changes or report.stop_requested:
         pending.remember(f"{pending.title}. {summed_up(report)} {reason}".strip())
     other = request.POST.get(SEEN, "") != digest(report)
     shown = {"done": True, "other": other, "reason": reason, **changes(report)}
@@ -115,14 +115,14 @@ def _page(
 def digest(report: GraphReport) -> str:
     """Return a hash of the changes, to compare them with the displayed ones."""
     lines = sorted(f"{change.task_id} {change.before} {change.after}" for change in report.changes)
-    asked = sorted(str(key) for key in report.asked)
+    asked = sorted(str(key) for key in report.stop_requested)
     return hashlib.sha256("\n".join([*lines, *asked]).encode()).hexdigest()[:16]
 
 
 def changes(report: GraphReport) -> dict[str, Any]:
     """Return the context of a report: its totals, and the first SHOWN changes."""
     changed = {change.task_id for change in report.changes}
-    asked = [key for key in report.asked if key not in changed]
+    asked = [key for key in report.stop_requested if key not in changed]
     known = dependencies_cell.named(asked[:SHOWN])
     lines = [
         {
@@ -131,7 +131,7 @@ def changes(report: GraphReport) -> dict[str, Any]:
             ),
             "name": change.name if change.step else "",
             "before": display.badge(change.before, change.before),
-            "after": _after(change.after, stops=change.task_id in report.asked),
+            "after": _after(change.after, stops=change.task_id in report.stop_requested),
             "why": display.clean(change.reason),
         }
         for change in report.changes[:SHOWN]
@@ -164,7 +164,7 @@ def _after(status: str, *, stops: bool) -> SafeString | str:
     return display.badges(
         [
             *([(status, status)] if status else []),
-            *([("asked-to-stop", str(_STOP))] if stops else []),
+            *([("stop-requested", str(_STOP))] if stops else []),
         ]
     )
 
@@ -201,9 +201,11 @@ def summed_up(report: GraphReport) -> str:
     )
     parts = ", ".join(f"{count:,} {move}" for move, count in moves.most_common())
     changed = ngettext("%s row changed", "%s rows changed", number) % f"{number:,}"
-    stopping = len(set(report.asked) - {change.task_id for change in report.changes})
+    stopping = len(set(report.stop_requested) - {change.task_id for change in report.changes})
     asked = (
-        ngettext("Asked %d running task to stop.", "Asked %d running tasks to stop.", stopping)
+        ngettext(
+            "Requested %d running task to stop.", "Requested %d running tasks to stop.", stopping
+        )
         % stopping
     )
     return f"{changed}{f': {parts}' if parts else ''}.{f' {asked}' if stopping else ''}"
@@ -221,7 +223,7 @@ def _file(report: GraphReport) -> HttpResponse:
         }
         for change in report.changes
     ]
-    found = {"changes": rows, "asked_to_stop": [str(key) for key in report.asked]}
+    found = {"changes": rows, "stop_requested": [str(key) for key in report.stop_requested]}
     return JsonResponse(
         found,
         headers={

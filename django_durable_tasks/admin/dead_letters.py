@@ -89,7 +89,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         ),
         (_("Last error"), {"fields": ("error_text", "last_trace")}),
         (_("Call"), {"fields": ("arguments",)}),
-        (_("Closed"), {"fields": (("resolution", _RESOLVED), "resolved_by", "note")}),
+        (_("Closed"), {"fields": (("resolution", _RESOLVED), "resolved_by", "comment")}),
     )
     readonly_fields = (
         "task_link",

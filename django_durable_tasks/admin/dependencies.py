@@ -124,7 +124,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
                     ("state", _RESOLVED),
                     ("tenant", "workflow"),
                     ("placed_by", "resolved_by"),
-                    "comment",
+                    "masked_comment",
                 )
             },
         ),
@@ -138,7 +138,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         _RESOLVED,
         "tenant",
         "workflow",
-        "comment",
+        "masked_comment",
     )
     change_form_template = "admin/django_durable_tasks/taskdependency/change_form.html"
 
@@ -236,10 +236,10 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         """Show who added and opened the gate, and the comments."""
         return task_graph.who(edge) or display.NOTHING
 
-    @admin.display(description=_("note"))
-    def comment(self, edge: TaskDependency) -> str:
+    @admin.display(description=_("comment"))
+    def masked_comment(self, edge: TaskDependency) -> str:
         """Show the comment."""
-        return display.clean(edge.note) or display.NOTHING
+        return display.clean(edge.comment) or display.NOTHING
 
     @admin.display(description=_("workflow"))
     def workflow(self, edge: Any) -> SafeString | str:

@@ -85,8 +85,8 @@ def task_link(key: uuid.UUID, known: Mapping[uuid.UUID, Task]) -> SafeString:
 def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeString:
     """Show the upstream of an edge and its required ending, or the gate."""
     if edge.depends_on_id is None:
-        note = display.clean(edge.note)
-        return format_html("{} {}", display.badge("gate", edge.gate or ""), note)
+        comment = display.clean(edge.comment)
+        return format_html("{} {}", display.badge("gate", edge.gate or ""), comment)
     return format_html(
         '{} <span class="durable-quiet">{}</span>',
         task_link(edge.depends_on_id, known),

@@ -230,7 +230,7 @@ class ConditionFilter(ScreenFilter):
             ("unanswered", _("republished")),
             ("overdue", _("overdue")),
             ("silent", _("lease expired")),
-            ("stopping", _("asked to stop")),
+            ("stopping", _("stop requested")),
         ]
 
     def narrow(self, rows: Any, value: str) -> TaskQuerySet:

@@ -38,7 +38,7 @@ def shown(fires: Sequence[FireTime], row: RecurringTask, now: datetime) -> list[
             "marks": display.badges(
                 _badges(fire, shifted=number > 0 and offsets[number] != offsets[number - 1])
             ),
-            "notes": fire.notes,
+            "remarks": fire.remarks,
             "fire_time": fire.nominal.astimezone(clock).isoformat(),
         }
         for number, fire in enumerate(fires)
@@ -59,10 +59,13 @@ def utc_of(moment: datetime) -> str:
 
 def _badges(fire: FireTime, *, shifted: bool) -> list[tuple[str, str]]:
     words = [
-        word for note in fire.notes for start, word in _MARKS.items() if note.startswith(start)
+        word
+        for remark in fire.remarks
+        for start, word in _MARKS.items()
+        if remark.startswith(start)
     ]
     words += ["clocks changed"] if shifted and "DST" not in words else []
-    return [(f"note-{word.replace(' ', '-')}", word) for word in dict.fromkeys(words)]
+    return [(f"remark-{word.replace(' ', '-')}", word) for word in dict.fromkeys(words)]
 
 
 def task_link(line: OccurrenceRecord, status: str | None) -> Any:

@@ -43,12 +43,12 @@ class LimitAdmin(ScreenAdmin):
         "rate",
         "burst",
         "waiting",
-        "note",
+        "comment",
         "set_by",
         "set_at",
     )
     sortable_by = ("scope", "set_at")
-    search_fields = ("scope", "note")
+    search_fields = ("scope", "comment")
     form = LimitForm
     operations = (SET, REMOVE)
 
@@ -58,7 +58,7 @@ class LimitAdmin(ScreenAdmin):
             "max_concurrency",
             "rate",
             "burst",
-            "note",
+            "comment",
             *((OPENED,) if obj is not None else ()),
         )
 
@@ -81,7 +81,7 @@ class LimitAdmin(ScreenAdmin):
         SET.perform(
             obj.scope,
             by=who(request),
-            reason=obj.note,
+            reason=obj.comment,
             max_concurrency=obj.max_concurrency,
             rate=obj.rate or None,
             burst=obj.burst,

@@ -56,7 +56,7 @@ def marks(run: Any) -> list[tuple[str, str]]:
     the database's time.
     """
     over = run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at
-    true = {"late": over, "asked to stop": run.is_open and run.cancel_requested_at is not None}
+    true = {"late": over, "stop requested": run.is_open and run.cancel_requested_at is not None}
     beside = [(text.replace(" ", "-"), text) for text, holds in true.items() if holds]
     return [(run.status, run.status), *beside]
 

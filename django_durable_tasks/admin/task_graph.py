@@ -73,8 +73,8 @@ def sentences(
 def _gate(edge: TaskDependency) -> str:
     condition = _("It waits for an approval") if edge.gate == Gate.APPROVAL else _("It is on hold")
     by = _(", asked for by %s") % edge.placed_by if edge.placed_by else ""
-    note = f": {display.clean(edge.note)}" if edge.note else "."
-    return f"{condition}{by}{note}"
+    comment = f": {display.clean(edge.comment)}" if edge.comment else "."
+    return f"{condition}{by}{comment}"
 
 
 def _line(
@@ -142,8 +142,8 @@ def who(edge: TaskDependency) -> str:
     placed = _("placed by %s") % edge.placed_by if edge.placed_by else ""
     opened = _("opened by %s") % edge.resolved_by if edge.resolved_by else ""
     authors = ", ".join(part for part in (placed, opened) if part)
-    note = display.clean(edge.note)
-    return f"{authors}: {note}" if authors and note else authors or note
+    comment = display.clean(edge.comment)
+    return f"{authors}: {comment}" if authors and comment else authors or comment
 
 
 def _add(request: HttpRequest, task: Task) -> list[dict[str, str]]:

@@ -39,7 +39,7 @@ def labels(task: Any) -> list[tuple[str, str]]:
         "retrying": task.status == Status.PENDING and task.failures > 0,
         "overdue": is_overdue(task),
         "lease expired": task.lease_until is not None and task.lease_until < task.seen_at,
-        "asked to stop": task.status == Status.RUNNING and task.cancel_requested_at is not None,
+        "stop requested": task.status == Status.RUNNING and task.cancel_requested_at is not None,
         "republished": task.status == Status.QUEUED and task.publish_count > 1,
     }
     return [(text.replace(" ", "-"), text) for text, applies in true.items() if applies]

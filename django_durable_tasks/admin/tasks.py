@@ -37,7 +37,7 @@ _RUN_AT = display.instant_of("run_at", _("run at"))
 _STARTED = display.instant_of("started_at", _("started at"))
 _COMPLETED = display.instant_of("completed_at", _("completed at"))
 _EXPIRES = display.instant_of("expires_at", _("expires at"))
-_ASKED = display.instant_of("cancel_requested_at", _("asked to stop at"))
+_STOP_REQUESTED = display.instant_of("cancel_requested_at", _("stop requested at"))
 _DUE_AT = display.instant_of("due_at", _("due at"))
 _LEASE = display.instant_of("lease_until", _("lease until"))
 _FIRED = display.instant_of("fire_time", _("fire time"))
@@ -98,7 +98,7 @@ class TaskAdmin(ReadOnlyAdmin):
         _STARTED,
         _COMPLETED,
         _EXPIRES,
-        _ASKED,
+        _STOP_REQUESTED,
         _DUE_AT,
         _LEASE,
         _FIRED,
@@ -140,7 +140,7 @@ class TaskAdmin(ReadOnlyAdmin):
                     (_STARTED, _COMPLETED),
                     ("took", "expected_duration"),
                     ("due", _EXPIRES),
-                    (_ASKED, _UPDATED),
+                    (_STOP_REQUESTED, _UPDATED),
                 )
             },
         ),
@@ -182,13 +182,15 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         screen = self.admin_site.admin_view(overview.view_for(self))
         edited = self.admin_site.admin_view(replay_form.view_for(self))
-        verbs = self.admin_site.admin_view(graph_pages.task_view(self))
+        graph_view = self.admin_site.admin_view(graph_pages.task_view(self))
         chosen = self.admin_site.admin_view(graph_pages.chosen_view(self))
         diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.around))
         return [
             path("graph/<str:name>/", chosen, name="django_durable_tasks_graph_chosen"),
             path(
-                "<uuid:object_id>/graph/<str:name>/", verbs, name="django_durable_tasks_graph_task"
+                "<uuid:object_id>/graph/<str:name>/",
+                graph_view,
+                name="django_durable_tasks_graph_task",
             ),
             path(
                 "<uuid:object_id>/graph.<str:ending>",

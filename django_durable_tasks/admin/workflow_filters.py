@@ -48,7 +48,7 @@ class RunConditionFilter(ScreenFilter):
         return [
             ("open", _("not ended")),
             ("late", _("late: past its deadline")),
-            ("stopping", _("asked to stop")),
+            ("stopping", _("stop requested")),
             ("whole", _("no part of another run")),
             ("part", _("part of another run")),
         ]

@@ -28,7 +28,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 _CREATED = display.instant_of("created_at", _("started at"))
 _COMPLETED = display.instant_of("completed_at", _("completed at"))
 _DEADLINE = display.instant_of("deadline_at", _("deadline"))
-_ASKED = display.instant_of("cancel_requested_at", _("asked to stop at"))
+_STOP_REQUESTED = display.instant_of("cancel_requested_at", _("stop requested at"))
 _FIRED = display.instant_of("fire_time", _("fire time"))
 _UPDATED = display.instant_of("updated_at", _("counted at"))
 
@@ -61,7 +61,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         _CREATED,
         _COMPLETED,
         _DEADLINE,
-        _ASKED,
+        _STOP_REQUESTED,
         _FIRED,
         _UPDATED,
     )
@@ -75,7 +75,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
                     (_CREATED, _COMPLETED),
                     ("took", _DEADLINE),
                     ("schedule_link", _FIRED),
-                    (_ASKED, _UPDATED),
+                    (_STOP_REQUESTED, _UPDATED),
                 )
             },
         ),
@@ -92,14 +92,16 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.of_run))
-        verbs = self.admin_site.admin_view(graph_pages.run_view(self))
+        graph_view = self.admin_site.admin_view(graph_pages.run_view(self))
         return [
             path(
                 "<uuid:object_id>/graph.<str:ending>",
                 diagram,
                 name="django_durable_tasks_workflowrun_graph",
             ),
-            path("<uuid:object_id>/do/<str:name>/", verbs, name="django_durable_tasks_graph_run"),
+            path(
+                "<uuid:object_id>/do/<str:name>/", graph_view, name="django_durable_tasks_graph_run"
+            ),
             *super().get_urls(),
         ]
 

@@ -117,8 +117,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
-                    "note",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="note"),
+                    "comment",
+                    models.CharField(
+                        blank=True, default="", max_length=500, verbose_name="comment"
+                    ),
                 ),
                 (
                     "set_by",
@@ -1275,8 +1277,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
-                    "note",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="note"),
+                    "comment",
+                    models.CharField(
+                        blank=True, default="", max_length=500, verbose_name="comment"
+                    ),
                 ),
                 (
                     "task",
@@ -1654,9 +1658,9 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
-                    "note",
+                    "comment",
                     models.CharField(
-                        blank=True, db_default="", max_length=500, verbose_name="note"
+                        blank=True, db_default="", max_length=500, verbose_name="comment"
                     ),
                 ),
                 (

@@ -85,7 +85,7 @@ class DeadLetter(GuardedModel):
         choices=[(r.value, r.value) for r in Resolution],
     )
     resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, default="")
-    note = models.CharField(_("note"), max_length=500, blank=True, default="")
+    comment = models.CharField(_("comment"), max_length=500, blank=True, default="")
 
     objects = DeadLetterQuerySet.as_manager()
 

@@ -41,7 +41,7 @@ class Limit(models.Model):
         blank=True,
         help_text=_("How many may start at once after a pause; else one second's."),
     )
-    note = models.CharField(_("note"), max_length=500, blank=True, default="")
+    comment = models.CharField(_("comment"), max_length=500, blank=True, default="")
     set_by = models.CharField(_("set by"), max_length=200, blank=True, default="")
     set_at = models.DateTimeField(_("set at"), db_default=DatabaseNow(), editable=False)
 

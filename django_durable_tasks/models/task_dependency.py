@@ -100,7 +100,7 @@ class TaskDependency(GuardedModel):
     met = models.BooleanField(_("met"), null=True, blank=True)
     placed_by = models.CharField(_("placed by"), max_length=200, blank=True, db_default="")
     resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, db_default="")
-    note = models.CharField(_("note"), max_length=500, blank=True, db_default="")
+    comment = models.CharField(_("comment"), max_length=500, blank=True, db_default="")
 
     objects = TaskDependencyQuerySet.as_manager()
 

@@ -21,7 +21,8 @@ def reported(engine: Callable[..., GraphReport]) -> Callable[..., OperationResul
     ) -> OperationResult:
         report = engine(subject, by=by, reason=reason, dry_run=dry_run, **fields)
         return OperationResult(
-            {"changed": len(report.changes), "asked": len(report.asked)}, report=report
+            {"changed": len(report.changes), "stop_requested": len(report.stop_requested)},
+            report=report,
         )
 
     return perform

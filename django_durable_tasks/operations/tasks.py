@@ -31,11 +31,15 @@ def replayed(number: int) -> str:
 def _cancel(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationResult:
     done = operator_actions.cancel(tasks, by=by, reason=reason)
     message = ngettext("Cancelled %d task.", "Cancelled %d tasks.", done.at_once) % done.at_once
-    if done.asked:
+    if done.stop_requested:
         message += " " + ngettext(
-            "Asked %d running task to stop.", "Asked %d running tasks to stop.", done.asked
-        ) % (done.asked)
-    return OperationResult({"cancelled": done.at_once, "asked": done.asked}, message)
+            "Requested %d running task to stop.",
+            "Requested %d running tasks to stop.",
+            done.stop_requested,
+        ) % (done.stop_requested)
+    return OperationResult(
+        {"cancelled": done.at_once, "stop_requested": done.stop_requested}, message
+    )
 
 
 def _retry(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationResult:
@@ -71,7 +75,8 @@ CANCEL = Operation(
     name="cancel",
     title=_("Cancel tasks"),
     help=_(
-        "Waiting tasks are cancelled immediately and never run. Running tasks are asked to stop."
+        "Waiting tasks are cancelled immediately and never run. Running tasks receive a request to"
+        " stop."
     ),
     permission="cancel_task",
     perform=_cancel,

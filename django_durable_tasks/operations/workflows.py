@@ -23,7 +23,7 @@ CANCEL = Operation(
     title=_("Cancel the workflow"),
     help=_(
         "Waiting tasks of the run and of its sub-workflows are cancelled immediately and never run."
-        " Running tasks are asked to stop."
+        " Running tasks receive a request to stop."
     ),
     permission="cancel_workflowrun",
     perform=reported(operations.cancel_workflow),
@@ -81,7 +81,8 @@ CANCEL_BRANCH = Operation(
     name="cancel_branch",
     title=_("Cancel this branch"),
     help=_(
-        "The task and all tasks that depend on it are cancelled. Running tasks are asked to stop."
+        "The task and all tasks that depend on it are cancelled. Running tasks receive a request"
+        " to stop."
     ),
     permission="cancel_workflowrun",
     perform=reported(operations.cancel_branch),

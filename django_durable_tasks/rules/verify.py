@@ -139,9 +139,9 @@ class RunFacts:
     status: str
     total: int
     counted: Mapping[str, int]
-    noted: Mapping[str, int]
+    in_events: Mapping[str, int]
     present: Mapping[str, int]
-    notes: int = 0
+    uncounted_events: int = 0
     cancelled: bool = False
     reason: str = ""
 
@@ -161,7 +161,7 @@ def wrong_counts(run: RunFacts) -> list[Wrong]:
     if run.status == WorkflowStatus.STARTING:
         return []
     expected = {
-        column: run.counted[column] + run.noted.get(column, 0) for column in COUNTS.values()
+        column: run.counted[column] + run.in_events.get(column, 0) for column in COUNTS.values()
     }
     there = {column: run.present.get(status, 0) for status, column in COUNTS.items()}
     if sum(there.values()) + run.open == run.total:
@@ -188,7 +188,7 @@ def wrong_counts(run: RunFacts) -> list[Wrong]:
 
 
 def _count(run: RunFacts, column: str, rows: int) -> Wrong:
-    right = rows - run.noted.get(column, 0)
+    right = rows - run.in_events.get(column, 0)
     return Wrong(column, run.counted[column], f"{right}, by a recount of its tasks", right)
 
 
@@ -196,7 +196,7 @@ def wrong_status(run: RunFacts) -> Wrong | None:
     """Return the error in the status of a run, by its own counters; None if there is none, or if
     ending events are pending.
     """
-    if run.notes or run.status == WorkflowStatus.STARTING:
+    if run.uncounted_events or run.status == WorkflowStatus.STARTING:
         return None
     right = verdict(
         run.counted,

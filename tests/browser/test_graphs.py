@@ -61,7 +61,7 @@ def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit
     assert visit.find(".durable-drawing svg").size["width"] > 500
     visit.press("Cancel the workflow")
     visit.shows("This changes 7 rows")
-    assert "asked to stop" in visit.text()
+    assert "stop requested" in visit.text()
     assert stands(of(run, "load")) == ["BLOCKED"]
     visit.write("reason", "wrong tariff")
     visit.press("Yes: Cancel the workflow (7)")
@@ -128,7 +128,7 @@ def test_an_operator_approves_what_waits_for_a_person(visit: Visit) -> None:
     visit.shows("Done. This is the row that changed.")
     assert stands(of(run, "pay")) != ["BLOCKED"]
     gate = TaskDependency.objects.get()
-    assert (gate.outcome, gate.resolved_by, gate.note) == ("APPROVED", "ann", "budget is there")
+    assert (gate.outcome, gate.resolved_by, gate.comment) == ("APPROVED", "ann", "budget is there")
 
 
 def test_an_operator_forces_the_chosen_tasks_of_a_run(visit: Visit) -> None:

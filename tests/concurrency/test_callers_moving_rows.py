@@ -44,7 +44,7 @@ def test_a_cancelled_branch_reaches_a_task_whose_run_fails_while_it_is_looked_fo
         return fails.pop() if fails and "cancel_requested_at" in sql and " IS NULL" in sql else None
 
     with transaction.atomic(), _before_statements(fail_once):
-        assert operations.cancel_branch(row, by="ann").asked == (row.pk,)
+        assert operations.cancel_branch(row, by="ann").stop_requested == (row.pk,)
     assert (fails, stands(row)) == ([], ["CANCELLED"])
 
 

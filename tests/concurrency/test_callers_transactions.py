@@ -119,7 +119,7 @@ def _cancel(row: Task) -> Any:
 
 
 def _cancel_branch(row: Task) -> Any:
-    assert operations.cancel_branch(row, by="ann").asked == (row.pk,)
+    assert operations.cancel_branch(row, by="ann").stop_requested == (row.pk,)
 
 
 def _reschedule(row: Task) -> Any:

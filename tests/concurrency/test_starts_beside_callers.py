@@ -115,7 +115,7 @@ def test_tasks_that_start_one_at_every_try_to_lock_them_are_not_left_locked() ->
     with transaction.atomic():
         with connection.execute_wrapper(start_another_one):
             done = operator_actions.cancel(Task.objects.filter(pk__in=[row.pk for row in rows]))
-        assert (done.at_once, done.asked) == (3, 6)
+        assert (done.at_once, done.stop_requested) == (3, 6)
         for starter in starters:
             starter.join(30)
         for run in runs:

@@ -228,7 +228,7 @@ def test_a_preview_touches_no_database(tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     fires = json.loads(answer.stdout)
     assert [fire["nominal"] for fire in fires] == ["2026-03-07T07:30:00Z", "2026-03-08T07:00:00Z"]
-    assert "DST gap" in fires[1]["notes"][0]
+    assert "DST gap" in fires[1]["remarks"][0]
 
 
 def test_the_tests_of_the_example_pass() -> None:

@@ -31,7 +31,7 @@ _COLUMNS = (
     "gate",
     "on_upstream_failure",
     "placed_by",
-    "note",
+    "comment",
 )
 
 

@@ -55,7 +55,7 @@ def new_edge(
         dependency_type=edge.kind,
         on_upstream_failure=edge.policy,
         placed_by=by[:200],
-        note=reason[:500],
+        comment=reason[:500],
     )
     if upstream is not None and upstream.status in TERMINAL:
         verdict = edge_outcome(edge.kind, upstream.status, edge.policy or policy)
@@ -269,7 +269,7 @@ def place_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> b
             return False
         _waive_unmet(rows[task_id])
         edges.insert(
-            [TaskDependency(task_id=task_id, gate=kind, placed_by=by[:200], note=reason[:500])]
+            [TaskDependency(task_id=task_id, gate=kind, placed_by=by[:200], comment=reason[:500])]
         )
         _block_or_release(rows[task_id])
     return True
@@ -287,7 +287,7 @@ def open_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> li
         row = transitions.lock_rows([task_id]).get(task_id)
         closed = edges.edges().above([task_id]).gates().unresolved().filter(gate=kind)
         outcome = "APPROVED" if kind == Gate.APPROVAL else "RELEASED"
-        changes = {"note": reason[:500]} if reason else {}
+        changes = {"comment": reason[:500]} if reason else {}
         opened = closed.update(
             resolved_at=tables.NOW, met=True, outcome=outcome, resolved_by=by[:200], **changes
         )

@@ -41,7 +41,7 @@ def set_limit(
         "max_concurrency": max_concurrency,
         "rate": rate or "",
         "burst": burst,
-        "note": reason[:500],
+        "comment": reason[:500],
         "set_by": by[:200],
         "set_at": DatabaseNow(),
     }

@@ -77,7 +77,7 @@ def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireT
 def _fire(row: RecurringTask, planned: Planned, following: Planned | None) -> FireTime:
     next_at = following.at if following else None
     starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
-    return FireTime(planned.nominal, starts, planned.notes)
+    return FireTime(planned.nominal, starts, planned.remarks)
 
 
 def explain(row: RecurringTask, at: datetime) -> str:

@@ -278,11 +278,11 @@ def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
         keep(row, found, now)
 
 
-def refuse_ended(row: RecurringTask, verb: str) -> None:
-    """Raise TransitionRefused if the schedule has ended; ``verb`` completes the message."""
+def refuse_ended(row: RecurringTask, action: str) -> None:
+    """Raise TransitionRefused if the schedule has ended; ``action`` completes the message."""
     if row.status == RecurringStatus.CANCELLED:
         raise TransitionRefused(
-            f"Recurring task {row.name!r} has ended ({row.status_reason}): it cannot be {verb}."
+            f"Recurring task {row.name!r} has ended ({row.status_reason}): it cannot be {action}."
         )
 
 

@@ -138,7 +138,7 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     if task.unique_key is not None:
         tick.keys[row.tenant_id, task.unique_key] = task.id
     outcome = Fate.ROLLED if planned.rolled else Fate.DISPATCHED
-    reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.notes))[
+    reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.remarks))[
         : ledger.REASON_MAX
     ]
     tick.entries.append(

@@ -25,15 +25,17 @@ from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """How many tasks were cancelled (``at_once``), and how many requests were made (``asked``)."""
+    """How many tasks were cancelled (``at_once``), and how many running ones were requested to stop
+    (``stop_requested``).
+    """
 
     at_once: int
-    asked: int
+    stop_requested: int
 
     @property
     def total(self) -> int:
         """Return the sum of both."""
-        return self.at_once + self.asked
+        return self.at_once + self.stop_requested
 
 
 @dataclass(frozen=True, slots=True)

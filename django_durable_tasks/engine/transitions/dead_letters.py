@@ -54,7 +54,7 @@ def close(letters: DeadLetterQuerySet, resolution: Resolution, *, by: str, reaso
             resolved_at=DatabaseNow(),
             resolution=resolution,
             resolved_by=by[:200],
-            note=reason[:500],
+            comment=reason[:500],
             open_task=None,
         )
     )

@@ -77,9 +77,9 @@ def _fact(
         status=run.status,
         total=run.total,
         counted={name: getattr(run, name) for name in COUNTS.values()},
-        noted=uncounted,
+        in_events=uncounted,
         present=present,
-        notes=len(events),
+        uncounted_events=len(events),
         cancelled=run.cancel_requested_at is not None,
         reason=run.reason,
     )

@@ -50,17 +50,17 @@ class StatusChange:
 class GraphReport:
     """The changes of an operation, or of its preview, the oldest task first.
 
-    ``asked`` contains the RUNNING tasks that were requested to stop.
+    ``stop_requested`` contains the RUNNING tasks that were requested to stop.
     """
 
     changes: tuple[StatusChange, ...]
-    asked: tuple[uuid.UUID, ...]
+    stop_requested: tuple[uuid.UUID, ...]
     dry_run: bool
 
     @property
     def total(self) -> int:
         """Return the number of tasks affected."""
-        return len(self.changes) + len(self.asked)
+        return len(self.changes) + len(self.stop_requested)
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class GraphOperation:
     """
 
     watch: Watch
-    asked: set[uuid.UUID] = field(default_factory=set)
+    stop_requested: set[uuid.UUID] = field(default_factory=set)
     named: dict[uuid.UUID, str] = field(default_factory=dict)
     resolve_again: set[uuid.UUID] = field(default_factory=set)
 
@@ -90,7 +90,7 @@ class GraphOperation:
             )
             if left:
                 transitions.request_cancel(these.filter(pk__in=left), why)
-                self.asked.update(left)
+                self.stop_requested.update(left)
 
 
 def carry_out(act: Callable[[GraphOperation], None], *, dry_run: bool) -> GraphReport:
@@ -216,7 +216,7 @@ def _report(operation: GraphOperation, dry_run: bool) -> GraphReport:
                         key, step or "", name, before.get(key, status), status, reason or reported
                     )
                 )
-    return GraphReport(tuple(changes), tuple(sorted(operation.asked)), dry_run)
+    return GraphReport(tuple(changes), tuple(sorted(operation.stop_requested)), dry_run)
 
 
 def in_parts(found: Iterable[T]) -> Iterator[list[T]]:

@@ -117,7 +117,7 @@ def _closed_gates(keys: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
     """Return the approvals and holds that these tasks wait for, as text."""
     found: dict[uuid.UUID, str] = {}
     for key, gate, comment in (
-        edges.edges().above(keys).gates().unresolved().values_list("task", "gate", "note")
+        edges.edges().above(keys).gates().unresolved().values_list("task", "gate", "comment")
     ):
         text = f"{gate}: {comment}" if comment else str(gate)
         found[key] = f"{found[key]}, {text}" if key in found else f"waits for {text}"

@@ -272,7 +272,7 @@ def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> G
     def act(operation: GraphOperation) -> None:
         gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
         transitions.lock_rows(sorted(below([task.pk])))
-        if not gates.update(outcome="REJECTED", resolved_by=by[:200], note=reason[:500]):
+        if not gates.update(outcome="REJECTED", resolved_by=by[:200], comment=reason[:500]):
             raise TransitionRefused(f"Task {task.pk} waits for no {Gate.APPROVAL}.")
         operation.cancel([task.pk], comment("REJECTED", by, reason))
 

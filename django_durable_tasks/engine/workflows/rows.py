@@ -84,8 +84,8 @@ def draft(
     upstream_places = {place for places in above.values() for place in places}
     for place, task in enumerate(plan.tasks):
         gates = [
-            TaskDependency(task_id=ids[place], gate=gate, note=note[:500])
-            for gate, note in task.gates
+            TaskDependency(task_id=ids[place], gate=gate, comment=comment[:500])
+            for gate, comment in task.gates
         ]
         upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
         unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))

@@ -76,7 +76,7 @@ class Command(BaseCommand):
         """Declare the subcommands."""
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.epilog = EXIT_CODES
-        parsers = parser.add_subparsers(dest="verb", metavar="SUBCOMMAND", required=True)
+        parsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
         for subcommand in SUBCOMMANDS.values():
             own = parsers.add_parser(
                 subcommand.name,
@@ -98,7 +98,7 @@ class Command(BaseCommand):
         """Run the subcommand and exit with its code."""
         out = Output(self.stdout, self.stderr, as_json=options["format"] == "json")
         try:
-            code = SUBCOMMANDS[options["verb"]].run(options, out)
+            code = SUBCOMMANDS[options["subcommand"]].run(options, out)
         except (DurableTasksError, InvalidSetting) as refused:
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:

@@ -97,7 +97,7 @@ def carry_out(change: BulkChange, options: Options, out: Output) -> int:
     """Perform the change or show it, write the result, and return the exit code."""
     if options["dry_run"]:
         shown = {
-            "verb": change.command,
+            "command": change.command,
             "dry_run": True,
             "would_change": change.rows,
             "left_alone": change.left,
@@ -111,7 +111,9 @@ def carry_out(change: BulkChange, options: Options, out: Output) -> int:
         )
     counts, refused = _in_batches(change, out)
     left = change.left + refused
-    out.emit({"verb": change.command, **counts, "left_alone": left}, _outcome(change, counts, left))
+    out.emit(
+        {"command": change.command, **counts, "left_alone": left}, _outcome(change, counts, left)
+    )
     return REFUSED if change.explicit and not sum(counts.values()) else OK
 
 

@@ -49,7 +49,7 @@ def _import(options: Options, out: Output) -> int:
         **by_and_reason(options),
     )
     shown = {
-        "verb": "calendars",
+        "command": "calendars",
         "act": "import",
         "name": name,
         "dates": len(read.special),
@@ -76,7 +76,7 @@ def _delete(options: Options, out: Output) -> int:
     name = options["name"] or refuse("delete needs --name.")
     rows = Calendar.objects.using(conf.settings().DATABASE).filter(name=name)
     row = rows.filter(tenant=_tenant(options) or DEFAULT_TENANT_ID).first()
-    shown = {"verb": "calendars", "act": "delete", "name": name}
+    shown = {"command": "calendars", "act": "delete", "name": name}
     if row is None:
         out.emit({**shown, "deleted": False}, f"There is no calendar {name}.")
         return REFUSED

@@ -51,11 +51,14 @@ def dst_report(options: Options, out: Output) -> int:
         for row, calendars in _wall_rows(changes)
         for found_fire in _touched(row, changes[row.time_zone], calendars, out)
     ]
-    notes = [f"  {row['name']}: {row['note']}" for row in rows]
+    remarks = [f"  {row['name']}: {row['remark']}" for row in rows]
     out.emit(
         rows,
         "\n".join(
-            [table(_DST_SHOWN, rows, "no schedule is touched"), *(["", *notes] if notes else [])]
+            [
+                table(_DST_SHOWN, rows, "no schedule is touched"),
+                *(["", *remarks] if remarks else []),
+            ]
         ),
     )
     return OK
@@ -125,25 +128,25 @@ def _touched(
         out.note(f"{row.name} cannot be computed: {error}")
         return
     for change in changes:
-        for run in islice(_noted(every, change), _MOST):
-            note = next(note for note in run.notes if badge([note]))
+        for run in islice(_with_remarks(every, change), _MOST):
+            remark = next(remark for remark in run.remarks if badge([remark]))
             yield {
                 "name": row.name,
                 "zone": row.time_zone,
                 "change": f"{plain(change.at)} {change.shift.total_seconds() / 60:+g} min",
                 "nominal": run.nominal,
                 "local": run.nominal.astimezone(zone(row.time_zone)).isoformat(),
-                "dst": badge(run.notes),
+                "dst": badge(run.remarks),
                 "runs": real.at_nominal(run.nominal) is not None,
-                "note": note,
+                "remark": remark,
             }
 
 
-def _noted(every: Agenda, change: ClockChange) -> Iterator[Planned]:
+def _with_remarks(every: Agenda, change: ClockChange) -> Iterator[Planned]:
     """Yield the fires that a clock change affects."""
     cursor = change.at - abs(change.shift) - TICK
     while (run := every.next(cursor)) is not None and run.at <= change.at + abs(change.shift):
-        if badge(run.notes):
+        if badge(run.remarks):
             yield run
         cursor = run.at
 

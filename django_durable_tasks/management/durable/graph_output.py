@@ -56,7 +56,7 @@ def operate(
     if operation.confirm and operation.sweeps and not (options["dry_run"] or options["yes"]):
         number = act(True).total
         if number > 1:
-            command = options["verb"]
+            command = options["subcommand"]
             refuse(
                 f"{command} would change {number} rows: show them with --dry-run, confirm with"
                 " --yes."
@@ -82,9 +82,9 @@ def operate_on(
     found = list(eligible.filter(pk__in=ids).order_by("pk").values("id"))
     left = left_unchanged(ids, found)
     if not found:
-        head = f"{options['verb']} changed"
+        head = f"{options['subcommand']} changed"
         text = _text(head, GraphReport((), (), False), left)
-        out.emit({"verb": options["verb"], "left_alone": left}, text)
+        out.emit({"command": options["subcommand"], "left_alone": left}, text)
         return REFUSED
     selected = eligible.filter(pk__in=[row["id"] for row in found])
     report = _report(operation, selected, options, bool(options["dry_run"]), {})
@@ -108,15 +108,15 @@ def _emit(
     left: Sequence[dict[str, Any]],
     counts: dict[str, int],
 ) -> int:
-    command, asked = options["verb"], list(report.asked)
+    command, requested = options["subcommand"], list(report.stop_requested)
     if options["dry_run"]:
-        would = {"dry_run": True, "would_change": rows_of(report), "would_ask": asked}
+        would = {"dry_run": True, "would_change": rows_of(report), "would_request_stop": requested}
         text = _text(f"{command} would change", report, left)
-        out.emit({"verb": command, **would, "left_alone": list(left)}, text)
+        out.emit({"command": command, **would, "left_alone": list(left)}, text)
         return OK
-    changed = {**counts, "changed": rows_of(report), "asked": asked}
+    changed = {**counts, "changed": rows_of(report), "stop_requested": requested}
     text = _text(f"{command} changed", report, left)
-    out.emit({"verb": command, **changed, "left_alone": list(left)}, text)
+    out.emit({"command": command, **changed, "left_alone": list(left)}, text)
     return OK if report.total else REFUSED
 
 
@@ -139,6 +139,6 @@ def _text(head: str, report: GraphReport, left: Sequence[dict[str, Any]]) -> str
     rows = rows_of(report)
     lines = [f"{head} {len(rows)} row{'' if len(rows) == 1 else 's'}{':' if rows else ''}"]
     lines += [table(_CHANGE, rows)] if rows else []
-    asks = "would be asked" if report.dry_run else "was asked"
-    lines += [f"  {asks} to stop: {key}" for key in report.asked]
+    stop = "stop would be requested" if report.dry_run else "stop was requested"
+    lines += [f"  {stop}: {key}" for key in report.stop_requested]
     return "\n".join([*lines, *(f"  left unchanged {row['id']}: {row['why']}" for row in left)])

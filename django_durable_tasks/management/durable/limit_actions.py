@@ -37,7 +37,7 @@ def _list(options: Options, out: Output) -> int:
 def _set(options: Options, out: Output) -> int:
     scope, fields = _scope(options), values(options, limits.SET)
     outcome = limits.SET.perform(scope, **by_and_reason(options), **fields)
-    shown = {"verb": "limit", "scope": scope, **fields, "reason": options["reason"]}
+    shown = {"command": "limit", "scope": scope, **fields, "reason": options["reason"]}
     out.emit(shown, outcome.message)
     return OK
 
@@ -46,7 +46,7 @@ def _remove(options: Options, out: Output) -> int:
     scope = _scope(options)
     outcome = limits.REMOVE.perform(scope, **by_and_reason(options))
     removed = bool(outcome.changed)
-    out.emit({"verb": "limit", "scope": scope, "removed": removed}, outcome.message)
+    out.emit({"command": "limit", "scope": scope, "removed": removed}, outcome.message)
     return OK if removed else REFUSED
 
 

@@ -66,7 +66,7 @@ _LETTER = (
     "resolved_at",
     "resolution",
     "resolved_by",
-    "note",
+    "comment",
     "error_message",
 )
 _LETTER_SHOWN = (

@@ -117,23 +117,28 @@ def fire(schedule_draft: ScheduleDraft, run: Planned) -> dict[str, Any]:
             run, None if following is None else following.at, seed, row.jitter, row.jitter_percent
         )
     local = at.astimezone(zone(row.time_zone)).isoformat()
-    return {"nominal": run.nominal, "effective": at, "local": local, "notes": list(run.notes)}
+    return {"nominal": run.nominal, "effective": at, "local": local, "remarks": list(run.remarks)}
 
 
-def badge(notes: Sequence[str]) -> str:
+def badge(remarks: Sequence[str]) -> str:
     """Return GAP or TWICE for a fire that a clock change affects."""
     return " ".join(
         dict.fromkeys(
-            word for note in notes for start, word in _BADGES.items() if note.startswith(start)
+            word
+            for remark in remarks
+            for start, word in _BADGES.items()
+            if remark.startswith(start)
         )
     )
 
 
 def listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     """Return the fires as a table, with their remarks in full below it."""
-    shown = [{**row, "dst": badge(row["notes"])} for row in rows]
-    notes = [f"  {plain(row['nominal'])}  {note}" for row in rows for note in row["notes"]]
-    return "\n".join([table(columns, shown, "no fire"), *(["", "notes:", *notes] if notes else [])])
+    shown = [{**row, "dst": badge(row["remarks"])} for row in rows]
+    remarks = [f"  {plain(row['nominal'])}  {remark}" for row in rows for remark in row["remarks"]]
+    return "\n".join(
+        [table(columns, shown, "no fire"), *(["", "remarks:", *remarks] if remarks else [])]
+    )
 
 
 def _show(schedule_draft: ScheduleDraft, start: datetime, options: Options, out: Output) -> int:

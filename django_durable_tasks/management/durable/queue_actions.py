@@ -34,7 +34,7 @@ def pause(options: Options, out: Output) -> int:
     outcome = queue_operations.PAUSE.perform(name, **by_and_reason(options))
     if name not in known:
         out.note(f"No task waits in queue {name!r} and no worker consumes it. It is paused anyway.")
-    shown = {"verb": "pause", "queue": name, "paused": True, "reason": options["reason"]}
+    shown = {"command": "pause", "queue": name, "paused": True, "reason": options["reason"]}
     out.emit(shown, outcome.message)
     return OK
 
@@ -48,7 +48,7 @@ def resume(options: Options, out: Output) -> int:
     name = options["queue"]
     outcome = queue_operations.RESUME.perform(name, **by_and_reason(options))
     resumed = bool(outcome.changed)
-    out.emit({"verb": "resume", "queue": name, "resumed": resumed}, outcome.message)
+    out.emit({"command": "resume", "queue": name, "resumed": resumed}, outcome.message)
     return OK if resumed else REFUSED
 
 
@@ -56,7 +56,7 @@ def _pause_schedule(options: Options, out: Output) -> int:
     row, operation = named(options["recurring"], options["tenant"]), schedules.PAUSE
     outcome = operation.perform(row, **by_and_reason(options), **values(options, operation))
     shown = {
-        "verb": "pause",
+        "command": "pause",
         "recurring": row.name,
         "paused": True,
         "reason": options["reason"],
@@ -73,7 +73,7 @@ def _resume_schedule(options: Options, out: Output) -> int:
     next_run = plain(row.next_run_at) if row.next_run_at else "never"
     text = f"{outcome.message} Next run: {next_run}" if resumed else "was not paused"
     shown = {
-        "verb": "resume",
+        "command": "resume",
         "recurring": row.name,
         "resumed": resumed,
         "next_run_at": row.next_run_at,
@@ -90,7 +90,7 @@ def republish(options: Options, out: Output) -> int:
     ).value
     if options["dry_run"]:
         lines = [f"{name}: {number} messages" for name, number in found.queued.items()]
-        shown = {"verb": "republish", "dry_run": True, "would_republish": found.queued}
+        shown = {"command": "republish", "dry_run": True, "would_republish": found.queued}
         out.emit(shown, "\n".join(lines) or "nothing is queued")
         return OK
     return _republished(found, out)
@@ -103,13 +103,13 @@ def _republished(found: maintenance.Republished, out: Output) -> int:
             f"The broker does not accept messages ({found.error}). The tasks are published again"
             " when it does."
         )
-        shown = {"verb": "republish", "republished": dict(found.published), "complete": False}
+        shown = {"command": "republish", "republished": dict(found.published), "complete": False}
         out.emit(shown, f"{done} of {sum(found.queued.values())} messages published")
         return UNHEALTHY
     for name, number in found.rejected.items():
         out.note(f"The broker rejects the messages of queue {name}: {number} tasks wait.")
     shown = {
-        "verb": "republish",
+        "command": "republish",
         "republished": dict(found.published),
         "rejected": dict(found.rejected),
         "complete": not found.rejected,
@@ -125,11 +125,11 @@ def prune(options: Options, out: Output) -> int:
     )
     if options["dry_run"]:
         lines = [f"{status}: {number} tasks" for status, number in outcome.value.items()]
-        shown = {"verb": "prune", "dry_run": True, "would_delete": outcome.value}
+        shown = {"command": "prune", "dry_run": True, "would_delete": outcome.value}
         out.emit(shown, "\n".join(lines) or "no retention is set: nothing is deleted")
         return OK
     deleted = outcome.changed
-    out.emit({"verb": "prune", "deleted": deleted}, f"{deleted} tasks deleted")
+    out.emit({"command": "prune", "deleted": deleted}, f"{deleted} tasks deleted")
     return OK
 
 

@@ -33,7 +33,7 @@ LEDGER_COLUMNS = (
     "created_at",
 )
 LEDGER_SHOWN = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
-FIRE_SHOWN = ("nominal", "effective", "notes")
+FIRE_SHOWN = ("nominal", "effective", "remarks")
 _ROW = (
     "name",
     "status",

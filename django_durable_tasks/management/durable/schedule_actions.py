@@ -42,7 +42,7 @@ def run_now(options: Options, out: Output) -> int:
     task = _perform(schedules.RUN_NOW, row, options).value
     waits = ", waiting until earlier runs with its overlap key have ended"
     shown = {
-        "verb": "run-now",
+        "command": "run-now",
         "name": row.name,
         "task": task.pk,
         "status": task.status,
@@ -57,7 +57,7 @@ def snooze(options: Options, out: Output) -> int:
     """Skip the fire times up to an instant."""
     row = _row(options)
     outcome = _perform(schedules.SNOOZE, row, options)
-    shown = {"verb": "snooze", "name": row.name, "until": row.paused_until}
+    shown = {"command": "snooze", "name": row.name, "until": row.paused_until}
     out.emit(shown, f"{row.name}: {outcome.message}")
     return OK
 
@@ -66,7 +66,7 @@ def end_schedule(options: Options, out: Output) -> int:
     """End a schedule permanently."""
     row = _row(options)
     outcome = _perform(schedules.CANCEL, row, options)
-    shown = {"verb": "end-schedule", "name": row.name, "status": row.status}
+    shown = {"command": "end-schedule", "name": row.name, "status": row.status}
     out.emit(shown, f"{row.name}: {outcome.message}")
     return OK
 
@@ -74,7 +74,7 @@ def end_schedule(options: Options, out: Output) -> int:
 def override(options: Options, out: Output) -> int:
     """Override one fire time, or remove the override."""
     row, when = _row(options), options["fire_time"]
-    shown = {"verb": "override", "name": row.name, "fire_time": when}
+    shown = {"command": "override", "name": row.name, "fire_time": when}
     if options["remove"]:
         outcome = _perform(schedules.REMOVE_OVERRIDE, row, options, fire_time=when)
         removed = bool(outcome.changed)
@@ -98,7 +98,7 @@ def backfill(options: Options, out: Output) -> int:
     counts = {"created": report.created, "replayed": report.replayed, "left": report.left}
     steps = [{name: getattr(step, name) for name in _STEP} for step in report.steps]
     shown = {
-        "verb": "backfill",
+        "command": "backfill",
         "name": row.name,
         "dry_run": report.dry_run,
         **counts,

@@ -78,7 +78,7 @@ _LETTER = (
     "resolved_at",
     "resolution",
     "resolved_by",
-    "note",
+    "comment",
 )
 _TIMELINE = (
     "attempt_number",

@@ -320,7 +320,7 @@ def report(seen: Overview, broker: str | None) -> dict[str, Any]:
 
 
 def _text(data: dict[str, Any], seen: Overview) -> str:
-    leader = f"{data['leader']['name']}, term {seen.term}" if data["leader"] else "nobody"
+    leader = f"{data['leader']['name']}, term {seen.term}" if data["leader"] else "none"
     depth = ", ".join(f"{status} {number}" for status, number in data["depth"].items())
     lines = [
         f"{'healthy' if data['healthy'] else 'UNHEALTHY'} at {cell(seen.now)}",

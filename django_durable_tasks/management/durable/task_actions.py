@@ -66,7 +66,7 @@ def _change(
     selected = eligible.filter(pk__in=ids) if ids else narrowed(eligible, options)
     rows = task_rows(selected, options["limit"])
     return BulkChange(
-        command=options["verb"],
+        command=options["subcommand"],
         operation=operation,
         rows=rows,
         act=act,
@@ -157,7 +157,7 @@ def discard(options: Options, out: Output) -> int:
     selected = opened.filter(task_id__in=ids) if ids else narrowed_letters(opened, options)
     rows = letter_rows(selected, options["limit"])
     change = BulkChange(
-        command=options["verb"],
+        command=options["subcommand"],
         operation=operation,
         rows=rows,
         act=act,

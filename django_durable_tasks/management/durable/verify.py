@@ -106,7 +106,7 @@ def _as_data(answers: Sequence[Answer], repairs: Sequence[RepairResult]) -> dict
     repaired = Counter(outcome.finding.check for outcome in repairs if outcome.done)
     became = {id(outcome.finding): outcome for outcome in repairs}
     return {
-        "verb": "verify",
+        "command": "verify",
         "checks": [_row(answer, repaired) for answer in answers],
         "findings": [
             _as_json(one, became.get(id(one))) for answer in answers for one in answer.findings

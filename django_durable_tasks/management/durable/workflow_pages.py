@@ -52,7 +52,7 @@ _ROW = (
     "completed_at",
 )
 _STEP = ("id", "step", "status", "name", "run_at", "reason")
-_EDGE = ("waits_for", "step", "status", "type", "outcome", "policy", "note", "by")
+_EDGE = ("waits_for", "step", "status", "type", "outcome", "policy", "comment", "by")
 _FEW = 20
 
 
@@ -192,7 +192,7 @@ def _edge(edge: TaskDependency, known: dict[uuid.UUID, Task]) -> dict[str, Any]:
         "met": edge.met,
         "resolved_at": edge.resolved_at,
         "policy": edge.on_upstream_failure,
-        "note": clean(edge.note),
+        "comment": clean(edge.comment),
         "placed_by": edge.placed_by,
         "resolved_by": edge.resolved_by,
         "by": edge.resolved_by or edge.placed_by,

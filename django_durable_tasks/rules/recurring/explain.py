@@ -18,7 +18,7 @@ class FireTime:
 
     nominal: datetime
     effective: datetime
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def account(it: Facts) -> str:
     if it.planned is None:
         return _no_fire_time(it)
     if isinstance(it.planned, SkippedRange):
-        verb = "did not run" if it.planned.last <= it.now else "will not run"
-        return f"{when(it.at)} {verb}: {it.planned.reason}."
+        outcome = "did not run" if it.planned.last <= it.now else "will not run"
+        return f"{when(it.at)} {outcome}: {it.planned.reason}."
     if it.planned.at > it.now:
         return _to_come(it, it.planned)
     return _in_range(it) or _without_entry(it, it.planned)
@@ -267,11 +267,10 @@ def _to_come(it: Facts, planned: Planned) -> str:
     fire = it.fire or FireTime(planned.nominal, planned.at)
     jitter = ", by its jitter" if fire.effective != planned.at else ""
     late = f" at {when(fire.effective)}{jitter}" if fire.effective != it.at else ""
-    notes = f" ({'; '.join(fire.notes)})" if fire.notes else ""
+    remarks = f" ({'; '.join(fire.remarks)})" if fire.remarks else ""
     unknown = "" if it.known else f" No durable task {it.task} is registered in this process."
-    return (
-        f"{at} will run{late}, in {ago((fire.effective - it.now).total_seconds())}{notes}.{unknown}"
-    )
+    wait = ago((fire.effective - it.now).total_seconds())
+    return f"{at} will run{late}, in {wait}{remarks}.{unknown}"
 
 
 def _paused(it: Facts) -> str:

@@ -117,7 +117,9 @@ class Builder:
             kwargs=named,
             options=options,
             gates=tuple(
-                (gate.value, str(note)) for gate, note in (gates or {}).items() if note is not None
+                (gate.value, str(comment))
+                for gate, comment in (gates or {}).items()
+                if comment is not None
             ),
             on_upstream_failure=chosen(
                 "on_upstream_failure", on_upstream_failure, OnUpstreamFailure

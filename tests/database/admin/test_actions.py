@@ -42,7 +42,7 @@ def test_cancel_is_asked_once_more_and_then_ends_what_waits_and_asks_what_runs(a
     assert _fresh(waiting).status == Status.PENDING
     done = act(ann, "cancel", waiting, running, ended, reason="wrong tariff")
     assert said(done) == [
-        "Cancelled 1 task. Asked 1 running task to stop. The status of 1 row does not allow it."
+        "Cancelled 1 task. Requested 1 running task to stop. The status of 1 row does not allow it."
     ]
     assert _fresh(waiting).status == Status.CANCELLED
     assert _fresh(waiting).reason == "CANCELLED by ann: wrong tariff"
@@ -107,7 +107,7 @@ def test_discarding_needs_a_reason_and_keeps_the_tasks_failed(ann: Client) -> No
     assert _fresh(letter).resolved_at is None
     assert said(act(ann, "discard", letter, reason="customer left")) == ["Discarded 1 dead letter."]
     letter = _fresh(letter)
-    assert (letter.resolution, letter.resolved_by, letter.note) == (
+    assert (letter.resolution, letter.resolved_by, letter.comment) == (
         Resolution.DISCARDED,
         "ann",
         "customer left",
@@ -232,7 +232,7 @@ def test_one_case_is_replayed_with_edited_arguments(ann: Client) -> None:
     assert _edit(ann, task, "[1]", '{"right": 2}').status_code == 302
     task, letter = _fresh(task), _fresh(letter)
     assert (task.status, task.args, task.kwargs) == (Status.PENDING, [1], {"right": 2})
-    assert (letter.resolution, letter.resolved_by, letter.note) == (
+    assert (letter.resolution, letter.resolved_by, letter.comment) == (
         Resolution.REPLAYED,
         "ann",
         "typo",

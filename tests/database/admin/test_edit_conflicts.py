@@ -196,13 +196,13 @@ def test_a_stale_edit_of_a_limit_is_not_saved(ann: Client, bert: Client) -> None
     row = Limit.objects.get()
     stale = _opened(bert, page_of(row))
     ann.post(page_of(row), {**_opened(ann, page_of(row)), "max_concurrency": "5"})
-    page = bert.post(page_of(row), {**stale, "note": "slow"})
+    page = bert.post(page_of(row), {**stale, "comment": "slow"})
     assert "Max concurrency: was “2”, is now “5”." in _errors(page)
     assert "by ann" in _errors(page)
     assert Limit.objects.get().max_concurrency == 5
     assert bert.post(page_of(row), _sent(page)).status_code == 302
     row = Limit.objects.get()
-    assert (row.max_concurrency, row.note, row.set_by) == (5, "slow", "bert")
+    assert (row.max_concurrency, row.comment, row.set_by) == (5, "slow", "bert")
 
 
 def test_a_limit_that_was_removed_meanwhile_is_not_made_anew(bert: Client) -> None:
@@ -230,7 +230,7 @@ def test_arguments_are_not_edited_on_a_task_that_ran_meanwhile(ann: Client, bert
     stale = _opened(bert, address)
     ann.post(address, {**_opened(ann, address), "args": "[1, 7]"})
     Task.objects.unguarded().filter(pk=task.pk).update(status=Status.FAILED, due_at=None)
-    page = bert.post(address, {**stale, "note": "again"})
+    page = bert.post(address, {**stale, "comment": "again"})
     assert 'Arguments: was “[1, "x"]”, is now “[1, 7]”.' in _errors(page)
     assert Task.objects.get().args == [1, 7]
     assert DeadLetter.objects.count() >= 1

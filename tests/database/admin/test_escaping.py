@@ -116,7 +116,11 @@ def _task_rows() -> list[Any]:
     a_task(Status.SUCCESS, result={EVIL: [EVIL]}, **{**texts, "key": None})
     log = a_log_row(task, error_message=EVIL, traceback=EVIL, worker=EVIL, celery_id=EVIL)
     DeadLetter.objects.unguarded().update(
-        error_message=EVIL, note=EVIL, resolved_by=EVIL, reason="<i>x</i>", fingerprint="<b>x</b>"
+        error_message=EVIL,
+        comment=EVIL,
+        resolved_by=EVIL,
+        reason="<i>x</i>",
+        fingerprint="<b>x</b>",
     )
     a_paused_queue(EVIL, reason=EVIL)
     QueueControl.objects.update(paused_by=EVIL)

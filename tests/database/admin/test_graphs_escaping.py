@@ -39,7 +39,7 @@ def _hostile() -> WorkflowRun:
     tell()
     WorkflowRun.objects.unguarded().update(name=EVIL, reason=EVIL, callbacks={"on_success": EVIL})
     Task.objects.unguarded().update(name=EVIL, reason=EVIL, last_error=EVIL)
-    TaskDependency.objects.unguarded().update(placed_by=EVIL, resolved_by=EVIL, note=EVIL)
+    TaskDependency.objects.unguarded().update(placed_by=EVIL, resolved_by=EVIL, comment=EVIL)
     return run
 
 

@@ -35,7 +35,7 @@ def test_a_cancel_shows_exactly_what_it_does_and_then_does_it(ann: Client) -> No
     begin(of(run, "top"))
     before = of_all(run)
     looked = ann.post(address(run, "cancel"))
-    expected = {f"{step} BLOCKED CANCELLED" for step in STEPS[1:]} | {"top RUNNING asked to stop"}
+    expected = {f"{step} BLOCKED CANCELLED" for step in STEPS[1:]} | {"top RUNNING stop requested"}
     assert moves(looked) == expected
     assert "This changes 4 rows" in text(looked)
     assert "Nothing is changed yet." in text(looked)
@@ -153,7 +153,7 @@ def test_a_gate_is_approved_with_a_note(ann: Client) -> None:
     do(ann, task, "approve", reason="budget is there")
     assert stands(task) in (["PENDING"], ["QUEUED"])
     gate = TaskDependency.objects.get(gate="APPROVAL")
-    assert (gate.outcome, gate.resolved_by, gate.note) == ("APPROVED", "ann", "budget is there")
+    assert (gate.outcome, gate.resolved_by, gate.comment) == ("APPROVED", "ann", "budget is there")
     assert "opened by ann: budget is there" in text(ann.get(page_of(task)))
     assert LogEntry.objects.get().object_id == str(task.pk)
 

@@ -152,7 +152,7 @@ def test_labels_are_questions_on_the_row(ann: Client) -> None:
     a_task(Status.RUNNING, due=-60)
     a_task(Status.QUEUED, publish_count=4)
     told = ann.get(list_of("task")).content.decode()
-    for label in ("retrying", "overdue", "asked to stop", "lease expired", "republished"):
+    for label in ("retrying", "overdue", "stop requested", "lease expired", "republished"):
         assert f">{label}</span>" in told
     assert 'durable-failed">' not in told
 

@@ -162,7 +162,7 @@ def test_the_page_shows_the_next_fires_on_both_clocks_with_their_badges(ann: Cli
     page = ann.get(page_of(row))
     fires = page.context["fires"]
     assert len(fires) == 10
-    assert all(" 02:30:00 CE" in fire["local"] or fire["notes"] for fire in fires)
+    assert all(" 02:30:00 CE" in fire["local"] or fire["remarks"] for fire in fires)
     assert all(fire["utc"].endswith("Z") for fire in fires)
 
 

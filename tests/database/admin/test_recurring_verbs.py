@@ -167,7 +167,7 @@ def test_a_fire_time_is_skipped_moved_and_given_back(ann: Client) -> None:
     override(links[1]["fire_time"], "MOVE", later.isoformat(), "late")
     made = set(OccurrenceOverride.objects.values_list("fire_time", "action", "move_to", "by"))
     assert made == {(first, "SKIP", None, "ann"), (second, "MOVE", later, "ann")}
-    assert ann.get(page_of(row)).context["fires"][0]["notes"][0].startswith("moved by hand")
+    assert ann.get(page_of(row)).context["fires"][0]["remarks"][0].startswith("moved by hand")
     taken = _do(ann, row, "remove_override", fire_time=first.isoformat())
     assert "Override removed" in said(taken)[-1]
     again = _do(ann, row, "remove_override", fire_time=first.isoformat())

@@ -37,9 +37,9 @@ def _letter(row: Task) -> DeadLetter:
 def test_a_waiting_task_is_cancelled_by_its_id() -> None:
     row = a_task()
     assert told("cancel", row.pk) == {
-        "verb": "cancel",
+        "command": "cancel",
         "cancelled": 1,
-        "asked": 0,
+        "stop_requested": 0,
         "left_alone": [],
     }
     assert _status(row) == "CANCELLED"
@@ -48,7 +48,7 @@ def test_a_waiting_task_is_cancelled_by_its_id() -> None:
 
 def test_a_running_task_is_asked_to_stop_and_the_reason_is_kept() -> None:
     row = a_task(Status.RUNNING)
-    assert told("cancel", row.pk, "--reason", "too slow")["asked"] == 1
+    assert told("cancel", row.pk, "--reason", "too slow")["stop_requested"] == 1
     row.refresh_from_db()
     assert row.cancel_requested_at is not None
     assert row.reason == f"CANCELLED by {ME}: too slow"
@@ -167,7 +167,7 @@ def test_an_ended_task_is_not_retried_but_replayed() -> None:
     answer = durable("retry", row.pk, "--format", "json")
     assert answer.code == 2
     assert answer.told["left_alone"] == [{"id": str(row.pk), "why": "it is FAILED"}]
-    assert told("replay", row.pk) == {"verb": "replay", "replayed": 1, "left_alone": []}
+    assert told("replay", row.pk) == {"command": "replay", "replayed": 1, "left_alone": []}
     assert _status(row) == "PENDING"
 
 
@@ -189,7 +189,7 @@ def test_a_replay_closes_the_dead_letter_and_says_who() -> None:
     row = a_task(Status.FAILED)
     assert told("replay", row.pk, "--reason", "mended")["replayed"] == 1
     letter = _letter(row)
-    assert (letter.resolution, letter.resolved_by, letter.note) == ("REPLAYED", ME, "mended")
+    assert (letter.resolution, letter.resolved_by, letter.comment) == ("REPLAYED", ME, "mended")
     row.refresh_from_db()
     assert (row.status, row.failures) == ("PENDING", 0)
 
@@ -273,7 +273,7 @@ def test_a_discarded_dead_letter_says_who_and_why() -> None:
     row = a_task(Status.FAILED)
     assert told("discard", _letter(row).pk, "--reason", "refunded")["discarded"] == 1
     letter = _letter(row)
-    assert (letter.resolution, letter.resolved_by, letter.note) == ("DISCARDED", ME, "refunded")
+    assert (letter.resolution, letter.resolved_by, letter.comment) == ("DISCARDED", ME, "refunded")
     assert _status(row) == "FAILED"
     answer = durable("discard", row.pk, "--reason", "again")
     assert answer.code == 2
@@ -325,7 +325,7 @@ def test_a_dry_run_of_every_verb_writes_nothing(verb: str) -> None:
 
 
 def test_filters_that_pick_nothing_change_nothing_and_exit_with_0() -> None:
-    assert told("cancel", "--queue", "nowhere") == {"verb": "cancel", "left_alone": []}
+    assert told("cancel", "--queue", "nowhere") == {"command": "cancel", "left_alone": []}
     assert durable("cancel", "--queue", "nowhere").out.strip() == "cancel: nothing changed"
     assert "nothing would change" in durable("cancel", "--queue", "nowhere", "--dry-run").out
 

@@ -113,7 +113,7 @@ def test_a_workflow_is_cancelled_after_it_was_shown_or_confirmed() -> None:
     before = _dump()
     seen = told("cancel", "--workflow", run.pk, "--dry-run")
     assert {row["step"] for row in seen["would_change"]} == {"second", "third"}
-    assert seen["would_ask"] == [str(of(run, "first").pk)]
+    assert seen["would_request_stop"] == [str(of(run, "first").pk)]
     refused = durable("cancel", "--workflow", run.pk)
     assert refused.code == 2
     assert "cancel would change 3 rows: show them with --dry-run, confirm with --yes" in refused.err
@@ -122,7 +122,7 @@ def test_a_workflow_is_cancelled_after_it_was_shown_or_confirmed() -> None:
     assert done["changed"] == [
         {**row, "reason": "CANCELLED by ann: no use"} for row in seen["would_change"]
     ]
-    assert done["asked"] == seen["would_ask"]
+    assert done["stop_requested"] == seen["would_request_stop"]
     assert durable("cancel", "--workflow", run.pk, "--yes").code == 2
 
 
@@ -219,7 +219,7 @@ def test_an_approval_is_given_or_refused() -> None:
     assert stands(of(run, "first")) == ["BLOCKED"]
     told("approve", of(run, "first").pk, "--by", "ann", "--reason", "fine")
     gate = TaskDependency.objects.get()
-    assert (gate.outcome, gate.resolved_by, gate.note) == ("APPROVED", "ann", "fine")
+    assert (gate.outcome, gate.resolved_by, gate.comment) == ("APPROVED", "ann", "fine")
     answer = durable("reject", of(run, "first").pk)
     assert answer.code == 2
     assert "waits for no APPROVAL" in answer.err
@@ -330,7 +330,7 @@ def test_a_closed_gate_and_a_deleted_upstream_are_shown() -> None:
     run = _chain("first", "second", hold="month end")
     Task.objects.unguarded().filter(step="first").delete()
     edges = told("show", of(run, "second").pk)["graph"]["waits_for"]
-    assert {edge["gate"] or edge["status"]: edge["note"] for edge in edges} == {
+    assert {edge["gate"] or edge["status"]: edge["comment"] for edge in edges} == {
         "HOLD": "month end",
         "DELETED": "",
     }

@@ -76,7 +76,7 @@ def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
     a_task(Status.RUNNING)
     answer = durable("republish", "--queue", QUEUE, "--format", "json")
     assert answer.told == {
-        "verb": "republish",
+        "command": "republish",
         "republished": {QUEUE: 5},
         "rejected": {},
         "complete": True,
@@ -113,7 +113,7 @@ def test_a_broker_that_is_away_is_told_and_the_rows_stay() -> None:
     broker_outage.breaker.failed()
     answer = durable("republish", "--all", "--format", "json")
     assert answer.code == 1
-    assert answer.told == {"verb": "republish", "republished": {}, "complete": False}
+    assert answer.told == {"command": "republish", "republished": {}, "complete": False}
     assert "The broker does not accept messages" in answer.err
     assert Task.objects.get(pk=row.pk).status == "QUEUED"
 
@@ -136,7 +136,7 @@ def test_ended_tasks_are_pruned_in_batches_after_their_retention(settings: Any) 
     assert told("prune", "--dry-run")["would_delete"]["SUCCESS"] == 5
     assert Task.objects.count() == 8
     answer = durable("prune", "--format", "json")
-    assert answer.told == {"verb": "prune", "deleted": 5}
+    assert answer.told == {"command": "prune", "deleted": 5}
     assert answer.err.splitlines() == ["2 deleted", "4 deleted"]
     assert set(Task.objects.values_list("pk", flat=True)) == set(kept)
 
@@ -226,7 +226,7 @@ def test_every_example_of_every_verb_can_be_parsed() -> None:
     parser = Command().create_parser("manage.py", "durable")
     for verb in SUBCOMMANDS.values():
         for example in verb.examples:
-            assert parser.parse_args(shlex.split(example)).verb == verb.name
+            assert parser.parse_args(shlex.split(example)).subcommand == verb.name
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

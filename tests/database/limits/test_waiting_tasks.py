@@ -45,7 +45,7 @@ def test_a_limit_is_set_listed_and_removed() -> None:
         == 0
     )
     row = Limit.objects.get()
-    assert (row.scope, row.max_concurrency, row.rate, row.note) == (SCOPE, 1, "10/m", "slow")
+    assert (row.scope, row.max_concurrency, row.rate, row.comment) == (SCOPE, 1, "10/m", "slow")
     assert row.set_by
     assert _claim() == 1
     (standing,) = [one for one in told("limit", "list") if one["scope"] == SCOPE]
@@ -167,7 +167,7 @@ def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
         "max_concurrency": "5",
         "rate": "",
         "burst": "",
-        "note": "asked for",
+        "comment": "asked for",
     }
     assert operator.post(f"{pages}add/", form).status_code == 302
     assert Limit.objects.get().set_by == "ann"
@@ -201,7 +201,7 @@ def test_a_limit_that_matches_nothing_or_stops_all_is_saved_with_a_warning(
     operator: Client, scope: str, most: str, told: str
 ) -> None:
     a_task(queue="mail")
-    form = {"scope": scope, "max_concurrency": most, "rate": "", "burst": "", "note": ""}
+    form = {"scope": scope, "max_concurrency": most, "rate": "", "burst": "", "comment": ""}
     answer = operator.post("/admin/django_durable_tasks/limit/add/", form)
     warnings = [str(one) for one in get_messages(answer.wsgi_request) if one.level_tag == "warning"]
     assert Limit.objects.filter(pk=scope).exists()

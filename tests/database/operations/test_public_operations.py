@@ -44,7 +44,7 @@ def test_an_ended_task_is_replayed_with_other_arguments() -> None:
         [1, 2],
         "replayed by ada: typing error",
     )
-    assert (letter.resolution, letter.resolved_by, letter.note) == (
+    assert (letter.resolution, letter.resolved_by, letter.comment) == (
         "REPLAYED",
         "ada",
         "typing error",
@@ -134,7 +134,7 @@ def test_dead_letters_are_replayed_and_discarded() -> None:
     assert replayed.dead_letters.all().replay(**WHY) == [replayed.pk]
     assert DeadLetter.objects.discard(**WHY) == 1
     assert _now(discarded).status == "FAILED"
-    assert set(DeadLetter.objects.values_list("resolution", "resolved_by", "note")) == {
+    assert set(DeadLetter.objects.values_list("resolution", "resolved_by", "comment")) == {
         ("REPLAYED", "ada", "typing error"),
         ("DISCARDED", "ada", "typing error"),
     }

@@ -126,10 +126,10 @@ def test_the_next_fires_carry_jitter_within_their_stretch_and_the_trigger_uses_t
 def test_the_next_fires_tell_what_the_clock_did_to_them() -> None:
     row = a_schedule(cron="30 2 * * *", timezone="America/New_York")
     fires = row.next_fire_times(2, after=START.replace(day=7, hour=12))
-    assert fires[0].notes
+    assert fires[0].remarks
     assert fires[0].nominal.isoformat() == "2026-03-08T07:00:00+00:00"
-    assert "DST gap" in fires[0].notes[0]
-    assert fires[1].notes == ()
+    assert "DST gap" in fires[0].remarks[0]
+    assert fires[1].remarks == ()
 
 
 def test_from_now_on_unless_told_otherwise() -> None:

@@ -70,7 +70,7 @@ def test_a_replay_renews_both_budgets_keeps_attempts_and_closes_the_case() -> No
     assert again.reason == "replayed by bob: the bank is back"
     assert (again.completed_at, again.expires_at, again.publish_count) == (None, None, 0)
     letter = row.dead_letters.get()
-    assert (letter.resolution, letter.resolved_by, letter.note) == (
+    assert (letter.resolution, letter.resolved_by, letter.comment) == (
         Resolution.REPLAYED,
         "bob",
         "the bank is back",
@@ -151,7 +151,7 @@ def test_a_discarded_case_is_closed_with_a_reason_and_its_task_stays_failed() ->
     )
     assert dead_letters.discard(DeadLetter.objects.filter(task=row), by="eve", reason="again") == 0
     letter = row.dead_letters.get()
-    assert (letter.resolution, letter.resolved_by, letter.note) == (
+    assert (letter.resolution, letter.resolved_by, letter.comment) == (
         Resolution.DISCARDED,
         "bob",
         "not worth it",
@@ -183,7 +183,7 @@ def test_long_names_and_notes_are_cut_to_their_columns() -> None:
     row = a_task(Status.FAILED)
     dead_letters.replay(question(row), by="b" * 300, reason="n" * 600)
     letter = row.dead_letters.get()
-    assert (len(letter.resolved_by), len(letter.note)) == (200, 500)
+    assert (len(letter.resolved_by), len(letter.comment)) == (200, 500)
 
 
 def test_the_signal_tells_how_many_are_open() -> None:

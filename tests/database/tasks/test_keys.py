@@ -184,7 +184,7 @@ def test_a_running_row_is_asked_and_its_end_says_who_asked() -> None:
 def test_cancelling_tells_apart_what_ended_and_what_was_asked() -> None:
     rows = [a_task(status) for status in Status]
     done = operator_actions.cancel(question(*rows), by="bob")
-    assert (done.at_once, done.asked, done.total) == (3, 1, 4)
+    assert (done.at_once, done.stop_requested, done.total) == (3, 1, 4)
 
 
 def test_a_run_that_was_asked_to_stop_may_still_succeed_and_then_says_nothing_of_it() -> None:

@@ -219,7 +219,7 @@ def _compare(act: Act, row: Task, two: Task) -> None:
     assert moved == {
         key: (stood[key], now) for key, now in _statuses().items() if now != stood[key]
     }
-    assert set(done.asked) == _asked() - asked
+    assert set(done.stop_requested) == _asked() - asked
 
 
 def _tried(act: Act, row: Task, two: Task, *, dry_run: bool) -> tuple[GraphReport | None, str]:

@@ -58,7 +58,7 @@ def test_a_whole_workflow_is_cancelled_with_what_runs_inside_it() -> None:
     body = begin(of(run, "beside"))
     report = operations.cancel_workflow(run, by="ann", reason="no use")
     assert set(_moves(report)) == {"leaf", "inner", "last"}
-    assert report.asked == (body.task_id,)
+    assert report.stop_requested == (body.task_id,)
     assert {change.reason for change in report.changes} == {"CANCELLED by ann: no use"}
     assert WorkflowRun.objects.filter(cancel_requested_at=None).count() == 0
     tell()
@@ -148,7 +148,7 @@ def test_a_failed_run_goes_on_under_its_key_and_ends_well(
     assert _moves(report) == expected
     assert (_again(run).status, run.open_key, run.completed_at) == ("RUNNING", "nightly", None)
     letter = DeadLetter.objects.get()
-    assert (letter.resolution, letter.resolved_by, letter.note) == (
+    assert (letter.resolution, letter.resolved_by, letter.comment) == (
         "REPLAYED",
         "ann",
         "disk was full",

@@ -53,7 +53,7 @@ def test_an_approval_lets_the_task_run_and_says_who_and_why() -> None:
     report = operations.approve(of(run, "guarded"), by="ann", reason="looked at it")
     assert _moves(report)["guarded"].split()[1] in WAITS
     gate = TaskDependency.objects.gates().get()
-    assert (gate.outcome, gate.resolved_by, gate.note, gate.resolved_at is not None) == (
+    assert (gate.outcome, gate.resolved_by, gate.comment, gate.resolved_at is not None) == (
         "APPROVED",
         "ann",
         "looked at it",
@@ -83,7 +83,7 @@ def test_a_task_is_held_and_let_go() -> None:
     row = a_task()
     assert _moves(operations.hold(row, by="ann", reason="month end")) == {"": "PENDING BLOCKED"}
     gate = TaskDependency.objects.get()
-    assert (gate.gate, gate.placed_by, gate.note) == ("HOLD", "ann", "month end")
+    assert (gate.gate, gate.placed_by, gate.comment) == ("HOLD", "ann", "month end")
     with pytest.raises(TransitionRefused, match="is held already"):
         operations.hold(row, by="ann")
     report = operations.unhold(row, by="bob")

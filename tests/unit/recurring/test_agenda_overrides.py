@@ -77,7 +77,7 @@ def test_a_run_that_stands_for_others_says_so() -> None:
     assert run is not None
     assert not run.rolled
     assert (
-        run.notes[1]
+        run.remarks[1]
         == "also for 2026-12-25T09:00:00Z, rolled from 2026-12-25 09:00 (Christmas Day) by"
         " FOLLOWING"
     )
@@ -99,7 +99,7 @@ def test_a_roll_into_a_gap_runs_right_after_it() -> None:
     assert run is not None
     assert run.at == datetime(2026, 3, 29, 1, tzinfo=UTC)
     assert (
-        run.notes[1]
+        run.remarks[1]
         == "DST gap: 02:30 does not exist on 2026-03-29 in Europe/Berlin; runs right after it, at"
         " 03:00"
     )

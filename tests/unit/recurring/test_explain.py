@@ -171,7 +171,7 @@ def test_what_is_to_come_is_told_with_jitter_and_notes() -> None:
 
 def test_what_was_moved_is_told_with_its_instant() -> None:
     moved = Planned(SOON, SOON + HOUR, ("moved by hand",), overridden=True)
-    said = account(facts(SOON, planned=moved, fire=FireTime(SOON, SOON + HOUR, moved.notes)))
+    said = account(facts(SOON, planned=moved, fire=FireTime(SOON, SOON + HOUR, moved.remarks)))
     assert said == "2026-03-02T10:00:00Z will run at 2026-03-02T11:00:00Z, in 2 h (moved by hand)."
 
 

@@ -40,19 +40,19 @@ def _effective(*words: object) -> list[str]:
 
 def test_a_night_in_new_york_is_told_to_the_letter() -> None:
     found = told("preview", *NEW_YORK)
-    assert [list(fire) for fire in found] == [["nominal", "effective", "local", "notes"]] * 5
+    assert [list(fire) for fire in found] == [["nominal", "effective", "local", "remarks"]] * 5
     assert found[:2] == [
         {
             "nominal": "2026-03-07T07:30:00Z",
             "effective": "2026-03-07T07:30:00Z",
             "local": "2026-03-07T02:30:00-05:00",
-            "notes": [],
+            "remarks": [],
         },
         {
             "nominal": "2026-03-08T07:00:00Z",
             "effective": "2026-03-08T07:00:00Z",
             "local": "2026-03-08T03:00:00-04:00",
-            "notes": [
+            "remarks": [
                 (
                     "DST gap: 02:30 does not exist on 2026-03-08 in America/New_York; fires right after"
                     " it, at 03:00"
@@ -173,7 +173,7 @@ def test_the_policies_for_changing_clocks_count() -> None:
     assert _effective(*autumn) == ["2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"]
     assert _effective(*autumn, "--dst-overlap", "LAST")[0] == "2026-11-01T06:30:00Z"
     both = told("preview", *autumn, "--dst-overlap", "BOTH")
-    assert ["DST overlap" in " ".join(fire["notes"]) for fire in both] == [True, True]
+    assert ["DST overlap" in " ".join(fire["remarks"]) for fire in both] == [True, True]
     spring = [word if word != 5 else 2 for word in NEW_YORK]
     assert _effective(*spring, "--dst-gap", "SKIP") == [
         "2026-03-07T07:30:00Z",
@@ -226,7 +226,7 @@ def test_what_rolled_before_the_start_runs_after_it() -> None:
     )
     (fire,) = told("preview", *words, "--roll", "FOLLOWING")
     assert (fire["nominal"], fire["effective"]) == ("2026-11-21T09:00:00Z", "2026-11-23T09:00:00Z")
-    assert fire["notes"] == ["rolled from 2026-11-21 09:00 (Saturday) by FOLLOWING"]
+    assert fire["remarks"] == ["rolled from 2026-11-21 09:00 (Saturday) by FOLLOWING"]
 
 
 def test_holidays_and_files_close_days_and_people_are_told_what_is_left_out(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_an_attempt_that_ended_twice_cannot_be_mended() -> None:
 
 def _run(**given: Any) -> RunFacts:
     counted = {**dict.fromkeys(COUNTS.values(), 0), **given.pop("counted", {})}
-    values: dict[str, Any] = {"status": "RUNNING", "total": 2, "noted": {}, "present": {}}
+    values: dict[str, Any] = {"status": "RUNNING", "total": 2, "in_events": {}, "present": {}}
     return RunFacts(**{**values, **given}, counted=counted)
 
 
@@ -133,11 +133,11 @@ def test_a_run_that_counts_as_its_rows_stand_is_right_and_any_other_count_is_not
     by_note = {COUNTS[status]: number for status, number in noted.items()}
     counted = {column: number - by_note.get(column, 0) for column, number in ended.items()}
     total = sum(present.values())
-    right = _run(present=present, noted=by_note, counted=counted, total=total)
+    right = _run(present=present, in_events=by_note, counted=counted, total=total)
     assert wrong_counts(right) == []
     for column, number in counted.items():
         wrong = wrong_counts(
-            _run(present=present, noted=by_note, counted=counted | {column: 99}, total=total)
+            _run(present=present, in_events=by_note, counted=counted | {column: 99}, total=total)
         )
         assert [(one.field, one.value) for one in wrong] == [(column, number)]
     stands = verdict(ended, total, cancelled=cancelled, overdue=False)
@@ -171,7 +171,7 @@ def test_a_total_is_mended_only_where_the_counts_prove_it() -> None:
 def test_a_start_that_is_being_written_and_a_run_with_notes_are_not_judged() -> None:
     assert wrong_counts(_run(status="STARTING", present={Status.BLOCKED: 1})) == []
     assert wrong_status(_run(status="STARTING", counted={"succeeded": 2})) is None
-    assert wrong_status(_run(counted={"succeeded": 2}, notes=1)) is None
+    assert wrong_status(_run(counted={"succeeded": 2}, uncounted_events=1)) is None
     wrong = wrong_status(_run(counted={"succeeded": 2}))
     assert wrong is not None
     assert wrong.right == "SUCCESS, because all of its tasks have ended"

@@ -81,12 +81,12 @@ class EveryFire:
     def next(self, after: datetime) -> Planned | None:
         """Return the first run strictly after."""
         fire = self.fires.next(after)
-        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.notes)
+        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.remarks)
 
     def previous(self, before: datetime) -> Planned | None:
         """Return the last run strictly before."""
         fire = self.fires.previous(before)
-        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.notes)
+        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.remarks)
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]."""
@@ -99,7 +99,7 @@ class EveryFire:
     def at_nominal(self, nominal: datetime) -> Planned | None:
         """Return the run of this fire time; None if it is not a fire time."""
         fire = fire_at(self.fires, nominal)
-        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.notes)
+        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.remarks)
 
 
 def fire_at(fires: Timetable, nominal: datetime) -> Fire | None:

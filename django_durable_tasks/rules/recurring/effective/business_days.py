@@ -27,7 +27,7 @@ from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, T
 _SEARCHED = 2_000  # segments examined per answer
 _MOST_CLOSED = 400  # segments examined to count fires and to list closed ranges
 _ONE_BY_ONE = 400  # rolled fires examined one by one per answer
-_NOTED = 6
+_REMARKED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class OnOpenDays:
         reasons = list(
             dict.fromkeys(why for fire, piece in left for why in self._reasons(fire, piece, until))
         )
-        listed = ", ".join(reasons[:_NOTED]) + (", …" if len(reasons) > _NOTED else "")
+        listed = ", ".join(reasons[:_REMARKED]) + (", …" if len(reasons) > _REMARKED else "")
         exact = complete and all(one.exact for one in counts)
         number = sum(one.number for one in counts)
         reason = f"{self._closed_by()}: {listed}"
@@ -279,6 +279,7 @@ def _one_run(meeting: list[Planned]) -> Planned:
     """Return the one run of all fires at the same instant, with a remark about the others."""
     run, *others = sorted(meeting, key=lambda one: (one.rolled, one.nominal))
     words = [
-        f"also for {one.nominal:%Y-%m-%dT%H:%M:%SZ}, {one.notes[-1]}" for one in others[:_NOTED]
+        f"also for {one.nominal:%Y-%m-%dT%H:%M:%SZ}, {one.remarks[-1]}"
+        for one in others[:_REMARKED]
     ]
-    return replace(run, notes=(*run.notes, *words)) if words else run
+    return replace(run, remarks=(*run.remarks, *words)) if words else run

@@ -89,7 +89,7 @@ class Overridden:
         met = [*self.met, *(run for run in self.runs if self._is_taken(run.at))]
         return [
             *skipped,
-            *((run.nominal, f"{run.notes[-1]}; it meets a fire that runs") for run in met),
+            *((run.nominal, f"{run.remarks[-1]}; it meets a fire that runs") for run in met),
         ]
 
     def _is_taken(self, at: datetime) -> bool:
@@ -149,11 +149,11 @@ def _run(one: Override) -> Planned:
         return Planned(
             one.fire_time, one.fire_time, (f"added by hand{_because(one)}",), overridden=True
         )
-    note = (
+    remark = (
         f"moved by hand from {one.fire_time:%Y-%m-%dT%H:%M:%SZ} to"
         f" {one.move_to:%Y-%m-%dT%H:%M:%SZ}{_because(one)}"
     )
-    return Planned(one.fire_time, one.move_to, (note,), overridden=True)
+    return Planned(one.fire_time, one.move_to, (remark,), overridden=True)
 
 
 def _because(one: Override) -> str:

@@ -63,17 +63,19 @@ class Cuts:
     def planned(self, fire: Fire, day: date | None) -> Planned:
         """Return the run of a fire, rolled to this day unless ``day`` is None."""
         if day is None:
-            return Planned(fire.nominal, fire.nominal, fire.notes)
+            return Planned(fire.nominal, fire.nominal, fire.remarks)
         wall = self.clock.shown(fire.nominal)
         wanted = datetime.combine(day, wall.time())
         at = self.clock.lands(wanted)
-        notes = [f"rolled from {wall:%Y-%m-%d %H:%M} ({self.days.why_closed(wall)}) by {self.roll}"]
+        remarks = [
+            f"rolled from {wall:%Y-%m-%d %H:%M} ({self.days.why_closed(wall)}) by {self.roll}"
+        ]
         if (landed := self.clock.shown(at)) != wanted:
-            notes.append(
+            remarks.append(
                 f"DST gap: {wanted:%H:%M} does not exist on {day} in {self.clock.name}; runs right"
                 f" after it, at {landed:%H:%M}"
             )
-        return Planned(fire.nominal, at, (*fire.notes, *notes), rolled=True)
+        return Planned(fire.nominal, at, (*fire.remarks, *remarks), rolled=True)
 
     def beyond(self, fire: Fire, day: date, moment: datetime) -> timedelta:
         """Return the distance from an instant's rolled wall time to the limit of its range."""

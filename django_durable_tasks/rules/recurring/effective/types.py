@@ -26,7 +26,7 @@ class Planned:
 
     nominal: datetime
     at: datetime
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     rolled: bool = False
     overridden: bool = False
 

@@ -15,7 +15,7 @@ class Fire:
     """One fire time: its identity in the ledger (aware, UTC), and its remarks."""
 
     nominal: datetime
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,5 +43,5 @@ class Union:
 
 
 def _joined(fires: list[Fire], nominal: datetime) -> Fire:
-    notes = [note for fire in fires if fire.nominal == nominal for note in fire.notes]
-    return Fire(nominal, tuple(dict.fromkeys(notes)))
+    remarks = [remark for fire in fires if fire.nominal == nominal for remark in fire.remarks]
+    return Fire(nominal, tuple(dict.fromkeys(remarks)))

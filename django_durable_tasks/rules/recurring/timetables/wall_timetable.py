@@ -111,12 +111,12 @@ class WallTimetable:
         return wall_second is not None and wall_second < landing
 
     def _fire(self, stretch: OffsetPeriod, second: int) -> Fire:
-        return Fire(instant(second), self._notes(stretch, second))
+        return Fire(instant(second), self._remarks(stretch, second))
 
-    def _notes(self, stretch: OffsetPeriod, second: int) -> tuple[str, ...]:
+    def _remarks(self, stretch: OffsetPeriod, second: int) -> tuple[str, ...]:
         shown = second + stretch.offset
         if second == stretch.start and self._jumped(stretch):
-            return (self._gap_note(stretch.floor, shown),)
+            return (self._gap_remark(stretch.floor, shown),)
         if stretch.floor <= shown < stretch.ceiling:
             return ()
         passed = "second" if shown < stretch.floor else "first"
@@ -128,7 +128,7 @@ class WallTimetable:
             ),
         )
 
-    def _gap_note(self, floor: int, landing: int) -> str:
+    def _gap_remark(self, floor: int, landing: int) -> str:
         first, last, place = (
             self.wall_times.first(floor),
             self.wall_times.last(landing),

@@ -67,7 +67,7 @@ def test_parts_that_fire_at_the_same_instant_fire_once_and_keep_their_notes() ->
     rule = built({"cron": "30 2 * * *"}, {"at": ["2026-03-08T07:00:00Z"]}, zone="America/New_York")
     found = [fire for fire in fires(rule, 2, day) if fire.nominal < day + timedelta(hours=5)]
     assert len(found) == 1
-    assert "02:30 does not exist" in found[0].notes[0]
+    assert "02:30 does not exist" in found[0].remarks[0]
     assert rule.count(day, day + timedelta(hours=5)).number == 1
 
 

@@ -37,7 +37,7 @@ def _times(found: list[Fire]) -> list[str]:
 def test_a_skipped_time_fires_once_right_after_the_gap_and_says_so() -> None:
     (fire,) = _of_the_day("30 2 * * *", SPRING)
     assert fire.nominal == datetime(2026, 3, 8, 7, tzinfo=UTC)
-    assert fire.notes == (
+    assert fire.remarks == (
         (
             "DST gap: 02:30 does not exist on 2026-03-08 in America/New_York; fires right after it,"
             " at 03:00"
@@ -47,7 +47,7 @@ def test_a_skipped_time_fires_once_right_after_the_gap_and_says_so() -> None:
 
 def test_several_times_in_one_gap_fire_once_and_a_fire_at_its_end_is_the_same() -> None:
     (fire,) = _of_the_day("15,30,45 2 * * *", SPRING)
-    assert "02:15 to 02:45 do not exist" in fire.notes[0]
+    assert "02:15 to 02:45 do not exist" in fire.remarks[0]
     assert _times(_of_the_day("30 2-3 * * *", SPRING)) == ["07:00", "07:30"]
     assert _times(_of_the_day("0 2-3 * * *", SPRING)) == ["07:00"]
     assert (
@@ -71,7 +71,7 @@ def test_a_repeated_time_fires_in_the_pass_that_the_policy_names(
     found = _of_the_day("30 1 * * *", AUTUMN, dst_overlap=policy)
     assert _times(found) == times
     passes = {"05:30": "first", "06:30": "second"}
-    assert [fire.notes for fire in found] == [
+    assert [fire.remarks for fire in found] == [
         (
             (
                 "DST overlap: 01:30 comes twice on 2026-11-01 in America/New_York; this is the"
@@ -117,14 +117,14 @@ def test_half_an_hour_lost_and_won_on_lord_howe() -> None:
 def test_a_midnight_that_does_not_exist_fires_at_one() -> None:
     fire = _of_the_day("0 0 * * *", datetime(2026, 9, 6, 4, tzinfo=UTC), "America/Santiago")[0]
     assert fire.nominal == datetime(2026, 9, 6, 4, tzinfo=UTC)
-    assert "00:00 does not exist on 2026-09-06" in fire.notes[0]
+    assert "00:00 does not exist on 2026-09-06" in fire.remarks[0]
 
 
 def test_a_day_that_was_skipped_is_a_gap_like_any_other() -> None:
     rule = built({"cron": "30 2 * * *"}, zone="Pacific/Apia")
     found = fires(rule, 3, datetime(2011, 12, 29, tzinfo=UTC))
     assert [f"{fire.nominal:%d %H:%M}" for fire in found] == ["29 12:30", "30 10:00", "30 12:30"]
-    assert found[1].notes == (
+    assert found[1].remarks == (
         (
             "DST gap: 02:30 does not exist on 2011-12-30 in Pacific/Apia; fires right after it, at"
             " 2011-12-31 00:00"
