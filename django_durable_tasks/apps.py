@@ -1,6 +1,4 @@
-"""The application configuration: binds the ports of the lower layers to the functions of the higher
-ones.
-"""
+"""The application configuration. It connects the packages when Django starts."""
 
 from __future__ import annotations
 
@@ -9,14 +7,17 @@ from django.db.models.signals import post_migrate
 
 
 class DurableTasksConfig(AppConfig):
-    """Bind the ports, make the filesystem transport known, and connect Celery's signals."""
+    """The application ``django_durable_tasks``."""
 
     name = "django_durable_tasks"
     verbose_name = "Durable tasks"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Plug in; the imports stand here because models must be loaded first."""
+        """Bind the ports, and register the transport, the system checks and the signal receivers.
+
+        The imports are inside the function, because they need the loaded models.
+        """
         from django_durable_tasks import checks
         from django_durable_tasks.celery import call_guard
         from django_durable_tasks.celery.execution import signal_handlers, worker_node
@@ -25,7 +26,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.engine.db.seed_rows import write_first_rows
         from django_durable_tasks.engine.verify import runner
         from django_durable_tasks.management.durable.sync import after_migrate
-        from django_durable_tasks.targets import end_of_workflow, maps, plain_celery_task, verify  # noqa: F401 - all processes know them
+        from django_durable_tasks.targets import end_of_workflow, maps, plain_celery_task, verify  # noqa: F401 - registers their tasks in every process
 
         filesystem.register()
         call_guard.install()

@@ -70,7 +70,7 @@ class TaskOperations(Protocol):
         """Move tasks that have not started to another time."""
 
     def cancel_key(self, key: str, *, tenant: Any, by: str, reason: str) -> int:
-        """Cancel the open task of this key."""
+        """Cancel the open task of this key; return how many tasks changed."""
 
     def reschedule_key(self, key: str, run_at: Any, *, tenant: Any, by: str, reason: str) -> int:
         """Move the open task of this key to another time."""
@@ -88,14 +88,14 @@ class DeadLetterOperations(Protocol):
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
     ) -> list[uuid.UUID]:
-        """Replay their tasks; return the ids of the tasks."""
+        """Replay the tasks of these dead letters; return the ids of the tasks."""
 
     def discard(self, letters: Any, *, by: str, reason: str) -> int:
-        """Close them without replaying their tasks; return how many."""
+        """Close these dead letters without replaying their tasks; return how many were closed."""
 
 
 class QueueOperations(Protocol):
-    """Pauses and resumes queues."""
+    """The operations on a queue, provided by ``engine/cluster/queues.py``."""
 
     def pause(self, name: str, *, by: str, reason: str) -> None:
         """Pause a queue: its tasks are neither published nor started."""
@@ -105,7 +105,10 @@ class QueueOperations(Protocol):
 
 
 class CalendarOperations(Protocol):
-    """Writes business calendars, and the next fire times of the schedules that use them."""
+    """The operations on business calendars.
+
+    Each one also updates the next fire times of the schedules that use the calendar.
+    """
 
     def upsert(
         self,
@@ -139,13 +142,13 @@ class ScheduleOperations(Protocol):
         """Resume the schedule."""
 
     def cancel(self, row: Any, *, reason: str, by: str) -> None:
-        """Cancel the schedule; it cannot be resumed."""
+        """Cancel the schedule. A cancelled schedule cannot be resumed."""
 
     def trigger_now(self, row: Any, *, request_id: str | None, by: str, reason: str) -> Any:
-        """Create one run now, in addition to the fire times."""
+        """Create a task now, in addition to those of the fire times; return it."""
 
     def backfill(self, row: Any, start: Any, end: Any, **options: Any) -> Any:
-        """Create runs for past fire times."""
+        """Create tasks for the fire times between ``start`` and ``end``; return a report."""
 
     def override(self, row: Any, fire_time: Any, action: str, **options: Any) -> Any:
         """Skip, move or change one fire time."""
@@ -157,7 +160,7 @@ class ScheduleOperations(Protocol):
         """Return the next ``number`` fire times."""
 
     def snooze(self, row: Any, *, until: Any, by: str, reason: str) -> None:
-        """Skip the fire times up to ``until``."""
+        """Pause the schedule until ``until`` and skip its fire times up to then."""
 
     def explain(self, row: Any, at: Any) -> str:
         """Return a text that explains what happened at a fire time."""
@@ -176,7 +179,11 @@ class QueueOf(Protocol):
 
 
 class BrokerOpen(Protocol):
-    """Returns whether the broker accepted the last messages, and those of ``queue`` if given."""
+    """Returns whether messages may be published.
+
+    That is the case if the broker accepted the last messages, and those of ``queue`` if it is
+    given.
+    """
 
     def __call__(self, queue: str | None = None) -> bool: ...
 
@@ -219,7 +226,7 @@ class DueChanges(Protocol):
         """
 
     def removed(self, ids: Sequence[uuid.UUID]) -> None:
-        """Record that these tasks are not waiting anymore."""
+        """Record that these tasks left PENDING."""
 
     def leader_work(self, at: Any = None) -> None:
         """Record that the leader has ending events to process, or a schedule to fire at ``at``."""

@@ -74,7 +74,7 @@ def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> Taken
 # The table of a year ------------------------------------------------------------------------------
 
 
-def picture(days: BusinessDays, year: int) -> list[dict[str, Any]]:
+def months_of(days: BusinessDays, year: int) -> list[dict[str, Any]]:
     """Return the months of a year: their names and weeks of cells; a cell outside of the month is
     None.
     """

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks.admin import actions, display
-from django_durable_tasks.admin.calendar_dates import Taken, picture, written
+from django_durable_tasks.admin.calendar_dates import Taken, months_of, written
 from django_durable_tasks.admin.calendar_form import CalendarForm
 from django_durable_tasks.admin.fields import refuse
 from django_durable_tasks.engine.recurring import calendars
@@ -134,7 +134,7 @@ def _page(
         "taken": taken,
         "added": taken.added[:_MOST_SHOWN] if taken else (),
         "changed": taken.changed[:_MOST_SHOWN] if taken else (),
-        "months": picture(form.value(), year) if shown else [],
+        "months": months_of(form.value(), year) if shown else [],
         "year": year,
         "title": _("Edit calendar %s") % known.name if known else _("Add a calendar"),
         "back": display.page_of("calendar", known.pk) if known else display.list_of("calendar"),

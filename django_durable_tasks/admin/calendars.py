@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import actions, display, filters
-from django_durable_tasks.admin.calendar_dates import picture, year_of
+from django_durable_tasks.admin.calendar_dates import months_of, year_of
 from django_durable_tasks.admin.calendar_editing import editing_for
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.engine.recurring import calendars
@@ -89,7 +89,7 @@ class CalendarAdmin(ScreenAdmin):
         row = context["original"]
         year = year_of(request.GET.get("year", ""), timezone.localdate().year)
         context |= {
-            **_picture(row, year),
+            **_context_of(row, year),
             **_followers(row),
             "year": year,
             "before": year - 1,
@@ -135,13 +135,13 @@ class CalendarAdmin(ScreenAdmin):
         return f"{row.number:,}"
 
 
-def _picture(row: Calendar, year: int) -> dict[str, Any]:
+def _context_of(row: Calendar, year: int) -> dict[str, Any]:
     try:
         days = business_days(row)
     except InvalidCalendar as broken:
         return {"months": [], "special": [], "problem": str(broken)}
     return {
-        "months": picture(days, year),
+        "months": months_of(days, year),
         "special": [one for one in days.special if one.day.year == year],
     }
 

@@ -34,10 +34,10 @@ def as_text(diagram: Diagram) -> str:
     resolved ones after ``after``.
     """
     outline = collapsed(layered(diagram))
-    return "\n".join(shortened_columns(line, WIDTH).rstrip() for line in _told(outline)) + "\n"
+    return "\n".join(shortened_columns(line, WIDTH).rstrip() for line in _lines(outline)) + "\n"
 
 
-def _told(outline: Outline) -> Iterator[str]:
+def _lines(outline: Outline) -> Iterator[str]:
     yield f"{outline.title} · {outline.status}" if outline.status else outline.title
     yield outline.summary
     if outline.critical_path:

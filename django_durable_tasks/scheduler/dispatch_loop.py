@@ -103,7 +103,7 @@ class DispatchLoop:
         self.scanned_at: float | None = None
         self.sent_at: float | None = None
         self._attempt = attempt
-        self._throughput, self._picture = ThroughputMeter(), QueueSnapshot()
+        self._throughput, self._snapshot = ThroughputMeter(), QueueSnapshot()
         self._rotation = QueueRotation()
         self._failed_queues = set[str]()
         self._clock: clock_estimate.ClockReading | None = None
@@ -157,10 +157,10 @@ class DispatchLoop:
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
             coming = [queue for queue, head in self._heads.items() if head <= soon]
             if coming:
-                self._picture = backpressure.snapshot()
+                self._snapshot = backpressure.snapshot()
         due = [queue for queue in coming if self._heads[queue] <= now]
         if coming:
-            self._throughput.record_queued(self._picture.queued)
+            self._throughput.record_queued(self._snapshot.queued)
             backpressure.use_start_rates(self._throughput.rate)
         sent, more = self._dispatch(due, now)
         if coming:
@@ -296,13 +296,13 @@ class DispatchLoop:
         capacity = self._capacity(queue)
         if capacity:
             return Demand(queue, capacity)
-        urgent = self._picture.urgent_capacity(
+        urgent = self._snapshot.urgent_capacity(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
         return Demand(queue, max(0, urgent), URGENT)
 
     def _capacity(self, queue: str) -> int:
-        capacity = self._picture.capacity(
+        capacity = self._snapshot.capacity(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
         return max(0, min(capacity, broker_outage.capacity_of(queue)))

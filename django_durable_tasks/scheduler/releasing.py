@@ -1,7 +1,8 @@
 """Releases tasks that wait for a limit, on a thread of its own.
 
 Every scheduler does this, not only the leader. The dispatch thread claims the released tasks. If
-two schedulers, or this thread and a claim, use the same capacity, the claim parks what exceeds it.
+two schedulers, or this thread and a claim, use the same capacity, the claim makes the tasks that
+exceed it wait.
 """
 
 from __future__ import annotations

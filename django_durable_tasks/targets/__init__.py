@@ -1,1 +1,1 @@
-"""Built-in durable tasks: what a row can do besides calling a body of the project."""
+"""The durable tasks that the package itself declares. Every worker registers them."""

@@ -1,5 +1,5 @@
-"""``django_durable_tasks.end_of_workflow``: the step that stands for a sub-workflow; it ends when
-all of it has.
+"""``django_durable_tasks.end_of_workflow``: the last step of a sub-workflow. It runs when all other
+tasks of the sub-workflow have ended, and tasks that depend on the sub-workflow depend on it.
 """
 
 from __future__ import annotations

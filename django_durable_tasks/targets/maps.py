@@ -1,8 +1,8 @@
-"""``django_durable_tasks.map`` and ``.starmap``: Celery's tasks of these names as rows, for
-canvases that hold them.
+"""``django_durable_tasks.map`` and ``django_durable_tasks.starmap`` run the ``map`` and ``starmap``
+of a canvas that was converted to a workflow.
 
-One row calls the task for all items, one after the other, in its own run: a retry begins with the
-first item again.
+One task calls the function for all items, one after another. A retry begins with the first item
+again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from django_durable_tasks.rules.workflows.step import MAP, STARMAP
 
 @durable_task(name=MAP)
 def call_for_each(task: str, it: Sequence[Any]) -> list[Any]:
-    """Return what the durable task returned for each item, its only argument."""
+    """Call the durable task with each item as its only argument; return the list of results."""
     return map_tasks.called_for_each(task, it, spread=False)
 
 
 @durable_task(name=STARMAP)
 def call_with_each(task: str, it: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return what the durable task returned for each item, the list of its arguments."""
+    """Call the durable task with each item as its list of arguments; return the list of results."""
     return map_tasks.called_for_each(task, it, spread=True)

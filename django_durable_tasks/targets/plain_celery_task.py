@@ -1,8 +1,8 @@
-"""``django_durable_tasks.plain_celery_task``: send a Celery task that is not durable, for schedules
-imported from beat.
+"""``django_durable_tasks.plain_celery_task`` sends a Celery task that is not durable. Schedules
+that were imported from beat use it.
 
-The row records that the message was sent. It does not record what became of it: use a durable task
-for that.
+It succeeds when the message has been sent. The result of the Celery task is not recorded; use a
+durable task for that.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def send_plain_celery_task(
     kwargs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Send the message of a task that PLAIN_CELERY_TASKS allows, at least once and always with the
-    same Celery id.
+    """Send a task that PLAIN_CELERY_TASKS allows. A retry sends the message again with the same
+    Celery id. Raises CeleryTaskNotAllowed.
     """
     if task not in conf.settings().PLAIN_CELERY_TASKS:
         raise CeleryTaskNotAllowed(

@@ -1,5 +1,5 @@
-"""``django_durable_tasks.verify``: run the checks of ``durable verify`` as VERIFY_CRON says,
-without repairs.
+"""``django_durable_tasks.verify`` runs the checks of ``durable verify`` at the times of
+VERIFY_CRON. It repairs nothing.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.rules.verify import VERIFY_TASK
 
 logger = logging.getLogger("django_durable_tasks.verify")
-_TOLD = 20
+_LOGGED = 20
 
 
-class CouldNotLook(DurableTasksError):
+class VerificationIncomplete(DurableTasksError):
     """Some of the tables could not be read, so their state is unknown."""
 
 
 @durable_task(name=VERIFY_TASK, bind=True, max_attempts=3)
 def audit(self: Any) -> dict[str, Any]:
-    """Verify all tables; what is wrong is logged as an error and counted in the result. Raises
-    CouldNotLook.
+    """Run all checks. Log the findings as errors and return their numbers. Raises
+    VerificationIncomplete.
     """
     answers = runner.verify(
         progress=lambda table, part: self.durable.progress(round(100 * part), 100, table)
     )
     wrong = {one.check.name: len(one.findings) for one in answers if one.findings}
-    for finding in [finding for one in answers for finding in one.findings][:_TOLD]:
+    for finding in [finding for one in answers for finding in one.findings][:_LOGGED]:
         logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
     if wrong:
         logger.error(
             "%d findings in total. Run `manage.py durable verify` to list them.",
             sum(wrong.values()),
         )
-    blind = {one.check.name: one.error for one in answers if one.error}
-    if blind:
-        raise CouldNotLook("; ".join(f"{name}: {error}" for name, error in blind.items()))
+    unread = {one.check.name: one.error for one in answers if one.error}
+    if unread:
+        raise VerificationIncomplete(
+            "; ".join(f"{name}: {error}" for name, error in unread.items())
+        )
     return {"checks": len(answers), "findings": sum(wrong.values()), "by_check": wrong}

@@ -286,14 +286,6 @@ def gathered(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
     return Bucket(bucket.tokens, now if elapsed < -A_NEW_CLOCK else bucket.at)
 
 
-def refilled(bucket: Bucket | None, rate: Rate, now: datetime, weight: int = 1) -> Bucket:
-    """Return the bucket at ``now``, with at most the tokens that it can hold for a task of this
-    weight.
-    """
-    found = gathered(bucket, rate, now)
-    return Bucket(min(rate.holds(weight), found.tokens), found.at)
-
-
 def refill(rate: Rate) -> float:
     """Return after how many seconds an empty bucket is full for a task of any weight."""
     return rate.holds(HEAVIEST) / rate.per_second + A_NEW_CLOCK

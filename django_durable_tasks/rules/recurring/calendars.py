@@ -21,7 +21,6 @@ FARTHEST = 3_660  # a search covers at most this many days: ten years
 MOST_DAYS = 20_000
 MOST_YEARS = 100
 _NAMES_IN = "en_US"
-_ONE = timedelta(days=1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
@@ -117,18 +116,6 @@ class BusinessDays:
             return special.name or f"{day} is closed"
         return f"after {special.until:%H:%M} on {special.name or day} (half day)"
 
-    def next_open(self, day: date, hour: time | None = None) -> date | None:
-        """Return the first open day after this one (open at this hour); None if there is none
-        within ten years.
-        """
-        return self._first_open(day, hour, _ONE)
-
-    def previous_open(self, day: date, hour: time | None = None) -> date | None:
-        """Return the last open day before this one (open at this hour); None if there is none
-        within ten years.
-        """
-        return self._first_open(day, hour, -_ONE)
-
     def may_open(self, day: date, step: timedelta) -> Iterator[date]:
         """Yield a superset of the open days of ``days_from``; the work depends on the number of
         dates in the calendar.
@@ -143,12 +130,6 @@ class BusinessDays:
         )
         named = self.special[at:] if step > timedelta(0) else reversed(self.special[:at])
         return takewhile(lambda one: abs(one - day) <= farthest, map(_day, named))
-
-    def _first_open(self, day: date, hour: time | None, step: timedelta) -> date | None:
-        days = self.may_open(day, step)
-        if hour is None:
-            return next((one for one in days if self.is_open(one)), None)
-        return next((one for one in days if self.open_at(one, hour)), None)
 
 
 def _day(special: SpecialDay) -> date:

@@ -28,7 +28,6 @@ from django_durable_tasks.rules.limits.options import (
     key_of,
     of_share,
     rate_of,
-    refilled,
     shared,
     whole,
 )
@@ -45,6 +44,10 @@ rates = st.builds(
 steps = st.lists(st.tuples(st.floats(-30, 600), st.integers(0, 200)), max_size=40)
 
 
+def _capped(bucket: Bucket, rate: Rate) -> Bucket:
+    return Bucket(min(rate.holds(), bucket.tokens), bucket.at)
+
+
 @given(rates, steps)
 def test_no_more_starts_than_burst_and_what_came_back_since(
     rate: Rate, story: list[tuple[float, int]]
@@ -53,7 +56,7 @@ def test_no_more_starts_than_burst_and_what_came_back_since(
     for seconds, wanted in story:
         now += timedelta(seconds=seconds)
         elapsed += max(seconds, 0.0)
-        bucket = refilled(bucket, rate, now)
+        bucket = _capped(gathered(bucket, rate, now), rate)
         starts = min(wanted, whole(bucket.tokens))
         bucket = Bucket(bucket.tokens - starts, bucket.at)
         taken += starts
@@ -65,7 +68,7 @@ def test_no_more_starts_than_burst_and_what_came_back_since(
 def test_a_rate_is_reached_by_who_asks_often(rate: Rate) -> None:
     bucket, now, taken, wait = None, START, 0, 1 / rate.per_second
     for _ in range(50):
-        bucket = refilled(bucket, rate, now)
+        bucket = _capped(gathered(bucket, rate, now), rate)
         starts = whole(bucket.tokens)
         bucket, taken = Bucket(bucket.tokens - starts, bucket.at), taken + starts
         now += timedelta(seconds=wait, microseconds=2)  # a timedelta is cut to microseconds

@@ -55,19 +55,6 @@ def test_a_closed_date_without_a_name_is_told_by_its_date() -> None:
     assert days.why_closed(_at(25)) == "2026-12-25 is closed"
 
 
-def test_the_nearest_open_days_pass_over_what_is_closed() -> None:
-    assert OFFICE.next_open(date(2026, 12, 26)) == date(2026, 12, 28)
-    assert OFFICE.previous_open(date(2026, 12, 26)) == date(2026, 12, 24)
-    assert OFFICE.previous_open(date(2026, 12, 26), time(14)) == date(2026, 12, 23)
-
-
-def test_a_search_for_an_open_day_ends() -> None:
-    once = BusinessDays(working_days=(), special=(INVENTORY,))
-    assert once.next_open(date(2026, 12, 26)) is None
-    assert once.previous_open(date(2026, 12, 27)) == date(2026, 12, 26)
-    assert OFFICE.next_open(date.max) is None
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -154,16 +141,6 @@ def test_calendars_that_leave_no_day_are_refused_together() -> None:
         combined([BusinessDays(name="office"), WEEKEND])
     with pytest.raises(InvalidCalendar, match="at least one"):
         combined([])
-
-
-@given(calendars, days)
-def test_the_next_open_day_is_open_and_all_between_are_closed(one: BusinessDays, day: date) -> None:
-    after = one.next_open(day)
-    assert after is not None
-    between = [day + timedelta(n) for n in range(1, (after - day).days)]
-    assert one.is_open(after)
-    assert not any(map(one.is_open, between))
-    assert one.previous_open(after + timedelta(1)) == after
 
 
 @pytest.mark.parametrize("step", [1, -1])
