@@ -46,7 +46,7 @@ def _name_in_use(form: CalendarForm, screen: Any, request: HttpRequest) -> bool:
     given = form.keywords()
     found = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"]).exists()
     if found:
-        form.add_error("name", _("A calendar of this name is there already: edit that one."))
+        form.add_error("name", _("A calendar with this name already exists."))
     return bool(found)
 
 
@@ -106,12 +106,7 @@ def _saved_response(
 ) -> HttpResponse:
     actions.remember(screen, request, [saved.pk], form.summary())
     number = len(calendars.naming(saved.name, saved.tenant_id))
-    effect = (
-        ngettext(
-            "%d schedule follows it from now on.", "%d schedules follow it from now on.", number
-        )
-        % number
-    )
+    effect = ngettext("%d schedule uses it.", "%d schedules use it.", number) % number
     screen.message_user(
         request,
         _("Calendar %(name)s is saved. %(effect)s") % {"name": saved.name, "effect": effect},

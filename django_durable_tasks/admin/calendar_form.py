@@ -39,7 +39,8 @@ class CalendarForm(EditForm):
     """A calendar. The fields of the second half are used by the import button and never saved."""
 
     name = forms.CharField(
-        max_length=200, help_text=gettext_lazy("Schedules name it so: never changed later.")
+        max_length=200,
+        help_text=gettext_lazy("Schedules refer to this name. It cannot be changed later."),
     )
     tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     description = forms.CharField(required=False, max_length=500)
@@ -56,7 +57,7 @@ class CalendarForm(EditForm):
         max_length=2_000_000,
         widget=forms.Textarea(attrs={"rows": 16, "cols": 60, "spellcheck": "false"}),
         help_text=gettext_lazy(
-            "One a line: 2026-12-25 Christmas, 2026-12-24 HALF 14:00 Eve, 2026-05-02 OPEN."
+            "One date per line: 2026-12-25 Christmas, 2026-12-24 HALF 14:00 Eve, 2026-05-02 OPEN."
         ),
     )
     origin = forms.CharField(
@@ -66,7 +67,9 @@ class CalendarForm(EditForm):
     country = forms.CharField(
         required=False,
         max_length=10,
-        help_text=gettext_lazy("A country (DE) or an exchange (XNYS) of the package holidays."),
+        help_text=gettext_lazy(
+            "A country (DE) or a stock exchange (XNYS), as named by the package holidays."
+        ),
     )
     subdivision = forms.CharField(
         required=False, max_length=20, help_text=gettext_lazy("For example BY.")

@@ -66,7 +66,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     sortable_by = ()
     search_fields = ("task__name",)
     search_help_text = _(
-        "A task's id, a key or an idempotency key, whole; or a part of a task's name."
+        "The complete id, key or idempotency key of a task, or a part of its name."
     )
     actions = (
         action_of(dead_letters.REPLAY),

@@ -111,7 +111,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     sortable_by = ()
     ordering = ("-id",)
     search_fields = ("task__id",)
-    search_help_text = _("The id of a task, or of a workflow run, whole.")
+    search_help_text = _("The complete id of a task or of a workflow run.")
     actions = ()
     operations = (ADD, REMOVE)
     fieldsets: ClassVar = (

@@ -113,7 +113,9 @@ class TaskExecutionLogAdmin(_Attempt, ReadOnlyAdmin):
     lookups_allowed = frozenset({"status__exact", "task__id__exact"})
     sortable_by = ()
     search_fields = ("task__name",)
-    search_help_text = _("A task's id or a Celery id, whole; or a part of a task's name.")
+    search_help_text = _(
+        "The complete id of a task, a complete Celery id, or a part of a task's name."
+    )
     fieldsets: ClassVar = (
         (
             None,

@@ -77,7 +77,7 @@ class InstantField(forms.CharField):
         if before == after:
             return first
         message = (
-            _("The clocks of %(zone)s show this time twice: say which, as %(first)s or %(second)s.")
+            _("This time occurs twice in %(zone)s. Enter %(first)s or %(second)s.")
             if before > after
             else _(
                 "The clocks of %(zone)s jump over this time: say what you mean, as %(first)s or"

@@ -78,5 +78,5 @@ def task_link(line: OccurrenceRecord, status: str | None) -> Any:
             else _("no longer kept")
         )
     if line.blocked_by is not None:
-        return display.link(display.page_of("task", line.blocked_by), _("the one in its way"))
+        return display.link(display.page_of("task", line.blocked_by), _("the run that blocked it"))
     return display.NOTHING

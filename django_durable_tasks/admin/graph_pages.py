@@ -85,7 +85,7 @@ def chosen(
     _permitted(screen, request, CHOSEN_OPERATIONS, operation.name)
     keys = list(rows.values_list("pk", flat=True)[: actions.AT_MOST + 1])
     more = (
-        _(" More tasks were selected: do it again for the rest.")
+        _(" More tasks were selected: run the operation again for the rest.")
         if len(keys) > actions.AT_MOST
         else ""
     )

@@ -109,11 +109,11 @@ def _warnings(limit: Limit) -> Iterator[str]:
     kind, _colon, name = limit.scope.partition(":")
     if kind in _KNOWN and name not in _KNOWN[kind]():
         yield _t(
-            "No %(kind)s %(name)s is known here: the limit matches nothing until there is one."
+            "No %(kind)s with the name %(name)s exists: the limit applies to no task until it does."
         ) % {"kind": kind, "name": name}
     if limit.max_concurrency == 0:
         yield _t(
-            "A max concurrency of 0 lets nothing start. To stop a queue for a while, pause it."
+            "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
         )
 
 

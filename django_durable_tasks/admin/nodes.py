@@ -23,7 +23,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 
 _STARTED = display.instant_of("started_at", _("started at"))
 _SEEN = display.instant_of("last_seen_at", _("last seen at"))
-_SCANNED = display.instant_of("last_scan_at", _("last looked for due tasks at"))
+_SCANNED = display.instant_of("last_scan_at", _("last poll for due tasks at"))
 _LAST_START = display.instant_of("last_start_at", _("last started a task at"))
 _STOPPED = display.instant_of("stopped_at", _("stopped at"))
 _ACQUIRED = display.instant_of("acquired_at", _("acquired at"))
@@ -199,7 +199,7 @@ class NodeAdmin(ReadOnlyAdmin):
         """Link its running tasks."""
         return display.link(
             display.list_of("task", status__exact="RUNNING", node__exact=node.pk),
-            _("what it runs now"),
+            _("running tasks"),
         )
 
 

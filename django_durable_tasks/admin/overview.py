@@ -68,8 +68,10 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
     if seen.quarantined:
         yield (
             ngettext(
-                "%d schedule is QUARANTINED: it could not be triggered. Mend it, then resume it.",
-                "%d schedules are QUARANTINED: they could not be triggered. Mend them, then resume"
+                "%d schedule is QUARANTINED: it could not be triggered. Correct it, then"
+                " resume it.",
+                "%d schedules are QUARANTINED: they could not be triggered. Correct them,"
+                " then resume"
                 " them.",
                 seen.quarantined,
             )
@@ -99,8 +101,8 @@ def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
         ) % {**values, "why": depth.rejected}
     if depth.misrouted_at is not None and now - depth.misrouted_at < MISROUTED_FOR:
         yield _(
-            "Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and started"
-            " nothing."
+            "Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and were"
+            " ignored."
         ) % {**values, "other": depth.misrouted_from}
     late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
     if depth.paused_at:

@@ -131,7 +131,7 @@ class ScreenAdmin(_ModelAdmin):
         """Run an action; refuse ids that no row can have before the query."""
         if all(map(self._can_be_id, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             return super().response_action(request, queryset, *rest, **more)
-        message = _("Nothing was changed: the choice holds an id that no row can have.")
+        message = _("Nothing was changed: the selection contains an invalid id.")
         self.message_user(request, message, messages.ERROR)
         return HttpResponseRedirect(request.get_full_path())
 

@@ -69,7 +69,7 @@ def _name_in_use(form: RecurringForm, screen: Any, request: HttpRequest) -> bool
     given = form.keywords()
     found = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"]).exists()
     if found:
-        form.add_error("name", _("A schedule of this name is there already: edit that one."))
+        form.add_error("name", _("A schedule with this name already exists."))
     return bool(found)
 
 
@@ -97,7 +97,7 @@ def _saved_response(
     screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm
 ) -> HttpResponse:
     actions.remember(screen, request, [saved.pk], form.summary())
-    message = _("Schedule %s is saved. Nothing of the past fires.") % saved.name
+    message = _("Schedule %s is saved. Past fire times do not fire.") % saved.name
     screen.message_user(request, message)
     may_view = screen.has_view_permission(request)
     return HttpResponseRedirect(

@@ -59,14 +59,14 @@ _SEEN = (
 
 FIELDSETS = (
     (_("What"), ("name", "tenant", "task", "args", "kwargs", "queue", "priority", "description")),
-    (_("When: any of these, together"), ("cron", "interval", "rrule", "parts")),
+    (_("Fire times: any combination of these"), ("cron", "interval", "rrule", "parts")),
     (
-        _("Where the clock is read, and which days count"),
+        _("Time zone and calendars"),
         ("timezone", "dst_gap", "dst_overlap", "calendar", "roll"),
     ),
     (_("Bounds"), ("start_time", "end_time", "max_runs", "jitter", "expires_in")),
     (
-        _("When a fire time is noticed late"),
+        _("When a fire time is late"),
         (
             "catch_up_mode",
             "misfire_grace",
@@ -99,7 +99,9 @@ def _seconds(help_text: Any, *, label: Any = None, required: bool = False) -> fo
 class RecurringForm(EditForm):
     """A schedule; fields have the names of the keywords of ``upsert``."""
 
-    name = forms.CharField(max_length=200, help_text=_("Its identity: never changed later."))
+    name = forms.CharField(
+        max_length=200, help_text=_("It identifies the schedule and cannot be changed later.")
+    )
     tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     task = forms.ChoiceField()
     args = JsonField(list, rows=2, label=_("Arguments"), help_text=_("A JSON list, by position."))
@@ -112,7 +114,7 @@ class RecurringForm(EditForm):
     )
     description = forms.CharField(required=False, max_length=500)
 
-    cron = _lines(_("Five fields or @daily; one expression a line."))
+    cron = _lines(_("Five fields or @daily; one expression per line."))
     interval = forms.FloatField(
         required=False,
         help_text=_("Seconds of elapsed time, counted from the start time without drift."),
@@ -129,13 +131,13 @@ class RecurringForm(EditForm):
     )
 
     timezone = forms.ChoiceField(label=_("Time zone"))
-    dst_gap = _words(DstGap, _("Where clocks jump ahead"))
-    dst_overlap = _words(DstOverlap, _("Where clocks go back"))
+    dst_gap = _words(DstGap, _("When clocks are set forward"))
+    dst_overlap = _words(DstOverlap, _("When clocks are set back"))
     calendar = forms.MultipleChoiceField(
         required=False,
         label=_("Calendars"),
         widget=forms.CheckboxSelectMultiple,
-        help_text=_("Closed where any of them is."),
+        help_text=_("A day is closed if any of these calendars closes it."),
     )
     roll = _words(Roll, _("On a closed day"))
 
@@ -152,10 +154,11 @@ class RecurringForm(EditForm):
     catch_up_mode = _words(CatchUp, _("Catch-up mode"))
     misfire_grace = _seconds(_("Seconds after which a fire time counts as missed."), required=True)
     catchup_window = _seconds(
-        _("Seconds; what is older is not caught up. Empty: no bound."), label=_("Catch-up window")
+        _("Seconds. Older fire times are not caught up. Empty: no limit."),
+        label=_("Catch-up window"),
     )
     max_catchup_runs = forms.IntegerField(
-        min_value=1, max_value=1_000, label=_("Most runs caught up")
+        min_value=1, max_value=1_000, label=_("Max. runs caught up")
     )
     catchup_order = _words(CatchUpOrder, _("Catch-up order"))
     catchup_pace = _seconds(

@@ -97,14 +97,18 @@ def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence
     if row.undeclared_at is not None:
         found.append(
             Sentence(
-                Level.WAIT, _("No code declares it any more. It fires until an operator ends it.")
+                Level.WAIT,
+                _("It is no longer declared in code. It fires until an operator ends it."),
             )
         )
     if row.next_run_at is None:
         return [*found, Sentence(Level.TROUBLE, _("It is active and has no next fire."))]
     late = (now - row.next_run_at).total_seconds()
     if late > LATE.total_seconds():
-        text = _("Its fire time of %(at)s was not looked at for %(late)s: does a scheduler lead?")
+        text = _(
+            "Its fire time of %(at)s has not been processed for %(late)s. Check that a"
+            " scheduler is the leader."
+        )
         values = {"at": display.instant(row.next_run_at), "late": display.duration(late)}
         return [*found, Sentence(Level.TROUBLE, text % values)]
     return [
@@ -115,7 +119,7 @@ def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence
 
 def _paused(row: RecurringTask, now: datetime) -> Sentence:
     if row.status_reason == QUARANTINED:
-        text = _("It is QUARANTINED: it could not be triggered (%s). Mend it, then resume it.")
+        text = _("It is QUARANTINED: it could not be triggered (%s). Correct it, then resume it.")
         return Sentence(Level.TROUBLE, text % display.clean(row.error or "-"))
     by = _(" by %s") % row.status_by if row.status_by else ""
     why = f" ({row.status_reason})" if row.status_reason else ""
@@ -123,7 +127,7 @@ def _paused(row: RecurringTask, now: datetime) -> Sentence:
     until = (
         _("It resumes at %s.") % display.instant(row.paused_until)
         if row.paused_until
-        else _("It fires nothing until it is resumed.")
+        else _("It does not fire until it is resumed.")
     )
     return Sentence(
         Level.WAIT,

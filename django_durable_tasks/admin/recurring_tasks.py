@@ -31,7 +31,7 @@ _CREATED = display.instant_of("created_at", _("created at"))
 _UPDATED = display.instant_of("updated_at", _("updated at"))
 _START = display.instant_of("start_time", _("start time"))
 _END = display.instant_of("end_time", _("end time"))
-_WATERMARK = display.instant_of("watermark_at", _("accounted for up to"))
+_WATERMARK = display.instant_of("watermark_at", _("recorded up to"))
 _UNDECLARED = display.instant_of("undeclared_at", _("no longer declared since"))
 
 
@@ -46,7 +46,7 @@ class RecurringTaskAdmin(ScreenAdmin):
     sortable_by = ()
     ordering = ("tenant_id", "name")
     search_fields = ("name",)
-    search_help_text = _("An id, whole; or a part of a name, or of a task's name.")
+    search_help_text = _("A complete id, or a part of the name of the schedule or of its task.")
     actions = (
         action_of(schedules.PAUSE),
         action_of(schedules.RESUME),

@@ -72,7 +72,7 @@ def sentences(
 
 def _gate(edge: TaskDependency) -> str:
     condition = _("It waits for an approval") if edge.gate == Gate.APPROVAL else _("It is on hold")
-    by = _(", asked for by %s") % edge.placed_by if edge.placed_by else ""
+    by = _(", requested by %s") % edge.placed_by if edge.placed_by else ""
     comment = f": {display.clean(edge.comment)}" if edge.comment else "."
     return f"{condition}{by}{comment}"
 

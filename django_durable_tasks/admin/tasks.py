@@ -104,9 +104,7 @@ class TaskAdmin(ReadOnlyAdmin):
         _FIRED,
     )
     search_fields = ("name",)
-    search_help_text = _(
-        "An id, a Celery id, a key or an idempotency key, whole; or a part of a name."
-    )
+    search_help_text = _("A complete id, Celery id, key or idempotency key, or a part of a name.")
     actions = (
         action_of(tasks.CANCEL),
         action_of(tasks.RETRY),

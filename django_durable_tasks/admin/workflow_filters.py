@@ -49,7 +49,7 @@ class RunConditionFilter(ScreenFilter):
             ("open", _("not ended")),
             ("late", _("late: past its deadline")),
             ("stopping", _("stop requested")),
-            ("whole", _("no part of another run")),
+            ("whole", _("not part of another run")),
             ("part", _("part of another run")),
         ]
 

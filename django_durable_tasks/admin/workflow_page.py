@@ -60,14 +60,14 @@ def sentences(run: Any) -> list[Sentence]:
         found.append(
             Sentence(
                 Level.TROUBLE,
-                _("Its deadline was %s: what has not ended is to be cancelled.") % late,
+                _("Its deadline was %s: tasks that have not ended will be cancelled.") % late,
             )
         )
     if run.status == WorkflowStatus.STARTING:
         found.append(
             Sentence(
                 Level.WAIT,
-                _("Its rows are still being written; nothing of it runs before all are."),
+                _("Its tasks are still being created. None runs before all have been created."),
             )
         )
     if run.is_open and run.cancel_requested_at is not None:

@@ -49,7 +49,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
     lookups_allowed = frozenset({"status__exact", "root__exact"})
     sortable_by = ()
     search_fields = ("name",)
-    search_help_text = _("An id or a key, whole; or a part of a name.")
+    search_help_text = _("A complete id or key, or a part of a name.")
     actions = ()
     operations = (*RUN_OPERATIONS, *CHOSEN_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/workflowrun/change_form.html"

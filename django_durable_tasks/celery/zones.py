@@ -23,9 +23,9 @@ class NamedZone:
 
 
 def default_zone() -> NamedZone:
-    """Return the zone that DURABLE_TASKS['TIMEZONE'], else CELERY_TIMEZONE, else TIME_ZONE names.
+    """Return the first zone that is set: DURABLE_TASKS['TIMEZONE'], CELERY_TIMEZONE, TIME_ZONE.
 
-    The last two are what beat uses. Raises InvalidSchedule for a setting that names no zone.
+    Beat uses the last two. Raises InvalidSchedule if a setting contains an unknown zone.
     """
     return next(_named())
 

@@ -228,9 +228,9 @@ class RedisDueIndex:
             return
         if not self.unreadable:
             logger.error(
-                "The due index in Redis holds what this release cannot read, such as %a: it is"
-                " removed, and the tasks are found by polling. Another program or release may write"
-                " to the keys of %s.",
+                "Removed entries of the due index in Redis that this release cannot read, such as"
+                " %a. Their tasks are found by polling. Another program or release may write to the"
+                " keys of %s.",
                 texts[0][:200],
                 scope(),
             )

@@ -580,7 +580,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         default="",
-                        help_text="A template over the arguments; schedules of the same key exclude each other.",
+                        help_text="A template over the arguments; runs with the same key do not overlap.",
                         max_length=200,
                         verbose_name="overlap key",
                     ),

@@ -178,7 +178,7 @@ class RecurringTask(GuardedModel):
         max_length=200,
         blank=True,
         default="",
-        help_text=_("A template over the arguments; schedules of the same key exclude each other."),
+        help_text=_("A template over the arguments; runs with the same key do not overlap."),
     )
 
     next_run_at = models.DateTimeField(_("next run at"), null=True, blank=True)

@@ -39,7 +39,7 @@ _UPSTREAM = Argument(
     name="upstream",
     kind=ArgumentType.TASK_ID,
     label=_("Depends on"),
-    help=_("The id of the task that it waits for."),
+    help=_("The id of the upstream task."),
     required=True,
 )
 ADD = Operation(
@@ -59,7 +59,7 @@ ADD = Operation(
             name="type",
             kind=ArgumentType.CHOICE,
             label=_("Type"),
-            help=_("How that task must end."),
+            help=_("How the upstream task must end."),
             choices=_TYPES,
             default=DependencyType.MUST_SUCCEED,
             required=True,
@@ -68,7 +68,7 @@ ADD = Operation(
             name="policy",
             kind=ArgumentType.CHOICE,
             label=_("Otherwise"),
-            help=_("What happens to the task if that one ends otherwise."),
+            help=_("What happens to the task if the upstream task ends otherwise."),
             choices=_POLICIES,
         ),
     ),
@@ -77,7 +77,9 @@ REMOVE = Operation(
     target=Target.DEPENDENCY,
     name="remove",
     title=_("Remove the dependency"),
-    help=_("The task no longer waits for the other one. It runs when it waits for nothing else."),
+    help=_(
+        "The task no longer waits for the other one. It runs when all other dependencies are met."
+    ),
     permission="delete_taskdependency",
     perform=reported(_remove),
     dry_run=True,

@@ -50,7 +50,7 @@ APPROVE = _gate(
     "approve",
     operations.approve,
     _("Approve"),
-    _("The task that waits for an approval runs when it waits for nothing else."),
+    _("The task that waits for an approval runs when all other dependencies are met."),
 )
 REJECT = _gate(
     "reject",
@@ -72,7 +72,7 @@ UNHOLD = _gate(
     "unhold",
     operations.unhold,
     _("End the hold"),
-    _("The task runs when it waits for nothing else."),
+    _("The task runs when all other dependencies are met."),
 )
 
 OPERATIONS = (APPROVE, REJECT, HOLD, UNHOLD)

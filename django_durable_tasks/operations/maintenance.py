@@ -182,10 +182,10 @@ SYNC = Operation(
             name="adopt",
             kind=ArgumentType.FLAG,
             label=_("Adopt"),
-            help=_("Take over schedules of the same name that were created otherwise."),
+            help=_("Take over schedules of the same name that were not created by sync."),
         ),
     ),
-    not_in_admin="the web process may run another release than the one that is deployed",
+    not_in_admin="the web process may run a different release than the deployed one",
 )
 IMPORT_BEAT = Operation(
     target=Target.INSTALLATION,

@@ -40,7 +40,7 @@ def _pause(
 ) -> OperationResult:
     row.pause(reason, until=until, by=by)
     message = (
-        _now("Paused until %s. It resumes by itself.") % _text(until)
+        _now("Paused until %s. It resumes automatically.") % _text(until)
         if until
         else _now("Paused until it is resumed.")
     )
@@ -68,7 +68,7 @@ def _resume(
 def _snooze(row: RecurringTask, *, by: str, reason: str, until: datetime) -> OperationResult:
     row.snooze(until, by=by, reason=reason)
     return OperationResult(
-        {"snoozed": 1}, _now("Snoozed until %s. It resumes by itself.") % _text(until)
+        {"snoozed": 1}, _now("Snoozed until %s. It resumes automatically.") % _text(until)
     )
 
 
@@ -189,7 +189,7 @@ PAUSE = Operation(
             name="until",
             kind=ArgumentType.INSTANT,
             label=_("Until"),
-            help=_("When it resumes by itself. If empty, it stays paused until it is resumed."),
+            help=_("When it resumes automatically. If empty, it stays paused until it is resumed."),
             metavar="INSTANT",
         ),
     ),
@@ -212,13 +212,19 @@ RESUME = Operation(
             name="run_missed",
             kind=ArgumentType.FLAG,
             label=_("Catch up"),
-            help=_("Run what the pause missed, by the catch-up mode and limits of the schedule."),
+            help=_(
+                "Run the fire times that were missed during the pause, by the catch-up"
+                " mode and limits of the schedule."
+            ),
         ),
         Argument(
             name="pace",
             kind=ArgumentType.SECONDS,
             label=_("Pace"),
-            help=_("Seconds between two runs that are caught up. Default: as the schedule says."),
+            help=_(
+                "Seconds between two runs that are caught up. Default: the catch-up pace"
+                " of the schedule."
+            ),
             minimum=0,
             metavar="SECONDS",
         ),
@@ -229,7 +235,8 @@ SNOOZE = Operation(
     name="snooze",
     title=_("Snooze schedule"),
     help=_(
-        "Fire times up to an instant are skipped and recorded as PAUSED. Then it resumes by itself."
+        "Fire times up to an instant are skipped and recorded as PAUSED. Then it resumes"
+        " automatically."
     ),
     permission="pause_recurringtask",
     perform=_snooze,

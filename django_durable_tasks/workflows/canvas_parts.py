@@ -201,8 +201,9 @@ def linked(part: Any, link: Any) -> Any:
 
 
 def guarded(part: Any, errbacks: Sequence[Any]) -> Any:
-    """Return a part with the errbacks of the part that contains it; in a chord not at its header,
-    unless a setting requires it.
+    """Return a part with the errbacks of the part that contains it.
+
+    The header of a chord gets them only if ``task_allow_error_cb_on_chord_header`` is set.
     """
     if not errbacks:
         return part

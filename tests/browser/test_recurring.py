@@ -47,7 +47,7 @@ def test_an_operator_makes_a_schedule_after_a_look_at_its_next_fires(visit: Visi
     assert "02:30:00" in visit.text()
     assert not RecurringTask.objects.exists()
     visit.press("Save")
-    visit.shows("Schedule report is saved. Nothing of the past fires.")
+    visit.shows("Schedule report is saved. Past fire times do not fire.")
     row = RecurringTask.objects.get()
     assert (row.timetable, row.time_zone) == ([{"cron": "30 2 * * *"}], "Europe/Berlin")
     assert "every day at 02:30" in visit.text()

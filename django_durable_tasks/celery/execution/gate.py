@@ -205,7 +205,9 @@ def _atomic_body(task: Any, live: LiveRun) -> Any:
         if isinstance(error, _Fenced) or not _is_committed(live):
             raise
         logger.warning(
-            "Run %s succeeded and was committed. Then: %s", live.run.celery_id, text_of(error)
+            "Run %s succeeded and was committed, but an error followed: %s",
+            live.run.celery_id,
+            text_of(error),
         )
     endings.close_committed(live, outcome)
     return None if followups_of(value) else value

@@ -47,8 +47,10 @@ def submit(call: Call) -> uuid.UUID:
 
 
 def _may_be_repeated(error: OperationalError) -> bool:
-    """Return whether this is a deadlock of two inserts of one key, which MariaDB and MySQL report
-    when a third task has just released it. Nothing was written then.
+    """Return whether the insert may be repeated: nothing was written, and the error is a deadlock.
+
+    MariaDB and MySQL report a deadlock if two transactions insert the same key just after a third
+    one released it.
     """
     connection = connections[tables.database()]
     alone = not connection.in_atomic_block and connection.get_autocommit()

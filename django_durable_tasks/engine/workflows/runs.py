@@ -252,5 +252,5 @@ def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
     except (Exception, SystemExit) as refused:
         if is_outage(refused):
             raise
-        logger.exception("%s=%s of the workflow %s could not be created.", kind, name, row.pk)
+        logger.exception("Could not create the callback %s=%s of workflow %s.", kind, name, row.pk)
         runs().filter(pk=row.pk).update(reason=shortened(f"{kind} was not called: {refused}", 200))

@@ -235,7 +235,7 @@ def draft(
 
 
 def calendar(options: Options, start: datetime) -> BusinessDays | None:
-    """Return the open dates of --calendar, for the years from before ``start`` on."""
+    """Return the open days of --calendar, from the year before ``start``."""
     return days_of(options["calendar"] or [], range(start.year - 1, start.year + _YEARS_AHEAD))
 
 

@@ -72,7 +72,7 @@ def test_an_action_on_an_id_that_cannot_be_changes_nothing(
             answer = ann.post(list_of(name), {"action": action, "_selected_action": chosen})
             assert answer.status_code in (200, 302), action
             refused = said(answer)[-1:] == [
-                "Nothing was changed: the choice holds an id that no row can have."
+                "Nothing was changed: the selection contains an invalid id."
             ]
             assert refused or (name == "limit" and "\x00" not in key), action
     assert (Task.objects.count(), DeadLetter.objects.open().count(), Limit.objects.count()) == (

@@ -72,7 +72,7 @@ def test_a_look_writes_nothing_and_saving_makes_the_schedule(ann: Client) -> Non
     answer = _add(ann)
     row = RecurringTask.objects.get()
     assert answer["Location"] == page_of(row)
-    assert said(answer) == ["Schedule report is saved. Nothing of the past fires."]
+    assert said(answer) == ["Schedule report is saved. Past fire times do not fire."]
     assert (row.name, row.task, row.args, row.timetable) == (
         "report",
         "tests.project.tasks.add",
@@ -200,9 +200,7 @@ def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
 def test_adding_under_the_name_of_another_schedule_is_refused(ann: Client) -> None:
     row = a_schedule("report")
     page = _add(ann)
-    assert page.context["form"].errors["name"] == [
-        "A schedule of this name is there already: edit that one."
-    ]
+    assert page.context["form"].errors["name"] == ["A schedule with this name already exists."]
     row.refresh_from_db()
     assert row.task == "tests.project.tasks.noop"
 

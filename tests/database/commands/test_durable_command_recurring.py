@@ -28,7 +28,7 @@ def iso(instant: datetime) -> str:
 
 
 def a_daily_schedule() -> RecurringTask:
-    """Declare a schedule that fires once a day, accounted for up to now."""
+    """Declare a schedule that fires once a day, recorded up to now."""
     row = a_schedule(cron=DAILY)
     RecurringTask.objects.unguarded().update(watermark_at=database_now(), next_run_at=tomorrow())
     return row

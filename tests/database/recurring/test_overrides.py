@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def a_daily_schedule(**given: Any) -> RecurringTask:
-    """Declare a schedule that fires once a day, accounted for up to now."""
+    """Declare a schedule that fires once a day, recorded up to now."""
     row = a_schedule(cron=DAILY, overlap="ALLOW", **given)
     RecurringTask.objects.unguarded().update(watermark_at=database_now(), next_run_at=tomorrow())
     row.refresh_from_db()

@@ -26,7 +26,7 @@ OTHER = uuid.UUID(int=8)
 
 
 def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
-    """Return the facts of an hourly schedule, two days old, accounted for up to now."""
+    """Return the facts of an hourly schedule, two days old, recorded up to now."""
     plain = Facts(
         at=at,
         now=NOW,

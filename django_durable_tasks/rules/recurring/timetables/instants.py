@@ -1,4 +1,4 @@
-"""A list of instants, each of them a fire."""
+"""A timetable given as a list of instants. Each one is a fire time."""
 
 from __future__ import annotations
 
