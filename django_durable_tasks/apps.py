@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
 
@@ -23,6 +24,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.celery.execution import signal_handlers, worker_node
         from django_durable_tasks.celery.transports import filesystem
         from django_durable_tasks.due_index import verify as verify_due_index
+        from django_durable_tasks.engine.db.connections import release_databases
         from django_durable_tasks.engine.db.seed_rows import write_first_rows
         from django_durable_tasks.engine.verify import runner
         from django_durable_tasks.management.durable.sync import after_migrate
@@ -35,6 +37,9 @@ class DurableTasksConfig(AppConfig):
         signal_handlers.connect()
         worker_node.connect()
         checks.register()
+        connection_created.connect(
+            release_databases, dispatch_uid="django_durable_tasks.release_databases"
+        )
         post_migrate.connect(
             write_first_rows, sender=self, dispatch_uid="django_durable_tasks.first_rows"
         )

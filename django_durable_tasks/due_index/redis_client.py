@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_durable_tasks import conf
+from django_durable_tasks.circuit_breaker import CircuitBreaker
 
 logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")
@@ -45,13 +45,12 @@ class RedisConnection:
     def __init__(self, address: str, *, pause: float | None = None) -> None:
         self.client: Any = redis.Redis.from_url(address, **_patience(WAIT))
         self.why = ""
-        self._pause, self._lock = PAUSE if pause is None else pause, threading.Lock()
-        self._shut_until: float | None = None
-        self._probing_until = 0.0
+        pause = PAUSE if pause is None else pause
+        self._breaker = CircuitBreaker(lambda: pause, lambda: 4 * WAIT)
 
     def open(self) -> bool:
         """Return whether the last request succeeded."""
-        return self._shut_until is None
+        return self._breaker.closed()
 
     def call(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
         """Return the result of ``act`` for the client, or ``otherwise`` while Redis is unavailable.
@@ -60,7 +59,7 @@ class RedisConnection:
         With ``probe=False`` no request is made after a failure until another caller succeeds. This
         is for callers that must not wait.
         """
-        if not (self._allows() if probe else self.open()):
+        if not (self._breaker.allows() if probe else self.open()):
             return otherwise
         try:
             found = act(self.client)
@@ -74,36 +73,16 @@ class RedisConnection:
         """Close the connections."""
         self.client.close()
 
-    def forget_callers(self) -> None:
-        """Replace the lock: after a fork, no thread is left that could release the old one."""
-        self._lock = threading.Lock()
-
-    def _allows(self) -> bool:
-        with self._lock:
-            if self._shut_until is None:
-                return True
-            now = time.monotonic()
-            if now < self._shut_until or now < self._probing_until:
-                return False
-            self._probing_until = now + 4 * WAIT
-            return True
-
     def _succeeded(self) -> None:
-        if self._shut_until is None:
-            return
-        with self._lock:
-            was_shut, self._shut_until, self.why = self._shut_until, None, ""
-        if was_shut is not None:
+        if self._breaker.succeeded():
+            self.why = ""
             logger.warning(
                 "The connection to Redis is restored; the due index and notifications use it again."
             )
 
     def _failed(self, error: Exception) -> None:
-        with self._lock:
-            was_open = self._shut_until is None
-            self._shut_until, self._probing_until = time.monotonic() + self._pause, 0.0
-            self.why = f"Redis does not serve ({type(error).__name__})"
-        if was_open:
+        self.why = f"Redis does not serve ({type(error).__name__})"
+        if self._breaker.failed():
             # The text of the error is not logged: it may contain the address with its password.
             logger.error(
                 "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
@@ -148,9 +127,6 @@ def connection() -> RedisConnection | None:
 def _after_fork() -> None:
     global _making
     _making = threading.Lock()
-    for each in _connections.values():
-        # redis-py detects the fork and reconnects.
-        each.forget_callers()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, connections
 from django.utils import timezone
 
 from django_durable_tasks import conf
@@ -22,6 +22,11 @@ from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, scope
 from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.commit_hooks import (
+    CommitHook,
+    hook_of_transaction,
+    in_atomic_block,
+)
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import (
@@ -68,21 +73,18 @@ class Limiter:
         return True
 
 
-class _Batch:
-    """The on-commit hook of a transaction (and savepoint), with the changes of that transaction."""
+class _Batch(CommitHook):
+    """The changes of a transaction or savepoint, or of one statement outside of transactions."""
 
-    def __init__(self, owner: OnCommitNotifier, savepoints: frozenset[str]) -> None:
-        self.owner, self.savepoints = owner, savepoints
+    def __init__(self, owner: OnCommitNotifier) -> None:
+        super().__init__()
+        self.owner = owner
         self.created: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
         self.moved: list[uuid.UUID] = []
         self.moved_to: list[datetime] = []
         self.leader_work: list[datetime | None] = []
-        self.sent = False
 
-    def __call__(self) -> None:
-        # A test may run the hooks of a transaction that continues. Later changes need another
-        # batch.
-        self.sent = True
+    def act(self) -> None:
         self.owner.announce(self)
 
 
@@ -175,19 +177,12 @@ class OnCommitNotifier:
         """Return the batch of this transaction, or a new one outside of transactions. Returns None
         if autocommit is off, because then no hook runs after the commit.
         """
-        connection = connections[conf.settings().DATABASE]
-        if not connection.in_atomic_block:
-            return _Batch(self, frozenset()) if connection.get_autocommit() else None
-        savepoints = frozenset(connection.savepoint_ids)
-        for _, hook, *_ in reversed(connection.run_on_commit):
-            if isinstance(hook, _Batch) and hook.savepoints == savepoints and not hook.sent:
-                return hook
-        batch = _Batch(self, savepoints)
-        transaction.on_commit(batch, using=conf.settings().DATABASE, robust=True)
-        return batch
+        if in_atomic_block():
+            return hook_of_transaction(_Batch, lambda: _Batch(self))
+        return _Batch(self) if connections[conf.settings().DATABASE].get_autocommit() else None
 
     def _unless_in_transaction(self, batch: _Batch) -> None:
-        if not connections[conf.settings().DATABASE].in_atomic_block:
+        if not in_atomic_block():
             batch()
 
 

@@ -85,7 +85,7 @@ def serves(index: RedisDueIndex) -> Callable[[], bool]:
 def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
     url: str, door: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door._pause = 30.0
+    door._breaker._pause = lambda: 30.0
     index, done = filled(RedisDueIndex(door)), threading.Event()
 
     def requests() -> None:
@@ -189,7 +189,7 @@ def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
         door = redis_client.connection()
         assert door is not None
         door.client.flushall()
-        with door._lock:
+        with door._breaker._lock:
             child = os.fork()
             if child == 0:
                 os._exit(0 if serves(RedisDueIndex(door))() else 1)

@@ -8,14 +8,14 @@ import pytest
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
 from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.limits import backpressure
 from tests.factories import first_rows
+from tests.process_state import new_process_state
 
 
 @pytest.fixture(autouse=True)
 def clean_engine(transactional_db: None) -> Iterator[None]:
     """Begin with the rows of the migrations and a fresh view, and leave no connection behind."""
-    backpressure.forget_snapshot()
+    new_process_state()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
     first_rows()

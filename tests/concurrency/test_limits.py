@@ -18,7 +18,7 @@ from django.db import connections as dj_connections
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import connections, tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, config, release, usage
+from django_durable_tasks.engine.limits import config, release, usage
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.limit_bucket import LOCK, LimitBucket
@@ -26,6 +26,7 @@ from django_durable_tasks.rules.limits.options import Allowance, rate_of
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks
+from tests.process_state import new_process_state
 
 _ROUNDS = 6
 
@@ -34,7 +35,7 @@ def _limit(
     scope: str, places: int | None = None, rate: str = "", burst: float | None = None
 ) -> None:
     Limit.objects.create(scope=scope, max_concurrency=places, rate=rate, burst=burst)
-    backpressure.forget_snapshot()
+    new_process_state()
 
 
 def _claim(queue: str = QUEUE) -> int:
@@ -127,7 +128,7 @@ def test_claims_at_once_never_exceed_the_rate_of_a_key(monkeypatch: pytest.Monke
     many_tasks(30, limit_key="zenith")
     coded = {NOOP: Allowance(None, rate_of("rate_limit", "1/d"))}
     monkeypatch.setattr(config, "read", lambda: config.LimitConfig({}, coded))
-    backpressure.forget_snapshot()
+    new_process_state()
     for _ in range(3):
         no_errors(race([_claim] * 6))
     assert Counter(Task.objects.queued().values_list("limit_key", flat=True)) == {

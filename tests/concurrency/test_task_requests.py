@@ -11,7 +11,7 @@ from django.db import connection, connections, transaction
 
 from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
 from django_durable_tasks.engine.tasks import operator_actions, requests
-from django_durable_tasks.engine.transitions.requests import _AfterCommit
+from django_durable_tasks.engine.transitions.requests import _ApplyHook
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import elsewhere
@@ -27,7 +27,7 @@ def _ask_to_stop(*rows: Task) -> None:
 
 
 def _hooks() -> int:
-    return sum(isinstance(hook, _AfterCommit) for _, hook, *_ in connection.run_on_commit)
+    return sum(isinstance(hook, _ApplyHook) for _, hook, *_ in connection.run_on_commit)
 
 
 def test_one_hook_applies_all_that_a_transaction_requested() -> None:

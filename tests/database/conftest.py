@@ -10,9 +10,9 @@ import pytest
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
 from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.limits import backpressure
 from tests.factories import QUEUE, first_rows
 from tests.messages import take_rings
+from tests.process_state import new_process_state
 from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed by name
 
 
@@ -21,7 +21,7 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Begin with a fresh view of queues and broker, and leave no connection and no
     message behind.
     """
-    backpressure.forget_snapshot()
+    new_process_state()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
     mark = request.node.get_closest_marker("django_db")

@@ -12,8 +12,8 @@ from celery import current_app
 from django_durable_tasks import registry
 from django_durable_tasks.celery.publishing import broker_connection
 from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.limits import backpressure
 from tests.factories import first_rows
+from tests.process_state import new_process_state
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def eager(transactional_db: None) -> Iterator[None]:
     declared.
     """
     declared = dict(registry._declarations)
-    backpressure.forget_snapshot()
+    new_process_state()
     first_rows()
     before = current_app.conf.task_always_eager
     current_app.conf.task_always_eager = True

@@ -11,7 +11,6 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
-from django_durable_tasks.engine.limits.backpressure import forget_snapshot
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -23,6 +22,7 @@ from django_durable_tasks.models import (
     TaskRequest,
     WorkflowRun,
 )
+from tests.process_state import new_process_state
 from tests.waiting import until
 
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "40"))
@@ -38,7 +38,7 @@ def clear_rows() -> None:
 def forget_processes() -> None:
     """Forget the nodes of processes that are gone, and this process's picture of the queues."""
     Node.objects.all().delete()
-    forget_snapshot()
+    new_process_state()
     broker_connection.close_idle()
     broker_outage.backoff.forget()
 

@@ -8,7 +8,6 @@ an operator nor a time server sets.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import nullcontext
@@ -18,11 +17,10 @@ from datetime import datetime, timedelta
 from django.db import Error
 from django.utils import timezone
 
+from django_durable_tasks import process_state
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import (
-    close_all,
     dedicated_connection,
-    in_test_run,
     in_transaction,
     on_sqlite,
 )
@@ -74,7 +72,7 @@ def skew() -> float | None:
     return None if seen.is_slow else seen.skew
 
 
-class _Last:
+class LastClockReading:
     """The last query of this process. One thread queries; others use the last result meanwhile."""
 
     def __init__(self) -> None:
@@ -99,24 +97,10 @@ class _Last:
             self.again_at = time.monotonic() + (_SOON if seen.is_slow else _FRESH)
         except Error:
             self.again_at = time.monotonic() + _SOON
-        if in_test_run():
-            close_all()
-
-
-_last = _Last()
-
-
-def forget() -> None:
-    """Remove the last result; the next call queries the database."""
-    global _last
-    _last = _Last()
-
-
-os.register_at_fork(after_in_child=forget)
 
 
 def _recent() -> ClockReading | None:
-    return _last.recent()
+    return process_state.of(LastClockReading).recent()
 
 
 def has_passed(instant: datetime) -> bool:

@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.core import mail
 from django.db import Error, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.base.base import NO_DB_ALIAS, BaseDatabaseWrapper
 from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.db.statements import text
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.idle_pool import IdlePool
@@ -279,15 +278,6 @@ def in_transaction() -> bool:
     return not connection.get_autocommit()
 
 
-def in_test_run() -> bool:
-    """Return whether Django's test runner has set up this process.
-
-    The runner drops its database at the end, which PostgreSQL refuses while a dedicated connection
-    is open.
-    """
-    return hasattr(mail, "outbox")
-
-
 def has_one_connection() -> bool:
     """Return whether the tables are in an in-memory SQLite database, which a second connection
     cannot read.
@@ -303,6 +293,18 @@ def on_sqlite() -> bool:
 def close_all() -> None:
     """Close all idle dedicated connections; called when a process ends and between tests."""
     _pool.drop_idle()
+
+
+def release_databases(connection: BaseDatabaseWrapper, **_: Any) -> None:
+    """Receiver of Django's ``connection_created``: close the connections of this process before a
+    database is dropped.
+
+    Django creates, copies and drops databases, such as those of a test run, through a connection
+    without a database. PostgreSQL refuses to drop a database to which somebody is connected.
+    """
+    if connection.alias == NO_DB_ALIAS:
+        process_state.renew()
+        close_all()
 
 
 def count() -> int:

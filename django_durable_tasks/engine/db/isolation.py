@@ -13,9 +13,10 @@ import logging
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import (
     DataError,
@@ -28,6 +29,7 @@ from django.db import (
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from django_durable_tasks import process_state
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import code_of
 
@@ -90,13 +92,28 @@ class _Postponed:
     pause: float
 
 
+class PostponedItems:
+    """The postponed items of every kind of batch in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.of: defaultdict[int, dict[Any, _Postponed]] = defaultdict(dict)
+
+
 class Isolation(Generic[K]):
     """The batches of one maintenance job in this process, and the items that it has postponed."""
 
     def __init__(self, kind: str) -> None:
         """``kind`` is the name of an item in log messages."""
         self._kind = kind
-        self._lock, self._items = threading.Lock(), dict[K, _Postponed]()
+
+    @property
+    def _items(self) -> dict[K, _Postponed]:
+        return process_state.of(PostponedItems).of[id(self)]
+
+    @property
+    def _lock(self) -> threading.Lock:
+        return process_state.of(PostponedItems).lock
 
     def postponed(self) -> list[K]:
         """Return the items to leave out of the next batch, at most 1,000."""

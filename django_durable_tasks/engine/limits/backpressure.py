@@ -12,8 +12,6 @@ publishes it.
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 import time
 from collections import Counter
@@ -24,14 +22,12 @@ from datetime import timedelta
 from django.db import Error
 from django.db.models import Count
 
-from django_durable_tasks import conf, ports
+from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.engine.db.background_refresh import Refresher
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import (
-    close_all,
     dedicated_connection,
     has_one_connection,
-    in_test_run,
     in_transaction,
 )
 from django_durable_tasks.engine.db.tables import database, tasks
@@ -47,7 +43,6 @@ _BEHIND = 1.0
 """Seconds. If tasks of a queue have been due for longer, half of its window is left to them."""
 _REFRESH_EVERY, _USABLE = 0.9, 2.0
 """Seconds between two snapshots, and the age up to which one is used if the database is slow."""
-_AT_EXIT = 1.0
 _FORGOTTEN_AFTER = 600.0
 """Seconds without a publish after which this process no longer reads the state of a queue."""
 
@@ -105,7 +100,6 @@ def paused_queues() -> frozenset[str]:
 
 def snapshot(queues: Collection[str] | None = None) -> QueueSnapshot:
     """Read the state of these queues, or of all, with three statements."""
-    global _window_of
     published = (
         tasks().queued() if queues is None else tasks().queued().filter(queue__in=sorted(queues))
     )
@@ -116,27 +110,33 @@ def snapshot(queues: Collection[str] | None = None) -> QueueSnapshot:
         of_tenants.setdefault(queue, Counter())[tenant_id] = number
     queued = Counter({queue: tenants.total() for queue, tenants in of_tenants.items()})
     found = QueueSnapshot(paused_queues(), queued, _concurrency(workers), of_tenants)
-    _window_of = found.window
+    process_state.of(QueueWindows).snapshot = found
     return found
 
 
-_window_of: Callable[[str, float], int] = QueueSnapshot().window
-_pace_of: Callable[[str], float] = Counter[str]().__getitem__
+class QueueWindows:
+    """The windows of queues by the last snapshot of this process. ``start_rate`` returns the starts
+    per second of a queue.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot = QueueSnapshot()
+        self.start_rate: Callable[[str], float] = Counter[str]().__getitem__
 
 
-def use_start_rates(pace: Callable[[str], float]) -> None:
+def use_start_rates(start_rate: Callable[[str], float]) -> None:
     """Set the function that returns the starts per second of a queue, for the windows of this
     process.
     """
-    global _pace_of
-    _pace_of = pace
+    process_state.of(QueueWindows).start_rate = start_rate
 
 
 def window_of(queue: str) -> int:
     """Return the window of a queue by the last snapshot and the starts per second of this
     process.
     """
-    return _window_of(queue, _pace_of(queue))
+    windows = process_state.of(QueueWindows)
+    return windows.snapshot.window(queue, windows.start_rate(queue))
 
 
 def _concurrency(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
@@ -185,15 +185,18 @@ class _State:
         return True
 
 
-class _Recent:
+class RecentQueueState:
     """The last state of the queues that this process publishes to, read about once a second by a
     background thread.
 
     A caller reads the state itself only outside a transaction and if there is no recent one. Inside
     a transaction it would hold one connection and wait for another, which deadlocks behind a pooler
-    once all its connections are used that way. In a test run and in Celery's eager mode there is no
-    thread and the caller always reads, because its task has to run at once.
+    once all its connections are used that way. In Celery's eager mode there is no thread and the
+    caller always reads, because its task has to run at once.
     """
+
+    in_background = True
+    """Whether a thread may read. Without it the caller always reads, as in eager mode."""
 
     def __init__(self) -> None:
         self.state = _State(float("-inf"))
@@ -206,9 +209,10 @@ class _Recent:
         self._asked[queue] = now = time.monotonic()
         age = now - self.state.read_at
         # While the thread runs, none of these is true. Reading Celery's settings would cost more
-        # than
-        # the rest of this method.
-        if not self._refresher.runs and (in_test_run() or has_one_connection() or ports.eager()):
+        # than the rest of this method.
+        if not self._refresher.runs and (
+            not self.in_background or has_one_connection() or ports.eager()
+        ):
             if age > config.FRESH or queue not in self.state.queues:
                 self._read()
             return self.state
@@ -217,7 +221,7 @@ class _Recent:
         self._refresher.ask()
         return self.state if time.monotonic() - self.state.read_at <= _USABLE else None
 
-    def stop(self, patience: float = 10.0) -> None:
+    def stop(self, patience: float) -> None:
         """End the background thread and wait for it for at most ``patience`` seconds."""
         self._refresher.stop(patience)
 
@@ -246,32 +250,6 @@ class _Recent:
             return _State(time.monotonic(), found, book, queues, behind)
         except Error:
             return _State(time.monotonic())
-        finally:
-            if in_test_run():
-                close_all()
-
-
-_recent = _Recent()
-
-
-def forget_snapshot() -> None:
-    """Remove the last state and the limits that were read; the next call reads them."""
-    _recent.stop()
-    _begin_anew()
-
-
-def _begin_anew() -> None:
-    global _recent, _window_of, _pace_of
-    _recent, _window_of, _pace_of = _Recent(), QueueSnapshot().window, Counter[str]().__getitem__
-    config.forget()
-
-
-def _end() -> None:
-    _recent.stop(_AT_EXIT)
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-atexit.register(_end)
 
 
 class FastPath:
@@ -283,9 +261,9 @@ class FastPath:
         Returns False if a limit can apply to the task, because only a claim enforces limits, and if
         the state of its queue is unknown. Inside a transaction it does not query the database.
         """
-        state = _recent.of(queue)
+        state = process_state.of(RecentQueueState).of(queue)
         return state is not None and state.take_place(name, queue, tenant_id)
 
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a limit can apply to a task of this name, by the last state."""
-        return _recent.state.book.binds(name, queue, tenant_id)
+        return process_state.of(RecentQueueState).state.book.binds(name, queue, tenant_id)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.exceptions import InvalidOption
@@ -143,26 +143,25 @@ def read() -> LimitConfig:
     return LimitConfig({**coded(), **operators()}, per_key, len(tenants) > 1)
 
 
-class _Recent:
+class RecentLimits:
     """The limits last read by this process."""
 
     def __init__(self) -> None:
-        self.read_at = float("-inf")
-        self.book = LimitConfig()
+        self._read_at = float("-inf")
+        self._limits = LimitConfig()
 
+    def get(self) -> LimitConfig:
+        """Return the limits, at most one second old."""
+        if time.monotonic() - self._read_at > FRESH:
+            self._limits = read()
+            self._read_at = time.monotonic()
+        return self._limits
 
-_recent = _Recent()
+    def expire(self) -> None:
+        """Read the limits again at the next call, because this process changed them."""
+        self._read_at = float("-inf")
 
 
 def book() -> LimitConfig:
     """Return the limits in force, at most one second old."""
-    if time.monotonic() - _recent.read_at > FRESH:
-        _recent.book = read()
-        _recent.read_at = time.monotonic()
-    return _recent.book
-
-
-def forget() -> None:
-    """Remove the limits that were read; the next call reads them."""
-    global _recent
-    _recent = _Recent()
+    return process_state.of(RecentLimits).get()

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from django.db.models import Count, Max
 
+from django_durable_tasks import process_state
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, tasks
 from django_durable_tasks.engine.limits import config, release, usage
@@ -52,7 +53,7 @@ def set_limit(
         raise TransitionRefused(
             f"The limit of {scope} was changed or removed meanwhile: read it again."
         )
-    config.forget()
+    process_state.of(config.RecentLimits).expire()
 
 
 def remove_limit(scope: str) -> bool:
@@ -60,7 +61,7 @@ def remove_limit(scope: str) -> bool:
     none.
     """
     removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
-    config.forget()
+    process_state.of(config.RecentLimits).expire()
     return bool(removed)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
+from django_durable_tasks import process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import waitlist
@@ -17,7 +18,10 @@ from django_durable_tasks.engine.limits.next_due import heads
 _HIGHEST = 9
 _SCOPES = 500
 """At most this many scopes are processed per call; the next call continues after them."""
-_scan = waitlist.ScopeCursor()
+
+
+class AgingCursor(waitlist.ScopeCursor):
+    """The scopes that the next run raises."""
 
 
 def age(now: datetime, wait: float, limit: int) -> int:
@@ -36,7 +40,7 @@ def steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
     """
     since = now - timedelta(seconds=wait)
     late = [queue for queue, head in heads().items() if head <= since]
-    scopes = _scan.next(_SCOPES)
+    scopes = process_state.of(AgingCursor).next(_SCOPES)
     # Start with the highest priority, so that a task that was just raised is not raised again.
     for priority in range(_HIGHEST - 1, -1, -1):
         level = tables.tasks().pending().filter(priority=priority)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django_durable_tasks import process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import admission, backpressure, usage, waitlist
@@ -30,15 +31,24 @@ from django_durable_tasks.rules.limits.options import Allowance
 _WIDE_SHARE = 1_000_000_000
 _PASSES, _AHEAD = 2, 2_000
 
-_scan = waitlist.ScopeCursor()
 _SEPARATOR = "\n"
 """Separates a scope from the index of an allowance, if tasks declare different limits for one key.
 No scope contains a newline.
 """
-_last_turn: dict[str, str] = {}
-"""The tenant share of each queue that this process served last. Each scheduler has its own
-round-robin position.
-"""
+
+
+class ReleaseTurns:
+    """The round-robin position of this process: the next scopes, and the tenant share of each queue
+    that was served last.
+    """
+
+    def __init__(self) -> None:
+        self.scopes = waitlist.ScopeCursor()
+        self.last_share: dict[str, str] = {}
+
+
+def _turns() -> ReleaseTurns:
+    return process_state.of(ReleaseTurns)
 
 
 def release_waiting(now: datetime, limit: int) -> int:
@@ -47,7 +57,7 @@ def release_waiting(now: datetime, limit: int) -> int:
 
     Call it in every round of dispatch. If no task waits, it executes one index probe.
     """
-    scopes = _scan.next(limit)
+    scopes = _turns().scopes.next(limit)
     return len(_release(scopes, now, limit)) if scopes else 0
 
 
@@ -63,7 +73,7 @@ def _release(
     for scope in found.rows.values():
         share = rules.shared(scope)
         if share is not None:
-            _last_turn[share[0]] = scope
+            _turns().last_share[share[0]] = scope
     return [*found.rows, *found.late]
 
 
@@ -76,7 +86,7 @@ def select_round_robin(
     Return the ids of the tasks to claim, or None if no task waits and every due task may be
     claimed. Locks only the tasks that it makes wait.
     """
-    shares = set(admission.waiting_shares(queue, limit, _last_turn.get(queue, "")))
+    shares = set(admission.waiting_shares(queue, limit, _turns().last_share.get(queue, "")))
     free, given = _tokens(current, queue, now), list[uuid.UUID]()
     for _ in range(_PASSES):
         due = admission.next_due([queue], now, _AHEAD)
@@ -289,7 +299,7 @@ class _FreeCapacity:
         shares = []
         for queue in queues:
             own = [scope for scope in scopes if (rules.shared(scope) or ("",))[0] == queue]
-            shares += limit_admission.rotate_after(own, _last_turn.get(queue, ""))
+            shares += limit_admission.rotate_after(own, _turns().last_share.get(queue, ""))
         return [*(scope for scope in scopes if rules.shared(scope) is None), *shares]
 
     def number(self, scope: str, limit: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import edges
@@ -298,8 +298,13 @@ def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
 _BUCKET_KEPT = timedelta(days=30)
 """How long the bucket of a scope without a limit is kept."""
 _buckets = Isolation[str]("bucket")
-_past_bucket = ""
-"""The last scope that this process has read. The next call continues after it."""
+
+
+class BucketCursor:
+    """The last scope that this process has read. The next call continues after it."""
+
+    def __init__(self) -> None:
+        self.past = ""
 
 
 def prune_buckets(now: datetime, limit: int) -> int:
@@ -309,15 +314,14 @@ def prune_buckets(now: datetime, limit: int) -> int:
     A missing bucket counts as full. A bucket is full when it has enough tokens for the heaviest
     task.
     """
-    global _past_bucket
-    book = config.book()
+    book, cursor = config.book(), process_state.of(BucketCursor)
     rates = [allowed.rate for allowed in book.per_key.values() if allowed.rate is not None]
     by_key = timedelta(seconds=max(map(rules.refill, rates))) if rates else _BUCKET_KEPT
     buckets = LimitBucket.objects.using(tables.database())
     page = list(
-        buckets.filter(pk__gt=_past_bucket).order_by("pk").values_list("pk", flat=True)[:limit]
+        buckets.filter(pk__gt=cursor.past).order_by("pk").values_list("pk", flat=True)[:limit]
     )
-    _past_bucket = page[-1] if len(page) == limit else ""
+    cursor.past = page[-1] if len(page) == limit else ""
     left_out = {LOCK, *_buckets.postponed()}
     mine = [scope for scope in page if scope not in left_out and book.of(scope).rate is None]
     keyed = Q(

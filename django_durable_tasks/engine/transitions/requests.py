@@ -10,9 +10,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError
 
 from django_durable_tasks import ports
+from django_durable_tasks.engine.db.commit_hooks import CommitHook, hook_of_transaction
 from django_durable_tasks.engine.db.tables import atomic, database, tasks
 from django_durable_tasks.models import RequestKind, TaskRequest
 from django_durable_tasks.rules.states import OPEN
@@ -23,27 +24,20 @@ def _insert(rows: Sequence[TaskRequest]) -> None:
     _apply_after_commit([row.task_id for row in rows])
 
 
-class _AfterCommit:
-    """The on-commit hook of a transaction: applies all its requests."""
+class _ApplyHook(CommitHook):
+    """Applies all requests of a transaction."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.task_ids: dict[uuid.UUID, None] = {}
-        self.done = False
 
-    def __call__(self) -> None:
-        self.done = True  # a test may run the hooks although its transaction continues
+    def act(self) -> None:
         ports.apply_requests(list(self.task_ids))
 
 
 def _apply_after_commit(task_ids: Sequence[uuid.UUID]) -> None:
-    # Any hook that is still registered can be used. If it was registered in a savepoint that is
-    # still open, a rollback removes these requests together with the hook. A savepoint that was
-    # released cannot be rolled back separately.
-    hooks = (hook for _, hook, *_ in reversed(connections[database()].run_on_commit))
-    hook = next((hook for hook in hooks if isinstance(hook, _AfterCommit) and not hook.done), None)
-    if hook is None:
-        hook = _AfterCommit()
-        transaction.on_commit(hook, using=database(), robust=True)
+    # Applying the requests of a savepoint that was rolled back does nothing: their rows are gone.
+    hook = hook_of_transaction(_ApplyHook, _ApplyHook, any_savepoint=True)
     hook.task_ids |= dict.fromkeys(task_ids)
 
 

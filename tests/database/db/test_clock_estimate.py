@@ -15,6 +15,7 @@ from celery.exceptions import Retry
 from django.db import transaction
 from django.utils import timezone
 
+from django_durable_tasks import process_state
 from django_durable_tasks.celery.execution.outcomes import outcome_of
 from django_durable_tasks.celery.execution.worker_node import NodeBeat
 from django_durable_tasks.engine import transitions
@@ -23,6 +24,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
+from tests.process_state import new_process_state
 from tests.project import bodies
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql, pytest.mark.mariadb]
@@ -36,9 +38,9 @@ def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.fixture(autouse=True)
 def _new_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    clock_estimate.forget()
+    new_process_state()
     yield
-    clock_estimate.forget()
+    new_process_state()
 
 
 @pytest.fixture(params=[-300, 300])
@@ -123,7 +125,7 @@ def test_an_answer_that_was_long_in_coming_says_nothing(monkeypatch: pytest.Monk
     looks = iter([slow, clock_estimate.read_clock()])
     monkeypatch.setattr(clock_estimate, "read_clock", lambda: next(looks))
     assert not clock_estimate.has_passed(now - timedelta(hours=1))
-    clock_estimate._last.again_at = float("-inf")
+    process_state.of(clock_estimate.LastClockReading).again_at = float("-inf")
     assert clock_estimate.has_passed(now - timedelta(hours=1))
 
 

@@ -16,7 +16,6 @@ from hypothesis.stateful import (
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.database.dependencies.random_graphs import (
@@ -27,6 +26,7 @@ from tests.database.dependencies.random_graphs import (
     whole,
 )
 from tests.database.dependencies.reference import READY, Edge, Graph, Node
+from tests.process_state import new_process_state
 from tests.project.tasks import noop
 
 MOST = 14  # tasks in a graph
@@ -41,7 +41,7 @@ class HistoryGraph(RuleBasedStateMachine):
         for table in (Task, EndingEvent, TaskDependency, WorkflowRun):
             table._base_manager.all().delete()
         connection.run_on_commit.clear()
-        backpressure.forget_snapshot()
+        new_process_state()
         self.graph, self.ids, self.runs = Graph(), dict[str, uuid.UUID](), dict[str, Run]()
         flow = Workflow("history")
         steps: list[Any] = []

@@ -10,10 +10,11 @@ import pytest
 from django_durable_tasks import registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, release
+from django_durable_tasks.engine.limits import release
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import Limit, Task
 from tests.factories import NOOP, QUEUE
+from tests.process_state import new_process_state
 from tests.project import limited  # noqa: F401 - registers the tasks
 
 NODE = uuid.uuid4()
@@ -37,7 +38,7 @@ def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) 
     Limit.objects.update_or_create(
         scope=scope, defaults={"max_concurrency": places, "rate": rate, **fields}
     )
-    backpressure.forget_snapshot()
+    new_process_state()
 
 
 def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
@@ -59,7 +60,7 @@ def ids(rows: list[Task]) -> list[uuid.UUID]:
 def limited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the tasks that code limits; without them nothing is limited in the other tests."""
     monkeypatch.setattr(registry, "_tasks", registry._tasks | _KNOWN)
-    backpressure.forget_snapshot()
+    new_process_state()
 
 
 def end(*ids: uuid.UUID) -> None:

@@ -34,6 +34,7 @@ from tests.database.limits.limited_tasks import (
     limited_tasks,
 )
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
+from tests.process_state import new_process_state
 from tests.project import limited
 
 __all__ = ["limited_tasks"]
@@ -156,7 +157,7 @@ def test_what_nobody_limits_any_more_is_let_go() -> None:
     limit(f"task:{NOOP}", 0)
     assert claim() == []
     Limit.objects.all().delete()
-    backpressure.forget_snapshot()
+    new_process_state()
     assert let_go() == 3
     assert len(claim()) == 3
 
@@ -277,7 +278,7 @@ def test_a_noisy_tenant_blocks_nobody() -> None:
     many_tasks(3_000, tenant=noisy, due=-100)
     late = many_tasks(3, tenant=quiet)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 40}):
-        backpressure.forget_snapshot()
+        new_process_state()
         backpressure.snapshot()
         claimed = claim(40)
     assert claimed[-3:] == ids(late)
@@ -292,7 +293,7 @@ def test_tenants_take_turns_as_places_come_free() -> None:
     for number, tenant in enumerate(tenants):
         many_tasks(200, tenant=tenant, due=-100 + number)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 80}):
-        backpressure.forget_snapshot()
+        new_process_state()
         for _ in range(8):
             let_go()
             claim(backpressure.snapshot().capacity(QUEUE))

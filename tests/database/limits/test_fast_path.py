@@ -12,20 +12,22 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from django.core import mail
 from django.db import connection, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.db import clock_estimate, connections
+from django_durable_tasks import process_state
+from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.background_refresh import Refresher
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits.backpressure import RecentQueueState
 from django_durable_tasks.engine.limits.next_due import late
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.messages import take_rings
+from tests.process_state import new_process_state
 from tests.project import tasks
 from tests.waiting import until
 
@@ -33,13 +35,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def as_in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Let the engine behave as outside a test run, and give the threads that open connections of
-    ours.
-    """
-    monkeypatch.delattr(mail, "outbox")
-    backpressure.forget_snapshot()
-    clock_estimate.forget()
+def as_in_production() -> Iterator[list[int]]:
+    """Let a thread read the state of queues, and return the threads that open connections."""
+    new_process_state(background=True)
     connections.close_all()
     opened: list[int] = []
 
@@ -50,8 +48,12 @@ def as_in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     connection_created.connect(note)
     yield opened
     connection_created.disconnect(note)
-    backpressure.forget_snapshot()
+    new_process_state()
     take_rings(QUEUE)
+
+
+def _state() -> RecentQueueState:
+    return process_state.of(RecentQueueState)
 
 
 def _delay() -> Task:
@@ -67,7 +69,7 @@ def test_a_call_in_a_transaction_opens_no_second_connection_and_waits_for_none(
     as_in_production: list[int],
 ) -> None:
     # The lock keeps the background thread from having read the state before the call looks at it.
-    with backpressure._recent._lock, transaction.atomic():
+    with _state()._lock, transaction.atomic():
         assert _delay().status == Status.PENDING
         tasks.add.using(queue=QUEUE).apply_async((1, 2), countdown=100)
     assert threading.get_ident() not in as_in_production
@@ -134,7 +136,7 @@ def test_a_child_has_a_thread_of_its_own(as_in_production: list[int]) -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write, b"fresh" if backpressure._recent._refresher._thread is None else b"stale")
+        os.write(write, b"fresh" if _state()._refresher._thread is None else b"stale")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 10) == b"fresh"
@@ -167,3 +169,27 @@ def test_a_queue_is_behind_where_a_task_of_any_priority_is(vendor: str) -> None:
     with CaptureQueriesContext(connection) as asked:
         assert late({"late", "early", "empty"}, now - timedelta(seconds=1)) == {"late"}
     assert len(asked) == 1
+
+
+def _servers_connections() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid()"
+        )
+        (number,) = cursor.fetchone()
+    return int(number)
+
+
+@pytest.mark.postgresql
+def test_no_connection_is_open_when_django_drops_a_database(as_in_production: list[int]) -> None:
+    """Django's test runner drops its database at the end of a run, which PostgreSQL refuses while
+    somebody is connected.
+    """
+    assert _delay().status == Status.QUEUED
+    until(_published_in_a_transaction, within=30, message="the background thread runs")
+    assert _servers_connections() > 0
+    with connection._nodb_cursor():
+        assert connections.count() == 0
+    until(lambda: _servers_connections() == 0, within=30, message="the server ended them")
+    assert not [one for one in threading.enumerate() if one.name == "durable-queue-state"]

@@ -19,6 +19,7 @@ from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import NODE, claim, end, limit
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
+from tests.process_state import new_process_state
 
 pytestmark = pytest.mark.django_db
 SCOPE = f"queue:{QUEUE}"
@@ -29,7 +30,7 @@ def nobody_had_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin each round of turns with the first tenant, and look at 200 rows where a scheduler looks
     at 2,000.
     """
-    monkeypatch.setattr(release, "_last_turn", {})
+    new_process_state()
     monkeypatch.setattr(release, "_AHEAD", 200)
 
 

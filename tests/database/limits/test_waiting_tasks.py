@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.test import Client, override_settings
 
-from django_durable_tasks import PerKey, checks, conf
+from django_durable_tasks import PerKey, checks, conf, process_state
 from django_durable_tasks.celery.explain import sentences
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, config
@@ -21,13 +21,14 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Limit, Task
 from tests.database.commands.durable_command import durable, told
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
+from tests.process_state import new_process_state
 
 pytestmark = pytest.mark.django_db
 SCOPE = f"task:{NOOP}"
 
 
 def _claim() -> int:
-    backpressure.forget_snapshot()
+    new_process_state()
     return len(claim.claim(QUEUE, database_now(), 100, uuid.uuid4()))
 
 
@@ -95,7 +96,7 @@ def test_a_task_over_its_tenants_share_says_so() -> None:
     noisy = a_tenant()
     many_tasks(30, tenant=noisy)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 20}):
-        backpressure.forget_snapshot()
+        new_process_state()
         backpressure.snapshot()
         claim.claim(QUEUE, database_now(), 20, uuid.uuid4())
     assert f"fair share of queue {QUEUE}" in _says(Task.objects.waiting_for_limit()[0])
@@ -119,7 +120,7 @@ def test_an_operator_counts_more_than_settings() -> None:
     with override_settings(DURABLE_TASKS={"LIMITS": {SCOPE: {"max_concurrency": 1}}}):
         assert _claim() == 1
         Limit.objects.create(scope=SCOPE, max_concurrency=3)
-        config.forget()
+        process_state.of(config.RecentLimits).expire()
         Task.objects.unguarded().waiting_for_limit().update(
             waiting_for_limit=None, due_at=database_now()
         )
@@ -187,10 +188,10 @@ def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
 @pytest.mark.parametrize(
     ("scope", "most", "told"),
     [
-        ("queue:biling", "1", "No queue biling is known here"),
-        ("task:shop.tasks.gone", "1", "No task shop.tasks.gone is known here"),
-        ("tenant:999", "1", "No tenant 999 is known here"),
-        ("queue:mail", "0", "lets nothing start"),
+        ("queue:biling", "1", "No queue with the name biling exists"),
+        ("task:shop.tasks.gone", "1", "No task with the name shop.tasks.gone exists"),
+        ("tenant:999", "1", "No tenant with the name 999 exists"),
+        ("queue:mail", "0", "no task starts"),
         ("queue:mail", "1", ""),
         ("task:tests.project.tasks.add", "1", ""),
         ("tenant:1", "1", ""),

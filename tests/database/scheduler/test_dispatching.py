@@ -13,7 +13,6 @@ from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import nodes, queues
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
@@ -21,6 +20,7 @@ from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_node, a_task, many_tasks
 from tests.messages import take_rings
+from tests.process_state import new_process_state
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scheduler() -> Scheduler:
     """Return a scheduler that does not lead, with a fresh view of the queues."""
-    backpressure.forget_snapshot()
+    new_process_state()
     broker_outage.breaker.succeeded()
     return Scheduler("one")
 

@@ -19,7 +19,6 @@ from django_durable_tasks.celery.execution.worker_node import NodeBeat
 from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.notifier.listener import Listener
 from django_durable_tasks.notifier.message import Notification
@@ -29,6 +28,7 @@ from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.steps import Steps
 from tests.database.commands.durable_command import durable
 from tests.factories import a_task
+from tests.process_state import new_process_state
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,7 +60,7 @@ class BrokenIndex(MemoryDueIndex):
 def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_raises(
     method: str, kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    backpressure.forget_snapshot()
+    new_process_state()
     broker_outage.breaker.succeeded()
     scheduler = Scheduler("one")
     scheduler.dispatching.index = BrokenIndex(method, _error(kind))

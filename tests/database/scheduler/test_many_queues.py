@@ -29,6 +29,7 @@ from django_durable_tasks.scheduler.dispatch_loop import ThroughputMeter
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.messages import take_rings
+from tests.process_state import new_process_state
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,7 +40,7 @@ QUEUES = [f"{QUEUE}-{number}" for number in range(30)]
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
     """Return a scheduler that does not lead, with a fresh view of the queues."""
-    backpressure.forget_snapshot()
+    new_process_state()
     broker_outage.breaker.succeeded()
     yield Scheduler("one")
     for queue in QUEUES:
@@ -112,7 +113,7 @@ def test_rows_that_somebody_else_claims_are_left_alone() -> None:
 def test_the_limits_of_some_queues_and_of_all_bind_a_claim_of_many() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
     Limit.objects.create(scope="global", max_concurrency=4)
-    backpressure.forget_snapshot()
+    new_process_state()
     for queue in ("a", "b", "c"):
         many_tasks(3, queue=queue)
     found = _claimed(Demand("a", 3), Demand("b", 3), Demand("c", 3))
@@ -122,7 +123,7 @@ def test_the_limits_of_some_queues_and_of_all_bind_a_claim_of_many() -> None:
 
 def test_queues_without_a_limit_are_claimed_apart_from_those_with_one() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
-    backpressure.forget_snapshot()
+    new_process_state()
     parts = claim.parted([Demand("a", 1), Demand("b", 1), Demand("c", 1)])
     assert parts == [[Demand("b", 1), Demand("c", 1)], [Demand("a", 1)]]
 
@@ -130,7 +131,7 @@ def test_queues_without_a_limit_are_claimed_apart_from_those_with_one() -> None:
 def test_tenants_share_each_of_many_queues(settings: Any) -> None:
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
     one, two = a_tenant(), a_tenant()
-    backpressure.forget_snapshot()
+    new_process_state()
     for queue in ("a", "b"):
         many_tasks(30, queue=queue, tenant=one)
         many_tasks(5, queue=queue, tenant=two, priority=1)
@@ -150,7 +151,7 @@ def test_a_poll_of_thirty_queues_costs_as_many_statements_as_one_of_three(
             for queue in QUEUES[:number]:
                 for owner in owners:
                     many_tasks(2, queue=queue, tenant_id=owner)
-            backpressure.forget_snapshot()
+            new_process_state()
             with _statements() as said:
                 assert scheduler.dispatching.poll() == 2 * number * len(owners)
             costs.append(len(said))
@@ -186,7 +187,7 @@ def test_each_of_many_busy_queues_makes_progress_in_one_poll(
     if limited:
         for queue in QUEUES[:3]:
             Limit.objects.create(scope=f"queue:{queue}", max_concurrency=100)
-    backpressure.forget_snapshot()
+    new_process_state()
     for queue in QUEUES:
         many_tasks(20, queue=queue)
     scheduler.dispatching.poll()
@@ -201,7 +202,7 @@ def test_expired_rows_of_a_backlog_are_cleared_without_a_pause(
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10, "QUEUE_WINDOW": 5}
     if limited:
         Limit.objects.create(scope=f"queue:{QUEUE}", max_concurrency=100)
-    backpressure.forget_snapshot()
+    new_process_state()
     many_tasks(23, expires_at=database_now() - timedelta(seconds=1))
     good = a_task(due=-0.5)
     assert scheduler.dispatching.poll() == 0
@@ -275,7 +276,7 @@ def test_a_claim_that_is_repeated_overfills_no_window(scheduler: Scheduler, sett
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 3}
     sound, bad = QUEUES[:2]
     Limit.objects.create(scope=f"queue:{bad}", max_concurrency=100)
-    backpressure.forget_snapshot()
+    new_process_state()
     with _refusing(bad):
         for queue in (sound, bad):
             many_tasks(10, queue=queue)

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection, connections
 
 from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.engine.limits import backpressure, release
+from django_durable_tasks.engine.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
@@ -20,6 +20,7 @@ from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.maintenance.schedule import JobSchedule
 from tests.factories import a_task, many_tasks
+from tests.process_state import new_process_state
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +32,7 @@ SELECT pid, query_start FROM pg_stat_activity
 
 @contextmanager
 def _running() -> Iterator[Scheduler]:
-    backpressure.forget_snapshot()
+    new_process_state()
     broker_outage.breaker.succeeded()
     scheduler = Scheduler("one")
     thread = threading.Thread(target=scheduler.run)
@@ -92,15 +93,15 @@ def test_tasks_are_dispatched_while_a_release_of_limits_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, over = threading.Event(), threading.Event()
-    let_go = release.release_waiting
+    release_waiting = release.release_waiting
 
     def slow(now: datetime, limit: int) -> int:
         begun.set()
         over.wait(60)
-        return let_go(now, limit)
+        return release_waiting(now, limit)
 
     with _running():
-        monkeypatch.setattr(release, "let_go", slow)
+        monkeypatch.setattr(release, "release_waiting", slow)
         waiting = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
         assert begun.wait(30)
         try:

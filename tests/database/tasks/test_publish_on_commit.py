@@ -21,6 +21,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.messages import take_rings
+from tests.process_state import new_process_state
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -178,7 +179,7 @@ def test_a_task_whose_time_has_passed_is_rung_at_once() -> None:
 
 def test_a_paused_queue_takes_no_fast_path() -> None:
     a_paused_queue()
-    backpressure.forget_snapshot()
+    new_process_state()
     assert _delay().status == Status.PENDING
     assert tasks.urgent.delay().task.status == Status.QUEUED
     take_rings("urgent")
@@ -187,17 +188,17 @@ def test_a_paused_queue_takes_no_fast_path() -> None:
 def test_a_full_window_takes_no_fast_path() -> None:
     many_tasks(2, Status.QUEUED)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 3}):
-        backpressure.forget_snapshot()
+        new_process_state()
         assert [_delay().status for _ in range(2)] == [Status.QUEUED, Status.PENDING]
 
 
 def test_births_leave_half_of_the_window_to_rows_that_wait_longer() -> None:
     waiting = a_task(due=-60)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 4}):
-        backpressure.forget_snapshot()
+        new_process_state()
         assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
         transitions.cancel(Task.objects.filter(pk=waiting.pk), "TEST")
-        backpressure.forget_snapshot()
+        new_process_state()
         assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
 
 
@@ -225,6 +226,6 @@ def test_the_window_is_a_thousand_while_no_worker_is_known_and_follows_the_slots
 
 def test_the_picture_is_painted_on_a_connection_of_our_own() -> None:
     with transaction.atomic():
-        backpressure.forget_snapshot()
+        new_process_state()
         many_tasks(5, Status.QUEUED)
         assert backpressure.FastPath().is_open(NOOP, QUEUE, 1)

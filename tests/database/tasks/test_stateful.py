@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
@@ -29,6 +28,7 @@ from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.tasks.reference import DAY, HOUR, SOON, Reference, Row
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE
+from tests.process_state import new_process_state
 from tests.project import tasks
 from tests.stateful import applies_if, ids_in_creation_order
 
@@ -56,7 +56,7 @@ class Lifecycle(RuleBasedStateMachine):
         super().__init__()
         Task.objects.unguarded().all().delete()
         connection.run_on_commit.clear()
-        backpressure.forget_snapshot()
+        new_process_state()
         self.reference = Reference()
         self.messages: list[TaskMessage] = []
         self.runs: list[Run] = []

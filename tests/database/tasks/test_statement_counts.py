@@ -40,6 +40,7 @@ from tests.database.transitions.transition_calls import (
 )
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
+from tests.process_state import new_process_state
 from tests.project import tasks
 
 
@@ -174,7 +175,7 @@ def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: s
 @pytest.mark.django_db
 def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> None:
     Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
-    backpressure.forget_snapshot()
+    new_process_state()
     config.book()
     costs = []
     for number in (1, 50):
@@ -187,7 +188,7 @@ def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> N
 
 @pytest.mark.django_db
 def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: str) -> None:
-    backpressure.forget_snapshot()
+    new_process_state()
     config.book()
     costs = []
     for number in (1, 50):

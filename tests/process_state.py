@@ -1,0 +1,14 @@
+"""A new state of this process for a test."""
+
+from __future__ import annotations
+
+from django_durable_tasks import process_state
+from django_durable_tasks.engine.limits.backpressure import RecentQueueState
+
+
+def new_process_state(*, background: bool = False) -> None:
+    """Start with a new state. Without ``background`` each caller reads the state of its queue
+    itself, so that no test depends on when a thread has read it.
+    """
+    process_state.renew()
+    process_state.of(RecentQueueState).in_background = background
