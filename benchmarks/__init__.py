@@ -1,1 +1,3 @@
-"""How fast we are, beside others, on one machine in one run: ``python -m benchmarks --help``."""
+"""Benchmarks of this package and of comparable ones, on one machine in one run: ``python -m
+benchmarks --help``.
+"""

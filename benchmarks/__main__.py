@@ -1,8 +1,9 @@
-"""Measure ourselves beside others, on this machine, in one run.
+"""Command line of the benchmarks: measures this package and comparable ones on this machine in one
+run.
 
-Contenders take turns, round after round; each figure is the median of its rounds. Progress is told
-on stderr, figures on stdout. Databases, queues and one Redis database of the run's own are used,
-and removed at the end.
+All contenders are measured once per round. Each figure is the median of the rounds. Progress is
+printed to stderr, figures to stdout. A run uses its own databases, queues and Redis database and
+removes them at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.servers import BROKERS, NotMeasurable, Servers, default_url, ser
 EXAMPLES = """
 examples:
   python -m benchmarks enqueue                                 .delay() and bulk, beside every peer, as a table
-  python -m benchmarks run --peers celery --brokers rabbitmq   no-ops a second, beside bare Celery on RabbitMQ
+  python -m benchmarks run --peers celery --brokers rabbitmq   no-ops per second, beside bare Celery on RabbitMQ
   python -m benchmarks dispatch --peers none --rounds 1        due rows that one scheduler publishes a second
   python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
   python -m benchmarks graph --large --rounds 1                whole graphs, beside Celery's chord, group and chain
@@ -48,7 +49,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     sizes = ", ".join(f"{name} {number:,}" for name, number in DEFAULT_N.items())
     parser.add_argument("name", choices=[*PROGRAMMES, "all"], help="what to measure")
     parser.add_argument(
-        "--format", choices=["table", "json"], default="table", help="json: one object a line"
+        "--format", choices=["table", "json"], default="table", help="json: one object per line"
     )
     parser.add_argument(
         "--peers",
@@ -61,7 +62,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=_number, default=3, help="default: %(default)s")
     parser.add_argument(
-        "-n", type=_number, metavar="N", help=f"how many a round (default: {sizes})"
+        "-n", type=_number, metavar="N", help=f"number per round (default: {sizes})"
     )
     _add_ways(parser)
     options = parser.parse_args(arguments)
@@ -73,7 +74,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _add_ways(parser: argparse.ArgumentParser) -> None:
-    """Add the options of how to measure: sizes, profiles, interpreters and servers."""
+    """Add the options for sizes, profiles, interpreters and servers."""
     parser.add_argument("--large", action="store_true", help="graph: a layered graph of 10 x N too")
     parser.add_argument(
         "--prunable",
@@ -119,16 +120,18 @@ def _pythons(peers: tuple[str, ...], wished: str | None) -> dict[str, str]:
         try:
             found[name] = python_of(known()[name], wished)
         except Failed as error:
-            print(f"LEFT OUT: {error}", file=sys.stderr)
+            print(f"SKIPPED: {error}", file=sys.stderr)
     return found
 
 
 def _profile(servers: Servers, names: list[str], options: argparse.Namespace) -> None:
     n = options.n or 1_000
     if "graph" in names:
-        raise NotMeasurable("graph has no profile: profile run, whose tasks pass the same gate")
+        raise NotMeasurable("graph has no profile: profile run, whose tasks use the same code")
     for name in [
-        verb for named in names for verb in ((named, "bulk") if named == "enqueue" else (named,))
+        command
+        for named in names
+        for command in ((named, "bulk") if named == "enqueue" else (named,))
     ]:
         for broker in options.brokers:
             ours = Ours(servers, broker)
@@ -136,13 +139,13 @@ def _profile(servers: Servers, names: list[str], options: argparse.Namespace) ->
             if name == "run":
                 seconds = ours.run(n, 1, published=False)
                 print(
-                    f"== worker with two children beside one scheduler: {n / seconds:,.0f}/s;"
-                    " processor time a task:"
+                    f"== worker with two children and one scheduler: {n / seconds:,.0f}/s;"
+                    " processor time per task:"
                 )
                 print(ours.accounts.text, flush=True)
                 for python in _pythons(("celery",), options.python).values():
                     bare = BareCelery(servers, broker, python)
-                    print(f"== bare Celery: {n / bare.run(n, 1):,.0f}/s; processor time a task:")
+                    print(f"== bare Celery: {n / bare.run(n, 1):,.0f}/s; processor time per task:")
                     print(bare.accounts.text, flush=True)
 
 

@@ -1,6 +1,4 @@
-"""Whose CPU a task costs: processor time of each process of this machine (Linux), between two
-moments.
-"""
+"""The processor time that each process of this machine used between two moments (Linux only)."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _SERVERS = {"postgres": "postgresql", "redis-server": "redis", "beam.smp": "rabb
 
 @dataclass(frozen=True)
 class Process:
-    """One process: its name, its parent, and the processor time it has had (seconds)."""
+    """One process: its name, its parent, and the processor time that it has used (seconds)."""
 
     name: str
     parent: int
@@ -26,7 +24,7 @@ class Process:
 
 
 def snapshot() -> dict[int, Process]:
-    """Return the processes of this machine; empty where there is no /proc."""
+    """Return the processes of this machine; empty if there is no /proc."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -57,37 +55,37 @@ def _role(pid: int, process: Process, known: Mapping[int, str]) -> str:
         return known[pid]
     if process.parent in known:
         return f"{known[process.parent]}'s children"
-    return _SERVERS.get(process.name, "others on this machine")
+    return _SERVERS.get(process.name, "other processes of this machine")
 
 
 def table(by_role: Mapping[str, float], number: int, wall: float) -> str:
-    """Return lines: microseconds of processor a task, by role."""
+    """Return lines with the microseconds of processor time per task, by role."""
     lines = [
         f"  {1e6 * seconds / number:8,.0f} us  {role}"
         for role, seconds in sorted(by_role.items(), key=lambda item: -item[1])
         if seconds
     ]
     cores = len(os.sched_getaffinity(0))
-    total, others = sum(by_role.values()), by_role.get("others on this machine", 0.0)
+    total, others = sum(by_role.values()), by_role.get("other processes of this machine", 0.0)
     lines.append(
-        f"  {1e6 * wall / number:8,.0f} us  by the clock; the {cores} cores were"
+        f"  {1e6 * wall / number:8,.0f} us  elapsed time; the {cores} cores were"
         f" {total / wall / cores:.0%} busy"
     )
     if total > others:
         bound = cores * number / (total - others)
-        lines.append(f"  so that {cores} cores to ourselves would allow at most {bound:,.0f}/s")
+        lines.append(f"  therefore {cores} otherwise idle cores allow at most {bound:,.0f}/s")
     return "\n".join(lines)
 
 
 class Accounts:
-    """The account of the last measurement, from its first ended tasks to its last."""
+    """The processor time used by the last measurement, from its first ended task to its last."""
 
     def __init__(self) -> None:
         self.text = ""
 
     @contextmanager
     def of(self, known: Mapping[int, str]) -> Iterator[Callable[[int], int]]:
-        """Give a function that takes how many tasks have ended, and returns the same."""
+        """Yield a function that is called with the number of ended tasks and returns it unchanged."""
         counts: list[int] = []
         seen: list[tuple[int, float, dict[int, Process]]] = []
 

@@ -1,8 +1,7 @@
-"""When each message reached Redis, seen from outside: the length of the list is read again and
-again.
+"""Measures when each message reached Redis, by reading the length of the list repeatedly.
 
-A message that was there at one look and not at the one before has come at the later of the two, so
-lags are told too long rather than too short, by the few milliseconds between two looks.
+The arrival time of a message is the time of the first read that includes it. Lags are therefore
+overestimated by at most the few milliseconds between two reads.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ _AT_ONCE = 2_000
 
 @dataclass(frozen=True)
 class Arrivals:
-    """How many messages a list held at which instants (Unix time), from its first message on."""
+    """The number of messages in a list at each read (Unix time), from the first message on."""
 
     instants: list[float]
     lengths: list[int]
 
     @property
     def number(self) -> int:
-        """Return how many came after the first look."""
+        """Return how many messages arrived after the first read."""
         return self.lengths[-1] - self.lengths[0]
 
     @property
     def seconds(self) -> float:
-        """Return the time from the first look to the last."""
+        """Return the time from the first read to the last."""
         return self.instants[-1] - self.instants[0]
 
     def instant(self, position: int) -> float:
-        """Return when the message of this position (from 0, in the order of arrival) had come."""
+        """Return when the message at this position (from 0, in the order of arrival) arrived."""
         return self.instants[bisect_left(self.lengths, position + 1)]
 
 
 def _client(servers: Servers) -> Any:
-    """Connect; untyped, because the annotations of redis-py differ between the releases that Celery
-    asks for.
+    """Connect to Redis. Untyped, because the annotations of redis-py differ between the releases
+    that Celery requires.
     """
     return redis.Redis.from_url(servers.redis)
 
@@ -58,7 +57,7 @@ def _client(servers: Servers) -> Any:
 def watch(
     servers: Servers, queue: str, seconds: float, process: subprocess.Popen[bytes], within: float
 ) -> Arrivals:
-    """Wait for the first message of a queue, then look for so many seconds; raises Failed."""
+    """Wait for the first message of a queue, then read its length for ``seconds``. Raises Failed."""
     with closing(_client(servers)) as client:
         wait_until(
             lambda: bool(_lists(client, queue)), process, within=within, every=_BETWEEN_LOOKS
@@ -70,18 +69,20 @@ def watch(
             lengths.append(client.llen(key))
             instants.append(time.time())
         if process.poll() is not None:
-            raise Failed(f"{process.args!r} exited with {process.returncode} while it was watched")
+            raise Failed(
+                f"{process.args!r} exited with {process.returncode} during the measurement"
+            )
     return Arrivals(instants, lengths)
 
 
 def fires(servers: Servers, queue: str, number: int) -> Iterator[tuple[str, float]]:
-    """Yield the first so many messages of ours, in the order of arrival: the key of the fire, its
-    time (Unix time).
+    """Yield the first ``number`` messages of this package in the order of arrival: the key of the
+    fire time, and the fire time (Unix time).
     """
     with closing(_client(servers)) as client:
         (key,) = _lists(client, queue)
         for start in range(0, number, _AT_ONCE):
-            # The list is pushed at its head: the oldest message is the last one.
+            # Messages are pushed at the head of the list, so the oldest message is the last one.
             page = client.lrange(key, -min(start + _AT_ONCE, number), -(start + 1))
             for message in reversed(page):
                 fire = json.loads(message)["headers"]["durable_idempotency_key"]

@@ -1,4 +1,4 @@
-"""What a claim costs beside a history and a future: ``python -m benchmarks.backlog fill
+"""Measures a claim in a table with ended and future tasks: ``python -m benchmarks.backlog fill
 '{"finished": 10000}'``.
 """
 
@@ -22,14 +22,14 @@ from benchmarks.contest import Measured
 from benchmarks.processes import figures
 
 FUTURE_OF = 10
-"""Beside so many finished rows waits one for the future."""
+"""The number of ended tasks per future task."""
 BATCH, CLAIMS = 100, 60
 _SLICE = 500_000
 _DAY = 86_400
 _ROWS = """
     INSERT INTO durable_tasks_task
            (id, name, queue, priority, args, kwargs, status, run_at, due_at, completed_at, shard_key)
-    SELECT (lpad(to_hex(%(born)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
+    SELECT (lpad(to_hex(%(created)s + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
            'benchmarks.project.tasks.noop', %(queue)s, n %% 10, '[]', '{}', %(status)s, at.moment,
            CASE WHEN %(status)s = 'PENDING' THEN at.moment END, CASE WHEN %(status)s = 'SUCCESS' THEN at.moment END, 0
       FROM generate_series(%(first)s, %(last)s) AS n
@@ -37,14 +37,14 @@ _ROWS = """
 """
 
 
-def _write(status: str, number: int, start: int, born: int) -> None:
+def _write(status: str, number: int, start: int, created: int) -> None:
     from benchmarks.project.tasks import noop
     from django_durable_tasks.celery.publishing.routing import queue_of
 
     given: dict[str, Any] = {
         "status": status,
         "start": start,
-        "born": born,
+        "created": created,
         "queue": queue_of(noop.name, None),
     }
     for first in range(1, number + 1, _SLICE):
@@ -56,7 +56,9 @@ def _write(status: str, number: int, start: int, born: int) -> None:
 
 
 def fill(finished: int) -> dict[str, float]:
-    """Create the tables, so many finished rows, and a tenth as many that wait for a day or more."""
+    """Create the tables, ``finished`` ended tasks, and a tenth as many that are due in a day or
+    later.
+    """
     call_command("migrate", verbosity=0)
     began = time.perf_counter()
     _write("SUCCESS", finished, -2 * _DAY, 1_500_000_000_000)
@@ -67,7 +69,7 @@ def fill(finished: int) -> dict[str, float]:
 
 
 def prunable(number: int) -> dict[str, float]:
-    """Write ended tasks that are long over their retention."""
+    """Insert ended tasks whose retention is over."""
     began = time.perf_counter()
     _write("SUCCESS", number, -60 * _DAY, 1_500_000_000_000)
     with connection.cursor() as cursor:
@@ -76,9 +78,7 @@ def prunable(number: int) -> dict[str, float]:
 
 
 def left() -> dict[str, float]:
-    """Count the ended tasks that are over their retention, but for those that a run has
-    just ended.
-    """
+    """Count the ended tasks whose retention is over, without those that ended in this run."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM durable_tasks_task WHERE completed_at < now() - interval '8 days'"
@@ -87,8 +87,8 @@ def left() -> dict[str, float]:
 
 
 def claim() -> dict[str, float]:
-    """Let a batch become due, look at the queues and claim it, again and again; tell the median and
-    the 95th of 100.
+    """Make a batch due, read the queues and claim it, 100 times. Return the median and the 95th
+    percentile.
     """
     from benchmarks.project.tasks import noop
     from django_durable_tasks.celery.publishing.routing import queue_of
@@ -117,49 +117,49 @@ def claim() -> dict[str, float]:
 
 @dataclass
 class Backlog(Ours):
-    """A database of ours with so many finished rows, made once."""
+    """This package with ``finished`` ended tasks in its database, which is created once."""
 
     finished: int = 0
 
     @property
     def name(self) -> str:
-        """Which database it is."""
+        """The name of the database."""
         return f"backlog_{self.finished}"
 
     def prepare(self) -> None:
-        """Make the database and fill it, once."""
+        """Create and fill the database, once."""
         if not self.ready:
             self.servers.make_database(self.name)
-            self._tell("fill", finished=self.finished)
+            self._figures_of("fill", finished=self.finished)
             self.ready = True
 
     def claim(self) -> Measured:
-        """Measure how long a scheduler takes to look and to claim a batch."""
+        """Measure how long a scheduler takes to read the queues and to claim a batch."""
         self.prepare()
-        told = self._tell("claim")
+        found = self._figures_of("claim")
         facts = {
-            "batch_p50_ms": round(1e3 * told["seconds"], 2),
-            "batch_p95_ms": round(1e3 * told["p95"], 2),
+            "batch_p50_ms": round(1e3 * found["seconds"], 2),
+            "batch_p95_ms": round(1e3 * found["p95"], 2),
         }
-        return Measured(told["seconds"], facts)
+        return Measured(found["seconds"], facts)
 
-    def _tell(self, verb: str, **given: Any) -> dict[str, float]:
+    def _figures_of(self, command: str, **given: Any) -> dict[str, float]:
         seconds = patience(CLAIMS * BATCH) + self.finished / 5_000
         return figures(
-            [sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable()
+            [sys.executable, "-m", "benchmarks.backlog", command], given, seconds, **self.variable()
         )
 
 
-def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print what it tells."""
+def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its figures."""
     django.setup()
-    verbs: dict[str, Callable[..., dict[str, float]]] = {
+    commands: dict[str, Callable[..., dict[str, float]]] = {
         "fill": fill,
         "claim": claim,
         "prunable": prunable,
         "left": left,
     }
-    print(json.dumps(verbs[verb](**given)))
+    print(json.dumps(commands[command](**given)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who takes part, and how each is measured once."""
+"""The contenders, and how each is measured once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORKER = [
     "--without-heartbeat",
     "-n",
 ]
-# Far above any n, so that no measurement stops at the window of a queue without a worker.
+# Larger than any n, so that no measurement is limited by the window of a queue without a worker.
 WIDE_WINDOW = {"QUEUE_WINDOW": 10_000_000, "PAYLOAD_MAX_BYTES": 65_536}
 _RAN = """
     SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8
@@ -39,13 +39,13 @@ _RAN = """
 
 
 def patience(n: int) -> float:
-    """Return how long (seconds) a measurement of n may take."""
+    """Return the time limit of a measurement of n, in seconds."""
     return 60 + n / 50
 
 
 @dataclass
 class Ours:
-    """Us, on PostgreSQL and one broker."""
+    """This package on PostgreSQL and one broker."""
 
     servers: Servers
     broker: str
@@ -54,7 +54,7 @@ class Ours:
 
     @property
     def name(self) -> str:
-        """Which database it is."""
+        """The name of the database."""
         return "ours"
 
     def variable(self, **durable: Any) -> dict[str, str]:
@@ -71,7 +71,7 @@ class Ours:
         }
 
     def prepare(self) -> None:
-        """Make the database, once."""
+        """Create the database, once."""
         if not self.ready:
             self.servers.make_database("ours")
             figures(
@@ -79,50 +79,52 @@ class Ours:
             )
             self.ready = True
 
-    def profile(self, verb: str, n: int) -> str:
-        """Return a profile of a verb of ``benchmarks.profiling``."""
+    def profile(self, command: str, n: int) -> str:
+        """Return a profile of a command of ``benchmarks.profiling``."""
         self.prepare()
         try:
-            command = [sys.executable, "-m", "benchmarks.profiling", verb]
+            program = [sys.executable, "-m", "benchmarks.profiling", command]
             variables = self.variable(**WIDE_WINDOW)
             unsynced = output(
-                command,
+                program,
                 {"n": n, "deep": False},
                 patience(n),
                 **variables,
                 PGOPTIONS="-c synchronous_commit=off",
             )
-            found = output(command, {"n": n}, patience(n), **variables)
+            found = output(program, {"n": n}, patience(n), **variables)
             return (
-                f"{found}-- the same with synchronous_commit=off: what is saved is the wait for the"
-                f" disk\n{unsynced}"
+                f"{found}-- the same with synchronous_commit=off: the difference is the wait for"
+                f" the disk\n{unsynced}"
             )
         finally:
             self.servers.clear_broker(self.broker)
 
-    def tell(self, verb: str, given: dict[str, Any], seconds: float, **durable: Any) -> float:
-        """Do a verb of ``benchmarks.ours``."""
-        command = [sys.executable, "-m", "benchmarks.ours"]
+    def run_command(
+        self, command: str, given: dict[str, Any], seconds: float, **durable: Any
+    ) -> float:
+        """Run a command of ``benchmarks.ours``; return its seconds."""
+        program = [sys.executable, "-m", "benchmarks.ours"]
         self.prepare()
         return float(
-            figures([*command, verb], given, seconds, **self.variable(**durable))["seconds"]
+            figures([*program, command], given, seconds, **self.variable(**durable))["seconds"]
         )
 
     def enqueue(self, n: int, **durable: Any) -> float:
         """Time ``.delay()``."""
         try:
-            return self.tell("enqueue", {"n": n}, patience(n), **(WIDE_WINDOW | durable))
+            return self.run_command("enqueue", {"n": n}, patience(n), **(WIDE_WINDOW | durable))
         finally:
             self.servers.clear_broker(self.broker)
 
     def bulk(self, n: int) -> float:
         """Time ``schedule_many``."""
-        return self.tell("bulk", {"n": n}, patience(n), **WIDE_WINDOW)
+        return self.run_command("bulk", {"n": n}, patience(n), **WIDE_WINDOW)
 
     def dispatch(self, n: int, *, keep: bool = False) -> float:
-        """Time the loop of one scheduler from its start until n messages stand at the broker."""
+        """Time the loop of one scheduler from its start until n messages have been published."""
         self.servers.clear_broker(self.broker)
-        self.tell("bulk", {"n": n}, patience(n))
+        self.run_command("bulk", {"n": n}, patience(n))
         variable = self.variable(**WIDE_WINDOW)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             begin = Path(folder, "begin")
@@ -147,14 +149,14 @@ class Ours:
         return seconds
 
     def run(self, n: int, prefetch: int, *, published: bool) -> float:
-        """Time n no-ops of one worker beside one scheduler, from rows: first start to
-        last success.
+        """Time n no-op tasks with one scheduler and one worker, from the first start to the last
+        success.
         """
         if published:
             self.dispatch(n, keep=True)
         else:
             self.servers.clear_broker(self.broker)
-            self.tell("bulk", {"n": n}, patience(n))
+            self.run_command("bulk", {"n": n}, patience(n))
         variable = self.variable()
         loop = [sys.executable, "-m", "django", "run_scheduler"]
         worker = [
@@ -196,7 +198,7 @@ class Ours:
 
 @dataclass
 class BareCelery:
-    """Celery alone on one broker."""
+    """Celery without this package, on one broker."""
 
     servers: Servers
     broker: str
@@ -223,7 +225,7 @@ class BareCelery:
             self.servers.clear_broker(self.broker)
 
     def run(self, n: int, prefetch: int) -> float:
-        """Time n published no-ops of one worker, from the first body to the last."""
+        """Time n published no-op tasks of one worker, from the first start to the last."""
         folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self.servers.clear_broker(self.broker)
         self._publish(n)
@@ -252,8 +254,8 @@ class BareCelery:
 
 @dataclass
 class DatabaseQueue:
-    """A peer whose queue is PostgreSQL itself: a program with the verbs prepare, enqueue, bulk and
-    run.
+    """A contender that uses PostgreSQL as its queue: a program with the commands prepare, enqueue,
+    bulk and run.
     """
 
     servers: Servers
@@ -263,17 +265,17 @@ class DatabaseQueue:
     settings: str = ""
     ready: bool = field(default=False, init=False)
 
-    def tell(self, verb: str, n: int, **more: int | str) -> float:
-        """Do a verb of the peer's program; the database is made before the first."""
-        command = [self.python, "-m", self.program]
+    def run_command(self, command: str, n: int, **more: int | str) -> float:
+        """Run a command of the peer's program; return its seconds. Creates the database first."""
+        program = [self.python, "-m", self.program]
         variables = {
             "BENCHMARK_DATABASE": self.servers.database(self.name),
             "DJANGO_SETTINGS_MODULE": self.settings,
         }
         if not self.ready:
             self.servers.make_database(self.name)
-            figures([*command, "prepare"], {}, 120, **variables)
+            figures([*program, "prepare"], {}, 120, **variables)
             self.ready = True
         return float(
-            figures([*command, verb], {"n": n, **more}, patience(n), **variables)["seconds"]
+            figures([*program, command], {"n": n, **more}, patience(n), **variables)["seconds"]
         )

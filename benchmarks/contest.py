@@ -1,5 +1,5 @@
-"""Contenders take turns, round after round, so that a noisy machine is noisy for all; medians
-count.
+"""Measures all contenders in each round, so that noise of the machine affects all of them, and
+compares medians.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OURS = "django-durable-tasks"
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: how many seconds n took, and what else is told of it."""
+    """One measurement: how many seconds n took, and further figures."""
 
     seconds: float
     facts: dict[str, float] = field(default_factory=dict)
@@ -25,8 +25,8 @@ class Measured:
 
 @dataclass
 class Contender:
-    """One thing to measure: ``measure`` does it once and returns how many seconds ``n`` of it took,
-    or more facts.
+    """Something to measure. ``measure`` does it once and returns how many seconds ``n`` of it took,
+    or a Measured.
     """
 
     benchmark: str
@@ -37,25 +37,27 @@ class Contender:
     n: int
     measure: Callable[[], float | Measured]
     rival: str = ""
-    """Which of ours it is compared with: the ``what`` of ours. Empty: with its own."""
+    """The ``what`` of the contender of this package that it is compared with. Empty: its own
+    ``what``.
+    """
     took: list[float | None] = field(default_factory=list)
-    """Seconds by round; None where it failed."""
-    told: list[dict[str, float]] = field(default_factory=list)
-    """The facts beside them, of the rounds that it ended."""
+    """Seconds by round; None if the round failed."""
+    facts_by_round: list[dict[str, float]] = field(default_factory=list)
+    """The further figures of the rounds that succeeded."""
 
     @property
     def ended(self) -> list[float]:
-        """Return the seconds of the rounds that it ended."""
+        """Return the seconds of the rounds that succeeded."""
         return [seconds for seconds in self.took if seconds is not None]
 
     @property
     def rate(self) -> float:
-        """Return how many a second, by the median of its rounds."""
+        """Return the number per second, by the median of the rounds."""
         return self.n / statistics.median(self.ended)
 
     @property
     def title(self) -> str:
-        """Return its name for people."""
+        """Return the name that is displayed."""
         places = " + ".join(place for place in (self.database, self.broker) if place)
         return f"{self.benchmark}: {self.peer}, {self.what} ({places})"
 
@@ -77,14 +79,16 @@ class Figure:
     facts: dict[str, float] = field(default_factory=dict)
 
     def as_object(self, machine: dict[str, str | int]) -> dict[str, Any]:
-        """Return the line as a JSON object; facts stand beside the rest."""
+        """Return the figure as a JSON object, with the further figures as its items."""
         line = asdict(self)
         facts = line.pop("facts")
         return {**line, **facts, "machine": machine}
 
 
 def hold(contenders: Sequence[Contender], rounds: int) -> list[Figure]:
-    """Let all take turns; return a figure for each that ended at least one round."""
+    """Measure all contenders in each round; return a figure for each that completed at least one
+    round.
+    """
     for number in range(1, rounds + 1):
         for contender in contenders:
             try:
@@ -97,7 +101,7 @@ def hold(contenders: Sequence[Contender], rounds: int) -> list[Figure]:
                 continue
             measured = found if isinstance(found, Measured) else Measured(found)
             contender.took.append(measured.seconds)
-            contender.told.append(measured.facts)
+            contender.facts_by_round.append(measured.facts)
             rate, facts = (
                 contender.n / measured.seconds,
                 "".join(f", {fact}" for fact in in_words(measured.facts)),
@@ -122,19 +126,19 @@ def _figure(contender: Contender, contenders: Sequence[Contender]) -> Figure:
         ratio_to_ours=_ratio(contender, min(ours, key=lambda other: other.rate)) if ours else None,
         rounds=[round(contender.n / seconds, 1) for seconds in contender.ended],
         facts={
-            name: statistics.median(facts[name] for facts in contender.told)
-            for name in contender.told[-1]
+            name: statistics.median(facts[name] for facts in contender.facts_by_round)
+            for name in contender.facts_by_round[-1]
         },
     )
 
 
 def in_words(facts: dict[str, float]) -> list[str]:
-    """Return facts for people."""
+    """Return the figures as text."""
     return [f"{name.replace('_', ' ')} {value:,.0f}" for name, value in facts.items()]
 
 
 def _ratio(contender: Contender, ours: Contender) -> float | None:
-    """Compare round by round, and take the median: what slowed a round down slowed both."""
+    """Return the median of the ratios of the rounds. Noise during a round affects both contenders."""
     pairs = zip(contender.took, ours.took, strict=True)
     ratios = [
         (contender.n / took) / (ours.n / took_by_ours)
@@ -145,8 +149,8 @@ def _ratio(contender: Contender, ours: Contender) -> float | None:
 
 
 def _is_rival(other: Contender, contender: Contender) -> bool:
-    """Compare on the same broker; a peer without a broker is compared with the slowest of ours,
-    which spares nobody.
+    """Compare with this package on the same broker. A contender without a broker is compared with
+    the slowest figure of this package.
     """
     if other.peer != OURS or not other.ended:
         return False

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, built on demand under .benchmarks/ in the checkout."""
+"""Virtual environments of the peers, created on demand under .benchmarks/ in the checkout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CACHE = ROOT / ".benchmarks"
 
 
 def _same(*names: str) -> tuple[str, ...]:
-    """Ask for the very versions that we run on."""
+    """Return requirements with the versions that are installed here."""
     return tuple(f"{name}=={importlib.metadata.version(name.partition('[')[0])}" for name in names)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What to install for a peer, and the oldest Python that it runs on."""
+    """The requirements of a peer, and the oldest Python version that it supports."""
 
     name: str
     requirements: tuple[str, ...]
@@ -53,7 +53,7 @@ def known() -> dict[str, Peer]:
 
 
 def _installed() -> list[str]:
-    """Return interpreters: our own first, then those on the path, then pyenv's."""
+    """Return interpreters: the current one, those on PATH, and those of pyenv."""
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     pyenv = sorted(str(path) for path in root.glob("versions/3.*/bin/python3"))
     return [sys.executable, *(f"python3.{minor}" for minor in range(12, 15)), *pyenv]
@@ -80,8 +80,8 @@ def _interpreter(peer: Peer, wished: str | None) -> str:
 
 
 def python_of(peer: Peer, wished: str | None) -> str:
-    """Return the interpreter of a peer's environment, which is built if it is absent; raises
-    Failed.
+    """Return the interpreter of a peer's environment, and create the environment if it does not
+    exist. Raises Failed.
     """
     python = _interpreter(peer, wished)
     key = hashlib.sha256(repr((python, peer.requirements)).encode()).hexdigest()[:8]

@@ -1,6 +1,4 @@
-"""The benchmark of graphs: workflows of known shapes run to their end, beside the same work as
-Celery's canvas.
-"""
+"""The benchmark of graphs: workflows of known shapes, and the same graphs as Celery canvases."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from benchmarks.contest import Measured
 from benchmarks.peers import tally
 from benchmarks.processes import Failed, figures, running, wait_until
 
-# The limits are out of the way of a large graph.
+# Limits that a large graph does not reach.
 ROOMY = {"WORKFLOW_MAX_TASKS": 1_000_000, "WORKFLOW_MAX_EDGES": 2_000_000}
 EDGES_CHECKED = 10_000
 _READY = "SELECT count(*) FROM durable_tasks_node WHERE stopped_at IS NULL"
@@ -37,21 +35,21 @@ _INSTANTS = """
 
 
 def patience(n: int) -> float:
-    """Return how long (seconds) a graph of n tasks may take: a chain has one task at a time."""
+    """Return the time limit of a graph of n tasks, in seconds. In a chain one task runs at a time."""
     return 120 + n / 10
 
 
 @dataclass(frozen=True)
 class _Instants:
-    """When the tasks of a graph ran: start, end (Unix time) and whether it waited for others, in
-    order of endings.
+    """When the tasks of a graph ran, in the order of their ends: start, end (Unix time), and
+    whether the task had upstreams.
     """
 
     began: float
     rows: list[tuple[float, float, bool]]
 
     def facts(self, start: float) -> dict[str, float]:
-        """Return what a start and an ending cost, early in the graph and late."""
+        """Return the duration of a start and of an ending, early and late in the graph."""
         last = self.rows[-1][1]
         return {
             "start_ms": round(1e3 * start, 1),
@@ -61,7 +59,7 @@ class _Instants:
         }
 
     def _cost(self, first: float, last: float) -> float:
-        """Return the milliseconds an ending took, from one part of the endings to another."""
+        """Return the milliseconds per ending, for a part of the endings."""
         low, high = round(first * len(self.rows)), round(last * len(self.rows)) - 1
         return round(1e3 * (self.rows[high][1] - self.rows[low][1]) / (high - low), 3)
 
@@ -77,7 +75,9 @@ class _Instants:
 
 
 class OurGraphs(Ours):
-    """Our workflows on PostgreSQL and Redis: one scheduler, one worker with two children."""
+    """Workflows of this package on PostgreSQL and Redis, with one scheduler and one worker with two
+    processes.
+    """
 
     def run_graph(self, shape: str, n: int) -> Measured:
         """Time one workflow, from the call of ``start`` to its last success."""

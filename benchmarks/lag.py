@@ -20,11 +20,9 @@ _AHEAD = 4.0
 
 
 def measured(found: list[float], n: int, rate: int, **more: float) -> Measured:
-    """Return the figures of so many lags (seconds); raises Failed when a body ran twice
-    or never.
-    """
+    """Return the figures of n lags (seconds). Raises Failed if a task ran twice or never."""
     if len(found) != n:
-        raise Failed(f"{len(found)} bodies started for {n} tasks")
+        raise Failed(f"{len(found)} functions started for {n} tasks")
     cuts = quantiles(found, n=100)
     facts = {
         "lag_p50_ms": cuts[49],
@@ -32,8 +30,8 @@ def measured(found: list[float], n: int, rate: int, **more: float) -> Measured:
         "lag_p99_ms": cuts[98],
         "lag_max_ms": found[-1],
     }
-    told = {name: round(1e3 * value, 1) for name, value in facts.items()}
-    return Measured(n / rate, {**told, "early": sum(lag < 0 for lag in found), **more})
+    in_ms = {name: round(1e3 * value, 1) for name, value in facts.items()}
+    return Measured(n / rate, {**in_ms, "early": sum(lag < 0 for lag in found), **more})
 
 
 def _await(path: Path, n: int, rate: int, *processes: Popen[bytes]) -> None:
@@ -41,14 +39,14 @@ def _await(path: Path, n: int, rate: int, *processes: Popen[bytes]) -> None:
 
 
 class OurLag(Ours):
-    """One scheduler and one worker of ours."""
+    """This package with one scheduler and one worker."""
 
     def start_late(self, n: int, rate: int, prunable: int = 0, **durable: Any) -> Measured:
         """Measure how late n tasks start, due at ``rate`` a second, while ``prunable`` ended tasks
         are pruned.
         """
         self.servers.clear_broker(self.broker)
-        self.tell("bulk", {"n": 1}, patience(1))
+        self.run_command("bulk", {"n": 1}, patience(1))
         more: dict[str, float] = {}
         if prunable:
             self._backlog("prunable", {"number": prunable}, patience(prunable))
@@ -71,9 +69,9 @@ class OurLag(Ours):
                 self.servers.clear_broker(self.broker)
         return measured(found, n, rate, scheduler_mib=size, **more)
 
-    def _backlog(self, verb: str, given: dict[str, int], seconds: float) -> dict[str, float]:
+    def _backlog(self, command: str, given: dict[str, int], seconds: float) -> dict[str, float]:
         return figures(
-            [sys.executable, "-m", "benchmarks.backlog", verb], given, seconds, **self.variable()
+            [sys.executable, "-m", "benchmarks.backlog", command], given, seconds, **self.variable()
         )
 
     def _later(self, variable: dict[str, str], n: int, rate: int) -> None:
@@ -83,23 +81,25 @@ class OurLag(Ours):
         )
 
     def _warm(self, variable: dict[str, str], path: Path, *processes: Popen[bytes]) -> None:
-        """Let both processes have run something before, as everybody else's."""
+        """Run one task first, so that both processes have loaded their code, as with the other
+        contenders.
+        """
         self._later(variable, 20, 20)
         _await(path, 20, 20, *processes)
         path.write_bytes(b"")
 
 
 def resident(pid: int) -> float:
-    """Return how much memory (MiB) a process keeps resident."""
+    """Return the resident memory of a process in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return round(int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024, 1)
 
 
 class CeleryLag(BareCelery):
-    """Celery's own ``eta``: the worker keeps what is not due yet in its memory."""
+    """Celery's ``eta``: the worker keeps messages that are not due yet in memory."""
 
     def start_late(self, n: int, rate: int) -> Measured:
-        """Measure how late n tasks start, due at so many a second."""
+        """Measure how late n tasks start, of which ``rate`` per second are due."""
         self.servers.clear_broker(self.broker)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             path = Path(folder, "lags")
@@ -130,13 +130,13 @@ class CeleryLag(BareCelery):
 
 @dataclass
 class QueueLag:
-    """A peer whose queue is PostgreSQL itself, with the verb ``lag`` in its program."""
+    """A contender that uses PostgreSQL as its queue, and whose program has the command ``lag``."""
 
     queue: DatabaseQueue
 
     def start_late(self, n: int, rate: int) -> Measured:
-        """Measure how late n tasks start, due at so many a second."""
+        """Measure how late n tasks start, of which ``rate`` per second are due."""
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             path = Path(folder, "lags")
-            self.queue.tell("lag", n, rate=rate, path=str(path))
+            self.queue.run_command("lag", n, rate=rate, path=str(path))
             return measured(stamps.lags(path), n, rate)

@@ -1,4 +1,4 @@
-"""What was measured on."""
+"""Describes the machine and the versions of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one poll costs with many queues: ``python -m benchmarks.many_queues poll '{"queues": 1000,
+"""Measures one poll with many queues: ``python -m benchmarks.many_queues poll '{"queues": 1000,
 "tenants": 1}'``.
 """
 
@@ -20,13 +20,11 @@ from benchmarks.contest import Measured
 from benchmarks.processes import figures
 
 DUE, ELSEWHERE, POLLS = 2, 20_000, 5
-"""Due tasks in each queue at each poll, tasks that wait published in other queues, and the number
-of polls.
-"""
+"""Due tasks per queue and poll, published tasks in other queues, and the number of polls."""
 
 
 def _fill(queues: int, tenants: int) -> None:
-    """Write the tenants, and rows that wait published in queues of their own."""
+    """Insert the tenants, and published tasks in other queues."""
     from benchmarks.project.tasks import noop
     from django_durable_tasks.models import Task, Tenant
 
@@ -68,8 +66,8 @@ def _write(name: str, status: str, places: list[tuple[str, int]], due: float) ->
 
 
 def poll(queues: int, tenants: int) -> dict[str, float]:
-    """Let rows become due in each of so many queues, and publish them by one poll, some times;
-    return the median.
+    """Make tasks due in each of ``queues`` queues and publish them by one poll, several times.
+    Return the median.
     """
     from benchmarks.project.tasks import noop
     from django_durable_tasks.models import Task
@@ -93,14 +91,14 @@ def poll(queues: int, tenants: int) -> dict[str, float]:
 
 @dataclass
 class ManyQueues(Ours):
-    """A database of ours whose rows are due in many queues."""
+    """This package with due tasks in many queues."""
 
     def poll(self, queues: int, tenants: int) -> Measured:
         """Measure one poll of a scheduler."""
         self.prepare()
         command = [sys.executable, "-m", "benchmarks.many_queues", "poll"]
         try:
-            told = figures(
+            found = figures(
                 command,
                 {"queues": queues, "tenants": tenants},
                 patience(ELSEWHERE),
@@ -109,10 +107,10 @@ class ManyQueues(Ours):
         finally:
             self.servers.clear_broker(self.broker)
         facts = {
-            "poll_p50_ms": round(1e3 * told["seconds"], 1),
-            "poll_max_ms": round(1e3 * told["worst"], 1),
+            "poll_p50_ms": round(1e3 * found["seconds"], 1),
+            "poll_max_ms": round(1e3 * found["worst"], 1),
         }
-        return Measured(told["seconds"], facts)
+        return Measured(found["seconds"], facts)
 
 
 if __name__ == "__main__":

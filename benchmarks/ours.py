@@ -1,4 +1,4 @@
-"""What is measured of ours, each verb in a process of its own: ``python -m benchmarks.ours VERB
+"""The measurements of this package, each in its own process: ``python -m benchmarks.ours COMMAND
 '{"n": 1000}'``.
 """
 
@@ -39,7 +39,7 @@ def prepare() -> None:
 
 
 def enqueue(n: int) -> float:
-    """Call ``.delay()`` n times, each in a transaction of its own."""
+    """Call ``.delay()`` n times, each in its own transaction."""
     from benchmarks.project.tasks import noop
 
     _truncate()
@@ -52,7 +52,7 @@ def enqueue(n: int) -> float:
 
 
 def bulk(n: int) -> float:
-    """Create n due rows by one call."""
+    """Create n due tasks with one call."""
     from benchmarks.project.tasks import noop
 
     _truncate()
@@ -64,10 +64,10 @@ def bulk(n: int) -> float:
 
 
 def later(n: int, rate: int, ahead: float) -> float:
-    """Schedule n tasks, due at so many a second, the first in ``ahead`` seconds.
+    """Schedule n tasks, of which ``rate`` per second are due, the first in ``ahead`` seconds.
 
-    Raises RuntimeError if the first is due before all of them are committed: its lag would be that
-    of this process.
+    Raises RuntimeError if the first is due before all of them are committed, because its lag would
+    then be caused by this process.
     """
     from benchmarks.project.tasks import stamp
     from django_durable_tasks.engine.tasks.enqueue import schedule_many
@@ -95,8 +95,8 @@ def later(n: int, rate: int, ahead: float) -> float:
     return time.perf_counter() - began
 
 
-# So many seconds pass between the writing of recurring rows and the first fire, beside one for each
-# 2,000 rows.
+# Seconds between the insertion of the schedules and the first fire time, plus one for each 2,000
+# schedules.
 _SETTLE = 5
 _ROWS = """
     INSERT INTO durable_tasks_recurring_task ({columns})
@@ -107,8 +107,8 @@ _ROWS = """
 
 
 def _rows(n: int, every: float, start: str, base: datetime) -> None:
-    """Write n rows of one interval from one that was declared; ``start`` is SQL: seconds after
-    ``base``, by number.
+    """Insert n schedules with one interval as copies of a declared one. ``start`` is an SQL
+    expression: the seconds after ``base``, by number.
     """
     from benchmarks.project.tasks import noop
     from django_durable_tasks.models import RecurringTask
@@ -141,21 +141,19 @@ def _rows(n: int, every: float, start: str, base: datetime) -> None:
 
 
 def recurring(n: int, every: float) -> float:
-    """Write n rows that are due every so many seconds; those due in one second lie all over the
-    table.
+    """Insert n schedules that are due every ``every`` seconds. Those that are due in the same
+    second are distributed over the table.
     """
     _truncate()
     began = time.perf_counter()
-    # 7,919 is prime: so the phases are a permutation of n steps within the period.
+    # 7,919 is prime, so the phases are a permutation of n steps within the period.
     phase = f"mod(number::bigint * 7919, {n}) * {every} / {n}.0"
     _rows(n, every, phase, timezone.now() + timedelta(seconds=_SETTLE + n / 2_000))
     return time.perf_counter() - began
 
 
 def tick(n: int, due: int, ticks: int) -> float:
-    """Fire ``due`` of n rows, as often as told while there are any; return the median of
-    the times.
-    """
+    """Fire ``due`` of n schedules, at most ``ticks`` times; return the median duration."""
     from django_durable_tasks.engine.db.connections import dedicated_connection
     from django_durable_tasks.engine.recurring import trigger
 
@@ -173,16 +171,16 @@ def tick(n: int, due: int, ticks: int) -> float:
         with dedicated_connection():
             began = time.perf_counter()
             trigger.head()
-            born = trigger.fire_due(now, 2 * due)
+            created = trigger.fire_due(now, 2 * due)
             trigger.head()
             took.append(time.perf_counter() - began)
-        if born != due:
-            raise AssertionError(f"{born} tasks were born of {due} due rows")
+        if created != due:
+            raise AssertionError(f"{created} tasks were created for {due} due schedules")
     return statistics.median(took)
 
 
 def loop(begin: str) -> float:
-    """Run the scheduler's loop until told to stop; tell its start by the file."""
+    """Run the scheduler's loop until SIGTERM. Creates the file when it starts."""
     from django_durable_tasks.scheduler.loop import Scheduler
 
     scheduler = Scheduler("benchmark")
@@ -194,10 +192,10 @@ def loop(begin: str) -> float:
     return 0.0
 
 
-def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print its seconds."""
+def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its seconds."""
     django.setup()
-    verbs: dict[str, Callable[..., float | None]] = {
+    commands: dict[str, Callable[..., float | None]] = {
         "prepare": prepare,
         "enqueue": enqueue,
         "bulk": bulk,
@@ -206,7 +204,7 @@ def main(verb: str, given: dict[str, Any]) -> None:
         "tick": tick,
         "later": later,
     }
-    seconds = verbs[verb](**given)
+    seconds = commands[command](**given)
     print(json.dumps({"seconds": seconds}))
 
 

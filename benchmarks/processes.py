@@ -1,4 +1,4 @@
-"""Processes that are measured: each tells its figures as one JSON object on the last line of its
+"""Runs the measured processes. Each prints its figures as one JSON object on the last line of its
 output.
 """
 
@@ -29,7 +29,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def output(command: Sequence[str], given: Mapping[str, Any], seconds: float, **more: str) -> str:
-    """Run a process to its end and return what it printed; raises Failed."""
+    """Run a process and return its output. Raises Failed."""
     try:
         done = subprocess.run(
             [*command, json.dumps(given)],
@@ -50,7 +50,7 @@ def output(command: Sequence[str], given: Mapping[str, Any], seconds: float, **m
 def figures(
     command: Sequence[str], given: Mapping[str, Any], seconds: float, **more: str
 ) -> dict[str, Any]:
-    """Run a process to its end and return what its last line says; raises Failed."""
+    """Run a process and return the JSON object of the last line of its output. Raises Failed."""
     found: dict[str, Any] = json.loads(
         output(command, given, seconds, **more).strip().splitlines()[-1]
     )
@@ -59,9 +59,9 @@ def figures(
 
 @contextmanager
 def running(command: Sequence[str], **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Keep a process running while the block runs; then ask it to stop, and after 15 s kill it.
+    """Keep a process running during the block, then terminate it, and kill it after 15 s.
 
-    What it said on stderr is shown only when the block fails.
+    Its stderr is printed only if the block fails.
     """
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
@@ -97,9 +97,7 @@ def wait_until(
     within: float,
     every: float = 0.05,
 ) -> None:
-    """Wait for a condition; raises Failed when it takes too long or one of the processes ends
-    before.
-    """
+    """Wait for a condition. Raises Failed on timeout or if one of the processes ends before."""
     deadline = time.monotonic() + within
     while not reached():
         for process in processes:

@@ -1,9 +1,9 @@
-"""What bounds ours: ``python -m benchmarks.profiling VERB '{"n": 1000}'`` prints wall and CPU time
-and a profile.
+"""Profiles this package: ``python -m benchmarks.profiling COMMAND '{"n": 1000}'`` prints wall time,
+CPU time and a profile.
 
-``run`` passes messages through Celery's tracer and our gate in this process, as a prefork child
-does after it has read a message from its pipe: what a worker spends besides is its parent, the
-broker and the database.
+``run`` passes messages through Celery's tracer and the gate in this process, as a prefork child
+does after it has read a message from its pipe. The costs of the parent process, the broker and the
+database are not included.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _run(n: int) -> Callable[[], None]:
     noop.schedule_many([(number,) for number in range(n)])
     messages = claim.claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4())
     hostname = f"profile@{platform.node()}"
-    # a child begins without its parent's; Celery would close their sockets underneath us
+    # The child process must not use its parent's connections: Celery would close their sockets.
     connections.close_all()
     signals.worker_init.send(sender=celery_app)
     signals.worker_process_init.send(sender=None)
@@ -101,7 +101,7 @@ def _run(n: int) -> Callable[[], None]:
     return work
 
 
-VERBS: dict[str, Callable[[int], Callable[[], None]]] = {
+COMMANDS: dict[str, Callable[[int], Callable[[], None]]] = {
     "enqueue": _enqueue,
     "bulk": _bulk,
     "run": _run,
@@ -110,16 +110,14 @@ VERBS: dict[str, Callable[[int], Callable[[], None]]] = {
 
 
 def _backends() -> list[int]:
-    """Return the processes that serve this database, our own connections' among them."""
+    """Return the server processes of this database, including those of this process's connections."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
         return [pid for (pid,) in cursor.fetchall()]
 
 
 def _processor_time(pids: list[int]) -> float:
-    """Return the seconds of processor that local processes have had (Linux); 0 where that cannot be
-    read.
-    """
+    """Return the processor time of local processes in seconds (Linux); 0 if it cannot be read."""
     total = 0.0
     for pid in pids:
         with suppress(OSError):
@@ -143,11 +141,11 @@ def _ours(profile: cProfile.Profile) -> str:
     )
 
 
-def main(verb: str, given: dict[str, Any]) -> None:
-    """Do a verb twice, once timed and once profiled, and print what was found."""
+def main(command: str, given: dict[str, Any]) -> None:
+    """Run a command twice, timed and profiled, and print the results."""
     django.setup()
     n = int(given["n"])
-    work = VERBS[verb](n)
+    work = COMMANDS[command](n)
     pids = _backends()
     wall, cpu, server = time.perf_counter(), time.process_time(), _processor_time(pids)
     work()
@@ -158,7 +156,7 @@ def main(verb: str, given: dict[str, Any]) -> None:
     )
     each = 1e6 / n
     print(
-        f"== {verb} x {n:,} in one process: {n / wall:,.0f}/s; each {wall * each:,.0f} us, of which"
+        f"== {command} x {n:,} in one process: {n / wall:,.0f}/s; each {wall * each:,.0f} us, of which"
         f" {cpu * each:,.0f} us are CPU of this process and {(wall - cpu) * each:,.0f} us wait for"
         " servers"
         + (f" ({server * each:,.0f} us of PostgreSQL's processor time)" if server > 0 else "")
@@ -168,10 +166,10 @@ def main(verb: str, given: dict[str, Any]) -> None:
     profile = cProfile.Profile(
         time.thread_time
     )  # by processor time: waiting and a busy machine do not show
-    profile.runcall(VERBS[verb](n))
+    profile.runcall(COMMANDS[command](n))
     print("-- processor time by function (profiled: slower than above)")
     print(_table(profile, "tottime", _LINES))
-    print("-- of our package, by time with what it calls")
+    print("-- of this package, by cumulative time")
     print(_ours(profile))
 
 

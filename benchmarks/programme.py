@@ -1,4 +1,4 @@
-"""The benchmarks: which contenders take their turns, in which order."""
+"""The benchmarks: the contenders of each, in their order."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ DEFAULT_N = {
 }
 _FEWEST = 10_000
 BULK_TIMES = 10
-"""A bulk call makes so many times more rows than single calls are made."""
+"""The ratio of the tasks that are created in bulk to those created by single calls."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a programme needs: servers, brokers, how many, and the interpreters of the peers that
-    take part.
-    """
+    """The parameters of a benchmark: servers, brokers, sizes, and the interpreters of the peers."""
 
     servers: Servers
     brokers: tuple[str, ...]
@@ -82,7 +80,7 @@ def _contender(
 
 
 def enqueue(stage: Stage) -> list[Contender]:
-    """Compare handing over work: one by one, and in bulk."""
+    """Compare enqueueing, one by one and in bulk."""
     found, many = [], BULK_TIMES * stage.n
     for broker in stage.brokers:
         ours = Ours(stage.servers, broker)
@@ -104,19 +102,30 @@ def enqueue(stage: Stage) -> list[Contender]:
             continue
         found.append(
             _contender(
-                stage, "enqueue", "single", name, None, partial(peer.tell, "enqueue", stage.n)
+                stage,
+                "enqueue",
+                "single",
+                name,
+                None,
+                partial(peer.run_command, "enqueue", stage.n),
             )
         )
         found.append(
             _contender(
-                stage, "enqueue", "bulk", name, None, partial(peer.tell, "bulk", many), n=many
+                stage,
+                "enqueue",
+                "bulk",
+                name,
+                None,
+                partial(peer.run_command, "bulk", many),
+                n=many,
             )
         )
     return found
 
 
 def run(stage: Stage) -> list[Contender]:
-    """Compare running no-ops."""
+    """Compare running no-op tasks."""
     found = []
     for broker in stage.brokers:
         ours = Ours(stage.servers, broker)
@@ -151,7 +160,7 @@ def run(stage: Stage) -> list[Contender]:
                     f"rows first, concurrency {concurrency}",
                     name,
                     None,
-                    partial(peer.tell, "run", stage.n, concurrency=concurrency),
+                    partial(peer.run_command, "run", stage.n, concurrency=concurrency),
                     rival="PENDING first, prefetch 1",
                 )
                 for concurrency in concurrencies
@@ -160,7 +169,7 @@ def run(stage: Stage) -> list[Contender]:
 
 
 def dispatch(stage: Stage) -> list[Contender]:
-    """Measure publishing due rows by one scheduler."""
+    """Measure how one scheduler publishes due tasks."""
     return [
         _contender(
             stage,
@@ -175,8 +184,8 @@ def dispatch(stage: Stage) -> list[Contender]:
 
 
 def recurring(stage: Stage) -> list[Contender]:
-    """Compare serving rows that are due every ten seconds, n of them and a fifth; and time ticks of
-    ours. On Redis.
+    """Compare n, and n/5, schedules that are due every ten seconds, and time ticks of this package.
+    On Redis.
     """
     ours, found = OurRows(stage.servers, "redis"), []
     beat = Beat(stage.servers, stage.pythons[_BEAT]) if _BEAT in stage.pythons else None
@@ -204,8 +213,8 @@ def recurring(stage: Stage) -> list[Contender]:
 
 
 def graph(stage: Stage) -> list[Contender]:
-    """Compare whole graphs: n into one, one into n, a chain of n/10, and with ``--large`` layers of
-    10 n. On Redis.
+    """Compare graphs: n into one, one into n, a chain of n/10, and with ``--large`` layers of 10 n.
+    On Redis.
     """
     ours, found, n = OurGraphs(stage.servers, "redis"), [], stage.n
     canvas = (
@@ -236,8 +245,8 @@ def graph(stage: Stage) -> list[Contender]:
 
 
 def lag(stage: Stage) -> list[Contender]:
-    """Compare how late one-off tasks start, due at 100 and at 500 a second. Ours and Celery's on
-    Redis.
+    """Compare how late one-off tasks start at 100 and at 500 due tasks per second. This package and
+    Celery use Redis.
     """
     ours, found = OurLag(stage.servers, "redis"), []
     celery = (
@@ -269,20 +278,20 @@ def lag(stage: Stage) -> list[Contender]:
 
 
 def claim(stage: Stage) -> list[Contender]:
-    """Compare looking at the queues and claiming a batch beside 10,000 finished rows, and beside n
-    of them.
+    """Compare reading the queues and claiming a batch with 10,000 and with n ended tasks in the
+    table.
     """
     found = []
     for finished in sorted({min(_FEWEST, stage.n), stage.n}):
-        what = f"{BATCH} due beside {finished:,} finished, {finished // FUTURE_OF:,} future"
+        what = f"{BATCH} due, {finished:,} finished, {finished // FUTURE_OF:,} future"
         measure = Backlog(stage.servers, "redis", finished).claim
         found.append(_contender(stage, "claim", what, OURS, None, measure, n=BATCH))
     return found
 
 
 def queues(stage: Stage) -> list[Contender]:
-    """Measure one poll of a scheduler with rows due in n queues, of one tenant and of twenty. On
-    Redis.
+    """Measure one poll of a scheduler with due tasks in n queues, for one and for twenty tenants.
+    On Redis.
     """
     ours, found = ManyQueues(stage.servers, "redis"), []
     for tenants in (1, 20):

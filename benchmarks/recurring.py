@@ -1,5 +1,5 @@
-"""The benchmark of recurring rows: who keeps up with them, how late each fire is, and what one tick
-costs.
+"""The benchmark of schedules: the throughput, how late each fire time is processed, and the cost of
+one tick.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from benchmarks.processes import Failed, figures, running
 from benchmarks.servers import Servers
 
 EVERY = 10
-"""Each row is due every so many seconds."""
+"""The interval of each schedule, in seconds."""
 WATCHED = 30.0
-"""For so long (seconds) the broker is watched from its first message on."""
+"""How many seconds the broker is observed, from its first message on."""
 DUE_AT_ONCE, TICKS = 100, 20
-# Without workers nothing ends: no window may close, and what nobody starts is not republished while
-# we watch.
+# Without workers no task ends. Therefore the windows are large, and tasks that are not started are
+# not republished during the measurement.
 UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600, "REPUBLISH_AFTER_MAX": 3_600}
 
 
 def _measured(arrivals: Arrivals, rows: int, **facts: float) -> Measured:
-    """Return what the fires that were wanted while we watched take at the rate that was seen."""
+    """Return how many seconds the fire times of the observed period take at the observed rate."""
     wanted = rows * WATCHED / EVERY
     rate = arrivals.number / arrivals.seconds
     return Measured(
@@ -36,12 +36,12 @@ def _measured(arrivals: Arrivals, rows: int, **facts: float) -> Measured:
 
 
 class OurRows(Ours):
-    """Our recurring rows, one scheduler, Redis."""
+    """Schedules of this package with one scheduler, on Redis."""
 
     def keep_up(self, rows: int) -> Measured:
-        """Watch the broker while one ``run_scheduler`` serves so many rows."""
+        """Observe the broker while one ``run_scheduler`` processes ``rows`` schedules."""
         self.servers.clear_broker(self.broker)
-        self.tell("recurring", {"n": rows, "every": EVERY}, patience(rows), **UNWORKED)
+        self.run_command("recurring", {"n": rows, "every": EVERY}, patience(rows), **UNWORKED)
         queue = self.servers.queue("ours")
         command = [sys.executable, "-m", "django", "run_scheduler"]
         try:
@@ -60,8 +60,8 @@ class OurRows(Ours):
         )
 
     def _lags(self, arrivals: Arrivals, queue: str) -> list[float]:
-        """Return how late (seconds) each message came, the least first; raises Failed when a fire
-        came twice.
+        """Return how many seconds late each message arrived, in ascending order. Raises Failed if a
+        fire time was published twice.
         """
         seen, lags = set(), []
         for position, (fire, due) in enumerate(fires(self.servers, queue, arrivals.lengths[-1])):
@@ -72,9 +72,9 @@ class OurRows(Ours):
         return sorted(lags)
 
     def tick(self, rows: int) -> float:
-        """Time one tick with 100 due rows among so many: the median of twenty."""
+        """Time one tick with 100 due schedules of ``rows``; the median of twenty."""
         given = {"n": rows, "due": DUE_AT_ONCE, "ticks": TICKS}
-        return self.tell("tick", given, patience(rows), **UNWORKED)
+        return self.run_command("tick", given, patience(rows), **UNWORKED)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Beat:
         }
 
     def keep_up(self, rows: int) -> Measured:
-        """Watch the broker while one beat serves so many rows."""
+        """Observe the broker while one beat processes ``rows`` periodic tasks."""
         self.servers.clear_broker("redis")
         self.servers.make_database("beat")
         fill = [self.python, "-m", "benchmarks.peers.beat.rows", "prepare"]
@@ -122,7 +122,7 @@ class Beat:
 
 
 def sizes(n: int) -> tuple[int, ...]:
-    """Return how many rows lie in the tables that ticks are timed on: for n = 50,000 a thousand up
+    """Return the numbers of schedules with which ticks are timed: for n = 50,000, from a thousand
     to a million.
     """
     return n // 50, 2 * n, 20 * n

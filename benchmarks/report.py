@@ -1,4 +1,4 @@
-"""One JSON object a line, or a table for people."""
+"""Prints the figures as one JSON object per line, or as a table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HEADS = (
 
 
 def as_json(figures: Sequence[Figure], machine: dict[str, str | int]) -> str:
-    """Return one object a line."""
+    """Return one JSON object per line."""
     return "\n".join(json.dumps(figure.as_object(machine)) for figure in figures)
 
 
 def as_table(figures: Sequence[Figure], machine: dict[str, str | int]) -> str:
-    """Return a table, and below it the machine."""
+    """Return a table, followed by the description of the machine."""
     rows = [_HEADS, *(_cells(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     lines = [

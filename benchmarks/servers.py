@@ -1,6 +1,4 @@
-"""The servers to measure on, and what of them belongs to a benchmark: databases and queues of its
-own.
-"""
+"""The servers of a run, and the databases and queues that it creates on them."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ DEFAULTS = {
 
 
 class NotMeasurable(Exception):
-    """A server is missing or is not ours to use; the text says what to do."""
+    """A server is missing or must not be used. The message contains the remedy."""
 
 
 def default_url(name: str) -> str:
-    """Return the address from TEST_<NAME>_URL (a Redis one gets database 14), else where a fresh
-    package listens.
+    """Return the address in TEST_<NAME>_URL (for Redis with database 14), or the default address of
+    the server.
     """
     given = os.environ.get(f"TEST_{name.upper()}_URL")
     if given and name == "redis" and not urlsplit(given).path.strip("/"):
@@ -41,7 +39,7 @@ def default_url(name: str) -> str:
 
 @dataclass(frozen=True)
 class Servers:
-    """Addresses, and the names that this run uses on them."""
+    """The addresses of the servers, and the names that this run uses on them."""
 
     postgresql: str
     redis: str
@@ -61,7 +59,7 @@ class Servers:
         return f"bench-{name}-{self.run}"
 
     def make_database(self, name: str) -> str:
-        """Create an empty database, whatever was there, and return its address."""
+        """Create an empty database, replacing an existing one; return its address."""
         with psycopg.connect(self.postgresql, autocommit=True) as connection:
             self._drop(connection, f"bench_{name}_{self.run}")
             connection.execute(
@@ -76,7 +74,7 @@ class Servers:
         )
 
     def clear_broker(self, name: str) -> None:
-        """Take every message and queue of this run from a broker."""
+        """Delete the messages and queues of this run from a broker."""
         if name == "redis":
             with redis.Redis.from_url(self.redis) as client:
                 client.flushdb()
@@ -90,7 +88,7 @@ class Servers:
                     channel.exchange_delete(self.queue(peer))
 
     def remove_all(self) -> None:
-        """Take everything of this run from the servers."""
+        """Delete everything that this run created on the servers."""
         with psycopg.connect(self.postgresql, autocommit=True) as connection:
             like = f"bench\\_%\\_{self.run}"
             for (name,) in connection.execute(
@@ -121,7 +119,7 @@ def _check(servers: Servers) -> None:
 
 @contextmanager
 def servers_for_a_run(postgresql: str, redis_url: str, rabbitmq: str) -> Iterator[Servers]:
-    """Give the servers with names of this run's own, and clean up; raises NotMeasurable."""
+    """Yield the servers with the names of this run, and clean up afterwards. Raises NotMeasurable."""
     servers = Servers(postgresql, redis_url, rabbitmq, secrets.token_hex(3))
     _check(servers)
     try:
@@ -131,10 +129,10 @@ def servers_for_a_run(postgresql: str, redis_url: str, rabbitmq: str) -> Iterato
 
 
 def depth(servers: Servers, broker: str, queue: str) -> int:
-    """Return how many messages wait in a queue."""
+    """Return the number of messages in a queue."""
     if broker == "redis":
         with redis.Redis.from_url(servers.redis) as client:
-            # Kombu keeps one list a priority, named after the queue.
+            # Kombu uses one list per priority, named after the queue.
             return sum(client.llen(key) for key in client.scan_iter(f"{queue}*", _type="list"))
     with Connection(servers.rabbitmq) as connection:
         try:

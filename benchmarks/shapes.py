@@ -1,6 +1,4 @@
-"""Workflows of ours of known shapes: ``python -m benchmarks.shapes start '{"shape": "chain", "n":
-1000}'``.
-"""
+"""Workflows of known shapes: ``python -m benchmarks.shapes start '{"shape": "chain", "n": 1000}'``."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ if TYPE_CHECKING:
     from django_durable_tasks import Workflow
 
 LAYER, ABOVE = 1_000, 2
-"""A layered graph has layers of so many tasks, each waiting for so many of the layer before."""
+"""The tasks of each layer of a layered graph, and the upstreams of each task in the layer before.
+"""
 
 
 def _task() -> Any:
@@ -26,13 +25,13 @@ def _task() -> Any:
 
 
 def fan_in(wf: Workflow, n: int) -> None:
-    """Let one task wait for all the others."""
+    """Make one task depend on all others."""
     noop = _task()
     wf.add(noop, n, after=[wf.add(noop, number) for number in range(n - 1)])
 
 
 def fan_out(wf: Workflow, n: int) -> None:
-    """Let all tasks wait for the first."""
+    """Make all tasks depend on the first."""
     noop = _task()
     first = wf.add(noop, 0)
     for number in range(1, n):
@@ -40,14 +39,14 @@ def fan_out(wf: Workflow, n: int) -> None:
 
 
 def chain(wf: Workflow, n: int) -> None:
-    """Let each task wait for the one before."""
+    """Make each task depend on the one before."""
     noop, last = _task(), None
     for number in range(n):
         last = wf.add(noop, number, after=last)
 
 
 def layered(wf: Workflow, n: int) -> None:
-    """Let each task of a layer wait for two of the layer before."""
+    """Make each task of a layer depend on two tasks of the layer before."""
     noop, above = _task(), list[Any]()
     for _ in range(n // LAYER):
         above = [
@@ -77,7 +76,9 @@ def _built(shape: str, n: int) -> Workflow:
 
 
 def start(shape: str, n: int) -> dict[str, Any]:
-    """Start a workflow of n tasks; tell when (Unix time), which, and how long the start took."""
+    """Start a workflow of n tasks. Return when it started (Unix time), its id, and how long the
+    start took.
+    """
     wf = _built(shape, n)
     began, clock = time.time(), time.perf_counter()
     run = wf.start()
@@ -95,11 +96,11 @@ def validate(n: int) -> dict[str, Any]:
     return {"seconds": took}
 
 
-def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print what it tells."""
+def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its figures."""
     django.setup()
-    verbs: dict[str, Callable[..., dict[str, Any]]] = {"start": start, "validate": validate}
-    print(json.dumps(verbs[verb](**given)))
+    commands: dict[str, Callable[..., dict[str, Any]]] = {"start": start, "validate": validate}
+    print(json.dumps(commands[command](**given)))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Programs that run in the peers' environments, where our package is not installed."""
+"""Programs that run in the environments of the peers, in which this package is not installed."""

@@ -1,4 +1,5 @@
-"""Celery without us, in its own environment: the app of its worker, and a program.
+"""Celery without this package, in its own environment: the application of the worker, and a
+program.
 
 Run ``python -m benchmarks.peers.bare_celery publish '{"n": 1000}'`` to publish.
 """
@@ -28,18 +29,18 @@ tally = Tally(os.environ.get("BENCHMARK_TALLY", ""))
 
 @app.task(name="noop")
 def noop(n: int) -> None:
-    """Do nothing but be counted."""
+    """Do nothing; the call is counted."""
     tally.add()
 
 
 @app.task(name="stamp")
 def stamp(due: float) -> None:
-    """Tell how late it starts."""
+    """Record how late it starts."""
     stamps.stamp(os.environ["BENCHMARK_STAMPS"], due)
 
 
 def later(n: int, rate: int, ahead: float) -> float:
-    """Publish n tasks with an ``eta``, at so many a second, the first in ``ahead`` seconds."""
+    """Publish n tasks with an ``eta``, ``rate`` per second, the first in ``ahead`` seconds."""
     began = time.perf_counter()
     for due in instants(n, rate, ahead):
         stamp.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))
@@ -58,5 +59,5 @@ def publish(n: int) -> float:
 
 
 if __name__ == "__main__":
-    verbs = {"publish": publish, "later": later}
-    print(json.dumps({"seconds": verbs[sys.argv[1]](**json.loads(sys.argv[2]))}))
+    commands = {"publish": publish, "later": later}
+    print(json.dumps({"seconds": commands[sys.argv[1]](**json.loads(sys.argv[2]))}))

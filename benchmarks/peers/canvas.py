@@ -28,7 +28,7 @@ _WITHIN = 60.0
 
 @app.task(name="noop")
 def noop(n: int) -> None:
-    """Do nothing but be counted."""
+    """Do nothing; the call is counted."""
     tally.add()
 
 
@@ -48,8 +48,8 @@ def _wait_for_worker() -> None:
 
 
 def start(shape: str, n: int) -> dict[str, float]:
-    """Start a canvas of n tasks once the worker answers; tell when (monotonic clock) and how long
-    the start took.
+    """Start a canvas of n tasks as soon as the worker answers. Return when it started (monotonic
+    clock) and how long the start took.
     """
     canvas = _canvas(shape, n)
     _wait_for_worker()

@@ -1,4 +1,4 @@
-"""When tasks are due."""
+"""Due times of tasks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 
 def instants(n: int, rate: int, ahead: float) -> list[float]:
-    """Return when (Unix time) each of n tasks is due: the first ``ahead`` seconds from now, so many
-    a second.
+    """Return the due times (Unix time) of n tasks: the first in ``ahead`` seconds, then ``rate``
+    per second.
     """
     first = time.time() + ahead
     return [first + number / rate for number in range(n)]

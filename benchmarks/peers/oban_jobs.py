@@ -1,4 +1,4 @@
-"""oban-py in its own environment: ``python -m benchmarks.peers.oban_jobs VERB '{"n": 1000}'``."""
+"""oban-py in its own environment: ``python -m benchmarks.peers.oban_jobs COMMAND '{"n": 1000}'``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _new: Callable[[dict[str, int]], Any] = _Noop.new  # type: ignore[attr-defined] 
 @worker(queue="default")
 class _Stamp:
     async def process(self, job: Any) -> None:
-        """Tell how late it starts."""
+        """Record how late it starts."""
         stamps.stamp(job.args["path"], job.args["due"])
 
 
@@ -95,7 +95,7 @@ async def _lag(pool: AsyncConnectionPool, n: int, rate: int, path: str) -> float
     return time.perf_counter() - began
 
 
-VERBS: dict[str, Callable[..., Awaitable[float]]] = {
+COMMANDS: dict[str, Callable[..., Awaitable[float]]] = {
     "prepare": _prepare,
     "enqueue": _enqueue,
     "bulk": _bulk,
@@ -103,13 +103,13 @@ VERBS: dict[str, Callable[..., Awaitable[float]]] = {
 }
 
 
-async def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print its seconds."""
+async def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its seconds."""
     pool = AsyncConnectionPool(
         os.environ["BENCHMARK_DATABASE"], min_size=4, max_size=20, open=False
     )
     await pool.open()
-    seconds = await VERBS[verb](pool, **given)
+    seconds = await COMMANDS[command](pool, **given)
     await pool.close()
     print(json.dumps({"seconds": seconds}))
 

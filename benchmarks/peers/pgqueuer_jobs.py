@@ -1,4 +1,4 @@
-"""pgqueuer in its own environment: ``python -m benchmarks.peers.pgqueuer_jobs VERB '{"n":
+"""pgqueuer in its own environment: ``python -m benchmarks.peers.pgqueuer_jobs COMMAND '{"n":
 1000}'``.
 """
 
@@ -46,13 +46,13 @@ async def _lag(pool: Any, n: int, rate: int, path: str) -> float:
     return time.monotonic() - began
 
 
-VERBS: dict[str, Callable[..., Awaitable[float]]] = {"prepare": _prepare, "lag": _lag}
+COMMANDS: dict[str, Callable[..., Awaitable[float]]] = {"prepare": _prepare, "lag": _lag}
 
 
-async def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print its seconds."""
+async def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its seconds."""
     pool = await asyncpg.create_pool(os.environ["BENCHMARK_DATABASE"], min_size=4, max_size=20)
-    seconds = await VERBS[verb](pool, **given)
+    seconds = await COMMANDS[command](pool, **given)
     await pool.close()
     print(json.dumps({"seconds": seconds}))
 

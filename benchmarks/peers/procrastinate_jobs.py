@@ -1,5 +1,5 @@
-"""procrastinate in its own environment: ``python -m benchmarks.peers.procrastinate_jobs VERB '{"n":
-1000}'``.
+"""procrastinate in its own environment: ``python -m benchmarks.peers.procrastinate_jobs COMMAND
+'{"n": 1000}'``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _first: list[float] = []
 
 @app.task(name="stamp", queue="bench")
 async def stamp(due: float, path: str) -> None:
-    """Tell how late it starts."""
+    """Record how late it starts."""
     stamps.stamp(path, due)
 
 
 @app.task(name="noop", queue="bench")
 async def noop(n: int) -> None:
-    """Do nothing but tell the first start."""
+    """Do nothing except record the first start."""
     if not _first:
         _first.append(time.monotonic())
 
@@ -89,7 +89,7 @@ async def _lag(n: int, rate: int, path: str) -> float:
     return time.monotonic() - began
 
 
-VERBS: dict[str, Callable[..., Awaitable[float]]] = {
+COMMANDS: dict[str, Callable[..., Awaitable[float]]] = {
     "prepare": _prepare,
     "enqueue": _enqueue,
     "bulk": _bulk,
@@ -98,10 +98,10 @@ VERBS: dict[str, Callable[..., Awaitable[float]]] = {
 }
 
 
-async def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print its seconds."""
+async def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its seconds."""
     async with app.open_async():
-        seconds = await VERBS[verb](**given)
+        seconds = await COMMANDS[command](**given)
     print(json.dumps({"seconds": seconds}))
 
 

@@ -1,4 +1,4 @@
-"""How late bodies start: each appends one line to a file, which all processes share."""
+"""Records how late task functions start. Each appends one line to a file that all processes share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _descriptors: dict[str, int] = {}
 
 
 def stamp(path: str, due: float) -> None:
-    """Note how many seconds after its due instant (Unix time) this body starts; one write a line,
-    so none is torn.
+    """Record how many seconds after its due time (Unix time) this function starts. One write per
+    line, so that lines are not mixed.
     """
     late = time.time() - due
     if path not in _descriptors:
@@ -20,10 +20,10 @@ def stamp(path: str, due: float) -> None:
 
 
 def number(path: Path) -> int:
-    """Return how many bodies have started."""
+    """Return how many functions have started."""
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def lags(path: Path) -> list[float]:
-    """Return how late (seconds) each body started, the least first."""
+    """Return how many seconds late each function started, in ascending order."""
     return sorted(float(line) for line in path.read_text().splitlines())

@@ -14,8 +14,8 @@ _LAYOUT = struct.Struct("=qdd")
 
 
 class Tally:
-    """How many bodies this process has run, and when its first and its last one ran (monotonic
-    clock).
+    """The number of functions that this process has run, and when the first and the last ran
+    (monotonic clock).
     """
 
     def __init__(self, folder: str) -> None:
@@ -30,7 +30,7 @@ class Tally:
             self.map = mmap.mmap(file.fileno(), _LAYOUT.size)
 
     def add(self) -> None:
-        """Count one body."""
+        """Count one call."""
         if self.pid == 0 or (self.count & 63 == 0 and self.pid != os.getpid()):
             self._open()
         self.count += 1
@@ -38,7 +38,7 @@ class Tally:
 
 
 def count(folder: Path) -> int:
-    """Return how many bodies all processes have run."""
+    """Return how many functions all processes have run."""
     return sum(number for number, _, _ in _read(folder))
 
 
@@ -49,7 +49,7 @@ def seconds(folder: Path) -> float:
 
 
 def last(folder: Path) -> float:
-    """Return when the last body ended (monotonic clock)."""
+    """Return when the last function ended (monotonic clock)."""
     return max(end for _, _, end in _read(folder))
 
 

@@ -1,4 +1,4 @@
-"""The Django project that the benchmarks of ours run in."""
+"""The Django project in which the benchmarks of this package run."""
 
 from benchmarks.project.celery import app as celery_app
 

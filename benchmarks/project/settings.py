@@ -1,4 +1,4 @@
-"""Settings by the environment variable BENCHMARK, a JSON object: database, broker, queue,
+"""Settings from the environment variable BENCHMARK, a JSON object: database, broker, queue,
 durable.
 """
 

@@ -1,4 +1,4 @@
-"""Tasks that do next to nothing: what is left is what we cost."""
+"""Tasks that do almost nothing, so that the overhead of this package is measured."""
 
 import os
 
@@ -13,5 +13,5 @@ def noop(n: int) -> None:
 
 @durable_task
 def stamp(due: float) -> None:
-    """Tell how late it starts."""
+    """Record how late it starts."""
     stamps.stamp(os.environ["BENCHMARK_STAMPS"], due)

@@ -79,10 +79,7 @@ class InstantField(forms.CharField):
         message = (
             _("This time occurs twice in %(zone)s. Enter %(first)s or %(second)s.")
             if before > after
-            else _(
-                "The clocks of %(zone)s jump over this time: say what you mean, as %(first)s or"
-                " %(second)s."
-            )
+            else _("This time does not exist in %(zone)s. Enter %(first)s or %(second)s.")
         )
         raise forms.ValidationError(
             message

@@ -200,7 +200,7 @@ class ReasonOfFailureFilter(ReasonFilter):
     reasons = REASONS_OF_FAILURE
 
 
-class BornFilter(ScreenFilter):
+class CreatedFilter(ScreenFilter):
     """Filter by age. Ids sort by creation time, so this reads one range of the primary key."""
 
     title = _("created within the last")

@@ -17,7 +17,7 @@ from django_durable_tasks.admin import display, filters, fire_table
 from django_durable_tasks.admin.outcome_marks import MISSED, SKIPPED
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 _FIRED = display.instant_of("fire_time", _("fire time"))
 _LAST = display.instant_of("last_fire_time", _("last fire time"))
@@ -37,7 +37,10 @@ class OutcomeFilter(filters.ScreenFilter):
     parameter_name = "outcome"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("unrun", _("missed or skipped")), *((fate.value, fate.value) for fate in Fate)]
+        return [
+            ("unrun", _("missed or skipped")),
+            *((one.value, one.value) for one in FireOutcome),
+        ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         found = super().queryset(request, queryset)

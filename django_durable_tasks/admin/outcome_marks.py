@@ -18,13 +18,13 @@ from django.db.models import OuterRef, Q, QuerySet, Subquery
 
 from django_durable_tasks import conf
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 LOOKED_AT = 100
 MARKS = 7
 _DAY = timedelta(days=1)
-MISSED = frozenset({Fate.MISSED, Fate.EXPIRED, Fate.FAILED_TO_CREATE})
-SKIPPED = frozenset({Fate.SKIPPED_OVERLAP, Fate.SKIPPED_CALENDAR})
+MISSED = frozenset({FireOutcome.MISSED, FireOutcome.EXPIRED, FireOutcome.FAILED_TO_CREATE})
+SKIPPED = frozenset({FireOutcome.SKIPPED_OVERLAP, FireOutcome.SKIPPED_CALENDAR})
 _COLUMNS = ("recurring_task_id", "id", "fire_time", "last_fire_time", "outcome", "count", "task_id")
 
 

@@ -31,8 +31,8 @@ def troubles(seen: Overview) -> Iterator[str]:
         )
     elif not seen.is_led:
         yield _(
-            "No scheduler leads: silent runs are not handed on, and lost messages are not published"
-            " again."
+            "No scheduler is the leader: runs with an expired lease are not marked LOST, and lost"
+            " messages are not republished."
         )
     for node in seen.nodes:
         yield from _troubles_of_node(node, seen)

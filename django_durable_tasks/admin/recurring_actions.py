@@ -95,7 +95,7 @@ def _report(row: RecurringTask, outcome: OperationResult) -> dict[str, Any]:
     steps = [
         {
             "at": fire_table.local_of(step.fire_time, row.time_zone),
-            "deed": display.badge(f"deed-{step.deed}", step.deed),
+            "action": display.badge(f"action-{step.action}", step.action),
             "why": step.why,
         }
         for step in outcome.value.steps

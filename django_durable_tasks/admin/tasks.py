@@ -70,7 +70,7 @@ class TaskAdmin(ReadOnlyAdmin):
         filters.NameFilter,
         filters.TenantFilter,
         filters.ReasonFilter,
-        filters.BornFilter,
+        filters.CreatedFilter,
     )
     lookups_allowed = frozenset(
         {"status__exact", "node__exact", "recurring_task__id__exact", "workflow__id__exact"}

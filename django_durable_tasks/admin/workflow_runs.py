@@ -44,7 +44,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         workflow_filters.RunConditionFilter,
         workflow_filters.WorkflowNameFilter,
         filters.TenantFilter,
-        filters.BornFilter,
+        filters.CreatedFilter,
     )
     lookups_allowed = frozenset({"status__exact", "root__exact"})
     sortable_by = ()

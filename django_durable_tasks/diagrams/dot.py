@@ -10,7 +10,7 @@ from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.nesting import nested
 from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
-from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, FRAME, FRAME_EDGE, LINE, LOOKS
+from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, FRAME, FRAME_EDGE, LINE, STYLES
 from django_durable_tasks.diagrams.tooltips import of_box, of_line
 
 _STYLES = {"MUST_SUCCEED": "solid", "MUST_FINISH": "dashed", "MUST_FAIL": "dotted"}
@@ -54,7 +54,7 @@ def _cluster(number: int, name: str) -> Iterator[str]:
 
 
 def _box(place: int, box: Box) -> str:
-    look = LOOKS[box.status]
+    style = STYLES[box.status]
     below = (
         f"{box.status}{' · ' + box.duration if box.duration else ''}"
         if box.alone
@@ -65,9 +65,9 @@ def _box(place: int, box: Box) -> str:
         f"n{place} "
         + _attributes(
             label=f"{shortened(box.label, _ROOM)}\n{below}",
-            fillcolor=look.soft,
-            fontcolor=look.ink,
-            color=CRITICAL if box.critical else look.strong,
+            fillcolor=style.soft,
+            fontcolor=style.ink,
+            color=CRITICAL if box.critical else style.strong,
             penwidth="2.6" if box.critical else "1.2",
             peripheries="1" if box.alone else "2",
             tooltip=of_box(box),

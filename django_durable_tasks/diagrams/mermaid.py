@@ -14,7 +14,7 @@ from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.nesting import nested
 from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
-from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, LOOKS
+from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, STYLES
 
 MOST_EDGES = 500
 MOST_CHARACTERS = 50_000
@@ -93,8 +93,9 @@ def _label(line: EdgePath) -> str:
 
 def _classes(outline: Outline) -> Iterator[str]:
     for status in sorted({box.status for box in outline.boxes}):
-        look = LOOKS[status]
-        yield f"  classDef {status.lower()} fill:{look.soft},stroke:{look.strong},color:{look.ink}"
+        style = STYLES[status]
+        colors = f"fill:{style.soft},stroke:{style.strong},color:{style.ink}"
+        yield f"  classDef {status.lower()} {colors}"
     critical = [f"n{place}" for place, box in enumerate(outline.boxes) if box.critical]
     if critical:
         yield f"  classDef critical stroke:{CRITICAL},stroke-width:3px"

@@ -37,7 +37,7 @@ class StatusStyle:
 
 
 _CIRCLE = "M0 -4.6A4.6 4.6 0 1 1 -.01 -4.6"
-LOOKS = {
+STYLES = {
     Status.BLOCKED: StatusStyle("#b45309", "#fffbeb", "#78350f", "M-2.2 -3.8V3.8M2.2 -3.8V3.8"),
     Status.PENDING: StatusStyle("#475569", "#f8fafc", "#1e293b", f"{_CIRCLE}M0 -2.4V.3L1.9 1.5"),
     Status.QUEUED: StatusStyle(

@@ -106,7 +106,7 @@ class EntryCheck(UnlockedCheck):
         return Entries(_entries().scores(keys))  # type: ignore[return-value]
 
 
-def stale(look: VerifyContext, entries: Any) -> list[Finding]:
+def stale(context: VerifyContext, entries: Any) -> list[Finding]:
     """Find entries of tasks that are deleted, not PENDING, or due at another instant."""
     task_ids = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
     columns = ("pk", "status", "due_at", "updated_at")
@@ -114,7 +114,7 @@ def stale(look: VerifyContext, entries: Any) -> list[Finding]:
         pk: rest for pk, *rest in ground_rows(Task).filter(pk__in=task_ids).values_list(*columns)
     }
     right = {
-        member: _right(look, rows.get(id_of(member)), score)
+        member: _right(context, rows.get(id_of(member)), score)
         for member, score in entries.scores.items()
     }
     return [
@@ -145,21 +145,21 @@ def _remedy(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
     )
 
 
-def _right(look: VerifyContext, row: Sequence[Any] | None, score: int) -> str:
+def _right(context: VerifyContext, row: Sequence[Any] | None, score: int) -> str:
     """Return what should be in the set instead; empty if the entry is correct or its task moved
     recently.
     """
     if row is None:
         return "none, because there is no such task"
     status, due_at, updated = row
-    if updated >= look.ago(PATIENCE):
+    if updated >= context.ago(PATIENCE):
         return ""
     if status != Status.PENDING:
         return f"none, because the task is {status}"
     return "" if instant_ms(due_at) == score else f"{shown(due_at)}, when the task is due"
 
 
-def _remove(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     gone = _entries().drop({one.key: instant_ms(one.found) for one in findings})
     return dict.fromkeys(gone, "removed")
 
@@ -167,18 +167,18 @@ def _remove(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, st
 # Tasks without an entry ---------------------------------------------------------------------------
 
 
-def missing(look: VerifyContext, rows: Rows) -> list[Finding]:
+def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Find PENDING tasks that are due before the mark and have no entry."""
     entries = _entries()
     until = entries.filled_until()
     if until is None:
         return []
-    coming = _coming(look, rows, until)
+    coming = _coming(context, rows, until)
     there = entries.instants(list(coming)) if coming else {}
     absent = {
         pk: there.get(pk) for pk, due_at in coming.items() if there.get(pk) != instant_ms(due_at)
     }
-    again = _coming(look, rows.filter(pk__in=list(absent)), until) if absent else {}
+    again = _coming(context, rows.filter(pk__in=list(absent)), until) if absent else {}
     found = {pk: None if score is None else from_ms(score) for pk, score in absent.items()}
     return [
         finding(
@@ -196,23 +196,23 @@ def missing(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _soon(look: VerifyContext, rows: Rows, until: datetime) -> Rows:
-    soon = rows.filter(status=Status.PENDING, due_at__gt=look.now + _MARGIN, due_at__lt=until)
-    return soon.filter(updated_at__lt=look.ago(PATIENCE))
+def _soon(context: VerifyContext, rows: Rows, until: datetime) -> Rows:
+    soon = rows.filter(status=Status.PENDING, due_at__gt=context.now + _MARGIN, due_at__lt=until)
+    return soon.filter(updated_at__lt=context.ago(PATIENCE))
 
 
-def _coming(look: VerifyContext, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
-    return dict(_soon(look, rows, until).values_list("pk", "due_at"))
+def _coming(context: VerifyContext, rows: Rows, until: datetime) -> dict[uuid.UUID, datetime]:
+    return dict(_soon(context, rows, until).values_list("pk", "due_at"))
 
 
-def _add(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _add(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys, entries = [one.key for one in findings], _entries()
     until, seen = entries.filled_until(), entries.members(keys)
     if until is None:
         return {}
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = _soon(
-        look, ground_rows(Task).filter(pk__in=keys), until
+        context, ground_rows(Task).filter(pk__in=keys), until
     )  # its status may have changed since it was read
     rows = [Due(*row) for row in waiting.values_list(*columns)]
     return dict.fromkeys(entries.put(rows, seen), "added")

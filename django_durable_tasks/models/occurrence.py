@@ -19,7 +19,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 
 class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
@@ -81,7 +81,7 @@ class OccurrenceRecord(GuardedModel):
     unique_fire_time = models.DateTimeField(null=True, editable=False)
     effective_at = models.DateTimeField(_("effective at"), null=True, blank=True)
     outcome = models.CharField(
-        _("outcome"), max_length=16, choices=[(fate.value, fate.value) for fate in Fate]
+        _("outcome"), max_length=16, choices=[(one.value, one.value) for one in FireOutcome]
     )
     reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
     task = models.ForeignKey(

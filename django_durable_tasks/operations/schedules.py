@@ -212,19 +212,13 @@ RESUME = Operation(
             name="run_missed",
             kind=ArgumentType.FLAG,
             label=_("Catch up"),
-            help=_(
-                "Run the fire times that were missed during the pause, by the catch-up"
-                " mode and limits of the schedule."
-            ),
+            help=_("Run fire times missed during the pause, by the catch-up options."),
         ),
         Argument(
             name="pace",
             kind=ArgumentType.SECONDS,
             label=_("Pace"),
-            help=_(
-                "Seconds between two runs that are caught up. Default: the catch-up pace"
-                " of the schedule."
-            ),
+            help=_("Seconds between two runs that are caught up. Default: the schedule's."),
             minimum=0,
             metavar="SECONDS",
         ),
@@ -234,10 +228,7 @@ SNOOZE = Operation(
     target=Target.SCHEDULE,
     name="snooze",
     title=_("Snooze schedule"),
-    help=_(
-        "Fire times up to an instant are skipped and recorded as PAUSED. Then it resumes"
-        " automatically."
-    ),
+    help=_("Fire times up to an instant are recorded as PAUSED. Then it resumes automatically."),
     permission="pause_recurringtask",
     perform=_snooze,
     statuses=frozenset({_ACTIVE}),

@@ -134,7 +134,7 @@ def needed(join: int | None, tally: Tally) -> int:
     return edges + tally.gates
 
 
-def fate(join: int | None, tally: Tally, policy: str) -> JoinDecision:
+def join_decision(join: int | None, tally: Tally, policy: str) -> JoinDecision:
     """Return what happens to a BLOCKED task; ``policy`` is that of the edge that was not met."""
     lost = tally.unmet > 0 if join is None else tally.met + tally.unresolved < join
     if lost:

@@ -35,8 +35,8 @@ class Releasing(PeriodicThread):
         self._idle = True
 
     def tasks_dispatched(self) -> None:
-        """Look often from now on, because dispatched tasks free capacity when they end; safe to
-        call from other threads.
+        """Read the waitlists often from now on, because dispatched tasks free capacity when they
+        end; safe to call from other threads.
         """
         if self._idle:
             self.wake()

@@ -288,7 +288,7 @@ class ReportTests(TestCase):
         self.assertEqual(
             self.read().doubled,
             [
-                "hourly at 09:00:00.000000 is told 2 times",
+                "hourly at 09:00:00.000000 has 2 ledger entries",
                 "hourly fired at 12:00:00.000000, which is no fire time",
             ],
         )

@@ -101,7 +101,7 @@ def _doubled(job: _Books, times: list[datetime]) -> Iterator[str]:
     for time in times:
         entries = sum(first <= time <= last for first, last, _, _ in job.lines)
         if entries > 1:
-            yield f"{job.row} at {time:%H:%M:%S.%f} is told {entries} times"
+            yield f"{job.row} at {time:%H:%M:%S.%f} has {entries} ledger entries"
     for first, last, _, _ in job.lines:
         if first == last and first not in wanted:
             yield f"{job.row} fired at {first:%H:%M:%S.%f}, which is no fire time"

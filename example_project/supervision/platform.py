@@ -35,7 +35,7 @@ class Platform:
         self._numbers = {kind: itertools.count(1) for kind in ("scheduler", "worker")}
 
     def __enter__(self) -> Self:
-        self.patience.hurry = self.kill
+        self.patience.on_second_signal = self.kill
         return self
 
     def __exit__(

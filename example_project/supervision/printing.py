@@ -70,7 +70,7 @@ def fire_figures(fires: Fires) -> Iterator[tuple[str, str]]:
     yield "recurring jobs", f"{fires.jobs}"
     yield (
         "recurring fires expected",
-        f"{fires.expected}, of which {fires.leaderless} while nobody led",
+        f"{fires.expected}, of which {fires.leaderless} without a leader",
     )
     yield "recurring fires seen", f"{fires.fates.total()}: {by_fate}"
     yield "recurring fires missing", f"{len(fires.missing)}"
@@ -111,7 +111,7 @@ def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list
     if not graphs.started or graphs.succeeded < graphs.started:
         found.append(f"{graphs.started} workflows were started, and {graphs.succeeded} succeeded")
     if not fires.leaderless:
-        found.append("no job fell due while nobody led")
+        found.append("no job was due without a leader")
     if not report.replayed:
         found.append("no dead letter was replayed")
     return found
@@ -131,7 +131,7 @@ def lines(report: Report, fires: Fires, graphs: Graphs, story: Story) -> Iterato
         " the worker, and of"
     )
     yield (
-        "  recurring jobs that fell due while nobody led. Expected are the fires of the timetables"
+        "  recurring jobs that were due without a leader. Expected are the fires of the timetables"
         " alone."
     )
     yield (

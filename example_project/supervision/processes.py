@@ -22,10 +22,12 @@ class Interrupted(Exception):
 
 
 class Patience:
-    """Waits that end at once when the process receives a signal; a second signal calls `hurry`."""
+    """Waits that end at once when the process receives a signal; a second signal calls
+    `on_second_signal`.
+    """
 
     def __init__(self) -> None:
-        self.hurry: Callable[[], None] | None = None
+        self.on_second_signal: Callable[[], None] | None = None
         self._requested = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (
@@ -34,8 +36,8 @@ class Patience:
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:
-        if self._requested.is_set() and self.hurry is not None:
-            self.hurry()
+        if self._requested.is_set() and self.on_second_signal is not None:
+            self.on_second_signal()
         self._requested.set()
 
     def pause(self, seconds: float) -> None:

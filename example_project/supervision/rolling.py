@@ -43,7 +43,7 @@ class Figures:
         same = self.expected == self.seen and not self.left_open
         return same and not (self.missing or self.doubled or self.problems)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
         return {**asdict(self), "good": self.good}
 

@@ -16,7 +16,7 @@ from django_durable_tasks.due_index.redis_entries import RedisEntries
 from django_durable_tasks.due_index.types import Due
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.engine.verify.check import look
+from django_durable_tasks.engine.verify.check import read_context
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_redis_away import frozen, url
@@ -192,7 +192,7 @@ def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: RedisCon
     [missing] = runner.verify(runner.chosen(["due-missing"]))
     assert missing.check.repair is not None
     Task.objects.unguarded().filter(pk=held).update(due_at=datetime(9999, 1, 1, tzinfo=UTC))
-    assert missing.check.repair(look(), missing.findings) == {}
+    assert missing.check.repair(read_context(), missing.findings) == {}
     assert RedisEntries(door).members([held]) == {}
 
 

@@ -24,7 +24,7 @@ from django_durable_tasks.engine.recurring import trigger, tzdata
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.task_queries import NEVER
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.maintenance import republish
 from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
@@ -138,7 +138,7 @@ def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> 
     rows = [a_schedule(f"nightly-{number}") for number in range(LOCKED + FREE)]
     for row in rows:
         OccurrenceRecord.objects.unguarded().create(
-            recurring_task=row, fire_time=START, outcome=Fate.MISSED, created_at=START
+            recurring_task=row, fire_time=START, outcome=FireOutcome.MISSED, created_at=START
         )
     after_retention = START + timedelta(days=5_000)
     with (

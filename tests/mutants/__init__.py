@@ -78,10 +78,10 @@ def _without_leaving_the_heartbeat() -> None:
 def _without_the_class_s_telling() -> None:
     from django_durable_tasks.celery.execution import endings
     from django_durable_tasks.engine.tasks.attempts import spent
-    from django_durable_tasks.rules.tasks.endings import Outcome, Verdict, judge
+    from django_durable_tasks.rules.tasks.endings import Outcome, Verdict, decide
 
     def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:
-        return judge(outcome, spent(live.run))
+        return decide(outcome, spent(live.run))
 
     setattr(endings, "close", silent)  # noqa: B010 - mypy knows it as a function
 
@@ -99,8 +99,8 @@ def _without_the_grace_after_an_outage() -> None:
             self.heard: dict[uuid.UUID, tuple[Any, float]] = {}
             self.kept: dict[uuid.UUID, tuple[Any, float]] = {}
 
-        def look(self, beats_now: Any, at: float, within: float, leases: Any = None) -> None:
-            super().look(beats_now, at, within, leases)
+        def record(self, beats_now: Any, at: float, within: float, leases: Any = None) -> None:
+            super().record(beats_now, at, within, leases)
             self.contact = 1_000_000
             self.heard = self._since(self.heard, beats_now)
             self.kept = self._since(self.kept, leases or {})

@@ -18,7 +18,9 @@ _AT_ONCE = 1_000
 
 
 def prepare(n: int, every: int) -> float:
-    """Create the tables and n rows that are due every so many seconds, spread over them."""
+    """Create the tables and n periodic tasks that are due every ``every`` seconds at different
+    phases.
+    """
     began = time.perf_counter()
     call_command("migrate", verbosity=0)
     from django_celery_beat.models import IntervalSchedule, PeriodicTask, PeriodicTasks  # type: ignore[import-not-found]

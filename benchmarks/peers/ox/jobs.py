@@ -1,4 +1,4 @@
-"""What is measured of django-ox: ``python -m benchmarks.peers.ox.jobs VERB '{"n": 1000}'``."""
+"""The measurements of django-ox: ``python -m benchmarks.peers.ox.jobs COMMAND '{"n": 1000}'``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _run(n: int, concurrency: int) -> float:
     return float((max(ends) - min(starts)).total_seconds())
 
 
-VERBS: dict[str, Callable[..., float]] = {
+COMMANDS: dict[str, Callable[..., float]] = {
     "prepare": _prepare,
     "enqueue": _enqueue,
     "bulk": _bulk,
@@ -69,13 +69,13 @@ VERBS: dict[str, Callable[..., float]] = {
 }
 
 
-def main(verb: str, given: dict[str, Any]) -> None:
-    """Do one verb and print its seconds."""
+def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its seconds."""
     django.setup()
-    if verb != "prepare":
+    if command != "prepare":
         with connection.cursor() as cursor:
             cursor.execute("TRUNCATE django_ox_oxtask CASCADE")
-    seconds = VERBS[verb](**given)
+    seconds = COMMANDS[command](**given)
     print(json.dumps({"seconds": seconds}))
 
 

@@ -1,4 +1,6 @@
-"""Settings of django-ox's project; the environment gives BENCHMARK_DATABASE."""
+"""Settings of django-ox's project. The environment variable BENCHMARK_DATABASE contains the
+address.
+"""
 
 import os
 from urllib.parse import unquote, urlsplit

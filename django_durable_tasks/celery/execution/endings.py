@@ -26,7 +26,7 @@ from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome, Verdict, judge
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.workflows.followups import FollowUp
 
@@ -59,7 +59,7 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
 
 def close_committed(live: LiveRun, outcome: Outcome) -> None:
     """Finish a run whose success was committed in the transaction of its atomic body."""
-    live.verdict, live.recorded = judge(outcome, attempts.spent(live.run)), True
+    live.verdict, live.recorded = decide(outcome, attempts.spent(live.run)), True
     process_runs.leases.remove(live)
     _report(live, outcome)
     resolve_dependents(live)
@@ -125,7 +125,7 @@ def write_ending(
     with nullcontext() if live.eager else dedicated_connection():
         if outcome.kind is EndingKind.SUCCEEDED:
             accepted = record_success(run, outcome.result, live.worker, followups)
-            verdict = judge(outcome, attempts.spent(run)) if accepted else None
+            verdict = decide(outcome, attempts.spent(run)) if accepted else None
         else:
             verdict = attempts.fail(run, outcome, live.worker)
         if verdict is None:

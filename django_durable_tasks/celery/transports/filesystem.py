@@ -177,7 +177,9 @@ class Channel(filesystem.Channel):
         return payload
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge, and let the event loop look at once for the message that now has room."""
+        """Acknowledge, and let the event loop read the next message at once, now that there is
+        capacity.
+        """
         super().basic_ack(delivery_tag, multiple)
         if self.connection is not None and self.connection.loop is not None:
             self.connection.loop.call_later(0, self.connection.deliver_ready)

@@ -30,8 +30,8 @@ def entries(outline: Outline) -> Iterator[LegendEntry]:
     """
     counts = Counter(str(node.status) for node in outline.layered.nodes)
     for status, _ in in_order(counts):
-        look = palette.LOOKS[status]
-        badge = element("rect", y=-8, width=16, height=16, rx=4, fill=look.strong)
+        style = palette.STYLES[status]
+        badge = element("rect", y=-8, width=16, height=16, rx=4, fill=style.strong)
         yield _entry(16, str(status), badge, moved(8, 0, icon(status, "#ffffff", 1.7)))
     kinds = {line.kind for line in outline.lines if not line.broken}
     for kind in KINDS:

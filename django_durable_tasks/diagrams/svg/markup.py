@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from django_durable_tasks.diagrams.palette import LOOKS
+from django_durable_tasks.diagrams.palette import STYLES
 from django_durable_tasks.rules.states import Status
 
 
@@ -47,7 +47,7 @@ def icon(status: Status, colour: str, thickness: float) -> Markup:
     """Return the sign of a status, 12 by 12 around 0,0."""
     return element(
         "path",
-        d=LOOKS[status].icon,
+        d=STYLES[status].icon,
         fill="none",
         stroke=colour,
         stroke_width=thickness,

@@ -71,22 +71,22 @@ def box_shape(box: Box, around: Rectangle) -> Markup:
     """Return a box: icon, label and status; for several nodes a stack with the numbers per
     status.
     """
-    look, width, height = palette.LOOKS[box.status], around.width, around.height
+    style, width, height = palette.STYLES[box.status], around.width, around.height
     rounded = {"width": width, "height": height, "rx": 8}
     behind = [
-        element("rect", x=off, y=off, fill=look.soft, stroke=look.strong, **rounded)
+        element("rect", x=off, y=off, fill=style.soft, stroke=style.strong, **rounded)
         for off in (() if box.alone else (6, 3))
     ]
-    plane = element("rect", fill=look.soft, **rounded)
+    plane = element("rect", fill=style.soft, **rounded)
     strip = element(
         "path",
         d=f"M8 0H{_STRIP}V{height}H8A8 8 0 0 1 0 {height - 8}V8A8 8 0 0 1 8 0Z",
-        fill=look.strong,
+        fill=style.strong,
     )
     border = element(
         "rect",
         fill="none",
-        stroke=palette.CRITICAL if box.critical else look.strong,
+        stroke=palette.CRITICAL if box.critical else style.strong,
         stroke_width=2.6 if box.critical else 1.2,
         **rounded,
     )
@@ -109,7 +109,7 @@ def wished_width(box: Box) -> int:
 
 
 def _words_of_one(box: Box, width: int, height: int) -> Iterator[Markup]:
-    ink, middle = palette.LOOKS[box.status].ink, height / 2
+    ink, middle = palette.STYLES[box.status].ink, height / 2
     yield _label(box, width, middle - 4)
     yield text(_STRIP + 10, middle + 13, str(box.status), _SMALL - 0.5, ink)
     if box.duration:
@@ -117,7 +117,7 @@ def _words_of_one(box: Box, width: int, height: int) -> Iterator[Markup]:
 
 
 def _words_of_many(box: Box, width: int, height: int) -> Iterator[Markup]:
-    ink, x = palette.LOOKS[box.status].ink, _STRIP + 10.0
+    ink, x = palette.STYLES[box.status].ink, _STRIP + 10.0
     yield _label(box, width, height / 2 - 9)
     counts = list(in_order(box.counts))
     for at, (status, number) in enumerate(counts):
@@ -126,7 +126,7 @@ def _words_of_many(box: Box, width: int, height: int) -> Iterator[Markup]:
         if x + wide + (14 if at + 1 < len(counts) else 0) > width - 4:
             yield text(x, height / 2 + 9, "…", _SMALL, ink)
             break
-        yield moved(x + 5, height / 2 + 5, icon(status, palette.LOOKS[status].strong, 1.8))
+        yield moved(x + 5, height / 2 + 5, icon(status, palette.STYLES[status].strong, 1.8))
         yield text(x + 14, height / 2 + 9, words, _SMALL, ink)
         x += wide + 6
     yield from _bar(counts, len(box.nodes), _STRIP + 10, width - _STRIP - 20, height - 12)
@@ -155,6 +155,6 @@ def _bar(
             y=y,
             width=round(max(share - 1, 0.6), 1),
             height=4,
-            fill=palette.LOOKS[status].strong,
+            fill=palette.STYLES[status].strong,
         )
         x += share

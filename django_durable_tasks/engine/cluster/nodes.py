@@ -219,7 +219,7 @@ class _UnchangedReads:
     def __init__(self) -> None:
         self.seen: dict[uuid.UUID, tuple[Any, int]] = {}
 
-    def look(self, values: Mapping[uuid.UUID, Any]) -> None:
+    def record(self, values: Mapping[uuid.UUID, Any]) -> None:
         before = self.seen
         self.seen = {
             key: (value, before[key][1] + 1 if key in before and before[key][0] == value else 0)
@@ -240,14 +240,14 @@ class HeartbeatMonitor:
 
     def __init__(self) -> None:
         self.contact = 0
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
         self._nodes, self._leases = _UnchangedReads(), _UnchangedReads()
         self._broker_outages: Mapping[uuid.UUID, int] | None = None
         self.broker_outage_at = float("-inf")
         """The monotonic instant at which the last outage of the broker was read from a node."""
         self._lock = threading.RLock()
 
-    def look(
+    def record(
         self,
         beats_now: Mapping[uuid.UUID, int],
         at: float,
@@ -261,12 +261,12 @@ class HeartbeatMonitor:
         process itself was suspended.
         """
         with self._lock:
-            if at - self._looked_at > within:
+            if at - self._read_at > within:
                 self.missed()
-            self._looked_at = at
+            self._read_at = at
             self.contact += 1
-            self._nodes.look(beats_now)
-            self._leases.look(leases or {})
+            self._nodes.record(beats_now)
+            self._leases.record(leases or {})
 
     def look_for_broker_outages(self, reported: Mapping[uuid.UUID, int], at: float) -> None:
         """Record how many outages of the broker each node has reported, read at the monotonic

@@ -95,7 +95,7 @@ def overview(known: Collection[str]) -> Overview:
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),
-        limits=operator_limits.crowded(),
+        limits=operator_limits.limits_with_waiting_tasks(),
         connections_needed=connections_needed(alive_nodes),
         connections_allowed=_connections_allowed(),
     )

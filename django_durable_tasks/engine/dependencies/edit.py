@@ -26,7 +26,7 @@ from django_durable_tasks.rules.dependencies import (
     chosen,
     cycle_in,
     edge_outcome,
-    fate,
+    join_decision,
     needed,
 )
 from django_durable_tasks.rules.states import TERMINAL, Status
@@ -213,7 +213,10 @@ def _waive_unmet(row: Task) -> None:
     Then the task waits only for the new edges.
     """
     tally = edges.tallies([row.pk]).get(row.pk, Tally())
-    if row.status != Status.BLOCKED and fate(row.join_count, tally, "") == JoinDecision.SKIP:
+    if (
+        row.status != Status.BLOCKED
+        and join_decision(row.join_count, tally, "") == JoinDecision.SKIP
+    ):
         edges.waive([row.pk])
 
 

@@ -15,7 +15,13 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.rules.dependencies import FORCED, JoinDecision, Tally, fate, needed
+from django_durable_tasks.rules.dependencies import (
+    FORCED,
+    JoinDecision,
+    Tally,
+    join_decision,
+    needed,
+)
 from django_durable_tasks.rules.states import Status
 
 _DOOMED = frozenset({Status.SKIPPED, Status.FAILED})
@@ -101,7 +107,7 @@ class LockedSubgraph:
         return replayed
 
     def _can_be_met(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> bool:
-        return fate(self.rows[key].join_count, self.tally(key, replayed), "") in (
+        return join_decision(self.rows[key].join_count, self.tally(key, replayed), "") in (
             JoinDecision.STAY,
             JoinDecision.RELEASE,
         )

@@ -34,7 +34,7 @@ from django_durable_tasks.rules.dependencies import (
     JoinDecision,
     Tally,
     edge_outcome,
-    fate,
+    join_decision,
     needed,
 )
 from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
@@ -265,24 +265,26 @@ def reevaluate_joins(
         if key in rows and rows[key].status == Status.BLOCKED
     ]
     tallies = _tallies(waiting, resolved)
-    fates: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
+    by_decision: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
     for row in waiting:
-        fates[fate(row.join_count, tallies[row.pk], _policy(row, resolved.get(row.pk, ())))].append(
-            row
-        )
+        by_decision[
+            join_decision(row.join_count, tallies[row.pk], _policy(row, resolved.get(row.pk, ())))
+        ].append(row)
     transitions.set_needed(
-        {row.pk: needed(row.join_count, tallies[row.pk]) for row in fates[JoinDecision.STAY]}
+        {row.pk: needed(row.join_count, tallies[row.pk]) for row in by_decision[JoinDecision.STAY]}
     )
-    messages = release(fates[JoinDecision.RELEASE])
-    doomed = fates[JoinDecision.SKIP] + fates[JoinDecision.FAIL]
+    messages = release(by_decision[JoinDecision.RELEASE])
+    doomed = by_decision[JoinDecision.SKIP] + by_decision[JoinDecision.FAIL]
     found = {row.pk: _cause(row, resolved.get(row.pk, ()), rows) for row in doomed}
     reasons = {key: reason for key, (reason, _) in found.items()}
     causes = {key: cause for key, (_, cause) in found.items()}
     transitions.skip_blocked(
-        [(row.pk, row.epoch) for row in fates[JoinDecision.SKIP]], reasons, causes
+        [(row.pk, row.epoch) for row in by_decision[JoinDecision.SKIP]], reasons, causes
     )
-    _fail(fates[JoinDecision.FAIL], reasons, causes)
-    return ResolveResult(moved=len(waiting) - len(fates[JoinDecision.STAY]), messages=messages)
+    _fail(by_decision[JoinDecision.FAIL], reasons, causes)
+    return ResolveResult(
+        moved=len(waiting) - len(by_decision[JoinDecision.STAY]), messages=messages
+    )
 
 
 def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Tally]:

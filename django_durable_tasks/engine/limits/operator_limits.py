@@ -90,7 +90,7 @@ class LimitUsage:
     too_heavy: int | None = None
 
 
-def standings() -> list[LimitUsage]:
+def limit_usages() -> list[LimitUsage]:
     """Return every configured limit and every scope with waiting tasks, ordered by scope."""
     book, found, now = config.read(), usage.count(), database_now()
     counts = (
@@ -132,10 +132,10 @@ def standings() -> list[LimitUsage]:
     return result
 
 
-def crowded() -> list[LimitUsage]:
+def limits_with_waiting_tasks() -> list[LimitUsage]:
     """Return the limits with waiting tasks; one statement if there are none."""
     return (
-        [standing for standing in standings() if standing.waiting]
+        [standing for standing in limit_usages() if standing.waiting]
         if tasks().waiting_for_limit().exists()
         else []
     )

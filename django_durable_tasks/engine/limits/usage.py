@@ -128,7 +128,7 @@ def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
     ahead = [
         scope
         for scope, bucket in stored.items()
-        if rules.gathered(bucket, rates[scope], now).at < bucket.at
+        if rules.accumulated(bucket, rates[scope], now).at < bucket.at
     ]
     if ahead:
         _reset_clock(ahead)
@@ -155,7 +155,7 @@ def _stored(rates: Mapping[str, Rate]) -> dict[str, Bucket]:
 def _refilled(
     stored: Mapping[str, Bucket], rates: Mapping[str, Rate], now: datetime
 ) -> dict[str, Bucket]:
-    return {scope: rules.gathered(stored.get(scope), rate, now) for scope, rate in rates.items()}
+    return {scope: rules.accumulated(stored.get(scope), rate, now) for scope, rate in rates.items()}
 
 
 def _reset_clock(scopes: Collection[str]) -> None:

@@ -38,7 +38,7 @@ from django_durable_tasks.rules.recurring.backfill import (
 from django_durable_tasks.rules.recurring.effective import Action, Planned, SkippedRange
 from django_durable_tasks.rules.recurring.explain import no_fires_within, not_a_fire_time
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
-from django_durable_tasks.rules.recurring.policies import CatchUpOrder, Fate
+from django_durable_tasks.rules.recurring.policies import CatchUpOrder, FireOutcome
 from django_durable_tasks.rules.tasks.comments import comment
 from django_durable_tasks.rules.tasks.durations import instant
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -232,18 +232,18 @@ class _Backfill:
         """Create and replay the tasks of these steps in order; return the steps with their task
         ids.
         """
-        places = self._places([one for one in steps if one.deed != BackfillAction.UNCHANGED])
+        places = self._places([one for one in steps if one.action != BackfillAction.UNCHANGED])
         created = {
             one.fire_time: self._new_task(one, places[one.fire_time])
             for one in steps
-            if one.deed == BackfillAction.CREATED
+            if one.action == BackfillAction.CREATED
         }
         new = self._write(created, entries)
         self._create([task for task in created.values() if task.id in new])
-        self._replay([one for one in steps if one.deed == BackfillAction.REPLAYED], places)
+        self._replay([one for one in steps if one.action == BackfillAction.REPLAYED], places)
         return [
             (
-                BackfillStep(one.fire_time, one.deed, one.why, created[one.fire_time].id)
+                BackfillStep(one.fire_time, one.action, one.why, created[one.fire_time].id)
                 if one.fire_time in created
                 else one
             )
@@ -291,7 +291,12 @@ class _Backfill:
             if entry is None:
                 entries.append(
                     occurrence_tasks.entry(
-                        self.row, planned, Fate.DISPATCHED, term=None, task=task, reason=reason
+                        self.row,
+                        planned,
+                        FireOutcome.DISPATCHED,
+                        term=None,
+                        task=task,
+                        reason=reason,
                     )
                 )
             else:
@@ -299,7 +304,7 @@ class _Backfill:
         for some in _bulks(list(empty.items())):
             # Every writer of entries of fire times locks the schedule first, as this transaction
             # does, so no entry can have got a task since it was read.
-            if ledger.fill(dict(some), Fate.DISPATCHED, reason) < len(some):
+            if ledger.fill(dict(some), FireOutcome.DISPATCHED, reason) < len(some):
                 raise TransitionRefused(
                     f"The ledger of {self.row.name!r} changed under the backfill; try again."
                 )

@@ -20,7 +20,7 @@ from django_durable_tasks.engine.db.statements import recordset, statement
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.rules.recurring.effective import Agenda
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 REASON_MAX = 500
 _BULK = 1_000
@@ -33,7 +33,7 @@ class LedgerEntry:
     recurring_task_id: uuid.UUID
     tenant_id: int
     fire_time: datetime
-    outcome: Fate
+    outcome: FireOutcome
     reason: str = ""
     task_id: uuid.UUID | None = None
     effective_at: datetime | None = None
@@ -124,10 +124,12 @@ def recorded(
 def refuse(recurring_task_id: uuid.UUID, fire_time: datetime, reason: str) -> None:
     """Record that the task of a fire time could not be created, in the entry inserted for it."""
     entry = ledger().filter(recurring_task=recurring_task_id, unique_fire_time=fire_time)
-    entry.update(outcome=Fate.FAILED_TO_CREATE, task_id=None, effective_at=None, reason=reason)
+    entry.update(
+        outcome=FireOutcome.FAILED_TO_CREATE, task_id=None, effective_at=None, reason=reason
+    )
 
 
-def fill(tasks: Mapping[int, tuple[uuid.UUID, datetime]], outcome: Fate, reason: str) -> int:
+def fill(tasks: Mapping[int, tuple[uuid.UUID, datetime]], outcome: FireOutcome, reason: str) -> int:
     """Set the task and start of the entries (by id) that have no task; return the number of entries
     changed.
     """
@@ -165,7 +167,7 @@ def paused_range(
         last_fire_time=end,
         count=counted.number,
         count_is_exact=counted.exact,
-        outcome=Fate.PAUSED,
+        outcome=FireOutcome.PAUSED,
         term=term,
         reason=f"{row.status_reason or 'paused'}{by}"[:REASON_MAX],
     )

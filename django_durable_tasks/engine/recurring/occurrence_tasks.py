@@ -18,7 +18,7 @@ from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.task_queries import NEVER, new_task_id
 from django_durable_tasks.rules.recurring.effective import Planned
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
-from django_durable_tasks.rules.recurring.policies import Fate, Overlap
+from django_durable_tasks.rules.recurring.policies import FireOutcome, Overlap
 from django_durable_tasks.rules.tasks.key_templates import formatted
 from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
@@ -109,7 +109,7 @@ def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
 def entry(
     row: RecurringTask,
     planned: Planned,
-    outcome: Fate,
+    outcome: FireOutcome,
     *,
     term: int | None,
     task: NewTask | None = None,

@@ -27,7 +27,7 @@ from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, Un
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.rules.recurring.effective import Planned
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision, decide
-from django_durable_tasks.rules.recurring.policies import Fate, Overlap
+from django_durable_tasks.rules.recurring.policies import FireOutcome, Overlap
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.comments import comment
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -96,7 +96,7 @@ def _create(row: RecurringTask, now: datetime, request: str, reason: str) -> uui
             occurrence_tasks.entry(
                 row,
                 planned,
-                Fate.MANUAL,
+                FireOutcome.MANUAL,
                 term=None,
                 task=new,
                 request_id=request,

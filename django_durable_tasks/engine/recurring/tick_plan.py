@@ -24,7 +24,7 @@ from django_durable_tasks.rules.recurring.policies import (
     MAX_RUNS,
     CatchUp,
     CatchUpOrder,
-    Fate,
+    FireOutcome,
     Overlap,
     RecurringStatus,
 )
@@ -65,10 +65,10 @@ def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -
     """Add the outcome of each fire time of ``choice``, and the new watermark, to the tick."""
     for closed_range in agenda.closed(row.watermark_at, choice.through):
         tick.entries.append(
-            _range(tick, row, closed_range, Fate(closed_range.outcome), closed_range.reason)
+            _range(tick, row, closed_range, FireOutcome(closed_range.outcome), closed_range.reason)
         )
     for missed in choice.missed:
-        tick.entries.append(_range(tick, row, missed, Fate.MISSED, missed.reason))
+        tick.entries.append(_range(tick, row, missed, FireOutcome.MISSED, missed.reason))
         logger.warning(
             "Recurring task %s missed %d fires (%s).", row.name, missed.count, missed.reason
         )
@@ -86,7 +86,9 @@ def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -
     tick.moves.append(_move(row, choice, ran, left, tick.now))
 
 
-def _range(tick: Tick, row: RecurringTask, fires: Any, outcome: Fate, reason: str) -> LedgerEntry:
+def _range(
+    tick: Tick, row: RecurringTask, fires: Any, outcome: FireOutcome, reason: str
+) -> LedgerEntry:
     return LedgerEntry(
         recurring_task_id=row.pk,
         tenant_id=row.tenant_id,
@@ -110,7 +112,7 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
         tick.entries.append(
             occurrence_tasks.entry(
-                row, planned, Fate.EXPIRED, term=tick.term, reason=f"{row.expires_in:g} s"
+                row, planned, FireOutcome.EXPIRED, term=tick.term, reason=f"{row.expires_in:g} s"
             )
         )
         return 0
@@ -124,7 +126,7 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
             occurrence_tasks.entry(
                 row,
                 planned,
-                Fate.SKIPPED_OVERLAP,
+                FireOutcome.SKIPPED_OVERLAP,
                 term=tick.term,
                 blocked_by=blocker,
                 reason=f"{named(opened, blocker)} is open",
@@ -137,7 +139,7 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     tick.new_tasks.append(task)
     if task.unique_key is not None:
         tick.keys[row.tenant_id, task.unique_key] = task.id
-    outcome = Fate.ROLLED if planned.rolled else Fate.DISPATCHED
+    outcome = FireOutcome.ROLLED if planned.rolled else FireOutcome.DISPATCHED
     reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.remarks))[
         : ledger.REASON_MAX
     ]

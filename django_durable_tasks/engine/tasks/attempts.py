@@ -35,7 +35,7 @@ from django_durable_tasks.rules.tasks.endings import (
     EndingKind,
     Outcome,
     Verdict,
-    judge,
+    decide,
 )
 from django_durable_tasks.rules.tasks.retries import RetryPolicy
 from django_durable_tasks.rules.tasks.runs import Run
@@ -254,7 +254,7 @@ def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
     if run.task_id in verdicts:
         return verdicts[run.task_id]
     return (
-        judge(outcome, spent(run))
+        decide(outcome, spent(run))
         if _is_logged(run, LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
         else None
     )
@@ -315,7 +315,7 @@ def _end_runs(
         results, ends, failures = [], [], []
         for row in rows:
             outcome = outcome_of(row)
-            verdict = judge(outcome, _budgets(row))
+            verdict = decide(outcome, _budgets(row))
             result = attempt_log.AttemptResult(
                 task=row,
                 log=verdict.log,

@@ -1,4 +1,4 @@
-"""The transitions of a run: start, heartbeat, succeed, and the endings that ``judge`` decides."""
+"""The transitions of a run: start, heartbeat, succeed, and the endings that ``decide`` decides."""
 
 from __future__ import annotations
 

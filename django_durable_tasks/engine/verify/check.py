@@ -74,7 +74,7 @@ class VerifyContext:
         return self.now - timedelta(seconds=seconds)
 
 
-def look() -> VerifyContext:
+def read_context() -> VerifyContext:
     """Read the clock and the lease of the leader; two statements."""
     now = database_now()
     leases = SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
@@ -152,7 +152,7 @@ class Check:
             if len(found) >= most:
                 break
             with self.guarded():
-                found += self.judge(look(), self.held(some))
+                found += self.judge(read_context(), self.held(some))
         return found
 
 

@@ -31,7 +31,7 @@ from django_durable_tasks.rules.dependencies import (
     FORCED,
     JoinDecision,
     Tally,
-    fate,
+    join_decision,
     needed,
 )
 from django_durable_tasks.rules.states import OPEN, Status
@@ -67,7 +67,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
     return ((pk, join, number, counted.get(pk, Tally())) for pk, join, number, _ in judged)
 
 
-def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
+def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
     """BLOCKED tasks whose count does not match their unresolved edges."""
     return [
         finding(
@@ -84,9 +84,9 @@ def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def blocked_by_nothing(look: VerifyContext, rows: Rows) -> list[Finding]:
+def blocked_by_nothing(context: VerifyContext, rows: Rows) -> list[Finding]:
     """BLOCKED tasks whose join is met, or can no longer be met."""
-    fates = ((pk, fate(join, tally, "")) for pk, join, _, tally in _waiting(rows))
+    decisions = ((pk, join_decision(join, tally, "")) for pk, join, _, tally in _waiting(rows))
     return [
         finding(
             "blocked-by-nothing",
@@ -101,12 +101,12 @@ def blocked_by_nothing(look: VerifyContext, rows: Rows) -> list[Finding]:
             ),
             repair="evaluate its join again under the lock of the task",
         )
-        for pk, what in fates
+        for pk, what in decisions
         if what != JoinDecision.STAY
     ]
 
 
-def _recount(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     """Recount the edges of these tasks.
 
     Tasks with edges that are wrong themselves are left out, because a recount would release them
@@ -123,7 +123,7 @@ def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
     publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
 
 
-def unresolved(look: VerifyContext, rows: Rows) -> list[Finding]:
+def unresolved(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Edges whose upstream has ended or was deleted, without an ending event that would resolve
     them.
     """
@@ -152,7 +152,7 @@ def _has_task() -> Exists:
     return Exists(tables.tasks().filter(pk=OuterRef("task")))
 
 
-def _insert_events_again(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _insert_events_again(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(TaskDependency).filter(pk__in=[one.key for one in findings])
     found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
     edges.insert_events_again(
@@ -175,7 +175,7 @@ def _early(rows: Rows) -> Rows:
     return known.exclude(outcome=FORCED)
 
 
-def resolved_early(look: VerifyContext, rows: Rows) -> list[Finding]:
+def resolved_early(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Edges of a BLOCKED task that are resolved although their upstream is open."""
     found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
     return [
@@ -192,7 +192,7 @@ def resolved_early(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _reset(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _reset(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     edges.arm_again(keys)
     _evaluate_joins(
@@ -201,7 +201,7 @@ def _reset(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str
     return dict.fromkeys(keys, "reset to unresolved")
 
 
-def unmarked(look: VerifyContext, rows: Rows) -> list[Finding]:
+def unmarked(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
     ending event.
     """
@@ -223,14 +223,14 @@ def unmarked(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _mark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     above = ground_rows(TaskDependency).filter(pk__in=keys).values_list("depends_on_id", flat=True)
     transitions.mark_upstreams([key for key in above if key is not None])
     return dict.fromkeys(keys, "marked")
 
 
-def duplicates(look: VerifyContext, rows: Rows) -> list[Finding]:
+def duplicates(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Ending events that repeat an earlier one, so that a workflow would count the ending twice."""
     same = ground_rows(EndingEvent).filter(
         task_id=OuterRef("task_id"),
@@ -253,7 +253,7 @@ def duplicates(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _drop(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _drop(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     pending = (
         edges.endings()
@@ -265,16 +265,16 @@ def _drop(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]
     return dict.fromkeys(keys, "deleted")
 
 
-def unprocessed(look: VerifyContext, rows: Rows) -> list[Finding]:
+def unprocessed(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Ending events that were not processed for minutes.
 
     The age is taken from the last change of the task, so an event may be older than that.
     """
-    if not look.may_judge(_PROCESSED_WITHIN):
+    if not context.may_judge(_PROCESSED_WITHIN):
         return []
     task_of = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(
-        Exists(task_of.filter(updated_at__lt=look.ago(_PROCESSED_WITHIN)))
+        Exists(task_of.filter(updated_at__lt=context.ago(_PROCESSED_WITHIN)))
     )
     return [
         finding(
@@ -291,7 +291,7 @@ def unprocessed(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def orphans(look: VerifyContext, rows: Rows) -> list[Finding]:
+def orphans(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Ending events whose task was deleted."""
     task = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(~Exists(task))
@@ -309,7 +309,7 @@ def orphans(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _process(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _process(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(resolve.resolve_given_endings(keys).messages)
     while edges.endings().uncounted().filter(pk__in=keys).exists() and workflow_runs.count_endings(

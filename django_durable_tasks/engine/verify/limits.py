@@ -24,7 +24,7 @@ _RECENT_ATTEMPTS = 1_000
 _NO_SCHEDULER = "No scheduler releases waiting tasks: run `manage.py run_scheduler`."
 
 
-def limit_columns(look: VerifyContext, rows: Rows) -> list[Finding]:
+def limit_columns(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
     key.
     """
@@ -47,20 +47,20 @@ def limit_columns(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _repair_columns(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _repair_columns(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
     return dict.fromkeys(keys, "it no longer waits for a limit")
 
 
-def stuck_on_limit(look: VerifyContext, rows: Rows) -> list[Finding]:
+def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks that still wait although their limit has capacity or no longer exists, and no other
     task uses it.
     """
-    if not look.may_judge(PATIENCE):
+    if not context.may_judge(PATIENCE):
         return []
     waiting = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
-    waiting = waiting.filter(updated_at__lt=look.ago(PATIENCE))
+    waiting = waiting.filter(updated_at__lt=context.ago(PATIENCE))
     found = [
         (pk, scope)
         for pk, scope in waiting.values_list("pk", "waiting_for_limit")
@@ -68,8 +68,8 @@ def stuck_on_limit(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
     if not found:
         return []
-    plan = release.plan_release(sorted({scope for _, scope in found}), look.now, len(found))
-    idle = set(plan.rows.values()) - _active_scopes(look)
+    plan = release.plan_release(sorted({scope for _, scope in found}), context.now, len(found))
+    idle = set(plan.rows.values()) - _active_scopes(context)
     return [
         finding(
             "stuck-on-limit",
@@ -80,18 +80,18 @@ def stuck_on_limit(look: VerifyContext, rows: Rows) -> list[Finding]:
             "released, because the limit has capacity",
             severity=Severity.LATE,
             repair="release the most urgent",
-            advice="" if look.led else _NO_SCHEDULER,
+            advice="" if context.led else _NO_SCHEDULER,
         )
         for pk, scope in found
         if scope in idle
     ]
 
 
-def _active_scopes(look: VerifyContext) -> set[str]:
+def _active_scopes(context: VerifyContext) -> set[str]:
     """Return the scopes of the attempts that ended during the last PATIENCE seconds."""
     attempts = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
     last = attempts.values_list("task_id", "completed_at")[:_RECENT_ATTEMPTS]
-    ids = [task_id for task_id, ended in last if ended >= look.ago(PATIENCE)]
+    ids = [task_id for task_id, ended in last if ended >= context.ago(PATIENCE)]
     columns = ("name", "queue", "tenant_id", "limit_key")
     moving: set[str] = set()
     for name, queue, tenant_id, key in tables.tasks().filter(pk__in=ids).values_list(*columns):
@@ -99,9 +99,9 @@ def _active_scopes(look: VerifyContext) -> set[str]:
     return moving
 
 
-def _release(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _release(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     batch = conf.settings().BATCH_SIZE
-    plan = release.plan_release(sorted({str(one.found) for one in findings}), look.now, batch)
+    plan = release.plan_release(sorted({str(one.found) for one in findings}), context.now, batch)
     transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)
     return {one.key: "the most urgent tasks of its limit were released" for one in findings}
 

@@ -45,7 +45,7 @@ _HOUR = 3_600.0
 # Seed rows and leases -----------------------------------------------------------------------------
 
 
-def missing(look: VerifyContext, rows: Rows) -> list[Finding]:
+def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Rows that the migrations insert: without the lease no leader, without the tenant no task is
     possible.
     """
@@ -68,12 +68,12 @@ def missing(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _write(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _write(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     seed_rows.write_first_rows(using=tables.database())
     return dict.fromkeys((one.key for one in findings), "inserted")
 
 
-def leases(look: VerifyContext, rows: Rows) -> list[Finding]:
+def leases(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Leases that expire too far in the future, and expired leases that no running
     scheduler takes.
     """
@@ -87,15 +87,15 @@ def leases(look: VerifyContext, rows: Rows) -> list[Finding]:
             f"at most {_LONGEST:g} s ahead",
             repair="let it expire, so that a scheduler takes it",
         )
-        for name, until in rows.filter(expires_at__gt=look.ago(-_LONGEST)).values_list(
+        for name, until in rows.filter(expires_at__gt=context.ago(-_LONGEST)).values_list(
             "name", "expires_at"
         )
     ]
-    seen = look.ago(nodes.timeout())
+    seen = context.ago(nodes.timeout())
     schedulers = ground_rows(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
-    settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=look.ago(PATIENCE))
+    settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=context.ago(PATIENCE))
     lease_names = {lease_name(region) for region in settled.values_list("region", flat=True)}
-    over = rows.filter(expires_at__lt=look.ago(PATIENCE)).values_list("name", "expires_at")
+    over = rows.filter(expires_at__lt=context.ago(PATIENCE)).values_list("name", "expires_at")
     return found + [
         finding(
             "leases",
@@ -112,9 +112,9 @@ def leases(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _end(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     ended = [one.key for one in findings if one.repair]
-    ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=look.ago(-_LONGEST)).update(
+    ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=context.ago(-_LONGEST)).update(
         expires_at=after(-1)
     )
     return dict.fromkeys(ended, "ended")
@@ -123,13 +123,15 @@ def _end(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
 # Nodes --------------------------------------------------------------------------------------------
 
 
-def without_heartbeat(look: VerifyContext, rows: Rows) -> list[Finding]:
+def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Nodes that missed their heartbeats for long and were not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
-    if not look.led or not look.may_judge(patience):
+    if not context.led or not context.may_judge(patience):
         return []
     found = rows.filter(
-        stopped_at__isnull=True, last_seen_at__lt=look.ago(patience), region=conf.settings().REGION
+        stopped_at__isnull=True,
+        last_seen_at__lt=context.ago(patience),
+        region=conf.settings().REGION,
     )
     return [
         finding(
@@ -146,7 +148,7 @@ def without_heartbeat(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _declare_dead(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _declare_dead(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     nodes.declare_dead(keys)
     return dict.fromkeys(keys, "declared dead")
@@ -158,7 +160,7 @@ def _declare_dead(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[A
 def _orphans(
     check: str, table: str, column: str, owner: type[Model]
 ) -> Callable[[VerifyContext, Rows], list[Finding]]:
-    def judge(look: VerifyContext, rows: Rows) -> list[Finding]:
+    def judge(context: VerifyContext, rows: Rows) -> list[Finding]:
         found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
         return [
             finding(
@@ -177,7 +179,7 @@ def _orphans(
 
 
 def _delete(ground: type[Model]) -> Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]:
-    def repair(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    def repair(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
         keys = [one.key for one in findings]
         ground_rows(ground).filter(pk__in=keys).delete()
         return dict.fromkeys(keys, "deleted")
@@ -199,12 +201,12 @@ def _orphan_check(
     )
 
 
-def unpruned(look: VerifyContext, rows: Rows) -> list[Finding]:
+def unpruned(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Recorded fire times of Celery beat whose retention is over."""
     kept = conf.settings().SHADOW_RETENTION + _HOUR
-    if not look.led or not look.may_judge(_HOUR):
+    if not context.led or not context.may_judge(_HOUR):
         return []
-    found = rows.filter(heard_at__lt=look.ago(kept))
+    found = rows.filter(heard_at__lt=context.ago(kept))
     return [
         finding(
             "shadow-rows",
@@ -220,8 +222,8 @@ def unpruned(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _prune(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    prune_shadow_fires(look.now, len(findings))
+def _prune(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    prune_shadow_fires(context.now, len(findings))
     return dict.fromkeys((one.key for one in findings), "pruned")
 
 

@@ -29,24 +29,24 @@ from django_durable_tasks.engine.verify.check import (
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.policies import QUARANTINED, Fate, RecurringStatus
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from django_durable_tasks.rules.verify import Finding, NextRun, Severity, Wrong, wrong_next_run
 
-_RAN = (Fate.DISPATCHED, Fate.ROLLED)
+_RAN = (FireOutcome.DISPATCHED, FireOutcome.ROLLED)
 _COUNTED = 10_000
 """Schedules with more runs are not recounted, because that would read their whole ledger."""
 _DAY = timedelta(days=1)
 _ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
 
 
-def wrong_plans(look: VerifyContext, rows: Rows) -> list[Finding]:
+def wrong_plans(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules whose next fire time or watermark does not match their agenda."""
     found, schedules = [], list(rows)
     calendars = calendars_of(schedules)
     for row in schedules:
         try:
-            wrong = _wrong(row, calendars, look.now)
+            wrong = _wrong(row, calendars, context.now)
         except DurableTasksError as broken:
             found.append(
                 finding(
@@ -103,30 +103,30 @@ def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
     return following.at if following else None
 
 
-def _plan(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     schedules = list(
         ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
     )
     calendars, done = calendars_of(schedules), dict[Any, str]()
     for row in schedules:
-        row.watermark_at = min(row.watermark_at, look.now)
+        row.watermark_at = min(row.watermark_at, context.now)
         if row.status == RecurringStatus.ACTIVE:
             # If no fire time is left, the next tick ends the schedule.
-            row.next_run_at = _following(row, calendars) or look.now
+            row.next_run_at = _following(row, calendars) or context.now
         else:
             row.next_run_at = row.paused_until if row.status == RecurringStatus.PAUSED else None
-        row.updated_at = look.now
+        row.updated_at = context.now
         writes.rewrite(row)
         done[row.pk] = "recomputed"
     return done
 
 
-def late(look: VerifyContext, rows: Rows) -> list[Finding]:
+def late(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules that have been due for more than PATIENCE seconds under a leader."""
-    if not look.led or not look.may_judge(PATIENCE):
+    if not context.led or not context.may_judge(PATIENCE):
         return []
     found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
-        next_run_at__lt=look.ago(PATIENCE)
+        next_run_at__lt=context.ago(PATIENCE)
     )
     return [
         finding(
@@ -143,7 +143,7 @@ def late(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def quarantined(look: VerifyContext, rows: Rows) -> list[Finding]:
+def quarantined(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules that were paused because they raised an error."""
     found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
     return [
@@ -164,7 +164,7 @@ def quarantined(look: VerifyContext, rows: Rows) -> list[Finding]:
 # Runs against the ledger --------------------------------------------------------------------------
 
 
-def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
+def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules whose run count does not match their complete ledger."""
     counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
     return [
@@ -196,23 +196,25 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
 
 
-def _recount(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings])
     counted = _counted(these)
     for row in these:
-        row.runs_count, row.updated_at = counted[row.pk][1], look.now
+        row.runs_count, row.updated_at = counted[row.pk][1], context.now
         writes.rewrite(row)
     return dict.fromkeys(counted, "recounted")
 
 
-def without_task(look: VerifyContext, rows: Rows) -> list[Finding]:
+def without_task(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Ledger entries of runs that have no task, or whose task was deleted before its retention was
     over.
     """
     kept = [seconds for seconds in conf.retention().values() if seconds is not None]
-    retained = Q(created_at__gt=look.ago(min(kept))) if kept else Q()
+    retained = Q(created_at__gt=context.ago(min(kept))) if kept else Q()
     missing = retained & ~Exists(tables.tasks().filter(pk=OuterRef("task")))
-    found = rows.filter(outcome__in=(*_RAN, Fate.MANUAL)).filter(Q(task__isnull=True) | missing)
+    found = rows.filter(outcome__in=(*_RAN, FireOutcome.MANUAL)).filter(
+        Q(task__isnull=True) | missing
+    )
     return [
         finding(
             "occurrence-tasks",
@@ -227,7 +229,7 @@ def without_task(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def without_ledger_entry(look: VerifyContext, rows: Rows) -> list[Finding]:
+def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
     entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
     own = entries.filter(unique_fire_time=OuterRef("fire_time"))
@@ -245,7 +247,7 @@ def without_ledger_entry(look: VerifyContext, rows: Rows) -> list[Finding]:
         ~Exists(own.filter(task=OuterRef("pk"))),
         recurring_task__isnull=False,
         fire_time__isnull=False,
-        created_at__gt=look.now - kept,
+        created_at__gt=context.now - kept,
     ).annotate(other=Exists(own.filter(task__isnull=False)))
     return [
         finding(
@@ -262,14 +264,14 @@ def without_ledger_entry(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _add_entries(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
     written = set()
     for row in rows:
         if row.recurring_task_id is None or row.fire_time is None:
             continue
         columns = {
-            "outcome": Fate.DISPATCHED,
+            "outcome": FireOutcome.DISPATCHED,
             "reason": "entered by durable verify",
             "effective_at": row.run_at,
         }
@@ -288,7 +290,7 @@ def _add_entries(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[An
                     tenant_id=row.tenant_id,
                     fire_time=row.fire_time,
                     task_id=row.pk,
-                    outcome=Fate.DISPATCHED,
+                    outcome=FireOutcome.DISPATCHED,
                     reason="entered by durable verify",
                     effective_at=row.run_at,
                 )

@@ -29,7 +29,7 @@ from django_durable_tasks.engine.verify.check import (
     Unreadable,
     batches,
     distinct,
-    look,
+    read_context,
 )
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.rules.verify import Finding
@@ -150,7 +150,7 @@ def _read_table(answers: Sequence[Answer], limit: int, progress: Progress | None
 
 def _look(answer: Answer, page: Page, limit: int) -> None:
     try:
-        candidates = answer.check.judge(look(), page.rows)
+        candidates = answer.check.judge(read_context(), page.rows)
         # Request one more than the limit, to detect that findings were cut off.
         confirmed = answer.check.confirmed(candidates, limit + 1 - len(answer.findings))
     except (Error, Unreadable) as broken:
@@ -177,24 +177,24 @@ def repair(answers: Sequence[Answer]) -> list[RepairResult]:
     Rows that are correct meanwhile are not changed. Findings that need an operator, and refused
     repairs, are returned with the reason. A second call changes nothing more.
     """
-    deeds: list[RepairResult] = []
+    results: list[RepairResult] = []
     for answer in answers:
         check, found = answer.check, answer.findings
         safe = [one for one in found if one.repair and check.repair is not None]
-        deeds += [
+        results += [
             RepairResult(one, left=one.advice or "It needs an operator.")
             for one in found
             if one not in safe
         ]
         for keys in batches(distinct(safe)):
-            deeds += _repair_batch(check, [one for one in safe if one.key in set(keys)])
-    for deed in deeds:
+            results += _repair_batch(check, [one for one in safe if one.key in set(keys)])
+    for result in results:
         logger.warning(
             "%s %s",
-            deed.finding.text,
-            f"Repaired: {deed.done}." if deed.done else f"Left: {deed.left}",
+            result.finding.text,
+            f"Repaired: {result.done}." if result.done else f"Left: {result.left}",
         )
-    return deeds
+    return results
 
 
 def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
@@ -211,14 +211,14 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResul
                 RepairResult(one, left=f"The repair was refused: {refused}") for one in findings
             ]
     return [
-        deed
+        result
         for key in keys
-        for deed in _repair_batch(check, [one for one in findings if one.key == key])
+        for result in _repair_batch(check, [one for one in findings if one.key == key])
     ]
 
 
 def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
-    moment = look()
+    moment = read_context()
     rows = check.held(distinct(findings))
     still = [one for one in check.judge(moment, rows) if one.repair]
     done = check.repair(moment, still) if still and check.repair is not None else {}
@@ -227,11 +227,11 @@ def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResu
         check.theirs(distinct(findings), rows),
     )
     return [
-        _deed(one, done, one.key in locked, (one.key, one.field) in remaining) for one in findings
+        _result(one, done, one.key in locked, (one.key, one.field) in remaining) for one in findings
     ]
 
 
-def _deed(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> RepairResult:
+def _result(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> RepairResult:
     if still:
         left = (
             "It cannot be repaired yet: repair the other findings of the row first, or correct it"

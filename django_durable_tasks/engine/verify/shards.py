@@ -39,7 +39,7 @@ from django_durable_tasks.rules.verify import Finding, Severity
 # The shard of a task ------------------------------------------------------------------------------
 
 
-def wrong_keys(look: VerifyContext, rows: Rows) -> list[Finding]:
+def wrong_keys(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Open tasks whose shard does not match their id."""
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     return [
@@ -57,7 +57,7 @@ def wrong_keys(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _write(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _write(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
@@ -72,9 +72,9 @@ def _settled_after() -> float:
     return max(PATIENCE, 3 * nodes.timeout())
 
 
-def _schedulers(look: VerifyContext) -> dict[str, list[Node]]:
+def _schedulers(context: VerifyContext) -> dict[str, list[Node]]:
     """Return the schedulers that have not stopped, or stopped recently, by region."""
-    present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=look.ago(_settled_after()))
+    present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=context.ago(_settled_after()))
     found: dict[str, list[Node]] = defaultdict(list)
     for node in ground_rows(Node).filter(present, kind=NodeKind.SCHEDULER):
         found[node.region].append(node)
@@ -85,11 +85,11 @@ def _restricted_to(node: Node) -> frozenset[int] | None:
     return frozenset(node.shards or ()) if node.keeps_to_shards else None
 
 
-def unserved(look: VerifyContext, rows: Rows) -> list[Finding]:
+def unserved(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Regions whose schedulers are all restricted to some shards and leave others unserved."""
-    schedulers = _schedulers(look)
+    schedulers = _schedulers(context)
     found = {
-        name: _unserved_shards(look, schedulers[region_of(name)])
+        name: _unserved_shards(context, schedulers[region_of(name)])
         for name in rows.values_list("name", flat=True)
     }
     return [
@@ -111,11 +111,11 @@ def unserved(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _unserved_shards(look: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
+def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
     """Return the shards that no scheduler serves. A scheduler that stopped recently still counts,
     as it may restart.
     """
-    seen, settled = look.ago(nodes.timeout()), look.ago(_settled_after())
+    seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
     running = [
         node for node in nodes_of_region if node.stopped_at is None and node.last_seen_at >= seen
     ]
@@ -127,7 +127,7 @@ def _unserved_shards(look: VerifyContext, nodes_of_region: Sequence[Node]) -> fr
     )
 
 
-def contradicted(look: VerifyContext, rows: Rows) -> list[Finding]:
+def contradicted(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedulers whose shards do not match the division computed for their region, which has not
     changed recently.
     """
@@ -135,8 +135,8 @@ def contradicted(look: VerifyContext, rows: Rows) -> list[Finding]:
     wanted = set(running.values_list("pk", flat=True))
     maps = {
         pk: right
-        for region in _schedulers(look).values()
-        for pk, right in _division(look, region).items()
+        for region in _schedulers(context).values()
+        for pk, right in _division(context, region).items()
     }
     return [
         finding(
@@ -155,12 +155,12 @@ def contradicted(look: VerifyContext, rows: Rows) -> list[Finding]:
 
 
 def _division(
-    look: VerifyContext, nodes_of_region: Sequence[Node]
+    context: VerifyContext, nodes_of_region: Sequence[Node]
 ) -> dict[Any, tuple[Node, frozenset[int]]]:
     """Return the division of shards in a region; empty if a scheduler of the region started or
     stopped recently.
     """
-    seen, settled = look.ago(nodes.timeout()), look.ago(_settled_after())
+    seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
     for node in nodes_of_region:
         unavailable = node.stopped_at is not None or node.draining or node.last_seen_at < seen
         if unavailable or node.started_at >= settled:

@@ -45,16 +45,18 @@ _LOST = Outcome(
 )
 
 
-def expired_leases(look: VerifyContext, rows: Rows) -> list[Finding]:
+def expired_leases(context: VerifyContext, rows: Rows) -> list[Finding]:
     """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
     patience = max(PATIENCE, conf.settings().LEASE)
-    if not look.may_judge(patience):
+    if not context.may_judge(patience):
         return []
-    gone = Exists(ground_rows(Node).filter(pk=OuterRef("node"), stopped_at__lt=look.ago(patience)))
+    gone = Exists(
+        ground_rows(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience))
+    )
     found = (
         rows.filter(status=Status.RUNNING)
         .annotate(gone=gone)
-        .filter(Q(lease_until__lt=look.ago(patience)) | Q(gone=True))
+        .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     )
     return [
         finding(
@@ -65,14 +67,14 @@ def expired_leases(look: VerifyContext, rows: Rows) -> list[Finding]:
             node if left else lease,
             "a running node, or the run marked LOST" if left else "renewed, or the run marked LOST",
             severity=Severity.LATE,
-            repair="mark the run LOST" if look.led else "",
-            advice="" if look.led else NO_LEADER,
+            repair="mark the run LOST" if context.led else "",
+            advice="" if context.led else NO_LEADER,
         )
         for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone")
     ]
 
 
-def _mark_lost(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     verdicts = attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
     return {
@@ -81,12 +83,12 @@ def _mark_lost(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any,
     }
 
 
-def not_republished(look: VerifyContext, rows: Rows) -> list[Finding]:
+def not_republished(context: VerifyContext, rows: Rows) -> list[Finding]:
     """QUEUED tasks that should have been republished long ago."""
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
-    if not look.may_judge(patience):
+    if not context.may_judge(patience):
         return []
-    found = rows.filter(status=Status.QUEUED, due_at__lt=look.ago(patience))
+    found = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
     return [
         finding(
             "not-republished",
@@ -97,25 +99,27 @@ def not_republished(look: VerifyContext, rows: Rows) -> list[Finding]:
             "republished at that time",
             severity=Severity.LATE,
             repair="publish it",
-            advice="" if look.led else NO_LEADER,
+            advice="" if context.led else NO_LEADER,
         )
         for pk, due_at in found.values_list("pk", "due_at")
     ]
 
 
-def _publish(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _publish(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
-    publish_after_commit(claim.republish(tables.tasks().filter(pk__in=keys), look.now, len(keys)))
+    publish_after_commit(
+        claim.republish(tables.tasks().filter(pk__in=keys), context.now, len(keys))
+    )
     return dict.fromkeys(keys, "published")
 
 
-def unpublished(look: VerifyContext, rows: Rows) -> list[Finding]:
+def unpublished(context: VerifyContext, rows: Rows) -> list[Finding]:
     """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
     patience = conf.settings().OLDEST_DUE_MAX
-    if not look.led or not look.may_judge(max(PATIENCE, patience)):
+    if not context.led or not context.may_judge(max(PATIENCE, patience)):
         return []
     overdue = list(
-        rows.filter(status=Status.PENDING, due_at__lt=look.ago(patience)).values_list(
+        rows.filter(status=Status.PENDING, due_at__lt=context.ago(patience)).values_list(
             "pk", "queue", "due_at"
         )
     )
@@ -123,7 +127,7 @@ def unpublished(look: VerifyContext, rows: Rows) -> list[Finding]:
         return []
     snapshot = backpressure.snapshot()
     idle = {queue for _, queue, _ in overdue if snapshot.capacity(queue)} - _active_queues(
-        {queue for _, queue, _ in overdue}, look
+        {queue for _, queue, _ in overdue}, context
     )
     return [
         finding(
@@ -141,9 +145,9 @@ def unpublished(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _active_queues(queues: Iterable[str], look: VerifyContext) -> set[str]:
+def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
     """Return the queues that run tasks or had one published in the last PATIENCE seconds."""
-    busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=look.ago(PATIENCE))
+    busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=context.ago(PATIENCE))
     return set(
         tables.tasks()
         .filter(busy, queue__in=list(queues))
@@ -155,9 +159,9 @@ def _active_queues(queues: Iterable[str], look: VerifyContext) -> set[str]:
 # Overlap keys -------------------------------------------------------------------------------------
 
 
-def stuck_on_overlap(look: VerifyContext, rows: Rows) -> list[Finding]:
+def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
-    if not look.may_judge(PATIENCE):
+    if not context.may_judge(PATIENCE):
         return []
     waiting = list(
         rows.filter(
@@ -165,7 +169,7 @@ def stuck_on_overlap(look: VerifyContext, rows: Rows) -> list[Finding]:
             overlap_key__isnull=False,
             waiting_for_limit=None,
             due_at__gte=NEVER,
-            updated_at__lt=look.ago(PATIENCE),
+            updated_at__lt=context.ago(PATIENCE),
         ).values_list("pk", "overlap_key", "recurring_task_id")
     )
     wanted = {overlap_key for _, overlap_key, _ in waiting}
@@ -177,7 +181,7 @@ def stuck_on_overlap(look: VerifyContext, rows: Rows) -> list[Finding]:
         if all(task.held for task in several)
     }
     recent = _recently_changed(
-        free, {schedule for *_, schedule in waiting if schedule is not None}, look.ago(PATIENCE)
+        free, {schedule for *_, schedule in waiting if schedule is not None}, context.ago(PATIENCE)
     )
     return [
         finding(
@@ -189,7 +193,7 @@ def stuck_on_overlap(look: VerifyContext, rows: Rows) -> list[Finding]:
             "due",
             severity=Severity.LATE,
             repair="make the oldest task of the key due",
-            advice="" if look.led else NO_LEADER,
+            advice="" if context.led else NO_LEADER,
         )
         for pk, overlap_key, _ in waiting
         if overlap_key in free - recent
@@ -215,7 +219,7 @@ def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: dat
     return found
 
 
-def _make_due(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _make_due(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     of: dict[Any, list[Any]] = defaultdict(list)
     for one in findings:
         of[one.found].append(one.key)

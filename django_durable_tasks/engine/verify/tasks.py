@@ -44,7 +44,7 @@ _ACCEPTED = (
 # Dead letters -------------------------------------------------------------------------------------
 
 
-def without_dead_letter(look: VerifyContext, rows: Rows) -> list[Finding]:
+def without_dead_letter(context: VerifyContext, rows: Rows) -> list[Finding]:
     """FAILED tasks without an open dead letter whose last one was not discarded either."""
     letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
@@ -67,7 +67,7 @@ def without_dead_letter(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _open(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     cases = []
     for row in tables.tasks().filter(pk__in=keys).order_by("pk"):
@@ -83,7 +83,7 @@ def _open(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]
     return dict.fromkeys(keys, "opened a dead letter")
 
 
-def stale_dead_letters(look: VerifyContext, rows: Rows) -> list[Finding]:
+def stale_dead_letters(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Open dead letters of tasks that are not FAILED."""
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     return [
@@ -106,7 +106,7 @@ def _lock_letters(keys: Sequence[int]) -> list[int]:
     return [pk for pk, task in of.items() if task in free]
 
 
-def _close(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _close(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     tasks = list(ground_rows(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
     transition_dead_letters.close_replayed(tasks, by=BY, reason="its task is not FAILED")
@@ -116,7 +116,7 @@ def _close(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str
 # Columns ------------------------------------------------------------------------------------------
 
 
-def markers(look: VerifyContext, rows: Rows) -> list[Finding]:
+def markers(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Ended tasks that still own a key, and open tasks that do not own theirs."""
     differs = Q()
     for marker, key in _MARKERS.items():
@@ -145,7 +145,7 @@ def markers(look: VerifyContext, rows: Rows) -> list[Finding]:
     return found
 
 
-def _mark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     done: dict[Any, str] = {}
     for one in findings:
         this = tables.tasks().filter(pk=one.key)
@@ -156,7 +156,7 @@ def _mark(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]
     return done
 
 
-def completions(look: VerifyContext, rows: Rows) -> list[Finding]:
+def completions(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Ended tasks without a completion time, and open tasks with one."""
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
@@ -180,14 +180,14 @@ def completions(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _complete(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _complete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = tables.tasks().filter(pk__in=[one.key for one in findings])
     these.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
     these.filter(status__in=OPEN).update(completed_at=None)
     return dict.fromkeys((one.key for one in findings), "written")
 
 
-def _odd_attempts(rows: Rows) -> Rows:
+def _wrong_attempts(rows: Rows) -> Rows:
     """Return the tasks whose accepted endings do not match their attempts."""
     accepted = Q(executions__run_id__isnull=False, executions__status__in=_ACCEPTED)
     counted = (
@@ -207,13 +207,13 @@ def _odd_attempts(rows: Rows) -> Rows:
     return odd
 
 
-def attempts(look: VerifyContext, rows: Rows) -> list[Finding]:
+def attempts(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks with more accepted endings than attempts.
 
     A success that an operator sets has no run and is not counted as the ending of an attempt.
     """
     found = []
-    for pk, number, status, *counts in _odd_attempts(rows).values_list(
+    for pk, number, status, *counts in _wrong_attempts(rows).values_list(
         "pk", "attempts", "status", "endings", "kinds", "highest"
     ):
         wrong = wrong_attempts(
@@ -241,7 +241,7 @@ def attempts(look: VerifyContext, rows: Rows) -> list[Finding]:
     return found
 
 
-def _raise(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys: list[uuid.UUID] = [one.key for one in findings]
     accepted = TaskExecutionLog.objects.using(tables.database()).filter(
         task__in=keys, run_id__isnull=False, status__in=_ACCEPTED

@@ -85,7 +85,7 @@ def _fact(
     )
 
 
-def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
+def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Runs whose counts do not match the statuses of their tasks."""
     return [
         finding(
@@ -105,7 +105,7 @@ def miscounted(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _recount(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = sorted({one.key for one in findings})
     for pk, run in _facts(WorkflowRun.objects.using(tables.database()).filter(pk__in=keys)):
         safe: list[Wrong] = [wrong for wrong in wrong_counts(run) if wrong.safe]
@@ -131,7 +131,7 @@ def _count_again(keys: Sequence[uuid.UUID]) -> None:
         pass
 
 
-def misjudged(look: VerifyContext, rows: Rows) -> list[Finding]:
+def misjudged(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Open runs whose tasks have all ended, and ended runs with open tasks."""
     judged = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
     return [
@@ -149,20 +149,20 @@ def misjudged(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _judge(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _judge(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     _count_again(keys)
     return dict.fromkeys(keys, "status set from its counts")
 
 
-def abandoned(look: VerifyContext, rows: Rows) -> list[Finding]:
+def abandoned(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Starts without progress that the leader has not removed."""
-    if not look.may_judge(ABANDONED_AFTER):
+    if not context.may_judge(ABANDONED_AFTER):
         return []
     found = rows.filter(
         status=WorkflowStatus.STARTING,
         parent__isnull=True,
-        updated_at__lt=look.ago(2 * ABANDONED_AFTER),
+        updated_at__lt=context.ago(2 * ABANDONED_AFTER),
     )
     return [
         finding(
@@ -179,10 +179,10 @@ def abandoned(look: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def _remove(look: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     done: dict[Any, str] = {}
     for one in findings:
-        if start.give_up(one.key, look.ago(ABANDONED_AFTER)):
+        if start.give_up(one.key, context.ago(ABANDONED_AFTER)):
             batches = iter(range(_MOST))
             while start.remove_given_up(one.key, _BATCH) and next(batches, None) is not None:
                 pass

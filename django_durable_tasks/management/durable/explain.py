@@ -15,7 +15,7 @@ from django_durable_tasks.management.durable.recurring import (
 from django_durable_tasks.management.durable.schedule_arguments import moment
 from django_durable_tasks.management.durable.selectors import count
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 
 def explain(options: Options, out: Output) -> int:
@@ -50,7 +50,9 @@ def _explain_arguments(parser: ArgumentParser) -> None:
 def _ledger_arguments(parser: ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument(
-        "--outcome", choices=[fate.value for fate in Fate], help="only entries with this outcome"
+        "--outcome",
+        choices=[one.value for one in FireOutcome],
+        help="only entries with this outcome",
     )
     parser.add_argument(
         "--before", metavar="INSTANT", type=moment, help="only fire times before this instant"

@@ -29,7 +29,7 @@ def limit(options: Options, out: Output) -> int:
 
 
 def _list(options: Options, out: Output) -> int:
-    rows = [dataclasses.asdict(standing) for standing in operator_limits.standings()]
+    rows = [dataclasses.asdict(standing) for standing in operator_limits.limit_usages()]
     out.emit(rows, table(_COLUMNS, rows, "nothing is limited"))
     return OK
 

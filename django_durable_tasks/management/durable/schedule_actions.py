@@ -22,7 +22,7 @@ from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.rules.recurring.backfill import BackfillReport
 from django_durable_tasks.rules.recurring.effective import Action
 
-_STEP = ("fire_time", "deed", "why", "task_id")
+_STEP = ("fire_time", "action", "why", "task_id")
 
 
 def _perform(

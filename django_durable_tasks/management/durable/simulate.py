@@ -25,7 +25,7 @@ from django_durable_tasks.management.durable.schedule_arguments import (
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
 from django_durable_tasks.rules.recurring.effective.types import TICK
 from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, choose
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 _TICKS = 20  # maximum number of rounds of the trigger
 _RUNS = ("nominal", "effective", "starts", "caught_up")
@@ -84,7 +84,7 @@ def _simulated(schedule_draft: ScheduleDraft, start: datetime, end: datetime) ->
         "left_out": [
             *({**plain(one), "outcome": one.outcome} for one in closed),
             *(
-                {**plain(one), "outcome": str(Fate.MISSED)}
+                {**plain(one), "outcome": str(FireOutcome.MISSED)}
                 for choice in choices
                 for one in choice.missed
             ),
@@ -149,7 +149,7 @@ def _expired(
             "count": len(late),
             "exact": True,
             "reason": reason,
-            "outcome": str(Fate.EXPIRED),
+            "outcome": str(FireOutcome.EXPIRED),
         }
     ]
 

@@ -147,7 +147,7 @@ def _text(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, would: 
     lines += [
         "",
         *(
-            f"{row['check']} could not look: {row['error']}"
+            f"{row['check']} could not run: {row['error']}"
             for row in report_data["checks"]
             if row["error"]
         ),
@@ -171,7 +171,7 @@ def _summary(report_data: dict[str, Any]) -> str:
     number = (
         f"{len(report_data['findings'])} finding{'' if len(report_data['findings']) == 1 else 's'}"
     )
-    more = "" if report_data["complete"] else "; some checks could not look at everything"
+    more = "" if report_data["complete"] else "; some checks could not run at everything"
     return f"{number}{f', {repaired} repaired' if repaired else ''}{more}"
 
 

@@ -271,7 +271,7 @@ class Bucket:
     at: datetime
 
 
-def gathered(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
+def accumulated(bucket: Bucket | None, rate: Rate, now: datetime) -> Bucket:
     """Return the bucket at ``now`` with all tokens that were added since, without a maximum; a new
     bucket is full.
 

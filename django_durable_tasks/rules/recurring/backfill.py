@@ -51,7 +51,7 @@ class BackfillStep:
     """The action for one fire time (UTC), its reason, and the task that it changes."""
 
     fire_time: datetime
-    deed: BackfillAction
+    action: BackfillAction
     why: str
     task_id: uuid.UUID | None = None
 
@@ -69,9 +69,9 @@ class BackfillReport:
     steps: tuple[BackfillStep, ...]
     remark: str = ""
 
-    def of(self, deed: BackfillAction) -> tuple[BackfillStep, ...]:
+    def of(self, action: BackfillAction) -> tuple[BackfillStep, ...]:
         """Return the steps of this kind."""
-        return tuple(step for step in self.steps if step.deed == deed)
+        return tuple(step for step in self.steps if step.action == action)
 
     @property
     def created(self) -> int:

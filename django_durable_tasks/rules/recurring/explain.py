@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from django_durable_tasks.rules.recurring.effective import Planned, SkippedRange
 from django_durable_tasks.rules.recurring.overlaps import RUN
-from django_durable_tasks.rules.recurring.policies import QUARANTINED, Fate, RecurringStatus
+from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
 from django_durable_tasks.rules.tasks.explanations import ago
 
 
@@ -131,16 +131,16 @@ def _because(reason: str) -> str:
 def _own(it: Facts, entry: FireEntry) -> str:
     at = when(it.at)
     sentences = {
-        Fate.DISPATCHED: f"{at} was dispatched{_because(entry.reason)}",
-        Fate.ROLLED: f"{at} was rolled and dispatched{_because(entry.reason)}",
-        Fate.MANUAL: f"{at} was run by hand{_because(entry.reason)}",
-        Fate.SKIPPED_OVERLAP: f"{at} was skipped: {_blocker(entry)} was still open",
-        Fate.EXPIRED: f"{at} came too late: it expired after {entry.reason}",
-        Fate.OVERRIDDEN: f"{at} did not run: {entry.reason}",
-        Fate.FAILED_TO_CREATE: f"{at} could not be created: {entry.reason}",
+        FireOutcome.DISPATCHED: f"{at} was dispatched{_because(entry.reason)}",
+        FireOutcome.ROLLED: f"{at} was rolled and dispatched{_because(entry.reason)}",
+        FireOutcome.MANUAL: f"{at} was run by hand{_because(entry.reason)}",
+        FireOutcome.SKIPPED_OVERLAP: f"{at} was skipped: {_blocker(entry)} was still open",
+        FireOutcome.EXPIRED: f"{at} came too late: it expired after {entry.reason}",
+        FireOutcome.OVERRIDDEN: f"{at} did not run: {entry.reason}",
+        FireOutcome.FAILED_TO_CREATE: f"{at} could not be created: {entry.reason}",
     }
     sentence = sentences.get(
-        Fate(entry.outcome), f"{at} did not run: {entry.outcome}{_because(entry.reason)}"
+        FireOutcome(entry.outcome), f"{at} did not run: {entry.outcome}{_because(entry.reason)}"
     )
     return f"{sentence}.{_story(entry)}"
 
@@ -180,12 +180,14 @@ def _run(run: StartedWorkflow | None) -> str:
 
 
 def _in_range(it: Facts) -> str:
-    entry = next((one for one in it.lines if one.outcome in (Fate.MISSED, Fate.PAUSED)), None)
+    entry = next(
+        (one for one in it.lines if one.outcome in (FireOutcome.MISSED, FireOutcome.PAUSED)), None
+    )
     if entry is None or entry.last is None:
         return ""
     number = f"{'' if entry.exact else 'at least '}{entry.count}"
     among = f"one of {number} fire times from {when(entry.first)} to {when(entry.last)}"
-    if entry.outcome == Fate.PAUSED:
+    if entry.outcome == FireOutcome.PAUSED:
         return (
             f"{when(it.at)} did not run: the schedule was paused{_because(entry.reason)}; {among}."
         )

@@ -41,7 +41,7 @@ class Overlap(StrEnum):
     REPLACE_PENDING = "REPLACE_PENDING"
 
 
-class Fate(StrEnum):
+class FireOutcome(StrEnum):
     """The outcome of a fire time in the ledger."""
 
     DISPATCHED = "DISPATCHED"

@@ -85,7 +85,7 @@ class End:
     max_attempts: int | None = None
 
 
-def judge(outcome: Outcome, row: Budgets) -> Verdict:
+def decide(outcome: Outcome, row: Budgets) -> Verdict:
     """Return the transition for this ending."""
     if outcome.kind is EndingKind.SUCCEEDED:
         return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)

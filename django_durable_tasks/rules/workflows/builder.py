@@ -218,7 +218,7 @@ class Builder:
             raise InvalidOption(f"The workflow {self.name!r} has no tasks.")
         tasks: list[PlannedTask] = []
         scopes: list[Scope] = []
-        self._lay(tasks, scopes, parent=None, end=None, before=())
+        self._place(tasks, scopes, parent=None, end=None, before=())
         edges = sum(len(task.edges) for task in tasks)
         for what, number, most, key in (
             ("tasks", len(tasks), most_tasks, "WORKFLOW_MAX_TASKS"),
@@ -233,7 +233,7 @@ class Builder:
         check_references(tasks)
         return Plan(tasks=tuple(tasks), scopes=tuple(scopes))
 
-    def _lay(
+    def _place(
         self,
         tasks: list[PlannedTask],
         scopes: list[Scope],
@@ -270,7 +270,7 @@ class Builder:
                 )
             )
         for place, sub in self._subs:
-            self._lay_sub(
+            self._place_sub_workflow(
                 tasks, scopes, sub, end=first + place, scope=scope, wanted=place in self._wanted
             )
         upstream_of_another = {edge.upstream for task in tasks[first:] for edge in task.edges}
@@ -295,7 +295,7 @@ class Builder:
         own = {edge.upstream for edge in task.edges}
         return tuple(edge for edge in before if edge.upstream not in own)
 
-    def _lay_sub(
+    def _place_sub_workflow(
         self,
         tasks: list[PlannedTask],
         scopes: list[Scope],
@@ -307,7 +307,7 @@ class Builder:
     ) -> None:
         if not sub._tasks:
             raise InvalidOption(f"The sub-workflow {sub.name!r} has no tasks.")
-        last = sub._lay(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
+        last = sub._place(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
         known = {edge.upstream for edge in tasks[end].edges}
         edges = tasks[end].edges + tuple(
             PlannedEdge(upstream=place, policy=OnUpstreamFailure.FAIL.value)

@@ -82,7 +82,7 @@ class Maintenance(PeriodicThread):
         with dedicated_connection():
             # A write first: in an outage reads may still succeed while no node can write.
             nodes.beat(self._node, self._report())
-            self.monitor.look(
+            self.monitor.record(
                 nodes.beats(), time.monotonic(), 3 * settings().NODE_HEARTBEAT, leases()
             )
             self.monitor.look_for_broker_outages(nodes.broker_outages(), time.monotonic())

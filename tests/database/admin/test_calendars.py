@@ -68,7 +68,7 @@ def test_a_calendar_is_made_of_its_week_and_of_dates_as_lines(ann: Client) -> No
     answer = _post(ann, days=lines, description="Head office", origin="by hand")
     row = Calendar.objects.get()
     assert answer["Location"] == page_of(row)
-    assert said(answer) == ["Calendar office is saved. 0 schedules follow it from now on."]
+    assert said(answer) == ["Calendar office is saved. 0 schedules use it."]
     assert (row.working_days, row.description, row.origin) == (
         [1, 2, 3, 4, 5],
         "Head office",
@@ -187,7 +187,7 @@ def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touc
     assert schedule.next_run_at is not None
     day = schedule.next_run_at.date()
     answer = _post(ann, row, days=f"{written([CHRISTMAS])}\n{day} shut")
-    assert said(answer) == ["Calendar office is saved. 1 schedule follows it from now on."]
+    assert said(answer) == ["Calendar office is saved. 1 schedule uses it."]
     row.refresh_from_db()
     assert (row.description, len(_days())) == ("Head office", 2)
     schedule.refresh_from_db()

@@ -324,7 +324,7 @@ def test_a_closed_gate_tells_who_asked_for_it_and_why(ann: Client) -> None:
     assert "It waits for an approval: ask the controller" in text(ann.get(page_of(task)))
     operations.hold(task, by="bob", reason="token=abc123 is wrong")
     told = text(ann.get(page_of(task)))
-    assert "It is on hold, asked for by bob: " in told
+    assert "It is on hold, requested by bob: " in told
     assert "abc123" not in told
     assert _found(ann, "taskdependency", kind="HOLD") == {
         TaskDependency.objects.get(gate="HOLD").pk

@@ -106,7 +106,7 @@ def test_no_more_tasks_are_forced_at_once_than_the_bound(
     both = of(run, "left"), of(run, "right")
     for looked in (choose(ann, "force_run", *both), act(ann, "force_run", *both, confirm=False)):
         assert looked.context["number"] == 1
-        assert "More tasks were selected: do it again for the rest." in text(looked)
+        assert "More tasks were selected: run the operation again for the rest." in text(looked)
     assert "More were chosen" not in text(choose(ann, "force_run", both[0]))
 
 

@@ -173,7 +173,7 @@ def test_a_task_is_held_and_let_go(ann: Client) -> None:
     do(ann, task, "hold", reason="wait for the price list")
     assert stands(task) == ["BLOCKED"]
     page = ann.get(page_of(task))
-    assert "It is on hold, asked for by ann: wait for the price list" in text(page)
+    assert "It is on hold, requested by ann: wait for the price list" in text(page)
     assert "End the hold…" in {str(button["title"]) for button in page.context["buttons"]}
     do(ann, task, "unhold")
     assert stands(task)[0] in ("PENDING", "QUEUED")

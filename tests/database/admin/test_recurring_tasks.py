@@ -201,8 +201,8 @@ def test_the_page_answers_why_it_did_not_run(ann: Client) -> None:
 
 def test_a_wall_time_that_comes_twice_or_never_must_say_its_offset(ann: Client) -> None:
     row = a_schedule(timezone="Europe/Berlin")
-    assert "show this time twice" in text(ann.get(page_of(row), {"at": "2026-10-25 02:30"}))
-    assert "jump over this time" in text(ann.get(page_of(row), {"at": "2026-03-29 02:30"}))
+    assert "occurs twice" in text(ann.get(page_of(row), {"at": "2026-10-25 02:30"}))
+    assert "does not exist" in text(ann.get(page_of(row), {"at": "2026-03-29 02:30"}))
     assert ann.get(page_of(row), {"at": "2026-10-25T02:30+01:00"}).context["answer"]
 
 

@@ -25,7 +25,7 @@ class _Watch:
 
     def look(self, beats: dict[uuid.UUID, int], after: float = EVERY) -> None:
         self.now += after
-        self.monitor.look(beats, self.now, WITHIN)
+        self.monitor.record(beats, self.now, WITHIN)
 
 
 def test_a_node_whose_counter_rises_is_never_silent() -> None:

@@ -137,7 +137,7 @@ def test_a_backfill_is_shown_and_then_done() -> None:
     assert (would["created"], would["dry_run"], born(row)) == (3, True, [])
     assert "would be: 3 created, 0 replayed, 0 left" in durable(*span, "--dry-run").out
     done = told(*span, "--concurrency", 3, "--order", "NEWEST")
-    assert [step["deed"] for step in done["steps"]] == ["CREATED"] * 3
+    assert [step["action"] for step in done["steps"]] == ["CREATED"] * 3
     assert born(row) == [START, at(60), at(120)]
     assert told(*span, "--reprocess", "ALL")["left"] == 3
     assert (

@@ -102,7 +102,7 @@ def test_a_limit_that_cuts_findings_off_says_so() -> None:
     answer = durable("verify", "--only", "dead-letters-missing", "--limit", "2")
     assert answer.code == 1
     assert "2+" in answer.out
-    assert answer.out.rstrip().endswith("2 findings; some checks could not look at everything")
+    assert answer.out.rstrip().endswith("2 findings; some checks could not run at everything")
 
 
 class _Terminal(StringIO):
@@ -140,4 +140,4 @@ def test_what_could_not_be_read_exits_with_2_and_the_other_checks_look() -> None
     assert {"occurrence-tasks", "occurrence-entries", "orphan-ledger-entries"} <= set(errors)
     assert "durable_tasks_occurrence" in errors["occurrence-entries"]
     assert str(key) in {finding["key"] for finding in answer.told["findings"]}
-    assert "occurrence-entries could not look: " in durable("verify").out
+    assert "occurrence-entries could not run: " in durable("verify").out

@@ -21,7 +21,7 @@ from django_durable_tasks.engine.recurring import retention as recurring_retenti
 from django_durable_tasks.engine.tasks import attempts, retention
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.limit_bucket import LOCK
-from django_durable_tasks.rules.recurring.policies import Fate
+from django_durable_tasks.rules.recurring.policies import FireOutcome
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.identifiers import uuid7
@@ -82,7 +82,7 @@ def test_a_ledger_entry_that_cannot_be_read_does_not_stop_the_deletion_of_others
         OccurrenceRecord.objects.unguarded().create(
             recurring_task_id=uuid.uuid4(),
             fire_time=now,
-            outcome=Fate.MISSED,
+            outcome=FireOutcome.MISSED,
             created_at=now - timedelta(days=5_000),
         )
         for _ in range(3)

@@ -74,8 +74,8 @@ def test_a_dry_run_tells_the_same_and_writes_nothing() -> None:
     would = row.backfill(START, at(240), dry_run=True)
     assert (Task.objects.count(), OccurrenceRecord.objects.count()) == (0, lines)
     done = row.backfill(START, at(240))
-    assert [(step.fire_time, step.deed, step.why) for step in would.steps] == [
-        (step.fire_time, step.deed, step.why) for step in done.steps
+    assert [(step.fire_time, step.action, step.why) for step in would.steps] == [
+        (step.fire_time, step.action, step.why) for step in done.steps
     ]
     assert (would.dry_run, done.dry_run) == (True, False)
 
@@ -85,7 +85,7 @@ def test_a_fire_that_was_skipped_keeps_its_one_line() -> None:
     fire(START)
     fire(at(60))
     report = row.backfill(START, at(60))
-    assert [(step.deed, step.why) for step in report.steps] == [
+    assert [(step.action, step.why) for step in report.steps] == [
         ("UNCHANGED", "its task is PENDING"),
         ("CREATED", "was SKIPPED_OVERLAP"),
     ]
@@ -133,10 +133,10 @@ def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
     end_task(done, "SUCCESS")
     assert row.backfill(START, at(240)).left == 5
     report = row.backfill(START, at(240), reprocess="FAILED", by="anna")
-    assert [step.task_id for step in report.of(report.steps[0].deed)] == [failed.pk]
+    assert [step.task_id for step in report.of(report.steps[0].action)] == [failed.pk]
     assert DeadLetter.objects.get().resolution == "REPLAYED"
     report = row.backfill(START, at(240), reprocess="ALL")
-    assert [(step.why, step.task_id) for step in report.steps if step.deed == "REPLAYED"] == [
+    assert [(step.why, step.task_id) for step in report.steps if step.action == "REPLAYED"] == [
         ("was CANCELLED", cancelled.pk),
         ("was SUCCESS", done.pk),
     ]

@@ -365,7 +365,7 @@ def test_a_backfill_leaves_an_open_workflow_and_starts_an_ended_one_anew_when_al
 
     def told(reprocess: str) -> tuple[str, str]:
         (step,) = row.backfill(START, START, reprocess=reprocess).steps
-        return step.deed, step.why
+        return step.action, step.why
 
     assert told("ALL") == ("UNCHANGED", f"its workflow run {run.pk} is RUNNING")
     fail(Task.objects.get(step="step 0"))

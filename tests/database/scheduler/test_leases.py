@@ -48,7 +48,7 @@ class Watcher:
     def look(self, looks: int = 1) -> Watcher:
         for _ in range(looks):
             self.at += EVERY
-            self.monitor.look(nodes.beats(), self.at, 3 * EVERY, leases())
+            self.monitor.record(nodes.beats(), self.at, 3 * EVERY, leases())
         return self
 
     def sweep(self, ahead: timedelta = timedelta(0)) -> int:

@@ -123,7 +123,7 @@ def test_many_damages_at_once_are_all_mended() -> None:
 
 def test_a_suspicion_that_is_over_at_the_second_look_is_no_finding() -> None:
     check, key = CHECKS["dependency-counts"], DAMAGES["dependency-counts"]()
-    suspects = check.judge(verify_check.look(), check.rows())
+    suspects = check.judge(verify_check.read_context(), check.rows())
     assert [finding.key for finding in suspects] == [key]
     assert [finding.key for finding in check.confirmed(suspects, 10)] == [key]
     Task.objects.unguarded().filter(pk=key).update(unresolved_dependencies_count=1)

@@ -22,7 +22,7 @@ from django_durable_tasks.rules.dependencies import (
     chosen,
     cycle_in,
     edge_outcome,
-    fate,
+    join_decision,
     layers,
     met,
     needed,
@@ -70,7 +70,7 @@ def test_a_task_is_released_exactly_when_it_needs_nothing_and_lost_when_it_never
     edges = tally.unresolved + tally.met + tally.unmet
     wants = edges if join is None else join
     lost = tally.met + tally.unresolved < wants
-    decided = fate(join, tally, policy)
+    decided = join_decision(join, tally, policy)
     assert (decided in (JoinDecision.SKIP, JoinDecision.FAIL)) == lost
     assert (decided == JoinDecision.FAIL) == (lost and policy == "FAIL")
     if not lost:

@@ -180,7 +180,7 @@ def test_text_fits_a_terminal_of_a_hundred_columns(of: Diagram) -> None:
 def test_every_status_has_its_own_sign_and_its_own_icon() -> None:
     assert (
         len(set(SIGNS.values()))
-        == len({look.icon for look in palette.LOOKS.values()})
+        == len({look.icon for look in palette.STYLES.values()})
         == len(Status)
     )
     assert all(columns(sign) == 1 for sign in SIGNS.values())
@@ -192,7 +192,7 @@ def test_every_kind_of_edge_has_its_own_dashes() -> None:
 
 @pytest.mark.parametrize("status", Status)
 def test_text_has_contrast_on_its_fill_and_signs_on_the_panel(status: Status) -> None:
-    look = palette.LOOKS[status]
+    look = palette.STYLES[status]
     for written, fill in [
         (look.ink, look.soft),
         (palette.INK, look.soft),

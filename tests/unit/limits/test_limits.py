@@ -22,9 +22,9 @@ from django_durable_tasks.rules.limits.options import (
     Bucket,
     PerKey,
     Rate,
+    accumulated,
     allowance_of,
     checked_scope,
-    gathered,
     key_of,
     of_share,
     rate_of,
@@ -56,7 +56,7 @@ def test_no_more_starts_than_burst_and_what_came_back_since(
     for seconds, wanted in story:
         now += timedelta(seconds=seconds)
         elapsed += max(seconds, 0.0)
-        bucket = _capped(gathered(bucket, rate, now), rate)
+        bucket = _capped(accumulated(bucket, rate, now), rate)
         starts = min(wanted, whole(bucket.tokens))
         bucket = Bucket(bucket.tokens - starts, bucket.at)
         taken += starts
@@ -68,7 +68,7 @@ def test_no_more_starts_than_burst_and_what_came_back_since(
 def test_a_rate_is_reached_by_who_asks_often(rate: Rate) -> None:
     bucket, now, taken, wait = None, START, 0, 1 / rate.per_second
     for _ in range(50):
-        bucket = _capped(gathered(bucket, rate, now), rate)
+        bucket = _capped(accumulated(bucket, rate, now), rate)
         starts = whole(bucket.tokens)
         bucket, taken = Bucket(bucket.tokens - starts, bucket.at), taken + starts
         now += timedelta(seconds=wait, microseconds=2)  # a timedelta is cut to microseconds
@@ -193,7 +193,7 @@ def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_
 ) -> None:
     waited = START + timedelta(seconds=(weight + 1) / rate.per_second)
     capacity = Capacity(
-        tokens={"a": gathered(Bucket(0.0, START), rate, waited).tokens}, rates={"a": rate}
+        tokens={"a": accumulated(Bucket(0.0, START), rate, waited).tokens}, rates={"a": rate}
     )
     assert capacity.refuses("a", AdmissionRequest(1, ["a"], weight)) == (
         rate.fixed and weight > rate.burst
@@ -275,12 +275,12 @@ def test_weight_and_limits_of_a_call() -> None:
 
 def test_a_clock_far_behind_is_a_new_one_and_gives_nothing_for_the_step_back() -> None:
     rate, bucket = rate_of("rate", "1/s", 10), Bucket(2.0, START)
-    assert gathered(bucket, rate, START - timedelta(seconds=3)) == bucket
+    assert accumulated(bucket, rate, START - timedelta(seconds=3)) == bucket
     back = START - timedelta(hours=1)
-    assert gathered(bucket, rate, back) == Bucket(2.0, back)
-    assert gathered(Bucket(2.0, back), rate, back + timedelta(seconds=3)).tokens == pytest.approx(
-        5.0
-    )
+    assert accumulated(bucket, rate, back) == Bucket(2.0, back)
+    assert accumulated(
+        Bucket(2.0, back), rate, back + timedelta(seconds=3)
+    ).tokens == pytest.approx(5.0)
 
 
 @given(st.integers(1, 5_000), st.integers(0, 200))

@@ -14,8 +14,8 @@ from django_durable_tasks.rules.tasks.endings import (
     Budgets,
     EndingKind,
     Outcome,
+    decide,
     fingerprint,
-    judge,
 )
 
 
@@ -96,7 +96,7 @@ def test_an_ending_takes_the_row_where_the_table_says(
     log: LogStatus,
     reason: str,
 ) -> None:
-    verdict = judge(Outcome(kind=kind, **outcome), _budgets(**row))
+    verdict = decide(Outcome(kind=kind, **outcome), _budgets(**row))
     assert (verdict.status, verdict.log, verdict.reason) == (status, log, reason)
 
 
@@ -106,7 +106,7 @@ def test_an_ending_takes_the_row_where_the_table_says(
 def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(
     limit: int, status: Status
 ) -> None:
-    verdict = judge(
+    verdict = decide(
         Outcome(kind=EndingKind.RETRY_ASKED, max_attempts=limit),
         _budgets(failures=1, max_attempts=2),
     )
@@ -118,7 +118,7 @@ def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(
 
 @given(outcomes, budgets)
 def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Budgets) -> None:
-    verdict = judge(outcome, row)
+    verdict = decide(outcome, row)
     move = TRANSITIONS[verdict.transition]
     assert Status.RUNNING in move.sources
     assert verdict.status in move.targets
@@ -128,20 +128,20 @@ def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Bud
 def test_a_failure_and_a_crash_never_pay_from_the_same_budget(
     outcome: Outcome, row: Budgets
 ) -> None:
-    verdict = judge(outcome, row)
+    verdict = decide(outcome, row)
     assert verdict.failed + verdict.crashed <= 1
     assert bool(verdict.crashed) == (outcome.kind is EndingKind.CRASHED)
 
 
 @given(outcomes, budgets)
 def test_a_row_that_gives_up_or_is_cancelled_says_why(outcome: Outcome, row: Budgets) -> None:
-    verdict = judge(outcome, row)
+    verdict = decide(outcome, row)
     assert bool(verdict.reason) == (verdict.status in (Status.FAILED, Status.CANCELLED))
 
 
 @given(budgets)
 def test_as_many_failures_as_attempts_are_allowed_and_no_more(row: Budgets) -> None:
-    again = judge(Outcome(kind=EndingKind.FAILED), row).log == LogStatus.RETRY
+    again = decide(Outcome(kind=EndingKind.FAILED), row).log == LogStatus.RETRY
     assert again == (row.failures + 1 < row.max_attempts and not row.cancel_requested)
 
 

@@ -55,7 +55,7 @@ class Command(BaseCommand):
         except NotStarted as why:
             self.stderr.write(str(why))
             sys.exit(1)
-        self.stdout.write(json.dumps(found.told()))
+        self.stdout.write(json.dumps(found.as_dict()))
         if found.good and given is None:
             shutil.rmtree(folder, ignore_errors=True)
         sys.exit(0 if found.good else 1)
