@@ -87,7 +87,7 @@ def left() -> dict[str, float]:
 
 
 def claim() -> dict[str, float]:
-    """Make a batch due, read the queues and claim it, 100 times. Return the median and the 95th
+    """Make a batch due, read the queues and claim it, 60 times. Return the median and the 95th
     percentile.
     """
     from benchmarks.project.tasks import noop
