@@ -47,34 +47,34 @@ _ALL = (
     ),
     ProjectFinding(
         "E004",
-        "NODE_TIMEOUT is {timeout:g} s and NODE_HEARTBEAT {beat:g} s: one late heartbeat kills a"
-        " node.",
+        "NODE_TIMEOUT is {timeout:g} s and NODE_HEARTBEAT {beat:g} s: after one late heartbeat a"
+        " node is declared dead.",
         "Let NODE_TIMEOUT be at least 2 x NODE_HEARTBEAT; the defaults are 20 and 5.",
     ),
     ProjectFinding(
         "E005",
-        "LEADER_LEASE is {lease:g} s and LEADER_RENEW {renew:g} s: one late renewal deposes the"
-        " leader.",
+        "LEADER_LEASE is {lease:g} s and LEADER_RENEW {renew:g} s: after one late renewal the"
+        " leader loses its lease.",
         "Let LEADER_LEASE be at least 2 x LEADER_RENEW; the defaults are 4 and 1, on SQLite 20"
         " and 5.",
     ),
     ProjectFinding(
         "E006",
-        "The lease of {names} is shorter than 2 x HEARTBEAT ({beat:g} s): live runs would be called"
-        " lost.",
+        "The lease of {names} is shorter than 2 x HEARTBEAT ({beat:g} s): runs in progress would"
+        " be marked LOST.",
         "Give @durable_task(lease=...) at least twice the HEARTBEAT, or make HEARTBEAT shorter.",
     ),
     ProjectFinding(
         "E007",
         "Celery has no application of this project: tasks would go to Celery's default broker.",
-        "Make one in <project>/celery.py: app = Celery('<project>');"
+        "Create one in <project>/celery.py: app = Celery('<project>');"
         " app.config_from_object('django.conf:settings', namespace='CELERY');"
         " app.autodiscover_tasks(); and import it in <project>/__init__.py: from .celery import app"
         " as celery_app",
     ),
     ProjectFinding(
         "E008",
-        "{setting} has {kind!r}: who can write to the broker could run code in the workers.",
+        "{setting} has {kind!r}: anyone who can write to the broker could run code in the workers.",
         "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
         " = 'json'.",
     ),
@@ -86,8 +86,8 @@ _ALL = (
     ),
     ProjectFinding(
         "E010",
-        "The broker is Kombu's filesystem://, whose consumers lose messages and die of half-written"
-        " files.",
+        "The broker is Kombu's filesystem://, whose consumers lose messages and fail on partially"
+        " written files.",
         "Write CELERY_BROKER_URL = 'durable-filesystem://': the same folder, written atomically.",
     ),
     ProjectFinding(
@@ -97,7 +97,7 @@ _ALL = (
     ),
     ProjectFinding(
         "E012",
-        "{found} is too old or unknown to us.",
+        "The database is not supported: {found}.",
         "Use PostgreSQL 14, MySQL 8.0.13, MariaDB 10.6 or SQLite 3.35, or newer.",
     ),
     ProjectFinding(
@@ -119,23 +119,24 @@ _ALL = (
     ),
     ProjectFinding(
         "E016",
-        "DURABLE_TASKS['DATABASE'] is {alias!r}, but DATABASE_ROUTERS {fault}: models and the admin"
-        " would show other tables than the tasks are in.",
+        "DURABLE_TASKS['DATABASE'] is {alias!r}, but DATABASE_ROUTERS {fault}: models and the"
+        " admin would read other tables than the engine.",
         "Add 'django_durable_tasks.routers.DurableTasksRouter' to DATABASE_ROUTERS, before routers"
         " of your own.",
     ),
     ProjectFinding(
         "E017",
-        "atomic=True of {names}, and transactions of {alias!r} are {level}: PostgreSQL refuses the"
-        " success of a body during which the row was changed, for example by a heartbeat.",
+        "atomic=True of {names}, and transactions of {alias!r} are {level}: PostgreSQL refuses"
+        " the success of a run during which the row was changed, for example by a heartbeat.",
         "Leave 'isolation_level' out of OPTIONS of this entry of DATABASES (and"
-        " default_transaction_isolation of its role), or leave atomic=True out and begin a stricter"
-        " transaction in the body, made idempotent.",
+        " default_transaction_isolation of its role), or leave atomic=True out and begin a"
+        " stricter transaction in the task function, which must then be idempotent.",
     ),
     ProjectFinding(
         "E018",
         "The modules of tasks cannot be imported: {reason}.",
-        "Correct the module: a worker would not start, and this process does not know its tasks.",
+        "Correct the module: a worker would not start, and its tasks are not registered in this"
+        " process.",
     ),
     ProjectFinding(
         "E019",
@@ -150,45 +151,46 @@ _ALL = (
     ),
     ProjectFinding(
         "W001",
-        "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers waiting"
-        " messages again and again (the doubles are dropped, but each costs a statement).",
+        "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers"
+        " waiting messages repeatedly (the duplicates are ignored, but each costs a statement).",
         "Let CELERY_BROKER_TRANSPORT_OPTIONS['visibility_timeout'] be longer than the longest"
         " lease.",
     ),
     ProjectFinding(
         "W002",
-        "Celery runs eagerly: bodies run in the process and thread of the caller, after COMMIT, and"
-        " no worker or lease watches over them.",
+        "Celery runs eagerly: task functions run in the process and thread of the caller, after"
+        " COMMIT, without a worker or a lease.",
         "Set CELERY_TASK_ALWAYS_EAGER only in the settings of tests.",
     ),
     ProjectFinding(
         "W003",
-        "CELERY_TASK_EAGER_PROPAGATES: a body's error is raised where .delay() stood, after COMMIT;"
-        " the row keeps its retry all the same.",
+        "CELERY_TASK_EAGER_PROPAGATES: an error of a task function is raised by the call of"
+        " .delay(), after COMMIT. The task is retried nevertheless.",
         "Leave CELERY_TASK_EAGER_PROPAGATES out.",
     ),
     ProjectFinding(
         "W004",
-        "The pool {pool!r} cannot interrupt a body, but these tasks have time limits: {names}. A"
-        " limit there ends the lease, and only a body that asks self.durable.check() stops.",
-        "Use the prefork pool for them, or call self.durable.check() in long bodies.",
+        "The pool {pool!r} cannot interrupt a task function, but these tasks have time limits:"
+        " {names}. A time limit then ends the lease, and only functions that call"
+        " self.durable.check() stop.",
+        "Use the prefork pool for them, or call self.durable.check() in long functions.",
     ),
     ProjectFinding(
         "W005",
-        "CELERY_WORKER_PREFETCH_MULTIPLIER is {found}: a worker hoards messages behind a long run"
-        " while others are idle, and the hoarded are republished elsewhere.",
+        "CELERY_WORKER_PREFETCH_MULTIPLIER is {found}: a worker prefetches messages during a long"
+        " run while others are idle, and these messages are republished.",
         "Write CELERY_WORKER_PREFETCH_MULTIPLIER = 1.",
     ),
     ProjectFinding(
         "W006",
-        "CELERY_TASK_ACKS_LATE is set: durable tasks ignore it, because their rows outlive the"
-        " broker.",
+        "CELERY_TASK_ACKS_LATE is set: durable tasks ignore it, because their rows survive a"
+        " failure of the broker.",
         "Leave it out, unless Celery tasks that are not durable need it.",
     ),
     ProjectFinding(
         "W007",
         "CELERY_TASK_REJECT_ON_WORKER_LOST is set: durable tasks ignore it; other tasks that kill"
-        " their worker are delivered without end.",
+        " their worker are redelivered indefinitely.",
         "Leave it out, unless Celery tasks that are not durable need it.",
     ),
     ProjectFinding(
@@ -200,30 +202,29 @@ _ALL = (
     ProjectFinding(
         "W009",
         "No broker is configured: Celery would try amqp://guest@localhost.",
-        "Write CELERY_BROKER_URL; without a server 'durable-filesystem://' serves.",
+        "Write CELERY_BROKER_URL; 'durable-filesystem://' needs no server.",
     ),
     ProjectFinding(
         "W011",
-        "atomic=True of {names} on SQLite: the body holds the only writer while it runs, so that"
-        " every other write waits for it.",
-        "Keep such bodies under a second, or keep the tables in PostgreSQL, MySQL or MariaDB.",
+        "atomic=True of {names} on SQLite: the function has the only write lock while it runs,"
+        " and every other write waits for it.",
+        "Keep such functions under a second, or keep the tables in PostgreSQL, MySQL or MariaDB.",
     ),
     ProjectFinding(
         "W012",
-        "@recurring({name!r}) stands on {function}, which is no durable task: it never runs.",
-        "Write @durable_task on it, above or below.",
+        "@recurring({name!r}) decorates {function}, which is not a durable task: it never runs.",
+        "Add @durable_task to the function, above or below.",
     ),
     ProjectFinding(
         "W013",
-        "{name} weighs {weight}, and the whole limit {scope} is {most}: it never starts.",
-        "Give it a smaller weight=..., or raise the limit; a rate whose burst was given holds no"
-        " more than that.",
+        "{name} weighs {weight}, and the limit {scope} is {most}: it never starts.",
+        "Give it a smaller weight=..., or raise the limit; with a given burst, a rate limit"
+        " admits no heavier task.",
     ),
     ProjectFinding(
         "W014",
         "New schedules without timezone= use {zone} ({setting}), but {other} is {differs}.",
-        "Set DURABLE_TASKS['TIMEZONE'] to the one that you mean, or give each schedule its"
-        " timezone=.",
+        "Set DURABLE_TASKS['TIMEZONE'] to the intended zone, or give each schedule its timezone=.",
     ),
     ProjectFinding(
         "W015",

@@ -42,7 +42,7 @@ def test_an_old_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OLDEST, product, (99, 9))
     [message] = check_database(databases=["default"])
     assert message.id == "durable_tasks.E012"
-    assert message.msg.startswith(product)
+    assert product in message.msg
     assert _ids(databases=["default"]) == ["E012"]
 
 
@@ -59,7 +59,7 @@ def test_a_server_that_django_itself_refuses_is_an_error(monkeypatch: pytest.Mon
     [message] = check_database(databases=["default"])
     assert (message.id, message.msg) == (
         "durable_tasks.E012",
-        "PostgreSQL 14 or later is required (found 12.1) is too old or unknown to us.",
+        "The database is not supported: PostgreSQL 14 or later is required (found 12.1).",
     )
 
 
