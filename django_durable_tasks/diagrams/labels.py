@@ -89,24 +89,24 @@ def _ems_of(character: str) -> float:
     return 1.05
 
 
-def shortened(text: str, room: float) -> str:
+def shortened(text: str, available: float) -> str:
     """Return the text shortened to ``ems``. The middle is removed, because often only the end
     differs between siblings.
     """
-    return _shortened(text, room, ems)
+    return _shortened(text, available, ems)
 
 
-def shortened_columns(text: str, room: int) -> str:
+def shortened_columns(text: str, available: int) -> str:
     """Return the text shortened to ``columns`` of a terminal, without its middle."""
-    return _shortened(text, room, columns)
+    return _shortened(text, available, columns)
 
 
-def _shortened(text: str, room: float, measure: Callable[[str], float]) -> str:
-    if measure(text) <= room:
+def _shortened(text: str, available: float, measure: Callable[[str], float]) -> str:
+    if measure(text) <= available:
         return text
     text = text if len(text) <= 400 else text[:200] + text[-200:]
     fitting = bisect_right(
-        range(1, len(text)), room, key=lambda keep: measure(_without_middle(text, keep))
+        range(1, len(text)), available, key=lambda keep: measure(_without_middle(text, keep))
     )
     return _without_middle(text, max(1, fitting))
 

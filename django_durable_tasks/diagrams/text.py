@@ -88,9 +88,9 @@ def _headline(box: Box, inset: str) -> str:
             f"{SIGNS[status]} {number:,} {status}" for status, number in in_order(box.counts)
         )
     signs = f"{inset}{SIGNS[box.status]}{'*' if box.critical else ' '} "
-    room = max(_LEAST_LABEL, min(_LABEL, WIDTH - columns(right_text) - 1) - columns(signs))
-    label = shortened_columns(box.label, room)
-    return f"{signs}{label}{' ' * (room - columns(label))} {right_text}"
+    available = max(_LEAST_LABEL, min(_LABEL, WIDTH - columns(right_text) - 1) - columns(signs))
+    label = shortened_columns(box.label, available)
+    return f"{signs}{label}{' ' * (available - columns(label))} {right_text}"
 
 
 def _waits(

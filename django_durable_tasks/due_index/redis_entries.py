@@ -112,7 +112,7 @@ class RedisEntries:
                 )
             ]
             done |= {
-                uuid.UUID(written) for written in self._run("mend", [str(life_ms()), *arguments_])
+                uuid.UUID(written) for written in self._run("repair", [str(life_ms()), *arguments_])
             }
         return done
 

@@ -16,7 +16,7 @@ def send(to: Customer, subject: str, body: str, *, key: str) -> None:
     _send(to.email, subject, body, key)
 
 
-def tell_office(subject: str, body: str, *, key: str) -> None:
+def send_to_office(subject: str, body: str, *, key: str) -> None:
     """Send one mail to the office, as ``send`` does."""
     _send(OFFICE, subject, body, key)
 

@@ -196,30 +196,30 @@ FIGURES: dict[str, dict[str, Any]] = {
 }
 LETTERS: dict[str, dict[str, Any]] = {
     "figures-to-new-york": {
-        "task": letters.tell_figures,
+        "task": letters.send_figures,
         "args": ["New York"],
         "cron": "0 8 * * *",
         **NEW_YORK,
     },
     "figures-to-berlin": {
-        "task": letters.tell_figures,
+        "task": letters.send_figures,
         "args": ["Berlin"],
         "cron": "0 8 * * *",
         **BERLIN,
     },
     "figures-to-lord-howe": {
-        "task": letters.tell_figures,
+        "task": letters.send_figures,
         "args": ["Lord Howe"],
         "cron": "0 8 * * *",
         **LORD_HOWE,
     },
     "findings": {
-        "task": letters.tell_findings,
+        "task": letters.send_findings,
         "cron": ["0 9 * * 1-5", "0 15 * * 5"],
         **BERLIN,
         "roll": "FOLLOWING",
     },
-    "dead-letters": {"task": letters.tell_dead_letters, "interval": 1800, "overlap": "SKIP"},
+    "dead-letters": {"task": letters.send_open_dead_letters, "interval": 1800, "overlap": "SKIP"},
     "renewals-in-a-week": {
         "task": letters.announce_renewals,
         "args": [7],
@@ -233,7 +233,7 @@ LETTERS: dict[str, dict[str, Any]] = {
         "expires_in": 40_000,
     },
     "events-of-the-week": {
-        "task": letters.tell_events,
+        "task": letters.send_events,
         "args": [7],
         **MONDAYS,
         **BERLIN,

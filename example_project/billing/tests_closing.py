@@ -53,5 +53,5 @@ class ClosingTests(JobTestCase):
 
     def test_a_closing_that_fails_tells_the_office(self) -> None:
         with self.captureOnCommitCallbacks(execute=True):
-            closing.tell_unclosed.schedule("1")
+            closing.report_unclosed.schedule("1")
         self.assertIn("could not be closed", mail.outbox[0].subject)

@@ -186,9 +186,9 @@ class JobTests(JobTestCase):
 
     def test_letters_are_written_only_where_there_is_something_to_say(self) -> None:
         for job, args in (
-            (letters.tell_findings, ()),
-            (letters.tell_dead_letters, ()),
-            (letters.tell_events, (7,)),
+            (letters.send_findings, ()),
+            (letters.send_open_dead_letters, ()),
+            (letters.send_events, (7,)),
         ):
             self.run_job(job, *args)
         self.assertEqual(mail.outbox, [])
@@ -200,10 +200,10 @@ class JobTests(JobTestCase):
             starts_at=timezone.now() + timedelta(days=1),
             remind_before=timedelta(hours=1),
         )
-        self.run_job(letters.tell_findings)
-        self.run_job(letters.tell_events, 7)
+        self.run_job(letters.send_findings)
+        self.run_job(letters.send_events, 7)
         self.run_job(letters.announce_renewals, 7)
-        self.run_job(letters.tell_figures, "Berlin")
+        self.run_job(letters.send_figures, "Berlin")
         subjects = [message.subject for message in mail.outbox]
         self.assertEqual(
             subjects,

@@ -173,6 +173,6 @@ def test_processor_time_is_booked_by_role() -> None:
         "worker": 1.0,
         "worker's children": 2.0,
         "postgresql": 0.5,
-        "others on this machine": 0.25,
+        "other processes of this machine": 0.25,
     }
     assert "2,000,000 us  worker's children" in table(by_role, 1, 4.0)

@@ -84,22 +84,22 @@ def _described(outline: Outline) -> str:
     )
 
 
-def _head(outline: Outline, room: int) -> tuple[list[Markup], int]:
+def _head(outline: Outline, available: int) -> tuple[list[Markup], int]:
     """Return title, numbers, remarks and legend, and the position at which the drawing begins."""
     y = _MARGIN + 10
     status = f"  ·  {outline.status}" if outline.status else ""
-    title = shortened(outline.title, room / 18 - ems(status))
+    title = shortened(outline.title, available / 18 - ems(status))
     found = [text(_MARGIN, y, title + status, 17, palette.INK, font_weight=600)]
     path = f"Critical path: {outline.critical_path}" if outline.critical_path else ""
     for words in (outline.warning, outline.summary, path, *outline.notes):
         if words:
             y += _LINE
             colour = palette.WARNING if words == outline.warning else palette.QUIET
-            found.append(text(_MARGIN, y, shortened(words, room / 12), 12, colour))
+            found.append(text(_MARGIN, y, shortened(words, available / 12), 12, colour))
     x: float = _MARGIN
     y += _LINE + 4
     for entry in entries(outline):
-        if x > _MARGIN and x + entry.width > _MARGIN + room:
+        if x > _MARGIN and x + entry.width > _MARGIN + available:
             x, y = _MARGIN, y + _LINE + 2
         found.append(moved(x, y, *entry.parts))
         x += entry.width

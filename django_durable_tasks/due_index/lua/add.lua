@@ -1,5 +1,5 @@
 -- KEYS: the set, the member of each id. ARGV: life of both (ms), then id, member and score of each row.
--- A row has one entry: what it had before under another queue, priority or instant goes.
+-- A task has one entry. Its earlier entry for another queue, priority or instant is removed.
 for i = 2, #ARGV, 3 do
   local before = redis.call('HGET', KEYS[2], ARGV[i])
   if before and before ~= ARGV[i + 1] then

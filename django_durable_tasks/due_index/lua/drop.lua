@@ -1,6 +1,6 @@
--- KEYS: the set, the member of each id. ARGV: member and score of each entry; one whose score is another by now stays.
+-- KEYS: the set, the member of each id. ARGV: member and score of each entry; an entry whose score has changed is kept.
 -- Scores are compared as full milliseconds between the years 1 and 9999, as callers read them.
--- Returns the members that are gone.
+-- Returns the members that were removed.
 local function whole(score)
   return math.floor(math.max(-62135596800000, math.min(tonumber(score), 253402300799000)))
 end

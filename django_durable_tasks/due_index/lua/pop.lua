@@ -1,5 +1,5 @@
--- KEYS: the set, the member of each id, the mark "filled". ARGV: now (ms), how many, how far to look, the shards.
--- The shards are '' for all of them, else ',3,17,'. Returns the mark, then member and score of each that is taken.
+-- KEYS: the set, the member of each id, the mark "filled". ARGV: now (ms), the limit, the number of entries to read, the shards.
+-- The shards are '' for all of them, otherwise ',3,17,'. Returns the mark, then member and score of each entry that was removed.
 local limit, left, offset = tonumber(ARGV[2]), tonumber(ARGV[3]), 0
 local found = { redis.call('GET', KEYS[3]) or '' }
 local taken = {}

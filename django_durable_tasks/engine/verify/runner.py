@@ -61,7 +61,7 @@ class Answer:
     """The result of one check: the number of rows read, the findings, and the error if it could not
     read.
 
-    ``more`` is set if it stopped at the limit. ``note`` contains why there was nothing to check.
+    ``more`` is set if it stopped at the limit. ``idle`` contains why there was nothing to check.
     """
 
     check: Check
@@ -69,7 +69,7 @@ class Answer:
     findings: list[Finding] = field(default_factory=list)
     more: bool = False
     error: str = ""
-    note: str = ""
+    idle: str = ""
 
     @property
     def continues(self) -> bool:
@@ -121,11 +121,11 @@ def verify(
     """
     wanted = chosen() if checks is None else checks
     answers = {
-        check.name: Answer(check, note=check.idle() if check.idle else "") for check in wanted
+        check.name: Answer(check, idle=check.idle() if check.idle else "") for check in wanted
     }
     grounds: dict[type[Any], list[Answer]] = {}
     for answer in answers.values():
-        if not answer.note:
+        if not answer.idle:
             grounds.setdefault(answer.check.ground, []).append(answer)
     for group in grounds.values():
         _read_table(group, limit, progress)

@@ -68,7 +68,7 @@ class GraphOperation:
     """The state of one operation: the tasks changed, those requested to stop, and tasks to report
     by name.
 
-    ``also_told`` contains tasks whose last ending has to be resolved again.
+    ``resolve_again`` contains tasks whose last ending has to be resolved again.
     """
 
     watch: Watch

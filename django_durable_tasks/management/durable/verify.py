@@ -61,27 +61,27 @@ def run(options: Options, out: Output) -> int:
         answers = runner.verify(checks, limit=options["limit"], progress=bar)
     finally:
         bar.clear()
-    mends = options["repair"] and not options["dry_run"]
+    repairing = options["repair"] and not options["dry_run"]
     number = sum(bool(one.repair) for answer in answers for one in answer.findings)
-    if mends and number and not options["yes"]:
+    if repairing and number and not options["yes"]:
         refuse(
             f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
             " with --yes."
         )
-    repairs = REPAIR.perform(answers, **by_and_reason(options)).value if mends else []
+    repairs = REPAIR.perform(answers, **by_and_reason(options)).value if repairing else []
     out.emit(
         _as_data(answers, repairs),
         _text(answers, repairs, would=options["repair"] and options["dry_run"]),
     )
-    return _code(answers, repairs, mends=mends)
+    return _code(answers, repairs, repairing=repairing)
 
 
-def _code(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, mends: bool) -> int:
+def _code(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, repairing: bool) -> int:
     if any(answer.error for answer in answers):
         return REFUSED
     left = (
         any(outcome.left for outcome in repairs)
-        if mends
+        if repairing
         else any(answer.findings for answer in answers)
     )
     return UNHEALTHY if left or any(answer.more for answer in answers) else OK
@@ -98,7 +98,7 @@ def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
         "more": answer.more,
         "repaired": repaired[check.name],
         "error": answer.error,
-        "note": answer.note,
+        "idle": answer.idle,
     }
 
 
@@ -152,7 +152,7 @@ def _text(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, would: 
             if row["error"]
         ),
     ]
-    lines += (f"{row['check']}: {row['note']}" for row in report_data["checks"] if row["note"])
+    lines += (f"{row['check']}: {row['idle']}" for row in report_data["checks"] if row["idle"])
     return "\n".join([*lines, _summary(report_data)])
 
 

@@ -28,7 +28,7 @@ def close_month(self: Any) -> Workflow:
     success.
     """
     month = f"{month_before(fire_day(self)):%Y-%m}"
-    closing = Workflow("close-month", deadline=timedelta(hours=6), on_failure=tell_unclosed)
+    closing = Workflow("close-month", deadline=timedelta(hours=6), on_failure=report_unclosed)
     extracted = closing.add(extract, month, step="extract")
     reported = closing.add_workflow(reports(month), after=extracted, step="reports")
     closing.add(
@@ -107,13 +107,13 @@ def sum_up(month: str, amounts: list[int]) -> int:
 def send_summary(self: Any, month: str, statements: int, total: int) -> None:
     """Notify the office that the month is closed."""
     text = f"{statements} statements, {total / 100:.2f} in all."
-    mails.tell_office(f"{month} is closed", text, key=self.durable.idempotency_key)
+    mails.send_to_office(f"{month} is closed", text, key=self.durable.idempotency_key)
 
 
 @durable_task(bind=True)
-def tell_unclosed(self: Any, run_id: str) -> None:
+def report_unclosed(self: Any, run_id: str) -> None:
     """Notify the office that a closing failed, or was not done by its deadline."""
-    mails.tell_office(
+    mails.send_to_office(
         "A month could not be closed",
         f"See workflow run {run_id}.",
         key=self.durable.idempotency_key,

@@ -15,33 +15,33 @@ from django_durable_tasks.models import DeadLetter
 
 
 @durable_task(bind=True, expires_in=timedelta(hours=4))
-def tell_figures(self: Any, office: str) -> int:
+def send_figures(self: Any, office: str) -> int:
     """Send an office the figures of its day, at most four hours late."""
     day = fire_day(self)
     lines = [str(figure) for figure in Figure.objects.order_by("-taken_at")[:50]]
-    mails.tell_office(
+    mails.send_to_office(
         f"{office}: figures of {day}", "\n".join(lines), key=self.durable.idempotency_key
     )
     return len(lines)
 
 
 @durable_task(bind=True)
-def tell_findings(self: Any) -> int:
+def send_findings(self: Any) -> int:
     """Send the office the findings of the reconciliations; no mail if there are none."""
     lines = [str(finding) for finding in Finding.objects.order_by("pk")[:200]]
     if lines:
-        mails.tell_office(
+        mails.send_to_office(
             f"{len(lines)} findings", "\n".join(lines), key=self.durable.idempotency_key
         )
     return len(lines)
 
 
 @durable_task(bind=True)
-def tell_dead_letters(self: Any) -> int:
+def send_open_dead_letters(self: Any) -> int:
     """Send the office the number of open dead letters."""
     number = DeadLetter.objects.open().count()
     if number:
-        mails.tell_office(
+        mails.send_to_office(
             f"{number} tasks gave up", "See the admin.", key=self.durable.idempotency_key
         )
     return number
@@ -62,7 +62,7 @@ def announce_renewals(self: Any, days: int, most: int = 100) -> int:
 
 
 @durable_task(bind=True)
-def tell_events(self: Any, days: int) -> int:
+def send_events(self: Any, days: int) -> int:
     """Send the office the events of the coming days."""
     coming = Event.objects.filter(
         starts_at__range=(timezone.now(), timezone.now() + timedelta(days=days))
@@ -71,7 +71,7 @@ def tell_events(self: Any, days: int) -> int:
         f"{event.starts_at:%Y-%m-%d %H:%M} {event}" for event in coming.order_by("starts_at")[:100]
     ]
     if lines:
-        mails.tell_office(
+        mails.send_to_office(
             f"Events of {days} days", "\n".join(lines), key=self.durable.idempotency_key
         )
     return len(lines)

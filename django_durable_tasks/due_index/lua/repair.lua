@@ -1,5 +1,5 @@
--- KEYS: the set, the member of each id. ARGV: life of both (ms), then id, member, score and the member that was seen
--- ('' for none) of each row. Returns the ids that were written: one whose member is another by now is left alone.
+-- KEYS: the set, the member of each id. ARGV: life of both (ms), then id, member, score and the member that was read
+-- ('' for none) of each row. Returns the ids that were written: a row whose member has changed is not written.
 local done = {}
 for i = 2, #ARGV, 4 do
   local before = redis.call('HGET', KEYS[2], ARGV[i]) or ''
