@@ -170,8 +170,7 @@ class RecurringForm(EditForm):
         required=False,
         max_length=200,
         help_text=_(
-            "A template over the arguments, {0} or {name}; schedules of the same key exclude each"
-            " other."
+            "A template over the arguments, {0} or {name}. Runs with the same key do not overlap."
         ),
     )
     options = JsonField(dict, rows=2, help_text=_("As for .using() of the task."))

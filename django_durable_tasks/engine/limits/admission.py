@@ -109,8 +109,8 @@ class LimitAdmission:
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
     def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
-        """Make the next due tasks that would be refused too wait, so that the next claim reads the
-        tasks behind them.
+        """Make those of the next due tasks wait that a limit would refuse, so that the next claim
+        reads the tasks behind them.
         """
         full = {
             row.task_id: scope
