@@ -100,6 +100,18 @@ def test_a_ledger_entry_that_cannot_be_read_does_not_stop_the_deletion_of_others
     assert list(OccurrenceRecord.objects.values_list("pk", flat=True)) == [entries[0].pk]
 
 
+def test_items_that_are_not_reached_in_time_are_left_to_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one_by_one, handled = Isolation[int]("item"), list[int]()
+    monkeypatch.setattr("django_durable_tasks.engine.db.isolation._ALONE_FOR", -1.0)
+    assert one_by_one.each([1, 2], handled.append) == []
+    assert (handled, one_by_one.postponed()) == ([], [])
+    monkeypatch.undo()
+    assert one_by_one.each([1, 2], handled.append) == [None, None]
+    assert handled == [1, 2]
+
+
 def test_a_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> None:
     for number in range(3):
         LimitBucket.objects.create(
