@@ -227,28 +227,18 @@ class LimitAdmission:
         new = {
             scope: allowed for scope, allowed in scopes.items() if scope not in self._capacity.known
         }
-        self._capacity.known |= new.keys()
-        rates = {scope: allowed.rate for scope, allowed in new.items() if allowed.rate is not None}
-        if self._now is not None and rates:
-            fresh = usage.buckets(rates, self._now)
-            self._buckets |= fresh
-            self._capacity.rates |= rates
-            self._capacity.tokens |= {scope: bucket.tokens for scope, bucket in fresh.items()}
         found = self._usage
         if found is None:
             return
+        self._buckets |= usage.add_scopes(self._capacity, new, found, self._now)
         owners: dict[str, set[int]] = {}
         for row in own:
             owners.setdefault(row.queue, set()).add(row.tenant_id)
-        for scope, allowed in new.items():
+        for scope in new:
             share = rules.shared(scope)
             if share is not None:
                 tenants = found.tenants(share[0]) | owners.get(share[0], set())
                 self._capacity.places[scope] = free_of_share(share, self._book, found, tenants)
-            elif allowed.places is not None:
-                self._capacity.places[scope] = allowed.places - found.under_way[scope]
-            if allowed.heaviest is not None:
-                self._capacity.heaviest[scope] = allowed.heaviest
 
     def _reserve_for_heavy(self, scopes: Collection[str]) -> None:
         """Reserve capacity in each scope for its most urgent waiting task, if that is heavier than

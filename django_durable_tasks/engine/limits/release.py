@@ -220,16 +220,7 @@ class _FreeCapacity:
             self._divide(sharing)
 
     def _allow(self, allowed: Mapping[str, Allowance], mark: str = "") -> None:
-        rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
-        self.capacity.rates |= {scope + mark: rate for scope, rate in rates.items()}
-        fresh = usage.buckets(rates, self._now)
-        self.capacity.tokens |= {scope + mark: bucket.tokens for scope, bucket in fresh.items()}
-        for scope, one in allowed.items():
-            self.capacity.known.add(scope + mark)
-            if one.places is not None:
-                self.capacity.places[scope + mark] = one.places - self._found.under_way[scope]
-            if one.heaviest is not None:
-                self.capacity.heaviest[scope + mark] = one.heaviest
+        usage.add_scopes(self.capacity, allowed, self._found, self._now, mark)
 
     def _divide(self, sharing: Mapping[str, set[int]]) -> None:
         """Divide the capacity of shared queues between their tenants; due tasks come first, or get

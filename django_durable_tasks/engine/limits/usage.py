@@ -23,7 +23,8 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.limit_bucket import LOCK
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits import options as rules
-from django_durable_tasks.rules.limits.options import Bucket, Rate
+from django_durable_tasks.rules.limits.admission import Capacity
+from django_durable_tasks.rules.limits.options import Allowance, Bucket, Rate
 
 
 def lock_limits() -> None:
@@ -134,6 +135,31 @@ def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
         _reset_clock(ahead)
         stored = _stored(rates)
     return _refilled(stored, rates, now)
+
+
+def add_scopes(
+    capacity: Capacity,
+    allowed: Mapping[str, Allowance],
+    found: Usage,
+    now: datetime | None,
+    mark: str = "",
+) -> dict[str, Bucket]:
+    """Add the free capacity of these scopes: what they allow less the usage ``found``.
+
+    They are added under their names followed by ``mark``. Without ``now`` rates are left out.
+    Return the token buckets.
+    """
+    rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
+    fresh = {} if now is None else buckets(rates, now)
+    for scope, bucket in fresh.items():
+        capacity.rates[scope + mark], capacity.tokens[scope + mark] = rates[scope], bucket.tokens
+    for scope, one in allowed.items():
+        capacity.known.add(scope + mark)
+        if one.places is not None:
+            capacity.places[scope + mark] = one.places - found.under_way[scope]
+        if one.heaviest is not None:
+            capacity.heaviest[scope + mark] = one.heaviest
+    return fresh
 
 
 def seen_buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
