@@ -94,33 +94,18 @@ def enqueue(stage: Stage) -> list[Contender]:
                 _contender(stage, "enqueue", "single", "celery", broker, measure, database=None)
             )
     ours = Ours(stage.servers, stage.brokers[0])
-    unrung = partial(ours.enqueue, stage.n, FAST_PATH=False)
-    found.append(_contender(stage, "enqueue", "single, not rung", OURS, None, unrung))
+    unpublished = partial(ours.enqueue, stage.n, FAST_PATH=False)
+    found.append(_contender(stage, "enqueue", "single, not published", OURS, None, unpublished))
     found.append(_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many))
     for name, peer in _queues(stage).items():
         if name in _ONLY_LAG:
             continue
-        found.append(
-            _contender(
-                stage,
-                "enqueue",
-                "single",
-                name,
-                None,
-                partial(peer.run_command, "enqueue", stage.n),
-            )
+        single, bulk = (
+            partial(peer.run_command, "enqueue", stage.n),
+            partial(peer.run_command, "bulk", many),
         )
-        found.append(
-            _contender(
-                stage,
-                "enqueue",
-                "bulk",
-                name,
-                None,
-                partial(peer.run_command, "bulk", many),
-                n=many,
-            )
-        )
+        found.append(_contender(stage, "enqueue", "single", name, None, single))
+        found.append(_contender(stage, "enqueue", "bulk", name, None, bulk, n=many))
     return found
 
 

@@ -79,7 +79,7 @@ def test_a_node_of_the_diagram_leads_to_its_task(visit: Visit) -> None:
     visit.go(_page(run))
     visit.find(f".durable-drawing svg a[href='{_page(of(run, 'load'))}']").click()
     visit.shows("step load")
-    assert "What it waits for" in visit.text()
+    assert "Upstream tasks" in visit.text()
 
 
 def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> None:

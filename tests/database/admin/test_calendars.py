@@ -129,7 +129,7 @@ def test_holidays_are_taken_in_shown_and_saved_only_afterwards(ann: Client) -> N
     taken, form = page.context["taken"], page.context["form"]
     assert date(2026, 1, 6) in {one.day for one in taken.added}
     assert [one.day for one in taken.changed] == [date(2026, 12, 25)]
-    assert "Taken in, not saved yet" in text(page)
+    assert "Imported, not saved yet" in text(page)
     assert page.context["year"] == 2026
     assert _post(ann, days=form["days"].value(), origin=form["origin"].value()).status_code == 302
     row = Calendar.objects.get()

@@ -312,7 +312,7 @@ def test_the_page_of_a_task_tells_its_workflow_its_neighbours_and_its_cause(ann:
 
 def test_a_task_of_no_graph_shows_none(ann: Client) -> None:
     page = ann.get(page_of(a_task()))
-    assert "What it waits for" not in text(page)
+    assert "Upstream tasks" not in text(page)
     assert "durable-drawing" not in page.content.decode()
 
 

@@ -191,7 +191,7 @@ def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client)
     SchedulerLease.objects.update(
         holder=leader.pk, expires_at=database_now() + timedelta(minutes=1)
     )
-    assert "Nothing is wrong." in text(ann.get(reverse(OVERVIEW)))
+    assert "There are no problems." in text(ann.get(reverse(OVERVIEW)))
 
 
 def test_a_broker_that_does_not_answer_is_told_without_its_password(ann: Client) -> None:

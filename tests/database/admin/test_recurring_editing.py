@@ -168,7 +168,7 @@ REFUSED = [
     ("parts", {"parts": "[5]"}, "a part has one of the keys"),
     ("timezone", {"timezone": "right/UTC"}, "Select a valid choice"),
     ("start_time", {"start_time": "soon"}, "Give a time as"),
-    ("start_time", {"start_time": "2026-03-29 02:30"}, "jump over"),
+    ("start_time", {"start_time": "2026-03-29 02:30"}, "does not exist"),
     ("jitter", {"jitter": "much"}, "jitter='much'"),
     ("jitter", {"jitter": "101%"}, "jitter="),
     ("args", {"args": "[1]"}, "missing a required argument"),

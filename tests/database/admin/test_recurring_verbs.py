@@ -51,7 +51,7 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
     assert answer["Location"] == page_of(row)
     told = text(ann.get(page_of(row)))
     assert "by ann (deploy). It does not fire until it is resumed." in told
-    assert "The next fires if it were resumed now" in told
+    assert "Next fire times if it were resumed now" in told
     assert _now(row).status == "PAUSED"
     _do(ann, row, "resume", pace="")
     assert (_now(row).status, _now(row).status_by) == ("ACTIVE", "ann")
