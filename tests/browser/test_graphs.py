@@ -87,7 +87,7 @@ def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> Non
     visit.log_in()
     visit.go(_page(of(run, "load")))
     visit.press("Add a dependency")
-    visit.shows("Tasks never wait for each other in a circle.")
+    visit.shows("A dependency that would close a cycle is refused.")
     visit.write("upstream", str(of(run, "close-books").pk))
     visit.press("Show the changes")
     visit.shows("The tasks would wait for each other: ")
