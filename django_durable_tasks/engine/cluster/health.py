@@ -41,7 +41,7 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
         if still is None or still <= conf.settings().STALLED_AFTER:
             continue
         if node.kind == NodeKind.SCHEDULER:
-            found[node.pk] = f"it has not looked for due tasks for {ago(still)}"
+            found[node.pk] = f"it has not polled for due tasks for {ago(still)}"
         elif _has_free_processes(node):
             idle.append((node, still))
     waiting = _waiting_since(now) if idle else {}
@@ -49,7 +49,7 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
         queue = next((name for name in node.queues if name in waiting), None)
         if queue is not None:
             found[node.pk] = (
-                f"it has free processes and has started nothing for {ago(still)}, though tasks wait"
+                f"it has free processes and has started no task for {ago(still)}, though tasks wait"
                 f" published in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
             )
     return found

@@ -135,7 +135,7 @@ def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -
     if row.ledger_from is not None and start < row.ledger_from:
         raise InvalidOption(
             f"start={start.isoformat()}: the ledger of {row.name!r} is kept from"
-            f" {row.ledger_from.isoformat()} on; what ran before is not known."
+            f" {row.ledger_from.isoformat()} on; earlier runs are unknown."
         )
 
 

@@ -77,7 +77,7 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
         try:
             if declaration.source == SETTINGS and declaration.name in code:
                 raise InvalidSchedule(
-                    f"@recurring({declaration.name!r}) declares it too; take one of the two away."
+                    f"@recurring({declaration.name!r}) declares it too; remove one of the two."
                 )
             good[declaration.name] = _checked(declaration)
         except DurableTasksError as refused:
@@ -241,7 +241,7 @@ def _do(
         step.name,
         Act.REFUSE,
         step.source,
-        reason="another process makes this row over and over; try again",
+        reason="another process changes this row repeatedly; try again",
     )
 
 

@@ -258,7 +258,7 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
             fire,
             "one ledger entry, but the entry names another task" if other else "a ledger entry",
             repair="" if other else "add a ledger entry",
-            advice="The fire time ran twice: look at both tasks." if other else "",
+            advice="The fire time ran twice: check both tasks." if other else "",
         )
         for pk, fire, other in found.values_list("pk", "fire_time", "other")
     ]

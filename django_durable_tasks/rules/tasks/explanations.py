@@ -58,11 +58,11 @@ class Situation:
 
 
 _FAILED = {
-    "EXHAUSTED": "It gave up: its tries are used up.",
-    "GAVE_UP": "It gave up: the error is one for which no other try is worth while.",
-    "REJECTED": "It gave up: the body rejected the message.",
-    "CRASHED": "It gave up: its workers died under it too often.",
-    "ORPHANED": "It gave up: its worker died, and its option on_orphan forbids a second run.",
+    "EXHAUSTED": "It failed: all of its attempts have been made.",
+    "GAVE_UP": "It failed: its error is not retryable.",
+    "REJECTED": "It failed: the task function rejected the message.",
+    "CRASHED": "It failed: its workers died max_crashes times.",
+    "ORPHANED": "It failed: its worker died, and its option on_orphan forbids another run.",
 }
 
 
@@ -152,10 +152,10 @@ def _pending(it: Situation) -> list[Sentence]:
             ),
         ]
     if it.failures or it.crashes:
-        lost = f" and lost its worker {it.crashes} times" if it.crashes else ""
+        lost = f" and its worker died {it.crashes} times" if it.crashes else ""
         found.append(_wait(f"It failed {it.failures} of {it.max_attempts} times{lost}."))
     if late < 0:
-        again = "The next try" if it.attempts else "It"
+        again = "The next attempt" if it.attempts else "It"
         return [*found, _wait(f"{again} is not due yet: in {ago(late)}.")]
     if not it.schedulers:
         found.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
@@ -196,7 +196,7 @@ def _running(it: Situation) -> list[Sentence]:
         )
         if not it.schedulers:
             found.append(
-                _trouble("No scheduler is alive to hand it on: run `manage.py run_scheduler`.")
+                _trouble("No scheduler is alive to retry it: run `manage.py run_scheduler`.")
             )
     if it.overdue:
         found.append(_trouble("It takes longer than its expected duration."))
@@ -211,7 +211,7 @@ def _running(it: Situation) -> list[Sentence]:
 
 
 def _failed(it: Situation) -> list[Sentence]:
-    return [_trouble(_FAILED.get(it.reason, f"It gave up: {it.reason}."))]
+    return [_trouble(_FAILED.get(it.reason, f"It failed: {it.reason}."))]
 
 
 def _ended(it: Situation) -> list[Sentence]:

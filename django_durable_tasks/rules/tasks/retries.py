@@ -37,7 +37,7 @@ class Retry(Exception):
         super().__init__(self.after, reason)
 
     def __str__(self) -> str:
-        return self.reason or "the body asked for another try"
+        return self.reason or "the task function requested a retry"
 
 
 BackoffOption = str | Sequence[float | timedelta] | Callable[[int], float | timedelta]

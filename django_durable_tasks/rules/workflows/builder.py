@@ -148,7 +148,7 @@ class Builder:
         """
         if not isinstance(sub, Builder) or sub is self or sub._contains(self):
             raise InvalidOption(
-                f"add_workflow({sub!r}): give another workflow, one that does not hold this one."
+                f"add_workflow({sub!r}): give a workflow that does not contain this one."
             )
         if any(known is sub for _, known in self._subs):
             raise InvalidOption(

@@ -117,7 +117,7 @@ class Reference:
 
     def __iter__(self) -> Any:
         raise InvalidReference(
-            "A result that is not there yet cannot be walked through; pass it on as it is."
+            "A result that is not available yet cannot be iterated over; pass it on unchanged."
         )
 
 
@@ -129,7 +129,7 @@ class TaskId(Reference):
 
     def __getitem__(self, key: str | int) -> Reference:
         """Raise an error: an id has no parts."""
-        raise InvalidReference(f"id[{key!r}]: the id of a task has no parts; pass it on as it is.")
+        raise InvalidReference(f"id[{key!r}]: the id of a task has no parts; pass it on unchanged.")
 
 
 def references_in(value: Any) -> list[Reference]:

@@ -24,7 +24,7 @@ def refers(label: str, arguments: Any) -> bool:
         return bool(references_in(arguments))
     except RecursionError:
         raise InvalidReference(
-            f"The arguments of {label!r} are nested too deep, or hold themselves."
+            f"The arguments of {label!r} are nested too deep, or contain themselves."
         ) from None
 
 

@@ -125,7 +125,7 @@ def test_status_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
     answer = durable("status", "--format", "json")
     assert answer.code == 1
     problems = "\n".join(answer.told["problems"])
-    assert "has stalled: it has not looked for due tasks for 2 min" in problems
+    assert "has stalled: it has not polled for due tasks for 2 min" in problems
     assert "300.0 s behind the database's (SKEW_MAX 2 s)" in problems
     assert {row["state"] for row in answer.told["nodes"]} == {"leads", "stalled", "alive"}
 
@@ -163,7 +163,7 @@ def test_a_probe_passes_for_nodes_that_live_and_drain_and_fails_for_others() -> 
     assert _alive() == (0, ["alive", "draining"])
     assert _alive("--node", "c") == (1, ["stalled"])
     assert _alive("--node", "nobody") == (1, [])
-    assert "it has not looked" in durable("health", "--node", "c").out
+    assert "it has not polled" in durable("health", "--node", "c").out
     a_node(name="d", seen=3_600)
     assert _alive("--node", "d") == (1, ["silent"])
     a_node(name="e", stopped=5, declared_dead=True)

@@ -118,7 +118,7 @@ def test_an_id_that_is_none_is_wrong_usage() -> None:
         (Status.RUNNING, {}, "It runs since"),
         (Status.RUNNING, {"due": -5}, "Its worker missed its heartbeats"),
         (Status.SUCCESS, {}, "It is done"),
-        (Status.FAILED, {}, "It gave up: its tries are used up"),
+        (Status.FAILED, {}, "It failed: all of its attempts have been made"),
         (
             Status.CANCELLED,
             {"reason": "CANCELLED by ann"},

@@ -232,7 +232,7 @@ def test_a_result_that_looks_like_a_reference_stays_what_it_is() -> None:
 def test_a_part_is_named_by_a_string_or_a_number(key: Any) -> None:
     with pytest.raises(InvalidReference, match="string or a whole number"):
         _reference()[key]
-    with pytest.raises(InvalidReference, match="walked through"):
+    with pytest.raises(InvalidReference, match="iterated over"):
         list(_reference())
 
 

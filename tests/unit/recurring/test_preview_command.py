@@ -271,7 +271,7 @@ def test_a_schedule_without_a_fire_left_says_so() -> None:
         (("--cron", "nonsense"), "nonsense"),
         (
             ("--cron", "0 0 * * *", "--timezone", "localtime"),
-            "it means another zone on every machine",
+            "it means a different zone on each machine",
         ),
         (("--cron", "0 0 * * *", "--timezone", "Europe/Berln"), "did you mean Europe/Berlin"),
         (("--every", "0"), "it must be 0.001 seconds or more"),

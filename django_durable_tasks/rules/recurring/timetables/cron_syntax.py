@@ -129,7 +129,7 @@ def fields(text: object, seconds: str = "") -> list[str]:
         )
     if not _LEGAL.fullmatch(text):
         raise InvalidSchedule(
-            f"cron={text!r}: only letters, digits and * / , - # ? ( ) can stand there."
+            f"cron={text!r}: only letters, digits and * / , - # ? ( ) are allowed."
         )
     word = text.strip().lower()
     if word.startswith("@"):
@@ -152,7 +152,7 @@ def _nickname(text: str, word: str) -> str:
 def _count_fields(text: str, found: list[str], seconds: str) -> None:
     if seconds not in ("", "FIRST", "LAST"):
         raise InvalidSchedule(
-            f"seconds={seconds!r}: write FIRST or LAST, where the field of seconds stands."
+            f"seconds={seconds!r}: write FIRST or LAST for the position of the seconds field."
         )
     if len(found) == (6 if seconds else 5):
         return

@@ -99,7 +99,8 @@ class Combined:
 
 def _too_many() -> InvalidSchedule:
     return InvalidSchedule(
-        f"rrule: {_MOST} times in a row are taken out; say it without EXRULE, or with fewer."
+        f"rrule: {_MOST} consecutive times are excluded; write the rule without EXRULE, or"
+        f" exclude fewer."
     )
 
 

@@ -16,7 +16,7 @@ from django_durable_tasks.did_you_mean import nearest
 from django_durable_tasks.exceptions import InvalidSchedule
 
 _REFUSED = {
-    "localtime": "it means another zone on every machine",
+    "localtime": "it means a different zone on each machine",
     "Factory": "it is a placeholder for a time zone that is not configured",
 }
 

@@ -196,7 +196,7 @@ def test_a_rule_that_never_fires_is_refused_instead_of_walked(text: str) -> None
 
 
 def test_a_rule_that_takes_out_all_it_gives_is_refused_instead_of_walked() -> None:
-    with pytest.raises(InvalidSchedule, match="10000 times in a row are taken out"):
+    with pytest.raises(InvalidSchedule, match="10000 consecutive times are excluded"):
         checked([{"rrule": "RRULE:FREQ=SECONDLY\nEXRULE:FREQ=SECONDLY"}], anchor=START)
 
 
